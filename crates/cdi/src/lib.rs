@@ -1,0 +1,1 @@
+//! Container Device Interface: names, annotations, spec files, and edits to OCI runtime specs.

@@ -1,0 +1,1 @@
+//! The kubelet's on-disk device state, every version of it.
