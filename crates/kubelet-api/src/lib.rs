@@ -1,1 +1,29 @@
 //! gRPC bindings of the kubelet's device APIs, one module per API version.
+//!
+//! | module | protobuf package | served by |
+//! | --- | --- | --- |
+//! | [`device_plugin::v1beta1`] | `v1beta1` | kubelet (`Registration`), plugin (`DevicePlugin`) |
+//! | [`device_plugin::v1alpha2`] | `deviceplugin` | as above |
+//! | [`plugin_registration`] | `pluginregistration` | plugin |
+//! | [`dra::v1`] | `k8s.io.kubelet.pkg.apis.dra.v1` | driver |
+//! | [`dra::v1beta1`] | `k8s.io.kubelet.pkg.apis.dra.v1beta1` | driver |
+//! | [`dra::v1alpha3`] | `v1alpha3` | driver |
+//! | [`dra_health::v1`] | `v1` | driver |
+//! | [`dra_health::v1alpha1`] | `v1alpha1` | driver |
+//! | [`pod_resources::v1`] | `v1` | kubelet |
+//! | [`pod_resources::v1alpha1`] | `v1alpha1` | kubelet |
+//!
+//! The messages, clients and servers are generated from the files under `proto/` and checked in;
+//! `tests/generated.rs` generates them and says how. Written by hand are only the strings that the protocols
+//! give a meaning to. There is no validation here, and no domain type.
+//!
+//! Map fields are `BTreeMap`s, so that equal messages are equal bytes.
+
+// tonic qualifies every name.
+#![allow(unused_qualifications)]
+
+pub mod device_plugin;
+pub mod dra;
+pub mod dra_health;
+pub mod plugin_registration;
+pub mod pod_resources;

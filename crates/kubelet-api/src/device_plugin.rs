@@ -1,0 +1,36 @@
+//! The API between the kubelet and device plugins.
+
+/// The version every plugin in use speaks.
+pub mod v1beta1 {
+    include!("generated/deviceplugin/v1beta1.rs");
+
+    /// What a plugin states as [`RegisterRequest::version`].
+    pub const VERSION: &str = "v1beta1";
+
+    /// [`Device::health`] of a device that can be allocated.
+    pub const HEALTHY: &str = "Healthy";
+
+    /// [`Device::health`] of a device that cannot be allocated.
+    pub const UNHEALTHY: &str = "Unhealthy";
+
+    /// The file name of the socket on which the kubelet serves `Registration`. The plugins' sockets are in the
+    /// same directory.
+    pub const KUBELET_SOCKET: &str = "kubelet.sock";
+}
+
+/// The version of 2017, which no kubelet in support serves.
+pub mod v1alpha2 {
+    include!("generated/deviceplugin/v1alpha2.rs");
+
+    /// What a plugin states as [`RegisterRequest::version`].
+    pub const VERSION: &str = "v1alpha2";
+
+    /// [`Device::health`] of a device that can be allocated.
+    pub const HEALTHY: &str = "Healthy";
+
+    /// [`Device::health`] of a device that cannot be allocated.
+    pub const UNHEALTHY: &str = "Unhealthy";
+
+    /// The file name of the socket on which the kubelet serves `Registration`.
+    pub const KUBELET_SOCKET: &str = "kubelet.sock";
+}
