@@ -1,0 +1,144 @@
+//! Spec files on disk: reading one, and its name.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::name::{InvalidName, split_kind};
+use crate::parse::{MAX_SPEC_BYTES, Outline, ParseError, document};
+use crate::spec::Spec;
+use crate::validate::{InvalidSpec, Warning};
+
+/// Why a file cannot be used as a spec.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// It cannot be opened or read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Such as a directory, or a fifo that could be waited for forever.
+    #[error("it is not a regular file")]
+    NotAFile,
+    /// Its content is not a spec.
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    /// It is a spec, but not a valid one.
+    #[error(transparent)]
+    Invalid(#[from] InvalidSpec),
+}
+
+/// A valid spec and the file that it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecFile {
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// The place of its directory in the list of directories; a higher one wins. 0 for a file by itself.
+    pub priority: usize,
+    /// What it says.
+    pub spec: Spec,
+    /// What is valid but will cause trouble.
+    pub warnings: Vec<Warning>,
+}
+
+impl SpecFile {
+    /// Reads and validates one file.
+    pub fn read(path: impl Into<PathBuf>) -> Result<Self, ReadError> {
+        Self::load(path.into(), 0).map_err(|broken| broken.error)
+    }
+
+    pub(crate) fn load(path: PathBuf, priority: usize) -> Result<Self, Broken> {
+        let bytes = match read_bounded(&path) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                return Err(Broken {
+                    path,
+                    priority,
+                    error,
+                    outline: None,
+                });
+            }
+        };
+        let (spec, more): (Spec, bool) = match document(&bytes) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                let outline = Outline::of_bytes(&bytes);
+                return Err(Broken {
+                    path,
+                    priority,
+                    error: error.into(),
+                    outline,
+                });
+            }
+        };
+        match spec.validate() {
+            Ok(mut warnings) => {
+                if more {
+                    warnings.push(Warning::MoreDocuments);
+                }
+                Ok(Self {
+                    path,
+                    priority,
+                    spec,
+                    warnings,
+                })
+            }
+            Err(error) => {
+                let outline = Some(Outline::of_spec(&spec));
+                Err(Broken {
+                    path,
+                    priority,
+                    error: error.into(),
+                    outline,
+                })
+            }
+        }
+    }
+}
+
+/// A file that cannot be used, with what could be seen of its devices.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) path: PathBuf,
+    pub(crate) priority: usize,
+    pub(crate) error: ReadError,
+    pub(crate) outline: Option<Outline>,
+}
+
+fn read_bounded(path: &Path) -> Result<Vec<u8>, ReadError> {
+    // Without O_NONBLOCK, opening a fifo waits for a writer.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?);
+    if !file.metadata()?.is_file() {
+        return Err(ReadError::NotAFile);
+    }
+    let mut bytes = Vec::new();
+    // The size can change while it is read: it is the read that must be bounded.
+    file.take(MAX_SPEC_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_SPEC_BYTES {
+        return Err(ParseError::TooLarge.into());
+    }
+    Ok(bytes)
+}
+
+/// Whether a file of this name in a spec directory is read as a spec.
+pub(crate) fn is_spec_name(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    name.ends_with(b".json") || name.ends_with(b".yaml")
+}
+
+impl Spec {
+    /// The usual file name for the spec of a vendor and class, `<vendor>-<class>`, without an extension.
+    pub fn file_name(&self) -> Result<String, InvalidName> {
+        let (vendor, class) = split_kind(&self.kind)?;
+        Ok(format!("{vendor}-{class}"))
+    }
+
+    /// The usual file name for a spec that lives as long as something else, such as a claim or a container,
+    /// `<vendor>-<class>_<id>`, without an extension. A `/` in `id` becomes `_`.
+    pub fn transient_file_name(&self, id: &str) -> Result<String, InvalidName> {
+        Ok(format!("{}_{}", self.file_name()?, id.replace('/', "_")))
+    }
+}

@@ -1,0 +1,159 @@
+//! From the bytes of a spec file to a [`Spec`].
+//!
+//! The reference implementation reads every file as YAML, whatever its name. JSON is read here by a JSON
+//! parser first, and what that refuses is tried as YAML, so that both agree on what a file says. Only the
+//! first YAML document counts.
+//!
+//! Work and memory are bounded by the length of the input: aliases may not blow a document up beyond twice
+//! its size, and nesting is limited.
+
+use std::io::Cursor;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_saphyr::{DuplicateKeyPolicy, Options};
+
+use crate::spec::Spec;
+
+/// The longest spec that is read or written: 16 MiB.
+pub const MAX_SPEC_BYTES: usize = 16 << 20;
+
+/// Why a text is not a spec.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// More than [`MAX_SPEC_BYTES`].
+    #[error("the spec has more than {MAX_SPEC_BYTES} bytes")]
+    TooLarge,
+    /// Nothing, or `null`.
+    #[error("there is no spec in it")]
+    Empty,
+    /// Neither JSON nor YAML may have anything but UTF-8 here.
+    #[error("it is not UTF-8 from byte {valid_up_to}")]
+    NotUtf8 {
+        /// How many bytes are good.
+        valid_up_to: usize,
+    },
+    /// Not a spec in JSON.
+    #[error("it is not a CDI spec: {message}")]
+    Json {
+        /// What the parser says, with the place.
+        message: String,
+    },
+    /// Not a spec in YAML.
+    #[error("it is not a CDI spec: {message}")]
+    Yaml {
+        /// What the parser says, with the place.
+        message: String,
+    },
+}
+
+/// What could be read of a file that is not a valid spec, to say which devices it breaks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Outline {
+    kind: Option<String>,
+    devices: Option<Vec<OutlineDevice>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct OutlineDevice {
+    name: Option<String>,
+}
+
+impl Outline {
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        document(bytes).ok().map(|(outline, _)| outline)
+    }
+
+    pub(crate) fn of_spec(spec: &Spec) -> Self {
+        let devices = spec.devices.iter().map(|device| OutlineDevice {
+            name: Some(device.name.clone()),
+        });
+        Self {
+            kind: Some(spec.kind.clone()),
+            devices: Some(devices.collect()),
+        }
+    }
+
+    pub(crate) fn has(&self, kind: &str, name: &str) -> bool {
+        self.kind.as_deref() == Some(kind)
+            && self
+                .devices
+                .iter()
+                .flatten()
+                .any(|device| device.name.as_deref() == Some(name))
+    }
+}
+
+impl Spec {
+    /// Reads a spec from JSON or YAML. Its content is not validated.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        document(bytes).map(|(spec, _)| spec)
+    }
+}
+
+/// Reads the first document, and tells whether there are more.
+pub(crate) fn document<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, bool), ParseError> {
+    if bytes.len() > MAX_SPEC_BYTES {
+        return Err(ParseError::TooLarge);
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| ParseError::NotUtf8 {
+        valid_up_to: error.valid_up_to(),
+    })?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    if text.trim_start().starts_with('{') {
+        match serde_json::from_str(text) {
+            Ok(value) => Ok((value, false)),
+            Err(error) => yaml_document(text).map_err(|_| ParseError::Json {
+                message: error.to_string(),
+            }),
+        }
+    } else {
+        yaml_document(text)
+    }
+}
+
+fn yaml_document<T: DeserializeOwned>(text: &str) -> Result<(T, bool), ParseError> {
+    let message = |error: serde_saphyr::Error| ParseError::Yaml {
+        message: error.to_string(),
+    };
+    match serde_saphyr::from_str_with_options::<Option<T>>(text, options(text.len())) {
+        Ok(value) => Ok((value.ok_or(ParseError::Empty)?, false)),
+        Err(error) => {
+            // The first document may be good even if what follows is not.
+            let mut stream = Cursor::new(text);
+            let mut documents =
+                serde_saphyr::read_with_options::<_, Option<T>>(&mut stream, options(text.len()));
+            match documents.next() {
+                Some(Ok(Some(value))) => Ok((value, true)),
+                _ => Err(message(error)),
+            }
+        }
+    }
+}
+
+/// Bounds everything by the length of the input, with room for small ones.
+fn options(length: usize) -> Options {
+    let most = 2 * length + 1024;
+    serde_saphyr::options! {
+        duplicate_keys: DuplicateKeyPolicy::Error,
+        legacy_octal_numbers: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_events: 2 * most,
+            max_nodes: most,
+            max_total_scalar_bytes: most,
+            max_recorded_anchor_events: most,
+            max_recorded_anchor_bytes: most,
+            max_aliases: most,
+            max_anchors: most,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: most,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
