@@ -1,0 +1,3 @@
+module devlet.test/interop/checkpoints
+
+go 1.26

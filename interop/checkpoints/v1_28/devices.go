@@ -1,0 +1,1 @@
+../v1_30/devices.go
