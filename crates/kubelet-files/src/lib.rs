@@ -1,1 +1,60 @@
 //! The kubelet's on-disk device state, every version of it.
+//!
+//! A kubelet keeps three files: who holds which device (`kubelet_internal_checkpoint`), which DRA claims are
+//! prepared (`dra_manager_state`), and how healthy DRA devices are (`dra_health_state`). This crate reads all
+//! formats that releases from 1.8 on have written, with the leniency and the refusals of the kubelet's own
+//! decoder, and writes the newest ones byte for byte as a kubelet would.
+//!
+//! - [`read`] tells what a file is and decodes it; [`device_plugin`] and [`dra`] hold the formats.
+//! - [`verify()`] says what a kubelet would make of a file, [`convert()`] brings it to the newest format, and
+//!   [`salvage()`] saves what is sound from a damaged one.
+//!
+//! Nothing here touches the file system, and nothing panics on what a file contains. Memory stays within a small
+//! multiple of the input (`tests/memory.rs`).
+
+pub mod convert;
+pub mod device_plugin;
+pub mod dra;
+mod file;
+mod format;
+mod go_json;
+mod go_print;
+mod kind;
+mod position;
+pub mod salvage;
+pub mod verify;
+
+pub use convert::convert;
+pub use file::{Checksum, ChecksumMismatch, File, ReadError, UnknownKind, Warning, WarningKind, Warnings};
+pub use format::{Format, UnknownFormat};
+pub use kind::Role;
+pub use position::Position;
+pub use salvage::salvage;
+pub use verify::verify;
+
+use kind::FileKind;
+
+/// The content of any of the files.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Document {
+    /// A `kubelet_internal_checkpoint`.
+    DevicePlugin(device_plugin::Checkpoint),
+    /// A `dra_manager_state` of 1.27 to 1.30.
+    DraFlat(dra::flat::Checkpoint),
+    /// A `dra_manager_state` of 1.31 or later.
+    DraEnvelope(dra::envelope::Checkpoint),
+    /// A `dra_health_state`.
+    DraHealth(dra::health::HealthState),
+}
+
+/// Reads a file of any kind and version. `role` is what the file's name says, see [`Role::of_file_name`]; it
+/// matters only for documents that could be more than one file, such as `{}`.
+pub fn read(bytes: &[u8], role: Option<Role>) -> Result<File<Document>, ReadError> {
+    Ok(match kind::of(bytes, role)? {
+        FileKind::DevicePluginV0 => device_plugin::v0::read(bytes)?.map(Document::DevicePlugin),
+        FileKind::DevicePlugin => device_plugin::read(bytes)?.map(Document::DevicePlugin),
+        FileKind::DraFlat => dra::flat::read(bytes)?.map(Document::DraFlat),
+        FileKind::DraEnvelope => dra::envelope::read(bytes)?.map(Document::DraEnvelope),
+        FileKind::DraHealth => dra::health::read(bytes)?.map(Document::DraHealth),
+    })
+}

@@ -1,0 +1,130 @@
+//! Bringing a file to the newest format of its kind.
+
+use crate::device_plugin::{self, Devices};
+use crate::dra::{Claim, envelope, flat};
+use crate::file::{ChecksumMismatch, File};
+use crate::{Document, Format};
+
+/// A file in the newest format.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Converted {
+    /// The format of `text`.
+    pub format: Format,
+    /// The whole file.
+    pub text: String,
+    /// What the new format says that the old one did not, or the other way round.
+    pub remarks: Vec<Remark>,
+}
+
+/// Something that a conversion had to decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Remark {
+    /// V0 and V1 do not record topology.
+    #[error(
+        "devices are placed on NUMA node 0, as kubelets 1.20 to 1.30 did: the old format has no topology"
+    )]
+    NumaNodeZero,
+    /// The file is from 1.8.
+    #[error(
+        "the file does not hold what the plugins answered: a container that restarts gets nothing injected \
+         until its pod is admitted again"
+    )]
+    AnswersNotStored,
+    /// Flat DRA files know CDI ids only.
+    #[error(
+        "pools, device and request names are empty: the old format has only the CDI ids. A kubelet prepares \
+         these claims again"
+    )]
+    DeviceNamesUnknown,
+    /// Flat DRA files hold data that today's kubelets have no place for.
+    #[error("resource classes and resource handles are left out: the new format has no place for them")]
+    HandlesLeftOut,
+}
+
+/// Why a file cannot be converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ConvertError {
+    /// Its content is not what was written.
+    #[error(transparent)]
+    Corrupted(#[from] ChecksumMismatch),
+    /// It has no other format.
+    #[error("a health file has only one format: there is nothing to convert")]
+    OnlyOneFormat,
+}
+
+/// Converts to [`Format::DevicePluginV2`] or [`Format::DraEnvelopeV1`]. Entries keep their order, and plugins'
+/// answers their bytes.
+pub fn convert(file: File<Document>) -> Result<Converted, ConvertError> {
+    let found = file.format;
+    convert_document(file.verified()?, found)
+}
+
+pub(crate) fn convert_document(document: Document, found: Format) -> Result<Converted, ConvertError> {
+    match document {
+        Document::DevicePlugin(checkpoint) => Ok(convert_devices(checkpoint, found)),
+        Document::DraFlat(checkpoint) => Ok(convert_flat(checkpoint)),
+        Document::DraEnvelope(checkpoint) => {
+            let text = envelope::write(checkpoint.claims.as_deref());
+            Ok(Converted {
+                format: Format::DraEnvelopeV1,
+                text,
+                remarks: Vec::new(),
+            })
+        }
+        Document::DraHealth(_) => Err(ConvertError::OnlyOneFormat),
+    }
+}
+
+fn convert_devices(mut checkpoint: device_plugin::Checkpoint, found: Format) -> Converted {
+    let mut remarks = Vec::new();
+    let is_flat = |entry: &device_plugin::Entry| matches!(entry.devices, Devices::Flat(Some(_)));
+    if checkpoint.entries.iter().flatten().any(is_flat) {
+        remarks.push(Remark::NumaNodeZero);
+    }
+    if found == Format::DevicePluginV0 {
+        for entry in checkpoint
+            .entries
+            .iter_mut()
+            .flatten()
+            .filter(|entry| entry.alloc_resp.is_none())
+        {
+            // What a kubelet writes for an empty answer.
+            entry.alloc_resp = Some(Vec::new());
+            if !remarks.contains(&Remark::AnswersNotStored) {
+                remarks.push(Remark::AnswersNotStored);
+            }
+        }
+    }
+    Converted {
+        format: Format::DevicePluginV2,
+        text: device_plugin::write(&checkpoint),
+        remarks,
+    }
+}
+
+fn convert_flat(checkpoint: flat::Checkpoint) -> Converted {
+    let mut remarks = Vec::new();
+    let claims = checkpoint.claims.as_deref().unwrap_or_default();
+    if claims.iter().any(|claim| {
+        claim
+            .cdi_devices
+            .as_ref()
+            .is_some_and(|drivers| !drivers.is_empty())
+    }) {
+        remarks.push(Remark::DeviceNamesUnknown);
+    }
+    if claims
+        .iter()
+        .any(|claim| !claim.class.is_empty() || claim.handles.is_some())
+    {
+        remarks.push(Remark::HandlesLeftOut);
+    }
+    let claims: Option<Vec<Claim>> = checkpoint
+        .claims
+        .map(|claims| claims.into_iter().map(flat::FlatClaim::into_claim).collect());
+    Converted {
+        format: Format::DraEnvelopeV1,
+        text: envelope::write(claims.as_deref()),
+        remarks,
+    }
+}

@@ -1,0 +1,220 @@
+//! Reading V1 and V2.
+
+use super::checksum::Version;
+use super::{Checkpoint, Devices, Entry};
+use crate::file::{Checksum, File, ReadError, Salvaged, Warnings, document, salvage_with};
+use crate::format::Format;
+use crate::go_json::decode::{self, Shape};
+use crate::go_json::{Kind, Reader, SyntaxError};
+use crate::position::Position;
+
+const DATA: Shape = Shape {
+    go_type: "checkpoint.Data",
+    fields: &["Data", "Checksum"],
+};
+const CHECKPOINT_DATA: Shape = Shape {
+    go_type: "checkpoint.checkpointData",
+    fields: &["PodDeviceEntries", "RegisteredDevices"],
+};
+const ENTRY: Shape = Shape {
+    go_type: "checkpoint.PodDevicesEntry",
+    fields: &[
+        "PodUID",
+        "ContainerName",
+        "ResourceName",
+        "DeviceIDs",
+        "AllocResp",
+    ],
+};
+
+/// Reads a `kubelet_internal_checkpoint`, V1 or V2, as the kubelets that had both did.
+pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
+    let mut draft = Draft::new(Accept::Either);
+    let warnings = document(bytes, |reader| draft.decode(reader))?;
+    match draft.shapes {
+        Shapes {
+            flat: Some(flat),
+            per_numa: Some(per_numa),
+        } => Err(ReadError::Mixed {
+            flat: Position::of(bytes, flat),
+            per_numa: Position::of(bytes, per_numa),
+        }),
+        Shapes {
+            flat: Some(_),
+            per_numa: None,
+        } => Ok(draft.finish_v1(warnings)),
+        Shapes { flat: None, per_numa } => {
+            let v2 = draft.checkpoint.checksum(Version::V2);
+            // Entries without devices look the same in both; then the checksum tells.
+            let is_v1 = per_numa.is_none()
+                && draft.stored != v2
+                && draft.checkpoint.checksum(Version::V1) == draft.stored;
+            if is_v1 {
+                return Ok(draft.finish_v1(warnings));
+            }
+            let checksum = Checksum {
+                stored: draft.stored,
+                computed: v2,
+            };
+            Ok(File::new(
+                Format::DevicePluginV2,
+                Some(checksum),
+                warnings,
+                draft.checkpoint,
+            ))
+        }
+    }
+}
+
+/// Reads as kubelets since 1.31 do: V2 and nothing else.
+pub(crate) fn decode_strict_v2(bytes: &[u8]) -> Result<(), ReadError> {
+    let mut draft = Draft::new(Accept::PerNuma);
+    document(bytes, |reader| draft.decode(reader)).map(drop)
+}
+
+/// Everything of a damaged V1 or V2 file that can be read, whole entries only.
+pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
+    let mut draft = Draft::new(Accept::Either);
+    salvage_with(bytes, |reader| draft.decode(reader)).map(|()| {
+        let version = if draft.shapes.flat.is_some() {
+            Version::V1
+        } else {
+            Version::V2
+        };
+        let computed = draft.checkpoint.checksum(version);
+        let checksum = Checksum {
+            stored: draft.stored,
+            computed,
+        };
+        (draft.checkpoint, checksum)
+    })
+}
+
+/// Which forms of a device list are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Accept {
+    PerNuma,
+    Either,
+}
+
+/// The first offsets at which each form of a device list was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Shapes {
+    pub(crate) flat: Option<usize>,
+    pub(crate) per_numa: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Draft {
+    checkpoint: Checkpoint,
+    stored: u64,
+    accept: Accept,
+    shapes: Shapes,
+}
+
+impl Draft {
+    /// Kubelets decode into an empty checkpoint, not into nothing: keys that are absent stay empty, not nil.
+    fn new(accept: Accept) -> Self {
+        let checkpoint = Checkpoint {
+            entries: Some(Vec::new()),
+            registered: Some(Default::default()),
+        };
+        Self {
+            checkpoint,
+            stored: 0,
+            accept,
+            shapes: Shapes::default(),
+        }
+    }
+
+    fn finish_v1(mut self, warnings: Warnings) -> File<Checkpoint> {
+        for entry in self.checkpoint.entries.iter_mut().flatten() {
+            if entry.devices == Devices::PerNuma(None) {
+                entry.devices = Devices::Flat(None);
+            }
+        }
+        let checksum = Checksum {
+            stored: self.stored,
+            computed: self.checkpoint.checksum(Version::V1),
+        };
+        File::new(Format::DevicePluginV1, Some(checksum), warnings, self.checkpoint)
+    }
+
+    fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
+        decode::object(reader, &DATA, |field, reader| match field {
+            0 => self.decode_data(reader),
+            _ => decode::unsigned(reader, &mut self.stored, u64::MAX, "checksum.Checksum"),
+        })
+    }
+
+    fn decode_data(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
+        let Self {
+            checkpoint,
+            accept,
+            shapes,
+            ..
+        } = self;
+        decode::object(reader, &CHECKPOINT_DATA, |field, reader| match field {
+            0 => decode::units(
+                reader,
+                &mut checkpoint.entries,
+                "[]checkpoint.PodDevicesEntry",
+                |reader, entry| decode_entry(reader, entry, *accept, shapes),
+            ),
+            _ => decode_registered(reader, &mut checkpoint.registered),
+        })
+    }
+}
+
+pub(super) fn decode_registered(
+    reader: &mut Reader<'_>,
+    registered: &mut Option<std::collections::BTreeMap<String, Option<Vec<String>>>>,
+) -> Result<(), SyntaxError> {
+    decode::map(reader, registered, "map[string][]string", decode_ids)
+}
+
+/// A Go `[]string`.
+pub(super) fn decode_ids(reader: &mut Reader<'_>, ids: &mut Option<Vec<String>>) -> Result<(), SyntaxError> {
+    decode::list(reader, ids, "[]string", |reader, id| {
+        decode::text(reader, id, "string")
+    })
+}
+
+fn decode_entry(
+    reader: &mut Reader<'_>,
+    entry: &mut Entry,
+    accept: Accept,
+    shapes: &mut Shapes,
+) -> Result<(), SyntaxError> {
+    decode::object(reader, &ENTRY, |field, reader| match field {
+        0 => decode::text(reader, &mut entry.pod_uid, "string"),
+        1 => decode::text(reader, &mut entry.container, "string"),
+        2 => decode::text(reader, &mut entry.resource, "string"),
+        3 => decode_devices(reader, &mut entry.devices, accept, shapes),
+        _ => decode::bytes(reader, &mut entry.alloc_resp),
+    })
+}
+
+fn decode_devices(
+    reader: &mut Reader<'_>,
+    devices: &mut Devices,
+    accept: Accept,
+    shapes: &mut Shapes,
+) -> Result<(), SyntaxError> {
+    let kind = reader.kind()?;
+    if kind == Kind::Array && accept == Accept::Either {
+        shapes.flat.get_or_insert(reader.offset());
+        if let Devices::PerNuma(_) = devices {
+            *devices = Devices::Flat(None);
+        }
+    } else if kind == Kind::Object {
+        shapes.per_numa.get_or_insert(reader.offset());
+        if let Devices::Flat(_) = devices {
+            *devices = Devices::PerNuma(None);
+        }
+    }
+    match devices {
+        Devices::Flat(ids) => decode_ids(reader, ids),
+        Devices::PerNuma(nodes) => decode::int_map(reader, nodes, "checkpoint.DevicesPerNUMA", decode_ids),
+    }
+}

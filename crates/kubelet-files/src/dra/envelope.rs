@@ -1,0 +1,295 @@
+//! The format of 1.31 and later: a document in a string, with the CRC-32 of that string beside it.
+
+use std::collections::BTreeSet;
+
+use super::{Claim, Device, Driver};
+use crate::file::{Checksum, File, ReadError, Salvaged, document, salvage_with};
+use crate::format::Format;
+use crate::go_json::decode::{self, Shape};
+use crate::go_json::{Reader, SyntaxError, write as json};
+
+const CHECKPOINT: Shape = Shape {
+    go_type: "state.Checkpoint",
+    fields: &["Data", "Checksum"],
+};
+const DATA: Shape = Shape {
+    go_type: "state.CheckpointData",
+    fields: &["TypeMeta.kind", "TypeMeta.apiVersion", "ClaimInfoStateList"],
+};
+const CLAIM: Shape = Shape {
+    go_type: "state.ClaimInfoState",
+    fields: &["ClaimUID", "ClaimName", "Namespace", "PodUIDs", "DriverState"],
+};
+const DRIVER: Shape = Shape {
+    go_type: "state.DriverState",
+    fields: &["Devices", "skipNodeOperations"],
+};
+const DEVICE: Shape = Shape {
+    go_type: "state.Device",
+    fields: &[
+        "PoolName",
+        "DeviceName",
+        "ShareID",
+        "RequestNames",
+        "CDIDeviceIDs",
+    ],
+};
+
+/// `kind` of the inner document. Kubelets write it and never look at it.
+pub const KIND: &str = "DRACheckpoint";
+/// `apiVersion` of the inner document. Kubelets write it and never look at it.
+pub const API_VERSION: &str = "checkpoint.dra.kubelet.k8s.io/v1";
+
+/// The content of an envelope.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Checkpoint {
+    /// As the file says.
+    pub kind: String,
+    /// As the file says.
+    pub api_version: String,
+    /// The claims, in the order of the file.
+    pub claims: Option<Vec<Claim>>,
+    /// Whether there was a list of claims at all. Without one, a kubelet takes the file for an empty state.
+    pub has_claim_list: bool,
+}
+
+impl Checkpoint {
+    /// A checkpoint of today's version.
+    pub fn new(claims: Option<Vec<Claim>>) -> Self {
+        let (kind, api_version) = (KIND.to_owned(), API_VERSION.to_owned());
+        Self {
+            kind,
+            api_version,
+            claims,
+            has_claim_list: true,
+        }
+    }
+}
+
+/// Reads a `dra_manager_state` of 1.31 or later.
+pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
+    let mut outer = Outer::new();
+    let mut warnings = document(bytes, |reader| outer.decode(reader))?;
+    let checksum = outer.checksum();
+    if !checksum.is_valid() && !outer.has_data {
+        // Kubelets never look into a document that is not there.
+        return Ok(File::new(
+            Format::DraEnvelopeV1,
+            Some(checksum),
+            warnings,
+            Checkpoint::default(),
+        ));
+    }
+    let mut draft = Checkpoint::default();
+    let inner = document(outer.data.as_bytes(), |reader| draft.decode(reader));
+    warnings.append(inner.map_err(|error| error.inside("Data"))?, "Data");
+    draft.has_claim_list &= outer.has_data;
+    Ok(File::new(Format::DraEnvelopeV1, Some(checksum), warnings, draft))
+}
+
+/// Everything of a damaged file that can be read, whole claims only.
+pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
+    let mut outer = Outer::new();
+    let mut found = salvage_with(bytes, |reader| outer.decode(reader));
+    let checksum = outer.checksum();
+    let mut draft = Checkpoint::default();
+    let inner = salvage_with(outer.data.as_bytes(), |reader| draft.decode(reader));
+    found.warnings.append(inner.warnings, "Data");
+    Salvaged {
+        content: (draft, checksum),
+        broken_off: found
+            .broken_off
+            .or(inner.broken_off.map(|error| error.inside("Data"))),
+        outside: found.outside.or(inner.outside.map(|error| error.inside("Data"))),
+        warnings: found.warnings,
+    }
+}
+
+struct Outer {
+    data: String,
+    stored: u64,
+    has_data: bool,
+}
+
+impl Outer {
+    /// Kubelets decode on top of a valid empty checkpoint, so `{}` and `null` pass for one.
+    fn new() -> Self {
+        let data = inner_document(None);
+        Self {
+            stored: u64::from(crc32fast::hash(data.as_bytes())),
+            data,
+            has_data: false,
+        }
+    }
+
+    fn checksum(&self) -> Checksum {
+        Checksum {
+            stored: self.stored,
+            computed: u64::from(crc32fast::hash(self.data.as_bytes())),
+        }
+    }
+
+    fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
+        decode::object(reader, &CHECKPOINT, |field, reader| match field {
+            0 => {
+                use crate::go_json::Kind;
+                self.has_data |= reader.kind()? == Kind::String;
+                let cut_off = reader
+                    .is_salvaging()
+                    .then(|| reader.unfinished_string())
+                    .flatten();
+                decode::text(reader, &mut self.data, "string").inspect_err(|_| {
+                    // The string is cut off: its beginning is worth reading all the same.
+                    if let Some(beginning) = cut_off {
+                        self.data = beginning;
+                    }
+                })
+            }
+            _ => decode::unsigned(reader, &mut self.stored, u64::from(u32::MAX), "uint32"),
+        })
+    }
+}
+
+impl Checkpoint {
+    fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
+        decode::object(reader, &DATA, |field, reader| match field {
+            0 => decode::text(reader, &mut self.kind, "string"),
+            1 => decode::text(reader, &mut self.api_version, "string"),
+            _ => {
+                self.has_claim_list = true;
+                decode::units(reader, &mut self.claims, "state.ClaimInfoStateList", decode_claim)
+            }
+        })
+    }
+}
+
+fn decode_claim(reader: &mut Reader<'_>, claim: &mut Claim) -> Result<(), SyntaxError> {
+    decode::object(reader, &CLAIM, |field, reader| match field {
+        0 => decode::text(reader, &mut claim.uid, "types.UID"),
+        1 => decode::text(reader, &mut claim.name, "string"),
+        2 => decode::text(reader, &mut claim.namespace, "string"),
+        3 => decode_pods(reader, &mut claim.pods),
+        _ => decode::map(
+            reader,
+            &mut claim.drivers,
+            "map[string]state.DriverState",
+            decode_driver,
+        ),
+    })
+}
+
+/// A Go `sets.Set[string]`: an object whose values are empty structs.
+pub(super) fn decode_pods(
+    reader: &mut Reader<'_>,
+    pods: &mut Option<BTreeSet<String>>,
+) -> Result<(), SyntaxError> {
+    let mut map = pods
+        .take()
+        .map(|pods| pods.into_iter().map(|pod| (pod, ())).collect());
+    let nothing = Shape {
+        go_type: "sets.Empty",
+        fields: &[],
+    };
+    let ended = decode::map(reader, &mut map, "sets.Set[string]", |reader, ()| {
+        decode::object(reader, &nothing, |_, reader| reader.skip())
+    });
+    *pods = map.map(|map| map.into_keys().collect());
+    ended
+}
+
+fn decode_driver(reader: &mut Reader<'_>, driver: &mut Driver) -> Result<(), SyntaxError> {
+    decode::object(reader, &DRIVER, |field, reader| match field {
+        0 => decode::list(reader, &mut driver.devices, "[]state.Device", decode_device),
+        _ => {
+            let operations = &mut driver.skip_node_operations;
+            decode::list(
+                reader,
+                operations,
+                "[]v1.SkipNodeOperation",
+                |reader, operation| decode::text(reader, operation, "v1.SkipNodeOperation"),
+            )
+        }
+    })
+}
+
+fn decode_device(reader: &mut Reader<'_>, device: &mut Device) -> Result<(), SyntaxError> {
+    let strings = |reader: &mut Reader<'_>, list: &mut Option<Vec<String>>| {
+        decode::list(reader, list, "[]string", |reader, item| {
+            decode::text(reader, item, "string")
+        })
+    };
+    decode::object(reader, &DEVICE, |field, reader| match field {
+        0 => decode::text(reader, &mut device.pool, "string"),
+        1 => decode::text(reader, &mut device.name, "string"),
+        2 => decode::optional_text(reader, &mut device.share_id, "types.UID"),
+        3 => strings(reader, &mut device.requests),
+        _ => strings(reader, &mut device.cdi_devices),
+    })
+}
+
+/// The file that a kubelet of today writes for these claims in this order. What the checkpoint says of its kind
+/// and version is not repeated: a kubelet writes its own.
+pub fn write(claims: Option<&[Claim]>) -> String {
+    let data = inner_document(claims);
+    let mut out = String::from("{\"Data\":");
+    json::string(&mut out, &data);
+    out.push_str(",\"Checksum\":");
+    out.push_str(&crc32fast::hash(data.as_bytes()).to_string());
+    out.push('}');
+    out
+}
+
+fn inner_document(claims: Option<&[Claim]>) -> String {
+    let mut out = format!("{{\"kind\":\"{KIND}\",\"apiVersion\":\"{API_VERSION}\",\"ClaimInfoStateList\":");
+    json::list(&mut out, claims, write_claim);
+    out.push('}');
+    out
+}
+
+fn write_claim(out: &mut String, claim: &Claim) {
+    for (key, value) in [
+        ("{\"ClaimUID\":", &claim.uid),
+        (",\"ClaimName\":", &claim.name),
+        (",\"Namespace\":", &claim.namespace),
+    ] {
+        out.push_str(key);
+        json::string(out, value);
+    }
+    out.push_str(",\"PodUIDs\":");
+    let pods = claim.pods.as_ref().map(|pods| pods.iter().map(|pod| (pod, ())));
+    json::object(out, pods, |out, ()| out.push_str("{}"));
+    out.push_str(",\"DriverState\":");
+    json::object(
+        out,
+        claim.drivers.as_ref().map(|drivers| drivers.iter()),
+        write_driver,
+    );
+    out.push('}');
+}
+
+fn write_driver(out: &mut String, driver: &Driver) {
+    out.push_str("{\"Devices\":");
+    json::list(out, driver.devices.as_deref(), write_device);
+    if let Some(operations @ [_, ..]) = driver.skip_node_operations.as_deref() {
+        out.push_str(",\"skipNodeOperations\":");
+        json::strings(out, Some(operations));
+    }
+    out.push('}');
+}
+
+fn write_device(out: &mut String, device: &Device) {
+    out.push_str("{\"PoolName\":");
+    json::string(out, &device.pool);
+    out.push_str(",\"DeviceName\":");
+    json::string(out, &device.name);
+    out.push_str(",\"ShareID\":");
+    match &device.share_id {
+        None => out.push_str("null"),
+        Some(share_id) => json::string(out, share_id),
+    }
+    out.push_str(",\"RequestNames\":");
+    json::strings(out, device.requests.as_deref());
+    out.push_str(",\"CDIDeviceIDs\":");
+    json::strings(out, device.cdi_devices.as_deref());
+    out.push('}');
+}

@@ -1,0 +1,532 @@
+//! The formats of 1.27 to 1.30, in which the printed value of the whole document is hashed.
+//!
+//! | dialect | an entry has | a handle prints as |
+//! | --- | --- | --- |
+//! | 1.27 | no `ResourceHandles` | |
+//! | 1.28, 1.29 | `ResourceHandles` | `DriverName`, `Data` |
+//! | 1.30 | `ResourceHandles` | `DriverName`, `Data`, `StructuredData` |
+//!
+//! A kubelet ignores keys that its dialect does not have, so the same bytes can be read in more than one; the
+//! checksum tells which one wrote them. No kubelet since 1.31 reads any of these: it refuses to start.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::envelope::decode_pods;
+use super::{Claim, Device, Driver};
+use crate::file::{Checksum, File, ReadError, Salvaged, document, salvage_with};
+use crate::format::Format;
+use crate::go_json::decode::{self, Shape};
+use crate::go_json::{Kind, Reader, SyntaxError};
+use crate::go_print::{Fnv1a32, Print};
+
+const CHECKPOINT: Shape = Shape {
+    go_type: "state.DRAManagerCheckpoint",
+    fields: &["version", "entries", "checksum"],
+};
+const CLAIM: Shape = Shape {
+    go_type: "state.ClaimInfoState",
+    fields: &[
+        "DriverName",
+        "ClassName",
+        "ClaimUID",
+        "ClaimName",
+        "Namespace",
+        "PodUIDs",
+        "CDIDevices",
+        "ResourceHandles",
+    ],
+};
+const CLAIM_1_27: Shape = Shape {
+    go_type: "state.ClaimInfoState",
+    fields: &[
+        "DriverName",
+        "ClassName",
+        "ClaimUID",
+        "ClaimName",
+        "Namespace",
+        "PodUIDs",
+        "CDIDevices",
+    ],
+};
+const HANDLE: Shape = Shape {
+    go_type: "v1alpha2.ResourceHandle",
+    fields: &["driverName", "data", "structuredData"],
+};
+const HANDLE_1_28: Shape = Shape {
+    go_type: "v1alpha2.ResourceHandle",
+    fields: &["driverName", "data"],
+};
+const STRUCTURED: Shape = Shape {
+    go_type: "v1alpha2.StructuredResourceHandle",
+    fields: &[
+        "vendorClassParameters",
+        "vendorClaimParameters",
+        "nodeName",
+        "results",
+    ],
+};
+const RESULT: Shape = Shape {
+    go_type: "v1alpha2.DriverAllocationResult",
+    fields: &["vendorRequestParameters", "AllocationResultModel.namedResources"],
+};
+const NAMED: Shape = Shape {
+    go_type: "v1alpha2.NamedResourcesAllocationResult",
+    fields: &["name"],
+};
+
+/// The content of a flat file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Always `v1` in files that kubelets wrote.
+    pub version: String,
+    /// In the order of the file. `None` is Go's `nil`.
+    pub claims: Option<Vec<FlatClaim>>,
+}
+
+/// A claim as kubelets 1.27 to 1.30 kept it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FlatClaim {
+    /// The driver that allocated the claim.
+    pub driver: String,
+    /// The resource class.
+    pub class: String,
+    /// The ResourceClaim's UID.
+    pub uid: String,
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// UIDs of the pods that use it.
+    pub pods: Option<BTreeSet<String>>,
+    /// Data for the drivers, since 1.28.
+    pub handles: Option<Vec<ResourceHandle>>,
+    /// CDI devices by driver; `None` until prepared.
+    pub cdi_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+}
+
+/// What a driver's controller left for its node plugin.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ResourceHandle {
+    /// Whom it is for.
+    pub driver: String,
+    /// Opaque.
+    pub data: String,
+    /// For drivers with structured parameters, since 1.30.
+    pub structured: Option<StructuredHandle>,
+}
+
+/// The allocation of structured parameters in 1.30.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StructuredHandle {
+    /// JSON, as the file has it.
+    pub class_parameters: Option<Vec<u8>>,
+    /// JSON, as the file has it.
+    pub claim_parameters: Option<Vec<u8>>,
+    /// The node that it is for.
+    pub node: String,
+    /// What was allocated.
+    pub results: Option<Vec<AllocationResult>>,
+}
+
+/// One allocated device of a [`StructuredHandle`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct AllocationResult {
+    /// JSON, as the file has it.
+    pub request_parameters: Option<Vec<u8>>,
+    /// The named resource.
+    pub named_resource: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dialect {
+    K1_27,
+    K1_28,
+    K1_30,
+}
+
+impl Dialect {
+    /// 1.27 first: a file that is the same in two dialects is called by the older one.
+    const ALL: [Self; 3] = [Self::K1_27, Self::K1_28, Self::K1_30];
+
+    fn format(self) -> Format {
+        match self {
+            Self::K1_27 => Format::DraFlat1_27,
+            Self::K1_28 => Format::DraFlat1_28,
+            Self::K1_30 => Format::DraFlat1_30,
+        }
+    }
+}
+
+/// Reads a `dra_manager_state` of 1.27 to 1.30.
+pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
+    for dialect in Dialect::ALL {
+        if let Ok(file) = read_as(bytes, dialect)
+            && file.checksum.is_some_and(Checksum::is_valid)
+        {
+            return Ok(file);
+        }
+    }
+    read_as(bytes, looks_like(bytes))
+}
+
+/// The formats as which the file is valid: which kubelets load it follows from that.
+pub(crate) fn valid_formats(bytes: &[u8]) -> Vec<Format> {
+    let valid = |dialect: &Dialect| {
+        read_as(bytes, *dialect).is_ok_and(|file| file.checksum.is_some_and(Checksum::is_valid))
+    };
+    Dialect::ALL
+        .into_iter()
+        .filter(valid)
+        .map(Dialect::format)
+        .collect()
+}
+
+fn read_as(bytes: &[u8], dialect: Dialect) -> Result<File<Checkpoint>, ReadError> {
+    let mut draft = Draft::new(dialect);
+    let warnings = document(bytes, |reader| draft.decode(reader))?;
+    let checksum = draft.checksum();
+    Ok(File::new(
+        dialect.format(),
+        Some(checksum),
+        warnings,
+        draft.checkpoint,
+    ))
+}
+
+/// Everything of a damaged file that can be read, whole claims only.
+pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, Format)> {
+    let dialect = looks_like(bytes);
+    let mut draft = Draft::new(dialect);
+    salvage_with(bytes, |reader| draft.decode(reader)).map(|()| {
+        let checksum = draft.checksum();
+        (draft.checkpoint, checksum, dialect.format())
+    })
+}
+
+/// The oldest dialect that has all the keys in the file.
+fn looks_like(bytes: &[u8]) -> Dialect {
+    let mut draft = Draft::new(Dialect::K1_30);
+    // A broken file is judged by what can be read of it.
+    let _: Salvaged<()> = salvage_with(bytes, |reader| draft.decode(reader));
+    if draft.saw_structured {
+        Dialect::K1_30
+    } else if draft.saw_handles {
+        Dialect::K1_28
+    } else {
+        Dialect::K1_27
+    }
+}
+
+struct Draft {
+    checkpoint: Checkpoint,
+    stored: u64,
+    dialect: Dialect,
+    saw_handles: bool,
+    saw_structured: bool,
+}
+
+impl Draft {
+    fn new(dialect: Dialect) -> Self {
+        let checkpoint = Checkpoint {
+            version: "v1".into(),
+            claims: Some(Vec::new()),
+        };
+        Self {
+            checkpoint,
+            stored: 0,
+            dialect,
+            saw_handles: false,
+            saw_structured: false,
+        }
+    }
+
+    fn checksum(&self) -> Checksum {
+        let (stored, dialect) = (self.stored, self.dialect);
+        let computed = Fnv1a32::of(|out| self.checkpoint.print(dialect, out));
+        if computed != stored && dialect == Dialect::K1_27 {
+            // 1.28 to 1.30 verify such a file as if it said `v1` and had a list.
+            let claims = Some(self.checkpoint.claims.clone().unwrap_or_default());
+            let assumed = Checkpoint {
+                version: "v1".into(),
+                claims,
+            };
+            if Fnv1a32::of(|out| assumed.print(dialect, out)) == stored {
+                return Checksum {
+                    stored,
+                    computed: stored,
+                };
+            }
+        }
+        Checksum { stored, computed }
+    }
+
+    fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
+        let Self {
+            checkpoint,
+            stored,
+            dialect,
+            saw_handles,
+            saw_structured,
+        } = self;
+        decode::object(reader, &CHECKPOINT, |field, reader| match field {
+            0 => decode::text(reader, &mut checkpoint.version, "string"),
+            1 => {
+                let go_type = "state.ClaimInfoStateList";
+                decode::units(reader, &mut checkpoint.claims, go_type, |reader, claim| {
+                    decode_claim(reader, claim, *dialect, saw_handles, saw_structured)
+                })
+            }
+            _ => decode::unsigned(reader, stored, u64::MAX, "checksum.Checksum"),
+        })
+    }
+}
+
+fn decode_claim(
+    reader: &mut Reader<'_>,
+    claim: &mut FlatClaim,
+    dialect: Dialect,
+    saw_handles: &mut bool,
+    saw_structured: &mut bool,
+) -> Result<(), SyntaxError> {
+    let shape = if dialect == Dialect::K1_27 {
+        &CLAIM_1_27
+    } else {
+        &CLAIM
+    };
+    decode::object(reader, shape, |field, reader| match field {
+        0 => decode::text(reader, &mut claim.driver, "string"),
+        1 => decode::text(reader, &mut claim.class, "string"),
+        2 => decode::text(reader, &mut claim.uid, "types.UID"),
+        3 => decode::text(reader, &mut claim.name, "string"),
+        4 => decode::text(reader, &mut claim.namespace, "string"),
+        5 => decode_pods(reader, &mut claim.pods),
+        6 => decode::map(
+            reader,
+            &mut claim.cdi_devices,
+            "map[string][]string",
+            |reader, ids| {
+                decode::list(reader, ids, "[]string", |reader, id| {
+                    decode::text(reader, id, "string")
+                })
+            },
+        ),
+        _ => {
+            *saw_handles = true;
+            decode::list(
+                reader,
+                &mut claim.handles,
+                "[]v1alpha2.ResourceHandle",
+                |reader, handle| decode_handle(reader, handle, dialect, saw_structured),
+            )
+        }
+    })
+}
+
+fn decode_handle(
+    reader: &mut Reader<'_>,
+    handle: &mut ResourceHandle,
+    dialect: Dialect,
+    saw_structured: &mut bool,
+) -> Result<(), SyntaxError> {
+    let shape = if dialect == Dialect::K1_30 {
+        &HANDLE
+    } else {
+        &HANDLE_1_28
+    };
+    decode::object(reader, shape, |field, reader| match field {
+        0 => decode::text(reader, &mut handle.driver, "string"),
+        1 => decode::text(reader, &mut handle.data, "string"),
+        _ => {
+            *saw_structured = true;
+            if reader.kind()? == Kind::Null {
+                handle.structured = None;
+                return reader.literal("null");
+            }
+            decode_structured(reader, handle.structured.get_or_insert_default())
+        }
+    })
+}
+
+fn decode_structured(reader: &mut Reader<'_>, handle: &mut StructuredHandle) -> Result<(), SyntaxError> {
+    decode::object(reader, &STRUCTURED, |field, reader| match field {
+        0 => decode_raw(reader, &mut handle.class_parameters),
+        1 => decode_raw(reader, &mut handle.claim_parameters),
+        2 => decode::text(reader, &mut handle.node, "string"),
+        _ => decode::list(
+            reader,
+            &mut handle.results,
+            "[]v1alpha2.DriverAllocationResult",
+            decode_result,
+        ),
+    })
+}
+
+fn decode_result(reader: &mut Reader<'_>, result: &mut AllocationResult) -> Result<(), SyntaxError> {
+    decode::object(reader, &RESULT, |field, reader| match field {
+        0 => decode_raw(reader, &mut result.request_parameters),
+        _ => {
+            if reader.kind()? == Kind::Null {
+                result.named_resource = None;
+                return reader.literal("null");
+            }
+            let name = result.named_resource.get_or_insert_default();
+            decode::object(reader, &NAMED, |_, reader| decode::text(reader, name, "string"))
+        }
+    })
+}
+
+/// A Go `runtime.RawExtension`: the value's own bytes; `null` changes nothing.
+fn decode_raw(reader: &mut Reader<'_>, raw: &mut Option<Vec<u8>>) -> Result<(), SyntaxError> {
+    let kind = reader.kind()?;
+    let start = reader.offset();
+    reader.skip()?;
+    if kind != Kind::Null {
+        *raw = Some(reader.slice(start, reader.offset()).to_vec());
+    }
+    Ok(())
+}
+
+impl Checkpoint {
+    fn print(&self, dialect: Dialect, out: &mut impl Print) {
+        out.text("(*state.DRAManagerCheckpoint){Version:(string)");
+        out.text(&self.version);
+        out.text(" Entries:(state.ClaimInfoStateList)");
+        out.list(self.claims.as_deref(), |out, claim| claim.print(dialect, out));
+        out.text(" Checksum:(checksum.Checksum)0}");
+    }
+}
+
+impl FlatClaim {
+    fn print(&self, dialect: Dialect, out: &mut impl Print) {
+        for (label, text) in [
+            ("{DriverName:(string)", &self.driver),
+            (" ClassName:(string)", &self.class),
+            (" ClaimUID:(types.UID)", &self.uid),
+            (" ClaimName:(string)", &self.name),
+            (" Namespace:(string)", &self.namespace),
+        ] {
+            out.text(label);
+            out.text(text);
+        }
+        out.text(" PodUIDs:(sets.Set[string])");
+        out.map(
+            self.pods.as_ref().map(|pods| pods.iter().map(|pod| (pod, ()))),
+            |out, pod, ()| {
+                out.text(pod);
+                out.text(":{}");
+            },
+        );
+        if dialect != Dialect::K1_27 {
+            out.text(" ResourceHandles:([]v1alpha2.ResourceHandle)");
+            out.list(self.handles.as_deref(), |out, handle| handle.print(dialect, out));
+        }
+        out.text(" CDIDevices:(map[string][]string)");
+        out.map(
+            self.cdi_devices.as_ref().map(|drivers| drivers.iter()),
+            |out, driver, ids| {
+                out.text(driver);
+                out.text(":");
+                out.strings(ids.as_deref());
+            },
+        );
+        out.text("}");
+    }
+
+    /// The claim in the form of today: each driver with one device that carries its CDI ids. Which pool, device
+    /// and request they belong to was not recorded. Drivers that have not answered yet are kept, without devices.
+    pub fn into_claim(self) -> Claim {
+        let mut drivers = BTreeMap::new();
+        let handles = self.handles.into_iter().flatten().map(|handle| handle.driver);
+        for driver in handles.filter(|driver| !driver.is_empty()) {
+            drivers.insert(driver, Driver::default());
+        }
+        for (driver, ids) in self.cdi_devices.into_iter().flatten() {
+            let devices = match ids {
+                Some(ids) if !ids.is_empty() => Some(vec![Device {
+                    cdi_devices: Some(ids),
+                    ..Device::default()
+                }]),
+                _ => None,
+            };
+            drivers.insert(
+                driver,
+                Driver {
+                    devices,
+                    skip_node_operations: None,
+                },
+            );
+        }
+        if drivers.is_empty() && !self.driver.is_empty() {
+            drivers.insert(self.driver, Driver::default());
+        }
+        Claim {
+            uid: self.uid,
+            name: self.name,
+            namespace: self.namespace,
+            pods: self.pods,
+            drivers: Some(drivers),
+        }
+    }
+}
+
+impl ResourceHandle {
+    fn print(&self, dialect: Dialect, out: &mut impl Print) {
+        out.text("{DriverName:(string)");
+        out.text(&self.driver);
+        out.text(" Data:(string)");
+        out.text(&self.data);
+        if dialect == Dialect::K1_30 {
+            out.text(" StructuredData:(*v1alpha2.StructuredResourceHandle)");
+            match &self.structured {
+                None => out.nil(),
+                Some(structured) => structured.print(out),
+            }
+        }
+        out.text("}");
+    }
+}
+
+impl StructuredHandle {
+    fn print(&self, out: &mut impl Print) {
+        out.text("{VendorClassParameters:");
+        print_raw(out, self.class_parameters.as_deref());
+        out.text(" VendorClaimParameters:");
+        print_raw(out, self.claim_parameters.as_deref());
+        out.text(" NodeName:(string)");
+        out.text(&self.node);
+        out.text(" Results:([]v1alpha2.DriverAllocationResult)");
+        out.list(self.results.as_deref(), |out, result| {
+            out.text("{VendorRequestParameters:");
+            print_raw(out, result.request_parameters.as_deref());
+            out.text(" AllocationResultModel:(v1alpha2.AllocationResultModel){NamedResources:");
+            out.text("(*v1alpha2.NamedResourcesAllocationResult)");
+            match &result.named_resource {
+                None => out.nil(),
+                Some(name) => {
+                    out.text("{Name:(string)");
+                    out.text(name);
+                    out.text("}");
+                }
+            }
+            out.text("}}");
+        });
+        out.text("}");
+    }
+}
+
+fn print_raw(out: &mut impl Print, raw: Option<&[u8]>) {
+    out.text("(runtime.RawExtension){Raw:([]uint8)");
+    out.bytes(raw);
+    out.text(" Object:(runtime.Object)<nil>}");
+}
+
+#[cfg(test)]
+pub(super) fn printed(bytes: &[u8]) -> Vec<u8> {
+    let file = read(bytes).expect("the file decodes");
+    let dialect = Dialect::ALL
+        .into_iter()
+        .find(|dialect| dialect.format() == file.format);
+    let mut out = Vec::new();
+    file.unverified().print(dialect.expect("a flat format"), &mut out);
+    out
+}

@@ -1,0 +1,336 @@
+//! Filling Go-shaped values from a [`Reader`].
+//!
+//! Each function decodes *onto* its target, as Go does: what the document does not mention stays as it was, and
+//! `null` empties lists, maps and pointers but changes nothing else. A Go `nil` is `None` here, because the
+//! kubelet's checksums tell `nil` from empty.
+//!
+//! One thing is not followed: Go keeps the memory of a list that a third occurrence of the same key makes
+//! longer again, with the values of the first. Such a file fails its checksum here.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
+
+use super::reader::{Kind, Reader, SyntaxError, WarningKind};
+
+type Read = Result<(), SyntaxError>;
+
+/// Go's `base64.StdEncoding`: padded, and careless about the unused bits of the last character.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
+/// A Go struct: decodes the fields that `names` lists, each through `field` with its index in `names`.
+pub(crate) fn object(
+    reader: &mut Reader<'_>,
+    shape: &Shape,
+    mut field: impl FnMut(usize, &mut Reader<'_>) -> Read,
+) -> Read {
+    match reader.kind()? {
+        Kind::Object => {}
+        Kind::Null => return reader.literal("null"),
+        other => return reader.mismatch(other, shape.go_type),
+    }
+    if !reader.enter(b'}')? {
+        return Ok(());
+    }
+    let mut seen = 0_u32;
+    loop {
+        let (key, offset) = reader.key()?;
+        match shape.index_of(&key) {
+            Some(index) => {
+                if seen & (1 << index) != 0 {
+                    reader.warn(WarningKind::DuplicateKey(key.into_owned()), offset);
+                }
+                seen |= 1 << index;
+                reader.in_field(shape.name(), shape.fields[index], |reader| field(index, reader))?;
+            }
+            None => {
+                reader.warn(WarningKind::UnknownKey(shortened(&key)), offset);
+                reader.skip()?;
+            }
+        }
+        if !reader.next(b'}')? {
+            return Ok(());
+        }
+    }
+}
+
+/// What Go's reflection knows of a struct.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    /// With its package, as type errors print it: `checkpoint.PodDevicesEntry`.
+    pub(crate) go_type: &'static str,
+    /// JSON names; a promoted field carries the path to it, `TypeMeta.kind`.
+    pub(crate) fields: &'static [&'static str],
+}
+
+impl Shape {
+    fn name(&self) -> &'static str {
+        self.go_type.rsplit('.').next().unwrap_or(self.go_type)
+    }
+
+    /// The exact name first, then without regard to case.
+    fn index_of(&self, key: &str) -> Option<usize> {
+        let json_name = |path: &'static str| path.rsplit('.').next().unwrap_or(path);
+        self.fields
+            .iter()
+            .position(|path| json_name(path) == key)
+            .or_else(|| self.fields.iter().position(|path| folds_to(key, json_name(path))))
+    }
+}
+
+/// Unicode simple case folding against an ASCII name. Two letters outside ASCII fold into it.
+pub(crate) fn folds_to(key: &str, name: &str) -> bool {
+    let folded = |character: char| match character {
+        '\u{17f}' => 'S',
+        '\u{212a}' => 'K',
+        other => other.to_ascii_uppercase(),
+    };
+    key.chars().map(folded).eq(name.chars().map(folded))
+}
+
+/// A Go string of the type `go_type`.
+pub(crate) fn text(reader: &mut Reader<'_>, target: &mut String, go_type: &str) -> Read {
+    match reader.kind()? {
+        Kind::String => {
+            *target = reader.string()?.into_owned();
+            Ok(())
+        }
+        Kind::Null => reader.literal("null"),
+        other => reader.mismatch(other, go_type),
+    }
+}
+
+/// A pointer to a Go string.
+pub(crate) fn optional_text(reader: &mut Reader<'_>, target: &mut Option<String>, go_type: &str) -> Read {
+    if reader.kind()? == Kind::Null {
+        *target = None;
+        return reader.literal("null");
+    }
+    text(reader, target.get_or_insert_default(), go_type)
+}
+
+/// A Go unsigned integer that holds values up to `max`.
+pub(crate) fn unsigned(reader: &mut Reader<'_>, target: &mut u64, max: u64, go_type: &str) -> Read {
+    number(reader, target, go_type, |digits| {
+        digits.parse().ok().filter(|&value| value <= max)
+    })
+}
+
+/// A Go `int64` of the type `go_type`.
+pub(crate) fn signed(reader: &mut Reader<'_>, target: &mut i64, go_type: &str) -> Read {
+    number(reader, target, go_type, |digits| digits.parse().ok())
+}
+
+fn number<T>(
+    reader: &mut Reader<'_>,
+    target: &mut T,
+    go_type: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Read {
+    match reader.kind()? {
+        Kind::Number => {
+            let offset = reader.offset();
+            let digits = reader.number()?;
+            match parse(digits) {
+                Some(value) => *target = value,
+                None => reader.type_error(&format!("number {}", shortened(digits)), go_type, offset),
+            }
+            Ok(())
+        }
+        Kind::Null => reader.literal("null"),
+        other => reader.mismatch(other, go_type),
+    }
+}
+
+/// A Go `[]byte`: base64 in a string, or a list of numbers.
+pub(crate) fn bytes(reader: &mut Reader<'_>, target: &mut Option<Vec<u8>>) -> Read {
+    if reader.kind()? != Kind::String {
+        return list(reader, target, "[]uint8", |reader, byte| {
+            let mut value = u64::from(*byte);
+            unsigned(reader, &mut value, u64::from(u8::MAX), "uint8")?;
+            *byte = u8::try_from(value).unwrap_or_default();
+            Ok(())
+        });
+    }
+    let offset = reader.offset();
+    let encoded = reader.string()?;
+    match from_base64(&encoded) {
+        Ok(decoded) => *target = Some(decoded),
+        Err(at) => reader.fail(format!("illegal base64 data at input byte {at}"), offset),
+    }
+    Ok(())
+}
+
+/// Decodes as Go's `StdEncoding` does: line breaks anywhere are passed over. An error is the offset of the
+/// first byte that does not fit.
+fn from_base64(encoded: &str) -> Result<Vec<u8>, usize> {
+    let is_break = |byte: &u8| matches!(byte, b'\r' | b'\n');
+    let decoded = if encoded.bytes().any(|byte| is_break(&byte)) {
+        let joined: Vec<u8> = encoded.bytes().filter(|byte| !is_break(byte)).collect();
+        BASE64.decode(joined)
+    } else {
+        BASE64.decode(encoded)
+    };
+    decoded.map_err(|error| match error {
+        base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => at,
+        base64::DecodeError::InvalidLength(_) | base64::DecodeError::InvalidPadding => encoded.len(),
+    })
+}
+
+/// A Go slice of the type `go_type`.
+pub(crate) fn list<T: Default>(
+    reader: &mut Reader<'_>,
+    target: &mut Option<Vec<T>>,
+    go_type: &str,
+    element: impl FnMut(&mut Reader<'_>, &mut T) -> Read,
+) -> Read {
+    elements(reader, target, go_type, false, element)
+}
+
+/// A Go slice whose elements are kept or dropped one by one when salvaging.
+pub(crate) fn units<T: Default>(
+    reader: &mut Reader<'_>,
+    target: &mut Option<Vec<T>>,
+    go_type: &str,
+    element: impl FnMut(&mut Reader<'_>, &mut T) -> Read,
+) -> Read {
+    elements(reader, target, go_type, true, element)
+}
+
+fn elements<T: Default>(
+    reader: &mut Reader<'_>,
+    target: &mut Option<Vec<T>>,
+    go_type: &str,
+    as_units: bool,
+    mut element: impl FnMut(&mut Reader<'_>, &mut T) -> Read,
+) -> Read {
+    match reader.kind()? {
+        Kind::Array => {}
+        Kind::Null => {
+            *target = None;
+            return reader.literal("null");
+        }
+        other => return reader.mismatch(other, go_type),
+    }
+    let items = target.get_or_insert_default();
+    if !reader.enter(b']')? {
+        items.clear();
+        return Ok(());
+    }
+    let mut length = 0;
+    loop {
+        if length == items.len() {
+            items.push(T::default());
+        }
+        let item = &mut items[length];
+        let kept = if as_units {
+            reader.unit(|reader| element(reader, item))
+        } else {
+            element(reader, item).map(|()| true)
+        };
+        match kept {
+            Ok(true) => length += 1,
+            Ok(false) => drop(items.remove(length)),
+            Err(error) => {
+                // The document ends inside this element: what came before it is whole.
+                items.truncate(length);
+                return Err(error);
+            }
+        }
+        match reader.next(b']') {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                items.truncate(length);
+                return Err(error);
+            }
+        }
+    }
+    items.truncate(length);
+    Ok(())
+}
+
+/// A Go map with string keys.
+pub(crate) fn map<V: Default>(
+    reader: &mut Reader<'_>,
+    target: &mut Option<BTreeMap<String, V>>,
+    go_type: &str,
+    value: impl FnMut(&mut Reader<'_>, &mut V) -> Read,
+) -> Read {
+    entries(reader, target, go_type, |_, key, _| Some(key.to_owned()), value)
+}
+
+/// A Go map with `int64` keys.
+pub(crate) fn int_map<V: Default>(
+    reader: &mut Reader<'_>,
+    target: &mut Option<BTreeMap<i64, V>>,
+    go_type: &str,
+    value: impl FnMut(&mut Reader<'_>, &mut V) -> Read,
+) -> Read {
+    let parse = |reader: &mut Reader<'_>, key: &str, offset: usize| {
+        let number = key.parse().ok();
+        if number.is_none() {
+            reader.type_error(&format!("number {}", shortened(key)), "int64", offset);
+        }
+        number
+    };
+    entries(reader, target, go_type, parse, value)
+}
+
+fn entries<K: Ord, V: Default>(
+    reader: &mut Reader<'_>,
+    target: &mut Option<BTreeMap<K, V>>,
+    go_type: &str,
+    mut parse_key: impl FnMut(&mut Reader<'_>, &str, usize) -> Option<K>,
+    mut value: impl FnMut(&mut Reader<'_>, &mut V) -> Read,
+) -> Read {
+    match reader.kind()? {
+        Kind::Object => {}
+        Kind::Null => {
+            *target = None;
+            return reader.literal("null");
+        }
+        other => return reader.mismatch(other, go_type),
+    }
+    let map = target.get_or_insert_default();
+    if !reader.enter(b'}')? {
+        return Ok(());
+    }
+    loop {
+        let (key, offset) = reader.key()?;
+        let mut fresh = V::default();
+        let mut parsed = None;
+        let kept = reader.unit(|reader| {
+            value(reader, &mut fresh)?;
+            parsed = parse_key(reader, &key, offset);
+            Ok(())
+        })?;
+        if let (true, Some(parsed)) = (kept, parsed) {
+            match map.entry(parsed) {
+                Entry::Vacant(place) => drop(place.insert(fresh)),
+                Entry::Occupied(mut place) => {
+                    place.insert(fresh);
+                    reader.warn(WarningKind::DuplicateKey(shortened(&key)), offset);
+                }
+            }
+        }
+        if !reader.next(b'}')? {
+            return Ok(());
+        }
+    }
+}
+
+/// Enough of a text to recognise it in a message.
+pub(crate) fn shortened(text: &str) -> String {
+    const LONGEST: usize = 120;
+    match text.char_indices().nth(LONGEST) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}

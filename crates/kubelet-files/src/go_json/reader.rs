@@ -1,0 +1,624 @@
+//! A walk over the bytes of a JSON document, with Go's syntax rules and Go's error texts.
+
+use std::borrow::Cow;
+
+/// The deepest nesting that Go's scanner follows.
+const MAX_DEPTH: usize = 10_000;
+
+/// How many warnings are kept one by one; the rest are only counted, so that a hostile file cannot make a
+/// report that is larger than itself.
+const MAX_WARNINGS: usize = 64;
+
+/// The document is not JSON. The text is Go's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct SyntaxError {
+    pub(crate) message: String,
+    pub(crate) offset: usize,
+}
+
+/// A value has another type than the Go struct wants. The text is Go's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct TypeError {
+    pub(crate) message: String,
+    pub(crate) offset: usize,
+}
+
+/// Something a decoder passes over in silence, although a person would want to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Warning {
+    pub(crate) kind: WarningKind,
+    pub(crate) offset: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WarningKind {
+    /// A key that the Go struct does not have.
+    UnknownKey(String),
+    /// A key that stands twice in one object.
+    DuplicateKey(String),
+    /// Bytes that are no UTF-8, or half a surrogate pair, read as U+FFFD.
+    Substituted,
+    /// A value that could not be kept while salvaging.
+    Dropped(String),
+}
+
+/// What the next value is, judged by its first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Object,
+    Array,
+    String,
+    Number,
+    True,
+    False,
+    Null,
+}
+
+impl Kind {
+    /// The word of Go's type errors.
+    pub(crate) fn go_word(self) -> &'static str {
+        match self {
+            Self::Object => "object",
+            Self::Array => "array",
+            Self::String => "string",
+            Self::Number => "number",
+            Self::True | Self::False => "bool",
+            Self::Null => "null",
+        }
+    }
+}
+
+/// Which shapes of a device list are taken (see `device_plugin`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Mode {
+    /// As Go does: the first type error spoils the document.
+    #[default]
+    Strict,
+    /// An element that cannot be kept is left out, with a warning.
+    Salvage,
+}
+
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    depth: usize,
+    mode: Mode,
+    /// Set while an element that is dropped as a whole is being read.
+    inside_unit: bool,
+    first_type_error: Option<TypeError>,
+    type_errors: usize,
+    warnings: Vec<Warning>,
+    warnings_left_out: usize,
+    /// The innermost Go struct and the fields that lead to it, for Go's error texts.
+    struct_name: &'static str,
+    fields: Vec<&'static str>,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self::with_mode(bytes, Mode::Strict)
+    }
+
+    pub(crate) fn salvaging(bytes: &'a [u8]) -> Self {
+        Self::with_mode(bytes, Mode::Salvage)
+    }
+
+    fn with_mode(bytes: &'a [u8], mode: Mode) -> Self {
+        Self {
+            bytes,
+            at: 0,
+            depth: 0,
+            mode,
+            inside_unit: false,
+            first_type_error: None,
+            type_errors: 0,
+            warnings: Vec::new(),
+            warnings_left_out: 0,
+            struct_name: "",
+            fields: Vec::new(),
+        }
+    }
+
+    pub(crate) fn offset(&self) -> usize {
+        self.at
+    }
+
+    /// The document's bytes between two offsets.
+    pub(crate) fn slice(&self, from: usize, to: usize) -> &'a [u8] {
+        self.bytes.get(from..to).unwrap_or_default()
+    }
+
+    pub(crate) fn is_salvaging(&self) -> bool {
+        self.mode == Mode::Salvage
+    }
+
+    pub(crate) fn first_type_error(&self) -> Option<&TypeError> {
+        self.first_type_error.as_ref()
+    }
+
+    pub(crate) fn take_warnings(&mut self) -> (Vec<Warning>, usize) {
+        (
+            std::mem::take(&mut self.warnings),
+            std::mem::take(&mut self.warnings_left_out),
+        )
+    }
+
+    pub(crate) fn warn(&mut self, kind: WarningKind, offset: usize) {
+        if self.warnings.len() < MAX_WARNINGS {
+            self.warnings.push(Warning { kind, offset });
+        } else {
+            self.warnings_left_out += 1;
+        }
+    }
+
+    // ---- syntax
+
+    /// The first byte of the next value, or of whatever stands in its place.
+    pub(crate) fn kind(&mut self) -> Result<Kind, SyntaxError> {
+        self.skip_space();
+        match self.peek() {
+            Some(b'{') => Ok(Kind::Object),
+            Some(b'[') => Ok(Kind::Array),
+            Some(b'"') => Ok(Kind::String),
+            Some(b'-' | b'0'..=b'9') => Ok(Kind::Number),
+            Some(b't') => Ok(Kind::True),
+            Some(b'f') => Ok(Kind::False),
+            Some(b'n') => Ok(Kind::Null),
+            _ => Err(self.unexpected("looking for beginning of value")),
+        }
+    }
+
+    /// After the last value: nothing but white space may follow.
+    pub(crate) fn end(&mut self) -> Result<(), SyntaxError> {
+        self.skip_space();
+        if self.at == self.bytes.len() {
+            Ok(())
+        } else {
+            Err(self.unexpected("after top-level value"))
+        }
+    }
+
+    /// Steps into an object or list; the answer is false when it is empty, and then it has been left again.
+    pub(crate) fn enter(&mut self, close: u8) -> Result<bool, SyntaxError> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(self.unexpected("exceeded max depth"));
+        }
+        self.at += 1;
+        self.skip_space();
+        if self.peek() == Some(close) {
+            self.at += 1;
+            self.depth -= 1;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Between elements; false at the closing bracket, which is consumed.
+    pub(crate) fn next(&mut self, close: u8) -> Result<bool, SyntaxError> {
+        self.skip_space();
+        match self.peek() {
+            Some(b',') => {
+                self.at += 1;
+                Ok(true)
+            }
+            Some(byte) if byte == close => {
+                self.at += 1;
+                self.depth -= 1;
+                Ok(false)
+            }
+            _ if close == b'}' => Err(self.unexpected("after object key:value pair")),
+            _ => Err(self.unexpected("after array element")),
+        }
+    }
+
+    /// An object key and its colon.
+    pub(crate) fn key(&mut self) -> Result<(Cow<'a, str>, usize), SyntaxError> {
+        self.skip_space();
+        if self.peek() != Some(b'"') {
+            return Err(self.unexpected("looking for beginning of object key string"));
+        }
+        let offset = self.at;
+        let key = self.string()?;
+        self.skip_space();
+        if self.peek() != Some(b':') {
+            return Err(self.unexpected("after object key"));
+        }
+        self.at += 1;
+        Ok((key, offset))
+    }
+
+    /// A string, unescaped. Call it only where [`Reader::kind`] has said that one begins.
+    pub(crate) fn string(&mut self) -> Result<Cow<'a, str>, SyntaxError> {
+        let start = self.at + 1;
+        let plain = self.bytes.get(start..).unwrap_or_default();
+        let end = plain
+            .iter()
+            .position(|&byte| PLAIN_ENDS[usize::from(byte)])
+            .unwrap_or(plain.len());
+        if plain.get(end) == Some(&b'"') {
+            self.at = start + end + 1;
+            // Plain bytes are ASCII, so this cannot fail; and if it could, it would lose nothing.
+            return Ok(String::from_utf8_lossy(&plain[..end]));
+        }
+        self.string_with_escapes(start, start + end)
+    }
+
+    fn string_with_escapes(&mut self, start: usize, plain_until: usize) -> Result<Cow<'a, str>, SyntaxError> {
+        // First to the closing quote, judging the syntax; then unescape the part in between.
+        let mut at = plain_until;
+        let mut escaped = false;
+        loop {
+            match self.bytes.get(at) {
+                None => return Err(self.eof()),
+                Some(b'"') => break,
+                Some(b'\\') => {
+                    escaped = true;
+                    at = self.escape_end(at)?;
+                }
+                Some(0..0x20) => return Err(self.unexpected_at(at, "in string literal")),
+                Some(_) => at += 1,
+            }
+        }
+        let inner = &self.bytes[start..at];
+        let opening = self.at;
+        self.at = at + 1;
+        if !escaped && let Ok(text) = std::str::from_utf8(inner) {
+            return Ok(Cow::Borrowed(text));
+        }
+        let (text, substituted) = unescape(inner);
+        if substituted {
+            self.warn(WarningKind::Substituted, opening);
+        }
+        Ok(Cow::Owned(text))
+    }
+
+    /// The offset behind the escape that begins at `at`.
+    fn escape_end(&self, at: usize) -> Result<usize, SyntaxError> {
+        match self.bytes.get(at + 1) {
+            None => Err(self.eof()),
+            Some(b'b' | b'f' | b'n' | b'r' | b't' | b'\\' | b'/' | b'"') => Ok(at + 2),
+            Some(b'u') => {
+                for digit in at + 2..at + 6 {
+                    match self.bytes.get(digit) {
+                        None => return Err(self.eof()),
+                        Some(byte) if byte.is_ascii_hexdigit() => {}
+                        Some(_) => {
+                            return Err(self.unexpected_at(digit, "in \\u hexadecimal character escape"));
+                        }
+                    }
+                }
+                Ok(at + 6)
+            }
+            Some(_) => Err(self.unexpected_at(at + 1, "in string escape code")),
+        }
+    }
+
+    /// What can be read of a string that never ends: the unescaped text up to the end of the document.
+    pub(crate) fn unfinished_string(&self) -> Option<String> {
+        let inner = self.bytes.get(self.at + 1..)?;
+        let mut end = inner.len();
+        // Half an escape at the very end is part of the damage.
+        for back in 1..=6.min(inner.len()) {
+            if inner[inner.len() - back] == b'\\' {
+                let slashes = inner[..inner.len() - back + 1]
+                    .iter()
+                    .rev()
+                    .take_while(|&&b| b == b'\\')
+                    .count();
+                let whole = back >= 2 && inner[inner.len() - back + 1] != b'u' || back == 6;
+                if slashes % 2 == 1 && !whole {
+                    end = inner.len() - back;
+                }
+                break;
+            }
+        }
+        Some(unescape(&inner[..end]).0)
+    }
+
+    /// A number's text. Call it only where [`Reader::kind`] has said that one begins.
+    pub(crate) fn number(&mut self) -> Result<&'a str, SyntaxError> {
+        let start = self.at;
+        let mut at = start;
+        if self.bytes.get(at) == Some(&b'-') {
+            at += 1;
+        }
+        match self.bytes.get(at) {
+            Some(b'0') => at += 1,
+            Some(b'1'..=b'9') => at = self.digits_end(at),
+            Some(_) => return Err(self.unexpected_at(at, "in numeric literal")),
+            None => return Err(self.eof()),
+        }
+        if self.bytes.get(at) == Some(&b'.') {
+            at = self.some_digits(at + 1, "after decimal point in numeric literal")?;
+        }
+        if matches!(self.bytes.get(at), Some(b'e' | b'E')) {
+            at += 1;
+            if matches!(self.bytes.get(at), Some(b'+' | b'-')) {
+                at += 1;
+            }
+            at = self.some_digits(at, "in exponent of numeric literal")?;
+        }
+        self.at = at;
+        Ok(std::str::from_utf8(&self.bytes[start..at]).unwrap_or_default())
+    }
+
+    fn digits_end(&self, from: usize) -> usize {
+        let digits = self.bytes[from..]
+            .iter()
+            .take_while(|byte| byte.is_ascii_digit())
+            .count();
+        from + digits
+    }
+
+    fn some_digits(&self, from: usize, context: &str) -> Result<usize, SyntaxError> {
+        match self.bytes.get(from) {
+            None => Err(self.eof()),
+            Some(byte) if byte.is_ascii_digit() => Ok(self.digits_end(from)),
+            Some(_) => Err(self.unexpected_at(from, context)),
+        }
+    }
+
+    /// `true`, `false` or `null`.
+    pub(crate) fn literal(&mut self, word: &'static str) -> Result<(), SyntaxError> {
+        for (index, expected) in word.bytes().enumerate() {
+            match self.bytes.get(self.at + index) {
+                None => return Err(self.eof()),
+                Some(&byte) if byte == expected => {}
+                Some(_) => {
+                    let context = format!("in literal {word} (expecting '{}')", char::from(expected));
+                    return Err(self.unexpected_at(self.at + index, &context));
+                }
+            }
+        }
+        self.at += word.len();
+        Ok(())
+    }
+
+    /// Passes over one value, whatever it is, without recursion.
+    pub(crate) fn skip(&mut self) -> Result<(), SyntaxError> {
+        let mut open: Vec<u8> = Vec::new();
+        loop {
+            match self.kind()? {
+                Kind::Object => {
+                    if self.enter(b'}')? {
+                        open.push(b'}');
+                        self.key()?;
+                        continue;
+                    }
+                }
+                Kind::Array => {
+                    if self.enter(b']')? {
+                        open.push(b']');
+                        continue;
+                    }
+                }
+                Kind::String => {
+                    self.string()?;
+                }
+                Kind::Number => {
+                    self.number()?;
+                }
+                Kind::True => self.literal("true")?,
+                Kind::False => self.literal("false")?,
+                Kind::Null => self.literal("null")?,
+            }
+            loop {
+                let Some(&close) = open.last() else { return Ok(()) };
+                if self.next(close)? {
+                    if close == b'}' {
+                        self.key()?;
+                    }
+                    break;
+                }
+                open.pop();
+            }
+        }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn skip_space(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\t' | b'\r' | b'\n')) {
+            self.at += 1;
+        }
+    }
+
+    fn eof(&self) -> SyntaxError {
+        SyntaxError {
+            message: "unexpected end of JSON input".into(),
+            offset: self.bytes.len(),
+        }
+    }
+
+    fn unexpected(&self, context: &str) -> SyntaxError {
+        self.unexpected_at(self.at, context)
+    }
+
+    fn unexpected_at(&self, offset: usize, context: &str) -> SyntaxError {
+        match self.bytes.get(offset) {
+            None => self.eof(),
+            Some(&byte) => SyntaxError {
+                message: format!("invalid character {} {context}", go_quoted(byte)),
+                offset,
+            },
+        }
+    }
+
+    // ---- types
+
+    /// Remembers that the value at hand does not fit, and passes over it.
+    pub(crate) fn mismatch(&mut self, kind: Kind, go_type: &str) -> Result<(), SyntaxError> {
+        let offset = self.at;
+        self.skip()?;
+        self.type_error(kind.go_word(), go_type, offset);
+        Ok(())
+    }
+
+    pub(crate) fn type_error(&mut self, value: &str, go_type: &str, offset: usize) {
+        let message = if self.struct_name.is_empty() && self.fields.is_empty() {
+            format!("json: cannot unmarshal {value} into Go value of type {go_type}")
+        } else {
+            let (name, path) = (self.struct_name, self.fields.join("."));
+            format!("json: cannot unmarshal {value} into Go struct field {name}.{path} of type {go_type}")
+        };
+        self.fail(message, offset);
+    }
+
+    /// A type error in words of its own.
+    pub(crate) fn fail(&mut self, message: String, offset: usize) {
+        self.type_errors += 1;
+        self.first_type_error.get_or_insert(TypeError { message, offset });
+    }
+
+    /// Runs `read` as the value of field `field` of struct `name`.
+    pub(crate) fn in_field<T>(
+        &mut self,
+        name: &'static str,
+        field: &'static str,
+        read: impl FnOnce(&mut Self) -> Result<T, SyntaxError>,
+    ) -> Result<T, SyntaxError> {
+        let outer = std::mem::replace(&mut self.struct_name, name);
+        self.fields.push(field);
+        let answer = read(self)?;
+        self.fields.pop();
+        self.struct_name = outer;
+        Ok(answer)
+    }
+
+    /// Runs `read` for something that is kept or dropped as a whole: when salvaging, the answer is false if it
+    /// had a type error, and then that error counts no longer.
+    pub(crate) fn unit(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<(), SyntaxError>,
+    ) -> Result<bool, SyntaxError> {
+        if self.mode == Mode::Strict || self.inside_unit {
+            read(self)?;
+            return Ok(true);
+        }
+        let earlier = self.first_type_error.take();
+        let (errors, start) = (self.type_errors, self.at);
+        self.inside_unit = true;
+        let ended = read(self);
+        self.inside_unit = false;
+        let reason = std::mem::replace(&mut self.first_type_error, earlier);
+        let kept = self.type_errors == errors;
+        self.type_errors = errors;
+        ended?;
+        if let Some(reason) = reason {
+            self.warn(WarningKind::Dropped(reason.message), start);
+        }
+        Ok(kept)
+    }
+}
+
+/// Bytes at which a run of plain ASCII inside a string ends.
+static PLAIN_ENDS: [bool; 256] = {
+    let mut ends = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        ends[byte] = byte < 0x20 || byte >= 0x80 || byte == b'"' as usize || byte == b'\\' as usize;
+        byte += 1;
+    }
+    ends
+};
+
+/// Unescapes what stands between two quotes; says whether U+FFFD had to stand in for anything.
+fn unescape(inner: &[u8]) -> (String, bool) {
+    let mut text = String::with_capacity(inner.len());
+    let mut substituted = false;
+    let mut at = 0;
+    while let Some(&byte) = inner.get(at) {
+        if byte != b'\\' {
+            let run = inner[at..]
+                .iter()
+                .position(|&byte| byte == b'\\')
+                .map_or(inner.len(), |n| at + n);
+            substituted |= push_lossy(&mut text, &inner[at..run]);
+            at = run;
+            continue;
+        }
+        let plain = match inner.get(at + 1) {
+            Some(b'u') => {
+                let (character, length) = unicode_escape(&inner[at..]);
+                substituted |= character.is_none();
+                text.push(character.unwrap_or(char::REPLACEMENT_CHARACTER));
+                at += length;
+                continue;
+            }
+            Some(b'b') => '\u{8}',
+            Some(b'f') => '\u{c}',
+            Some(b'n') => '\n',
+            Some(b'r') => '\r',
+            Some(b't') => '\t',
+            Some(&other) => char::from(other),
+            None => break,
+        };
+        text.push(plain);
+        at += 2;
+    }
+    (text, substituted)
+}
+
+/// One character from `\uXXXX`, or from two of them that form a surrogate pair; and how long it is.
+fn unicode_escape(escape: &[u8]) -> (Option<char>, usize) {
+    let unit = |from: usize| -> Option<u32> {
+        let digits = std::str::from_utf8(escape.get(from + 2..from + 6)?).ok()?;
+        let is_escape = escape.get(from..from + 2) == Some(b"\\u");
+        is_escape.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+    };
+    match unit(0) {
+        Some(high @ 0xD800..=0xDBFF) => match unit(6) {
+            Some(low @ 0xDC00..=0xDFFF) => (
+                char::from_u32(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00)),
+                12,
+            ),
+            _ => (None, 6),
+        },
+        Some(code) => (char::from_u32(code), 6),
+        None => (None, escape.len().min(6)),
+    }
+}
+
+/// Appends bytes, with one U+FFFD for each byte that is not part of valid UTF-8, as Go does.
+fn push_lossy(text: &mut String, mut bytes: &[u8]) -> bool {
+    let mut substituted = false;
+    loop {
+        match std::str::from_utf8(bytes) {
+            Ok(rest) => {
+                text.push_str(rest);
+                return substituted;
+            }
+            Err(error) => {
+                let (valid, rest) = bytes.split_at(error.valid_up_to());
+                text.push_str(std::str::from_utf8(valid).unwrap_or_default());
+                text.push(char::REPLACEMENT_CHARACTER);
+                substituted = true;
+                bytes = &rest[1..];
+            }
+        }
+    }
+}
+
+/// A byte as Go's JSON errors show it: the byte is taken for a code point.
+fn go_quoted(byte: u8) -> String {
+    match byte {
+        b'\'' => r"'\''".into(),
+        b'\\' => r"'\\'".into(),
+        7 => r"'\a'".into(),
+        8 => r"'\b'".into(),
+        9 => r"'\t'".into(),
+        10 => r"'\n'".into(),
+        11 => r"'\v'".into(),
+        12 => r"'\f'".into(),
+        13 => r"'\r'".into(),
+        0..0x20 | 0x7f => format!("'\\x{byte:02x}'"),
+        0x80..=0xa0 | 0xad => format!("'\\u{byte:04x}'"),
+        _ => format!("'{}'", char::from(byte)),
+    }
+}

@@ -1,0 +1,377 @@
+//! What a kubelet would make of a file.
+//!
+//! The judge is a kubelet of 1.37. "Fine" means that it loads everything that the document contains; anything
+//! that it would refuse, drop or replace is a [`Problem`], and so is a document that it takes for an empty state
+//! although it is none. What it merely passes over is a warning.
+
+use std::collections::HashMap;
+
+use crate::device_plugin::{self, Entry, response};
+use crate::dra::{Claim, envelope, flat, health};
+use crate::file::{ChecksumMismatch, File, ReadError, UnknownKind};
+use crate::{Document, Format, Role, read};
+
+/// The judgement on one file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// What the file is, if that can be told.
+    pub format: Option<Format>,
+    /// Why a kubelet of 1.37 would not load all of it; empty when it would.
+    pub problems: Vec<Problem>,
+    /// What it passes over in silence.
+    pub warnings: Vec<String>,
+    /// If there are problems: the older kubelets that would load all of it.
+    pub loaded_by_older: Option<&'static str>,
+}
+
+impl Verdict {
+    /// Whether a kubelet of 1.37 loads everything that the document contains.
+    pub fn is_fine(&self) -> bool {
+        self.problems.is_empty()
+    }
+}
+
+/// Something that a kubelet of 1.37 would not load.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// It does not decode.
+    #[error("refused: {0}")]
+    Unreadable(ReadError),
+    /// It decodes, but its checksum is wrong.
+    #[error("refused: {0}")]
+    Corrupted(ChecksumMismatch),
+    /// It is sound, but of a format that is no longer read.
+    #[error("refused, because the format is too old: {said}")]
+    TooOld {
+        /// What the kubelet says.
+        said: String,
+    },
+    /// One entry would be dropped, and its devices be free.
+    #[error(
+        "entry {index} ({holder}) is dropped and its devices become free: the plugin's answer is {reason}"
+    )]
+    DroppedEntry {
+        /// Its place in the list, from 0.
+        index: usize,
+        /// Pod, container and resource.
+        holder: String,
+        /// What is wrong with it.
+        reason: response::InvalidResponse,
+    },
+    /// A later entry or claim has the same key.
+    #[error("{what} {index} ({key}) is replaced by {what} {by}")]
+    Replaced {
+        /// "entry" or "claim".
+        what: &'static str,
+        /// Its place in the list, from 0.
+        index: usize,
+        /// What the two share.
+        key: String,
+        /// The place of the one that counts.
+        by: usize,
+    },
+    /// It would be taken for an empty state.
+    #[error("read as empty, although {0}")]
+    EmptyByAccident(Accident),
+    /// It loads, and the kubelet panics when the next health report comes in.
+    #[error("loaded, and then the kubelet panics at the next health report: {place} is null")]
+    Panics {
+        /// What is null.
+        place: String,
+    },
+}
+
+/// How a document passes for an empty state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Accident {
+    /// The document is `{}`.
+    #[error("it is an empty object (only a dra_health_state may be one; say so with its name or --role)")]
+    EmptyObject,
+    /// The document is `null`.
+    #[error("it is null")]
+    Null,
+    /// The envelope has no `Data`.
+    #[error("it has no Data")]
+    NoData,
+    /// The inner document has no list of claims.
+    #[error("the document in Data has no ClaimInfoStateList")]
+    NoClaimList,
+}
+
+/// Judges a file. `role` is what its name says, see [`Role::of_file_name`].
+pub fn verify(bytes: &[u8], role: Option<Role>) -> Verdict {
+    if let Some(accident) = accident(bytes, role) {
+        let problems = vec![Problem::EmptyByAccident(accident)];
+        return Verdict {
+            format: None,
+            problems,
+            warnings: Vec::new(),
+            loaded_by_older: None,
+        };
+    }
+    match read(bytes, role) {
+        Ok(file) => judge(&file, bytes),
+        Err(error) => {
+            let problems = vec![Problem::Unreadable(error)];
+            Verdict {
+                format: None,
+                problems,
+                warnings: Vec::new(),
+                loaded_by_older: None,
+            }
+        }
+    }
+}
+
+/// Documents in which nothing says what they are.
+fn accident(bytes: &[u8], role: Option<Role>) -> Option<Accident> {
+    let dense: Vec<u8> = bytes
+        .iter()
+        .copied()
+        .filter(|byte| !byte.is_ascii_whitespace())
+        .take(5)
+        .collect();
+    match (dense.as_slice(), role) {
+        (b"{}", None | Some(Role::DraManager)) => Some(Accident::EmptyObject),
+        (b"null", None | Some(Role::DraManager)) => Some(Accident::Null),
+        _ => None,
+    }
+}
+
+fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
+    let mut verdict = Verdict {
+        format: Some(file.format),
+        problems: Vec::new(),
+        warnings: file.warnings.list.iter().map(ToString::to_string).collect(),
+        loaded_by_older: None,
+    };
+    if file.warnings.left_out > 0 {
+        verdict
+            .warnings
+            .push(format!("{} more of these", file.warnings.left_out));
+    }
+    if let Some(checksum) = file.checksum.filter(|checksum| !checksum.is_valid()) {
+        verdict
+            .problems
+            .push(Problem::Corrupted(ChecksumMismatch(checksum)));
+        return verdict;
+    }
+    match file.unverified() {
+        Document::DevicePlugin(checkpoint) => judge_devices(checkpoint, file.format, bytes, &mut verdict),
+        Document::DraFlat(checkpoint) => judge_flat(checkpoint, bytes, &mut verdict),
+        Document::DraEnvelope(checkpoint) => judge_envelope(checkpoint, &mut verdict),
+        Document::DraHealth(state) => judge_health(state, &mut verdict),
+    }
+    verdict
+}
+
+fn judge_devices(
+    checkpoint: &device_plugin::Checkpoint,
+    format: Format,
+    bytes: &[u8],
+    verdict: &mut Verdict,
+) {
+    let entries = checkpoint.entries.as_deref().unwrap_or_default();
+    let said = match format {
+        Format::DevicePluginV0 => Some("checkpoint is corrupted".to_owned()),
+        Format::DevicePluginV1 => {
+            let refused = device_plugin::decode_strict_v2(bytes).err();
+            let said = refused.as_ref().and_then(ReadError::kubelet_text);
+            Some(said.unwrap_or("checkpoint is corrupted").to_owned())
+        }
+        _ => None,
+    };
+    if let Some(said) = said {
+        verdict.problems.push(Problem::TooOld { said });
+        verdict.loaded_by_older = Some(match format {
+            Format::DevicePluginV0 => {
+                "1.8 (files with Entries) or 1.9 and 1.10 (files with PodDeviceEntries)"
+            }
+            _ => {
+                "1.11 to 1.19, 1.20.14 and later of 1.20, 1.21.8 and later of 1.21, 1.22.5 and later of 1.22, 1.23 to 1.30"
+            }
+        });
+        return;
+    }
+    let replaced = replaced_entries(entries);
+    for (index, entry) in entries.iter().enumerate() {
+        if let Err(reason) = response::decode(entry.alloc_resp.as_deref().unwrap_or_default()) {
+            verdict.problems.push(Problem::DroppedEntry {
+                index,
+                holder: entry.holder(),
+                reason,
+            });
+        } else if let Some(&by) = replaced.get(&index) {
+            let key = entry.holder();
+            verdict.problems.push(Problem::Replaced {
+                what: "entry",
+                index,
+                key,
+                by,
+            });
+        }
+    }
+    if verdict.problems.iter().all(|problem| {
+        matches!(
+            problem,
+            Problem::DroppedEntry {
+                reason: response::InvalidResponse::InvalidUtf8 { .. },
+                ..
+            }
+        )
+    }) && !verdict.problems.is_empty()
+    {
+        verdict.loaded_by_older = Some("1.20 to 1.30, which do not check the UTF-8 of answers");
+    }
+    warn_of_shared_devices(entries, verdict);
+}
+
+impl Entry {
+    /// Pod, container and resource: the key under which a kubelet keeps an entry.
+    pub fn holder(&self) -> String {
+        format!("{}/{} {}", self.pod_uid, self.container, self.resource)
+    }
+
+    fn key(&self) -> (&str, &str, &str) {
+        (&self.pod_uid, &self.container, &self.resource)
+    }
+}
+
+/// Entries that a later one with the same key replaces: their place, and that of the last such entry.
+/// Entries whose answer does not decode replace nothing.
+pub(crate) fn replaced_entries(entries: &[Entry]) -> HashMap<usize, usize> {
+    let decodes = |entry: &Entry| response::decode(entry.alloc_resp.as_deref().unwrap_or_default()).is_ok();
+    let mut last = HashMap::new();
+    for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| decodes(entry)) {
+        last.insert(entry.key(), index);
+    }
+    let replaced_by = |(index, entry): (usize, &Entry)| {
+        let &by = last.get(&entry.key())?;
+        (by > index).then_some((index, by))
+    };
+    entries.iter().enumerate().filter_map(replaced_by).collect()
+}
+
+/// Loads in full, but a person wants to know: within a pod, an init container passes devices on; two pods must
+/// never share one.
+fn warn_of_shared_devices(entries: &[Entry], verdict: &mut Verdict) {
+    let mut holders: HashMap<(&str, &str), &str> = HashMap::new();
+    for entry in entries {
+        for id in entry.devices.ids() {
+            let first = *holders.entry((&entry.resource, id)).or_insert(&entry.pod_uid);
+            if first != entry.pod_uid && verdict.warnings.len() < 100 {
+                let (resource, other) = (&entry.resource, &entry.pod_uid);
+                verdict.warnings.push(format!(
+                    "device {id} of {resource} is held by two pods, {first} and {other}"
+                ));
+            }
+        }
+    }
+}
+
+fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict) {
+    let said = "checkpoint is corrupted (the kubelet does not start)".to_owned();
+    verdict.problems.push(Problem::TooOld { said });
+    let formats = flat::valid_formats(bytes);
+    verdict.loaded_by_older = match formats.as_slice() {
+        [Format::DraFlat1_27, ..] => Some("1.27 to 1.30"),
+        [Format::DraFlat1_28, Format::DraFlat1_30] => Some("1.28 to 1.30"),
+        [Format::DraFlat1_28] => Some("1.28 and 1.29"),
+        [Format::DraFlat1_30] => Some("1.30"),
+        _ => None,
+    };
+    let claims = checkpoint.claims.as_deref().unwrap_or_default();
+    let keys = claims
+        .iter()
+        .map(|claim| format!("{}/{}", claim.namespace, claim.name));
+    judge_replaced_claims(keys.collect(), verdict);
+}
+
+fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
+    if !checkpoint.has_claim_list {
+        let accident = if *checkpoint == envelope::Checkpoint::default() {
+            Accident::NoData
+        } else {
+            Accident::NoClaimList
+        };
+        verdict.problems.push(Problem::EmptyByAccident(accident));
+        return;
+    }
+    if checkpoint.kind != envelope::KIND || checkpoint.api_version != envelope::API_VERSION {
+        let (kind, version) = (&checkpoint.kind, &checkpoint.api_version);
+        let (ours, our_version) = (envelope::KIND, envelope::API_VERSION);
+        verdict.warnings.push(format!(
+            "kind {kind:?} and apiVersion {version:?} are ignored and replaced by {ours:?} and {our_version:?} \
+             at the next write"
+        ));
+    }
+    let claims = checkpoint.claims.as_deref().unwrap_or_default();
+    judge_replaced_claims(claims.iter().map(Claim::key).collect(), verdict);
+}
+
+impl Claim {
+    /// Namespace and name: the key under which a kubelet keeps a claim.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Claims that a later one with the same key replaces.
+pub(crate) fn replaced_claims(keys: &[String]) -> Vec<(usize, usize)> {
+    let last: HashMap<&str, usize> = keys
+        .iter()
+        .enumerate()
+        .map(|(index, key)| (key.as_str(), index))
+        .collect();
+    let replaced_by = |(index, key): (usize, &String)| {
+        let &by = last.get(key.as_str())?;
+        (by > index).then_some((index, by))
+    };
+    keys.iter().enumerate().filter_map(replaced_by).collect()
+}
+
+fn judge_replaced_claims(keys: Vec<String>, verdict: &mut Verdict) {
+    for (index, by) in replaced_claims(&keys) {
+        verdict.problems.push(Problem::Replaced {
+            what: "claim",
+            index,
+            key: keys[index].clone(),
+            by,
+        });
+    }
+    if verdict
+        .problems
+        .iter()
+        .any(|problem| matches!(problem, Problem::Replaced { .. }))
+    {
+        verdict.loaded_by_older = None;
+    }
+}
+
+fn judge_health(state: &health::HealthState, verdict: &mut Verdict) {
+    let Some(drivers) = &state.drivers else {
+        verdict.problems.push(Problem::Panics {
+            place: "the document".into(),
+        });
+        return;
+    };
+    for (name, driver) in drivers.iter().filter(|(_, driver)| driver.devices.is_none()) {
+        debug_assert!(driver.devices.is_none());
+        verdict.problems.push(Problem::Panics {
+            place: format!("Devices of driver {name}"),
+        });
+    }
+}
+
+impl Verdict {
+    /// Whether the trouble is that the document is of no known kind.
+    pub fn is_unknown_kind(&self) -> bool {
+        let unknown = |problem: &Problem| {
+            matches!(
+                problem,
+                Problem::Unreadable(ReadError::UnknownKind(UnknownKind::NoKnownKey))
+            )
+        };
+        self.problems.iter().any(unknown)
+    }
+}
