@@ -45,64 +45,33 @@ pub struct SpecFile {
 
 impl SpecFile {
     /// Reads and validates one file.
-    pub fn read(path: impl Into<PathBuf>) -> Result<Self, ReadError> {
-        Self::load(path.into(), 0).map_err(|broken| broken.error)
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, ReadError> {
+        Self::load(path.as_ref(), 0).map_err(|broken| broken.error)
     }
 
-    pub(crate) fn load(path: PathBuf, priority: usize) -> Result<Self, Broken> {
-        let bytes = match read_bounded(&path) {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                return Err(Broken {
-                    path,
-                    priority,
-                    error,
-                    outline: None,
-                });
-            }
-        };
-        let (spec, more): (Spec, bool) = match document(&bytes) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                let outline = Outline::of_bytes(&bytes);
-                return Err(Broken {
-                    path,
-                    priority,
-                    error: error.into(),
-                    outline,
-                });
-            }
-        };
-        match spec.validate() {
-            Ok(mut warnings) => {
-                if more {
-                    warnings.push(Warning::MoreDocuments);
-                }
-                Ok(Self {
-                    path,
-                    priority,
-                    spec,
-                    warnings,
-                })
-            }
-            Err(error) => {
-                let outline = Some(Outline::of_spec(&spec));
-                Err(Broken {
-                    path,
-                    priority,
-                    error: error.into(),
-                    outline,
-                })
-            }
-        }
+    pub(crate) fn load(path: &Path, priority: usize) -> Result<Self, Broken> {
+        let bytes = read_bounded(path).map_err(|error| Broken { error, outline: None })?;
+        let (spec, warning): (Spec, Option<Warning>) = document(&bytes).map_err(|error| Broken {
+            error: error.into(),
+            outline: Outline::of_bytes(&bytes),
+        })?;
+        let mut warnings = spec.validate().map_err(|error| Broken {
+            error: error.into(),
+            outline: Some(Outline::of_spec(&spec)),
+        })?;
+        warnings.extend(warning);
+        Ok(Self {
+            path: path.to_owned(),
+            priority,
+            spec,
+            warnings,
+        })
     }
 }
 
-/// A file that cannot be used, with what could be seen of its devices.
+/// Why a file cannot be used, with what could be seen of its devices.
 #[derive(Debug)]
 pub(crate) struct Broken {
-    pub(crate) path: PathBuf,
-    pub(crate) priority: usize,
     pub(crate) error: ReadError,
     pub(crate) outline: Option<Outline>,
 }

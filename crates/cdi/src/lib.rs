@@ -35,6 +35,7 @@
 #![warn(missing_docs)]
 
 pub mod annotations;
+mod field;
 mod file;
 mod host;
 mod inject;

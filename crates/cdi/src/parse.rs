@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_saphyr::{DuplicateKeyPolicy, Options};
 
 use crate::spec::Spec;
+use crate::validate::Warning;
 
 /// The longest spec that is read or written: 16 MiB.
 pub const MAX_SPEC_BYTES: usize = 16 << 20;
@@ -93,8 +94,8 @@ impl Spec {
     }
 }
 
-/// Reads the first document, and tells whether there are more.
-pub(crate) fn document<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, bool), ParseError> {
+/// Reads the first document.
+pub(crate) fn document<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Option<Warning>), ParseError> {
     if bytes.len() > MAX_SPEC_BYTES {
         return Err(ParseError::TooLarge);
     }
@@ -104,7 +105,7 @@ pub(crate) fn document<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, bool), P
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim_start().starts_with('{') {
         match serde_json::from_str(text) {
-            Ok(value) => Ok((value, false)),
+            Ok(value) => Ok((value, has_unusual_escape(text).then_some(Warning::JsonEscape))),
             Err(error) => yaml_document(text).map_err(|_| ParseError::Json {
                 message: error.to_string(),
             }),
@@ -114,23 +115,38 @@ pub(crate) fn document<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, bool), P
     }
 }
 
-fn yaml_document<T: DeserializeOwned>(text: &str) -> Result<(T, bool), ParseError> {
+fn yaml_document<T: DeserializeOwned>(text: &str) -> Result<(T, Option<Warning>), ParseError> {
     let message = |error: serde_saphyr::Error| ParseError::Yaml {
         message: error.to_string(),
     };
     match serde_saphyr::from_str_with_options::<Option<T>>(text, options(text.len())) {
-        Ok(value) => Ok((value.ok_or(ParseError::Empty)?, false)),
+        Ok(value) => Ok((value.ok_or(ParseError::Empty)?, None)),
         Err(error) => {
             // The first document may be good even if what follows is not.
             let mut stream = Cursor::new(text);
             let mut documents =
                 serde_saphyr::read_with_options::<_, Option<T>>(&mut stream, options(text.len()));
             match documents.next() {
-                Some(Ok(Some(value))) => Ok((value, true)),
+                Some(Ok(Some(value))) => Ok((value, Some(Warning::MoreDocuments))),
                 _ => Err(message(error)),
             }
         }
     }
+}
+
+/// Whether valid JSON has an escape that is not one in YAML: `\/`, or a surrogate.
+fn has_unusual_escape(json: &str) -> bool {
+    // Backslashes stand only in strings, and each begins an escape.
+    let mut escapes = json.split('\\').skip(1);
+    while let Some(escape) = escapes.next() {
+        match escape.as_bytes() {
+            // An escaped backslash: what follows it is no escape.
+            [] => drop(escapes.next()),
+            [b'/', ..] | [b'u', b'd' | b'D', b'8' | b'9' | b'a' | b'b' | b'A' | b'B', ..] => return true,
+            _ => {}
+        }
+    }
+    false
 }
 
 /// Bounds everything by the length of the input, with room for small ones.

@@ -139,7 +139,7 @@ impl Registry {
     }
 
     fn add(&mut self, path: PathBuf, priority: usize) {
-        match SpecFile::load(path, priority) {
+        match SpecFile::load(&path, priority) {
             Ok(file) => {
                 for (place, device) in file.spec.devices.iter().enumerate() {
                     if let Ok(name) = file.spec.qualify(device) {
@@ -152,12 +152,7 @@ impl Registry {
                 }
                 self.files.push(file);
             }
-            Err(Broken {
-                path,
-                priority,
-                error,
-                outline,
-            }) => {
+            Err(Broken { error, outline }) => {
                 match outline {
                     Some(outline) => self.outlines.push((self.problems.len(), outline)),
                     None => self.broken.push(self.problems.len()),

@@ -5,15 +5,16 @@
 //! an error. Nothing here is checked beyond that; see [`Spec::validate`].
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
-use serde::{Deserialize as DeriveDeserialize, Serialize};
+use serde::{Deserialize, Serialize};
 
+use crate::field::{
+    integer, integers, items, optional_integer, optional_items, or_default, switch, texts_by_key,
+};
 use crate::name::{InvalidName, QualifiedName, split_kind};
 
 /// What one spec file says: the devices of one vendor and class.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, DeriveDeserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Spec {
     /// The CDI version that the file states. [`Spec::write`] ignores it and states the lowest possible.
@@ -55,7 +56,7 @@ impl Spec {
 }
 
 /// One device that a container can be given.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, DeriveDeserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Device {
     /// The last part of the qualified name.
@@ -70,7 +71,7 @@ pub struct Device {
 }
 
 /// Changes to make to the OCI runtime spec of a container.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, DeriveDeserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ContainerEdits {
     /// Environment variables, `NAME=value`; each replaces one of the same name.
@@ -92,7 +93,7 @@ pub struct ContainerEdits {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<IntelRdt>,
     /// Groups for the container's process; 0 is ignored.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "items")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "integers")]
     pub additional_gids: Vec<u32>,
 }
 
@@ -117,7 +118,7 @@ impl ContainerEdits {
 }
 
 /// A device node in the container.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, DeriveDeserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DeviceNode {
     /// Where it is in the container.
@@ -134,27 +135,36 @@ pub struct DeviceNode {
     )]
     pub node_type: String,
     /// 0 to take both numbers from the host.
-    #[serde(skip_serializing_if = "is_zero", deserialize_with = "or_default")]
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "integer")]
     pub major: i64,
     /// Counts only together with `major`.
-    #[serde(skip_serializing_if = "is_zero", deserialize_with = "or_default")]
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "integer")]
     pub minor: i64,
     /// Permission bits of the node, by default those of the node on the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "optional_integer"
+    )]
     pub file_mode: Option<u32>,
     /// What the device cgroup allows, out of `rwm`; all of them when empty, nothing for `none`.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub permissions: String,
     /// The node's owner, by default the user of the container's process.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "optional_integer"
+    )]
     pub uid: Option<u32>,
     /// The node's group, by default the group of the container's process.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "optional_integer"
+    )]
     pub gid: Option<u32>,
 }
 
 /// A mount in the container.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, DeriveDeserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Mount {
     /// What to mount.
@@ -176,7 +186,7 @@ pub struct Mount {
 }
 
 /// A program to run at a stage of the container's life.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, DeriveDeserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Hook {
     /// When: one of [`Hook::NAMES`].
@@ -192,7 +202,10 @@ pub struct Hook {
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "items")]
     pub env: Vec<String>,
     /// Seconds until it is given up.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "optional_integer"
+    )]
     pub timeout: Option<i64>,
 }
 
@@ -209,7 +222,7 @@ impl Hook {
 }
 
 /// Cache and memory bandwidth allocation through resctrl.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, DeriveDeserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct IntelRdt {
     /// The class of service: a directory name, or `/` for the root class.
@@ -229,12 +242,12 @@ pub struct IntelRdt {
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "optional_items")]
     pub schemata: Option<Vec<String>>,
     /// Whether to make a monitoring group for the container.
-    #[serde(skip_serializing_if = "std::ops::Not::not", deserialize_with = "or_default")]
+    #[serde(skip_serializing_if = "std::ops::Not::not", deserialize_with = "switch")]
     pub enable_monitoring: bool,
 }
 
 /// A network interface to move from the host into the container.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, DeriveDeserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NetDevice {
     /// The interface's name on the host.
@@ -247,59 +260,4 @@ pub struct NetDevice {
 
 fn is_zero(number: &i64) -> bool {
     *number == 0
-}
-
-fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_default())
-}
-
-fn optional_items<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
-    from: D,
-) -> Result<Option<Vec<T>>, D::Error> {
-    let items = Option::<Vec<Option<T>>>::deserialize(from)?;
-    Ok(items.map(|items| items.into_iter().map(Option::unwrap_or_default).collect()))
-}
-
-fn items<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<Vec<T>, D::Error> {
-    Ok(optional_items(from)?.unwrap_or_default())
-}
-
-/// Reads annotations, and refuses a key that stands there twice.
-fn texts_by_key<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
-    struct Texts;
-
-    impl<'de> Visitor<'de> for Texts {
-        type Value = BTreeMap<String, String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a map of texts")
-        }
-
-        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-            Ok(BTreeMap::new())
-        }
-
-        fn visit_none<E: de::Error>(self) -> Result<Self::Value, E> {
-            Ok(BTreeMap::new())
-        }
-
-        fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-            from.deserialize_map(self)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
-            let mut texts = BTreeMap::new();
-            while let Some((key, text)) = entries.next_entry::<String, Option<String>>()? {
-                if texts.contains_key(&key) {
-                    return Err(de::Error::custom(format_args!(
-                        "annotation {key:?} stands there twice"
-                    )));
-                }
-                texts.insert(key, text.unwrap_or_default());
-            }
-            Ok(texts)
-        }
-    }
-
-    from.deserialize_option(Texts)
 }

@@ -207,6 +207,20 @@ pub enum Warning {
         /// The character.
         value: String,
     },
+    /// Runtimes do not see it, because what needs the version is not in the last device.
+    #[error("the spec states version {stated}, but its content needs {needed}")]
+    VersionTooLow {
+        /// What `cdiVersion` says.
+        stated: Version,
+        /// What it should say at least.
+        needed: Version,
+    },
+    /// Runtimes read JSON with a YAML parser that does not know this.
+    #[error(
+        "the file has a JSON escape that runtimes refuse, \\/ or half of a character beyond \\uffff: \
+         write the character itself"
+    )]
+    JsonEscape,
     /// As runtimes do, this crate reads only the first document of a file.
     #[error("the file has more than one YAML document, only the first is read")]
     MoreDocuments,
@@ -217,16 +231,20 @@ impl Spec {
     ///
     /// The result has what is valid but will cause trouble.
     pub fn validate(&self) -> Result<Vec<Warning>, InvalidSpec> {
-        let stated = self.stated_version()?;
+        let stated: Version = self.version.parse()?;
+        let insisted = self.version_seen_by_runtimes();
+        if stated < insisted {
+            return Err(InvalidSpec::VersionTooLow {
+                stated,
+                needed: insisted,
+            });
+        }
+        let mut warnings = self.validate_content()?;
         let needed = self.minimum_version();
         if stated < needed {
-            return Err(InvalidSpec::VersionTooLow { stated, needed });
+            warnings.push(Warning::VersionTooLow { stated, needed });
         }
-        self.validate_content()
-    }
-
-    fn stated_version(&self) -> Result<Version, InvalidSpec> {
-        Ok(self.version.parse()?)
+        Ok(warnings)
     }
 
     pub(crate) fn validate_content(&self) -> Result<Vec<Warning>, InvalidSpec> {

@@ -93,13 +93,29 @@ impl FromStr for Version {
 impl Spec {
     /// The lowest version that has everything this spec uses, whatever its `version` says.
     pub fn minimum_version(&self) -> Version {
+        let of_paths = self
+            .devices
+            .iter()
+            .map(|device| of_paths(&device.container_edits))
+            .max();
+        self.version_seen_by_runtimes()
+            .max(of_paths.unwrap_or(Version::OLDEST))
+    }
+
+    /// The version that runtimes insist on: of all devices but the last they overlook host paths and mount
+    /// types, because the reference implementation takes the address of a loop variable.
+    pub(crate) fn version_seen_by_runtimes(&self) -> Version {
         let of_spec = [
             (!self.annotations.is_empty()).then_some(Version::V0_6_0),
             self.kind
                 .split_once('/')
                 .filter(|(_, class)| class.contains('.'))
                 .map(|_| Version::V0_6_0),
-            Some(of_edits(&self.container_edits)),
+            Some(of_features(&self.container_edits)),
+            Some(of_paths(&self.container_edits)),
+            self.devices
+                .last()
+                .map(|device| of_paths(&device.container_edits)),
         ];
         let of_devices = self.devices.iter().flat_map(|device| {
             [
@@ -108,7 +124,7 @@ impl Spec {
                     .starts_with(|c: char| c.is_ascii_digit())
                     .then_some(Version::V0_5_0),
                 (!device.annotations.is_empty()).then_some(Version::V0_6_0),
-                Some(of_edits(&device.container_edits)),
+                Some(of_features(&device.container_edits)),
             ]
         });
         of_spec
@@ -120,7 +136,7 @@ impl Spec {
     }
 }
 
-fn of_edits(edits: &ContainerEdits) -> Version {
+fn of_features(edits: &ContainerEdits) -> Version {
     let newest_rdt = edits
         .intel_rdt
         .as_ref()
@@ -129,7 +145,13 @@ fn of_edits(edits: &ContainerEdits) -> Version {
         Version::V1_1_0
     } else if edits.intel_rdt.is_some() || !edits.additional_gids.is_empty() {
         Version::V0_7_0
-    } else if edits.device_nodes.iter().any(|node| !node.host_path.is_empty()) {
+    } else {
+        Version::OLDEST
+    }
+}
+
+fn of_paths(edits: &ContainerEdits) -> Version {
+    if edits.device_nodes.iter().any(|node| !node.host_path.is_empty()) {
         Version::V0_5_0
     } else if edits.mounts.iter().any(|mount| !mount.mount_type.is_empty()) {
         Version::V0_4_0

@@ -1,0 +1,155 @@
+//! How single fields of a spec file are read.
+//!
+//! Derived readers would be close, but runtimes read specs with go-yaml into Go types, which has its own idea of
+//! what is a number, a switch or a list: `null` is the same as nothing, even in a list; `08` is a number and
+//! `'8'` is not; `yes` is a switch and `'true'` is not. These readers agree with it, except that a number with
+//! a fraction is an error.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+
+pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+pub(crate) fn optional_items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<Vec<T>>, D::Error> {
+    let items = Option::<Vec<Option<T>>>::deserialize(from)?;
+    Ok(items.map(|items| items.into_iter().flatten().collect()))
+}
+
+pub(crate) fn items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    Ok(optional_items(from)?.unwrap_or_default())
+}
+
+pub(crate) fn integers<'de, D: Deserializer<'de>, T: TryFrom<i128>>(from: D) -> Result<Vec<T>, D::Error> {
+    items(from)?.into_iter().map(narrow).collect()
+}
+
+pub(crate) fn optional_integer<'de, D: Deserializer<'de>, T: TryFrom<i128>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    Option::deserialize(from)?.map(narrow).transpose()
+}
+
+pub(crate) fn integer<'de, D: Deserializer<'de>, T: TryFrom<i128> + Default>(from: D) -> Result<T, D::Error> {
+    Ok(optional_integer(from)?.unwrap_or_default())
+}
+
+pub(crate) fn switch<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(from)?.is_some_and(|Switch(on)| on))
+}
+
+fn narrow<T: TryFrom<i128>, E: de::Error>(Integer(number): Integer) -> Result<T, E> {
+    T::try_from(number).map_err(|_| E::custom(format_args!("{number} is out of range")))
+}
+
+struct Integer(i128);
+
+impl<'de> Deserialize<'de> for Integer {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(IntegerVisitor)
+    }
+}
+
+struct IntegerVisitor;
+
+impl Visitor<'_> for IntegerVisitor {
+    type Value = Integer;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an integer")
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Integer, E> {
+        Ok(Integer(number.into()))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Integer, E> {
+        Ok(Integer(number.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Integer, E> {
+        // Beyond 2^53 a float does not say which integer is meant.
+        if number.fract() == 0.0 && number.abs() <= (1u64 << 53) as f64 {
+            Ok(Integer(number as i128))
+        } else {
+            Err(E::invalid_value(de::Unexpected::Float(number), &self))
+        }
+    }
+}
+
+struct Switch(bool);
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(SwitchVisitor)
+    }
+}
+
+struct SwitchVisitor;
+
+impl Visitor<'_> for SwitchVisitor {
+    type Value = Switch;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("true or false")
+    }
+
+    fn visit_bool<E: de::Error>(self, on: bool) -> Result<Switch, E> {
+        Ok(Switch(on))
+    }
+
+    fn visit_str<E: de::Error>(self, word: &str) -> Result<Switch, E> {
+        match word {
+            "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Ok(Switch(true)),
+            "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => Ok(Switch(false)),
+            _ => Err(E::invalid_value(de::Unexpected::Str(word), &self)),
+        }
+    }
+}
+
+/// Reads annotations, and refuses a key that stands there twice.
+pub(crate) fn texts_by_key<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
+    from.deserialize_option(TextsVisitor)
+}
+
+struct TextsVisitor;
+
+impl<'de> Visitor<'de> for TextsVisitor {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of texts")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+        Ok(BTreeMap::new())
+    }
+
+    fn visit_none<E: de::Error>(self) -> Result<Self::Value, E> {
+        Ok(BTreeMap::new())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_map(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+        let mut texts = BTreeMap::new();
+        while let Some((key, text)) = entries.next_entry::<String, Option<String>>()? {
+            if texts.contains_key(&key) {
+                return Err(de::Error::custom(format_args!(
+                    "annotation {key:?} stands there twice"
+                )));
+            }
+            texts.insert(key, text.unwrap_or_default());
+        }
+        Ok(texts)
+    }
+}
