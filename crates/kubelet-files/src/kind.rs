@@ -197,7 +197,7 @@ impl Signs {
             return Ok(());
         }
         self.keys_of(reader, |signs, key| {
-            signs.entries_of_claims |= folds_to(key, "ClaimUID")
+            signs.entries_of_claims |= folds_to(key, "ClaimUID");
         })?;
         while reader.next(b']')? {
             reader.skip()?;
@@ -208,7 +208,7 @@ impl Signs {
     /// Whether this is a driver of the health file.
     fn driver(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
         self.keys_of(reader, |signs, key| {
-            signs.devices_below |= folds_to(key, "Devices")
+            signs.devices_below |= folds_to(key, "Devices");
         })
     }
 

@@ -284,7 +284,7 @@ fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict
     let keys = claims
         .iter()
         .map(|claim| format!("{}/{}", claim.namespace, claim.name));
-    judge_replaced_claims(keys.collect(), verdict);
+    judge_replaced_claims(&keys.collect::<Vec<_>>(), verdict);
 }
 
 fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
@@ -306,7 +306,7 @@ fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
         ));
     }
     let claims = checkpoint.claims.as_deref().unwrap_or_default();
-    judge_replaced_claims(claims.iter().map(Claim::key).collect(), verdict);
+    judge_replaced_claims(&claims.iter().map(Claim::key).collect::<Vec<_>>(), verdict);
 }
 
 impl Claim {
@@ -330,8 +330,8 @@ pub(crate) fn replaced_claims(keys: &[String]) -> Vec<(usize, usize)> {
     keys.iter().enumerate().filter_map(replaced_by).collect()
 }
 
-fn judge_replaced_claims(keys: Vec<String>, verdict: &mut Verdict) {
-    for (index, by) in replaced_claims(&keys) {
+fn judge_replaced_claims(keys: &[String], verdict: &mut Verdict) {
+    for (index, by) in replaced_claims(keys) {
         verdict.problems.push(Problem::Replaced {
             what: "claim",
             index,

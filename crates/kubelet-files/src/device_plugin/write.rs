@@ -26,7 +26,7 @@ fn write_v2(checkpoint: &Checkpoint) -> String {
     out.push_str(",\"RegisteredDevices\":");
     let registered = checkpoint.registered.as_ref().map(|resources| resources.iter());
     write::object(&mut out, registered, |out, ids| {
-        write::strings(out, ids.as_deref())
+        write::strings(out, ids.as_deref());
     });
     out.push_str("},\"Checksum\":");
     out.push_str(&checkpoint.checksum(Version::V2).to_string());
