@@ -161,20 +161,10 @@ impl Registry {
                 Standing::Conflicting { paths } => Some(Reason::Conflicting { paths }),
                 _ => None,
             });
-        conflict.or_else(|| self.broken_by(name)).unwrap_or_else(|| {
-            let unreadable = self
-                .problems()
-                .iter()
-                .enumerate()
-                .filter_map(|(at, problem)| match problem {
-                    Problem::Directory { directory, .. } => Some(directory.clone()),
-                    Problem::File { path, .. } if self.broken.contains(&at) => Some(path.clone()),
-                    _ => None,
-                });
-            Reason::Unknown {
-                unreadable: unreadable.collect(),
-            }
-        })
+        let unknown = || Reason::Unknown {
+            unreadable: self.unreadable(),
+        };
+        conflict.or_else(|| self.broken_by(name)).unwrap_or_else(unknown)
     }
 
     fn broken_by(&self, name: &QualifiedName) -> Option<Reason> {

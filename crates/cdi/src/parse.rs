@@ -105,7 +105,7 @@ pub(crate) fn document<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Option<W
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim_start().starts_with('{') {
         match serde_json::from_str(text) {
-            Ok(value) => Ok((value, has_unusual_escape(text).then_some(Warning::JsonEscape))),
+            Ok(value) => Ok((value, is_json_only(text).then_some(Warning::JsonOnly))),
             Err(error) => yaml_document(text).map_err(|_| ParseError::Json {
                 message: error.to_string(),
             }),
@@ -134,8 +134,15 @@ fn yaml_document<T: DeserializeOwned>(text: &str) -> Result<(T, Option<Warning>)
     }
 }
 
-/// Whether valid JSON has an escape that is not one in YAML: `\/`, or a surrogate.
-fn has_unusual_escape(json: &str) -> bool {
+/// Whether valid JSON has something in it that is not YAML to runtimes: the escape `\/`, a surrogate, or a
+/// character that is not printable.
+fn is_json_only(json: &str) -> bool {
+    if json
+        .chars()
+        .any(|c| matches!(c, '\u{7f}'..='\u{84}' | '\u{86}'..='\u{9f}' | '\u{fffe}' | '\u{ffff}'))
+    {
+        return true;
+    }
     // Backslashes stand only in strings, and each begins an escape.
     let mut escapes = json.split('\\').skip(1);
     while let Some(escape) = escapes.next() {

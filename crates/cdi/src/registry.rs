@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use crate::file::{Broken, ReadError, SpecFile, is_spec_name};
 use crate::name::QualifiedName;
+use crate::parse::Outline;
 use crate::spec::Device;
 
 /// The directories that runtimes look into: for specs of the administrator, and for generated ones, which win.
@@ -103,8 +104,8 @@ pub struct Registry {
     directories: Vec<PathBuf>,
     files: Vec<SpecFile>,
     problems: Vec<Problem>,
-    pub(crate) broken: Vec<usize>,
-    outlines: Vec<(usize, crate::parse::Outline)>,
+    /// Broken files, as places in `problems`, with what could be seen of their devices.
+    broken: Vec<(usize, Option<Outline>)>,
     index: BTreeMap<QualifiedName, Entry>,
 }
 
@@ -112,7 +113,7 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct Entry {
     places: Vec<(usize, usize)>,
-    /// Those of the lowest priority that has more than one.
+    /// All files that share the device with another one of the same priority.
     conflict: Vec<PathBuf>,
 }
 
@@ -153,10 +154,7 @@ impl Registry {
                 self.files.push(file);
             }
             Err(Broken { error, outline }) => {
-                match outline {
-                    Some(outline) => self.outlines.push((self.problems.len(), outline)),
-                    None => self.broken.push(self.problems.len()),
-                }
+                self.broken.push((self.problems.len(), outline));
                 self.problems.push(Problem::File {
                     path,
                     priority,
@@ -169,17 +167,16 @@ impl Registry {
     fn find_conflicts(&mut self) {
         for (device, entry) in &mut self.index {
             let priority = |&(file, _): &(usize, usize)| self.files.get(file).map(|file| file.priority);
-            let same = entry
-                .places
-                .chunk_by(|a, b| priority(a) == priority(b))
-                .find(|same| same.len() > 1);
-            let Some(same) = same else { continue };
-            let files = same.iter().filter_map(|&(file, _)| self.files.get(file));
-            entry.conflict = files.map(|file| file.path.clone()).collect();
-            self.problems.push(Problem::Conflict {
-                device: device.clone(),
-                paths: entry.conflict.clone(),
-            });
+            let by_priority = entry.places.chunk_by(|a, b| priority(a) == priority(b));
+            for same in by_priority.filter(|same| same.len() > 1) {
+                let files = same.iter().filter_map(|&(file, _)| self.files.get(file));
+                let paths: Vec<_> = files.map(|file| file.path.clone()).collect();
+                entry.conflict.extend_from_slice(&paths);
+                self.problems.push(Problem::Conflict {
+                    device: device.clone(),
+                    paths,
+                });
+            }
         }
     }
 
@@ -261,11 +258,32 @@ impl Registry {
 
     /// The broken file that would define a device if it were good.
     pub(crate) fn broken_file_with(&self, name: &QualifiedName) -> Option<&Problem> {
-        let found = self
-            .outlines
+        let has = |outline: &Option<Outline>| {
+            outline
+                .as_ref()
+                .is_some_and(|outline| outline.has(name.kind(), name.name()))
+        };
+        let (problem, _) = self.broken.iter().find(|(_, outline)| has(outline))?;
+        self.problems.get(*problem)
+    }
+
+    /// The files and directories that may define any device at all.
+    pub(crate) fn unreadable(&self) -> Vec<PathBuf> {
+        let hidden = |at: usize| {
+            self.broken
+                .iter()
+                .any(|(problem, outline)| *problem == at && outline.is_none())
+        };
+        let paths = self
+            .problems
             .iter()
-            .find(|(_, outline)| outline.has(name.kind(), name.name()));
-        found.and_then(|&(problem, _)| self.problems.get(problem))
+            .enumerate()
+            .filter_map(|(at, problem)| match problem {
+                Problem::Directory { directory, .. } => Some(directory.clone()),
+                Problem::File { path, .. } if hidden(at) => Some(path.clone()),
+                _ => None,
+            });
+        paths.collect()
     }
 }
 

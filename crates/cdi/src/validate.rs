@@ -215,12 +215,12 @@ pub enum Warning {
         /// What it should say at least.
         needed: Version,
     },
-    /// Runtimes read JSON with a YAML parser that does not know this.
+    /// Runtimes read JSON with a YAML parser, which does not know all of JSON.
     #[error(
-        "the file has a JSON escape that runtimes refuse, \\/ or half of a character beyond \\uffff: \
-         write the character itself"
+        "runtimes refuse the file, because they read JSON as YAML: it has the escape \\/, an escaped \
+         surrogate, or a control character as such"
     )]
-    JsonEscape,
+    JsonOnly,
     /// As runtimes do, this crate reads only the first document of a file.
     #[error("the file has more than one YAML document, only the first is read")]
     MoreDocuments,
