@@ -1,0 +1,432 @@
+//! Files made by real kubelets, and what those kubelets did with them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use devlet_kubelet_files::device_plugin::Devices;
+use devlet_kubelet_files::verify::Problem;
+use devlet_kubelet_files::{Document, Format, Role, convert, device_plugin, dra, read, salvage, verify};
+use serde::Deserialize;
+
+fn testdata(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(path)
+}
+
+fn bytes_of(path: &str) -> Vec<u8> {
+    std::fs::read(testdata(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn json_files(folder: &str) -> Vec<String> {
+    let mut files: Vec<String> = std::fs::read_dir(testdata(folder))
+        .unwrap_or_else(|error| panic!("{folder}: {error}"))
+        .map(|file| format!("{folder}/{}", file.unwrap().file_name().to_str().unwrap()))
+        .filter(|file| file.ends_with(".json") && !file.contains("load-results") && !file.ends_with("manifest.json"))
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "no files in {folder}");
+    files
+}
+
+#[derive(Deserialize)]
+struct Measured {
+    file: String,
+    kind: String,
+    kubelet_1_37_accepts: bool,
+    kubelet_error: String,
+    entries_restored: usize,
+    computed_checksum_after_decode: Option<u64>,
+    #[serde(default)]
+    resources_known_after_restore: Vec<String>,
+}
+
+fn manifest() -> Vec<Measured> {
+    let list: Vec<Measured> = serde_json::from_slice(&bytes_of("deviceplugin/manifest.json")).unwrap();
+    assert!(list.len() > 40, "the manifest lost rows");
+    list
+}
+
+#[test]
+fn device_files_are_judged_as_a_kubelet_did() {
+    for measured in manifest() {
+        let bytes = bytes_of(&format!("deviceplugin/{}", measured.file));
+        let verdict = verify(&bytes, Some(Role::DevicePlugin));
+        let refused = verdict.problems.iter().any(|problem| {
+            matches!(problem, Problem::Unreadable(_) | Problem::Corrupted(_) | Problem::TooOld { .. })
+        });
+        assert_eq!(refused, !measured.kubelet_1_37_accepts, "{}: {:?}", measured.file, verdict.problems);
+        let said: Vec<String> = verdict.problems.iter().map(ToString::to_string).collect();
+        let kubelet_text = measured.kubelet_error.trim_start_matches("failed to get checkpoint: ");
+        let same_words = said.iter().any(|problem| problem.contains(kubelet_text));
+        assert!(!refused || same_words, "{}: {said:?} does not say {kubelet_text:?}", measured.file);
+    }
+}
+
+#[test]
+fn device_files_restore_the_entries_that_a_kubelet_restored() {
+    for measured in manifest().into_iter().filter(|measured| measured.kubelet_1_37_accepts) {
+        let bytes = bytes_of(&format!("deviceplugin/{}", measured.file));
+        let verdict = verify(&bytes, Some(Role::DevicePlugin));
+        let checkpoint = device_plugin::read(&bytes).unwrap().verified().unwrap();
+        let entries = checkpoint.entries.unwrap_or_default().len();
+        assert_eq!(entries - verdict.problems.len(), measured.entries_restored, "{}", measured.file);
+        let mut resources: Vec<String> = checkpoint.registered.unwrap_or_default().into_keys().collect();
+        resources.sort();
+        assert_eq!(resources, measured.resources_known_after_restore, "{}", measured.file);
+    }
+}
+
+#[test]
+fn device_file_checksums_are_those_of_the_kubelet() {
+    for measured in manifest() {
+        let Some(expected) = measured.computed_checksum_after_decode else { continue };
+        let file = device_plugin::read(&bytes_of(&format!("deviceplugin/{}", measured.file))).unwrap();
+        assert_eq!(file.checksum.unwrap().computed, expected, "{}", measured.file);
+    }
+}
+
+#[test]
+fn valid_v2_files_are_written_back_byte_for_byte() {
+    let mut compared = 0;
+    for measured in manifest().into_iter().filter(|measured| measured.kind.ends_with("valid")) {
+        let bytes = bytes_of(&format!("deviceplugin/{}", measured.file));
+        let file = device_plugin::read(&bytes).unwrap();
+        if file.format == Format::DevicePluginV2 {
+            let written = device_plugin::write(&file.verified().unwrap());
+            assert_eq!(written, String::from_utf8(bytes).unwrap(), "{}", measured.file);
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 16);
+}
+
+#[test]
+fn v1_files_are_read_and_become_v2_on_numa_node_zero() {
+    let mut files = json_files("deviceplugin-v1-extra");
+    files.extend(["deviceplugin/v1-one-pod.json".into(), "deviceplugin/v1-historic-1.19.json".into()]);
+    for path in files {
+        let bytes = bytes_of(&path);
+        let file = read(&bytes, None).unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert!(file.checksum.unwrap().is_valid(), "{path}");
+        let Document::DevicePlugin(before) = file.unverified().clone() else { panic!("{path}") };
+        let converted = convert(file).unwrap();
+        let again = device_plugin::read(converted.text.as_bytes()).unwrap();
+        assert_eq!(again.format, Format::DevicePluginV2, "{path}");
+        let after = again.verified().unwrap();
+        assert_eq!(after.entries.as_ref().map(Vec::len), before.entries.as_ref().map(Vec::len), "{path}");
+        for (old, new) in before.entries.iter().flatten().zip(after.entries.iter().flatten()) {
+            assert_eq!(old.holder(), new.holder(), "{path}: the order of entries");
+            assert_eq!(old.alloc_resp, new.alloc_resp, "{path}: the plugin's answer");
+            if let (Devices::Flat(Some(old)), Devices::PerNuma(Some(new))) = (&old.devices, &new.devices) {
+                assert_eq!(new, &BTreeMap::from([(0, Some(old.clone()))]), "{path}");
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct LoadResult {
+    file: String,
+    kubelet_starts: bool,
+    #[serde(default)]
+    error: String,
+    #[serde(default)]
+    claims: Vec<String>,
+}
+
+fn dra_load_results() -> Vec<LoadResult> {
+    let all: Vec<LoadResult> = serde_json::from_slice(&bytes_of("dra/load-results-head.json")).unwrap();
+    let files: Vec<LoadResult> = all.into_iter().filter(|result| !result.file.starts_with('(')).collect();
+    assert!(files.len() > 40, "the load results lost rows");
+    files
+}
+
+#[test]
+fn dra_files_are_judged_as_a_kubelet_did() {
+    for result in dra_load_results() {
+        let bytes = bytes_of(&format!("dra/{}", result.file));
+        let verdict = verify(&bytes, Some(Role::DraManager));
+        let refused = verdict.problems.iter().any(|problem| {
+            matches!(problem, Problem::Unreadable(_) | Problem::Corrupted(_) | Problem::TooOld { .. })
+        });
+        assert_eq!(refused, !result.kubelet_starts, "{}: {:?}", result.file, verdict.problems);
+        let said = verdict.problems.iter().map(ToString::to_string).collect::<String>();
+        let text = result.error.rsplit("dra_manager_state: ").next().unwrap();
+        let text = text.rsplit("GetEntries() on checkpoint: ").next().unwrap();
+        assert!(!refused || said.contains(text), "{}: {said:?} does not say {text:?}", result.file);
+    }
+}
+
+#[test]
+fn dra_files_restore_the_claims_that_a_kubelet_restored() {
+    for result in dra_load_results().into_iter().filter(|result| result.kubelet_starts) {
+        let bytes = bytes_of(&format!("dra/{}", result.file));
+        let checkpoint = dra::envelope::read(&bytes).unwrap().verified().unwrap();
+        // As in the kubelet, a later claim of the same name replaces an earlier one.
+        let restored: BTreeMap<String, String> = checkpoint
+            .claims
+            .iter()
+            .flatten()
+            .map(|claim| {
+                let pods: Vec<&str> = claim.pods.iter().flatten().map(String::as_str).collect();
+                let drivers = claim.drivers.as_ref().map_or(0, BTreeMap::len);
+                let text = format!(
+                    "{} uid={} pods=[{}] drivers={drivers} prepared=false",
+                    claim.key(),
+                    claim.uid,
+                    pods.join(" ")
+                );
+                (claim.key(), text)
+            })
+            .collect();
+        let restored: Vec<String> = restored.into_values().collect();
+        assert_eq!(restored, result.claims, "{}", result.file);
+    }
+}
+
+#[test]
+fn documents_that_pass_for_an_empty_state_are_not_fine() {
+    for file in ["json-empty-object", "json-null", "data-empty-object", "data-legacy-Entries-key"] {
+        let bytes = bytes_of(&format!("dra/odd/{file}.json"));
+        for role in [None, Some(Role::DraManager)] {
+            let verdict = verify(&bytes, role);
+            let problems = &verdict.problems;
+            assert!(matches!(problems[..], [Problem::EmptyByAccident(_)]), "{file}: {problems:?}");
+        }
+    }
+}
+
+#[test]
+fn envelopes_are_written_back_byte_for_byte() {
+    for path in json_files("dra/envelope-v1") {
+        let bytes = bytes_of(&path);
+        let checkpoint = dra::envelope::read(&bytes).unwrap().verified().unwrap();
+        let written = dra::envelope::write(checkpoint.claims.as_deref());
+        assert_eq!(written, String::from_utf8(bytes).unwrap(), "{path}");
+    }
+}
+
+#[test]
+fn flat_files_are_told_apart_and_verify() {
+    let folders = [
+        ("dra/flat-1.27", Format::DraFlat1_27),
+        ("dra/flat-1.28-1.29", Format::DraFlat1_28),
+        ("dra/flat-1.28-extra", Format::DraFlat1_28),
+        ("dra/flat-1.30", Format::DraFlat1_30),
+        ("dra/flat-1.30-extra", Format::DraFlat1_30),
+    ];
+    for (folder, format) in folders {
+        for path in json_files(folder) {
+            let bytes = bytes_of(&path);
+            let file = read(&bytes, None).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(file.checksum.unwrap().is_valid(), "{path}");
+            let Document::DraFlat(checkpoint) = file.unverified() else { panic!("{path}") };
+            // Without claims, or without handles, the same bytes are valid in an older dialect too, and are
+            // called by its name.
+            let handles = || checkpoint.claims.iter().flatten().filter_map(|claim| claim.handles.as_ref());
+            let claims = checkpoint.claims.as_ref().map_or(0, Vec::len);
+            let expected = if claims == 0 {
+                Format::DraFlat1_27
+            } else if handles().all(Vec::is_empty) && format != Format::DraFlat1_27 {
+                Format::DraFlat1_28
+            } else {
+                format
+            };
+            assert_eq!(file.format, expected, "{path}");
+        }
+    }
+}
+
+#[test]
+fn flat_files_are_loaded_by_the_kubelets_that_did_load_them() {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Row {
+        file: String,
+        #[serde(rename = "K127")]
+        k127: String,
+        #[serde(rename = "K128")]
+        k128: String,
+        #[serde(rename = "K130")]
+        k130: String,
+    }
+    let rows: Vec<Row> = serde_json::from_slice(&bytes_of("dra/load-results-old-kubelets.json")).unwrap();
+    for row in rows.iter().filter(|row| row.file.starts_with("flat")) {
+        let loads = [&row.k127, &row.k128, &row.k130].map(|answer| answer.starts_with("ok"));
+        let expected = match loads {
+            [true, true, true] => Some("1.27 to 1.30"),
+            [false, true, false] => Some("1.28 and 1.29"),
+            [false, false, true] => Some("1.30"),
+            other => panic!("{}: {other:?}", row.file),
+        };
+        let verdict = verify(&bytes_of(&format!("dra/{}", row.file)), None);
+        assert_eq!(verdict.loaded_by_older, expected, "{}", row.file);
+    }
+}
+
+#[test]
+fn files_that_their_own_kubelet_rejected_are_rejected() {
+    for folder in ["dra/flat-1.30-extra/rejected", "dra/flat-1.28-extra/rejected"] {
+        for path in json_files(folder) {
+            let file = read(&bytes_of(&path), None).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(!file.checksum.unwrap().is_valid(), "{path}");
+        }
+    }
+}
+
+#[test]
+fn flat_claims_become_claims_with_one_device_per_driver() {
+    let file = read(&bytes_of("dra/flat-1.28-1.29/01-single.json"), None).unwrap();
+    let converted = convert(file).unwrap();
+    let claims = dra::envelope::read(converted.text.as_bytes()).unwrap().verified().unwrap().claims.unwrap();
+    let [claim] = &claims[..] else { panic!("{claims:?}") };
+    assert_eq!(claim.key(), "default/example");
+    assert_eq!(claim.uid, "067798be-454e-4be4-9047-1aa06aea63f7");
+    assert!(claim.pods.as_ref().unwrap().contains("139cdb46-f989-4f17-9561-ca10cfb509a6"));
+    let devices = claim.drivers.as_ref().unwrap()["test-driver.cdi.k8s.io"].devices.as_ref().unwrap();
+    assert_eq!(devices[0].cdi_devices.as_deref(), Some(&["example.com/example=cdi-example".to_owned()][..]));
+}
+
+#[test]
+fn an_unprepared_flat_claim_keeps_its_driver() {
+    let file = read(&bytes_of("dra/flat-1.27/03-not-prepared.json"), None).unwrap();
+    let converted = convert(file).unwrap();
+    let claims = dra::envelope::read(converted.text.as_bytes()).unwrap().verified().unwrap().claims.unwrap();
+    assert_eq!(claims[0].drivers.as_ref().unwrap()["d"].devices, None);
+}
+
+#[test]
+fn every_prefix_of_a_file_salvages_whole_entries_only() {
+    let bytes = bytes_of("deviceplugin/v2-two-resources-one-container.json");
+    let all = device_plugin::read(&bytes).unwrap().verified().unwrap().entries.unwrap();
+    let mut most = 0;
+    for end in 0..bytes.len() {
+        let Ok(salvaged) = salvage(&bytes[..end], Some(Role::DevicePlugin)) else { continue };
+        let Document::DevicePlugin(kept) = &salvaged.kept else { panic!("prefix of {end} bytes") };
+        let kept = kept.entries.as_deref().unwrap_or_default();
+        assert_eq!(kept, &all[..kept.len()], "prefix of {end} bytes");
+        assert!(!salvaged.dropped.is_empty(), "prefix of {end} bytes: nothing said to be lost");
+        assert!(verify(salvaged.text.as_bytes(), None).is_fine(), "prefix of {end} bytes");
+        assert!(kept.len() >= most, "prefix of {end} bytes kept less than a shorter one");
+        most = kept.len();
+    }
+    assert_eq!(most, all.len());
+}
+
+#[test]
+fn every_prefix_of_an_envelope_salvages_whole_claims_only() {
+    let bytes = bytes_of("dra/envelope-v1/06-two-claims.json");
+    let all = dra::envelope::read(&bytes).unwrap().verified().unwrap().claims.unwrap();
+    let mut most = 0;
+    for end in 0..bytes.len() {
+        let Ok(salvaged) = salvage(&bytes[..end], Some(Role::DraManager)) else { continue };
+        let Document::DraEnvelope(kept) = &salvaged.kept else { panic!("prefix of {end} bytes") };
+        let kept = kept.claims.as_deref().unwrap_or_default();
+        assert_eq!(kept, &all[..kept.len()], "prefix of {end} bytes");
+        assert!(!salvaged.dropped.is_empty(), "prefix of {end} bytes: nothing said to be lost");
+        assert!(kept.len() >= most, "prefix of {end} bytes kept less than a shorter one");
+        most = kept.len();
+    }
+    assert_eq!(most, all.len());
+}
+
+#[test]
+fn a_wrong_checksum_costs_nothing_but_a_new_one() {
+    let salvaged = salvage(&bytes_of("deviceplugin/corrupt-checksum-wrong.json"), None).unwrap();
+    assert_eq!(salvaged.dropped, []);
+    assert!(!salvaged.is_undamaged());
+    assert_eq!(salvaged.text.as_bytes(), bytes_of("deviceplugin/v2-one-pod.json"));
+}
+
+#[test]
+fn one_bad_entry_is_dropped_and_the_others_are_kept() {
+    let text = String::from_utf8(bytes_of("deviceplugin/v2-two-resources-one-container.json")).unwrap();
+    let damaged = text.replacen("\"ContainerName\":\"sidecar\"", "\"ContainerName\":7", 1);
+    let salvaged = salvage(damaged.as_bytes(), None).unwrap();
+    let Document::DevicePlugin(kept) = &salvaged.kept else { panic!("{salvaged:?}") };
+    let containers: Vec<&str> = kept.entries.iter().flatten().map(|entry| entry.container.as_str()).collect();
+    assert_eq!(containers, ["init", "app", "app"]);
+    let [dropped] = &salvaged.dropped[..] else { panic!("{:?}", salvaged.dropped) };
+    assert_eq!(dropped.what, "Data.PodDeviceEntries[1]");
+    assert!(dropped.reason.contains("cannot unmarshal number"), "{}", dropped.reason);
+}
+
+#[test]
+fn a_file_that_mixes_v1_and_v2_entries_is_refused_and_can_be_salvaged() {
+    let text = String::from_utf8(bytes_of("deviceplugin/v2-two-resources-one-container.json")).unwrap();
+    let mixed = text.replacen("{\"0\":[\"gpu0\",\"gpu1\"]}", "[\"gpu0\",\"gpu1\"]", 1);
+    let refused = read(mixed.as_bytes(), None).unwrap_err().to_string();
+    assert!(refused.starts_with("entries of two formats in one file"), "{refused}");
+    assert!(refused.contains("Data.PodDeviceEntries[0].DeviceIDs"), "{refused}");
+    let salvaged = salvage(mixed.as_bytes(), None).unwrap();
+    assert_eq!(salvaged.dropped, []);
+    assert_eq!(salvaged.text, text);
+}
+
+#[test]
+fn an_entry_whose_answer_does_not_decode_is_dropped() {
+    let salvaged = salvage(&bytes_of("deviceplugin/corrupt-allocresp-invalid-utf8.json"), None).unwrap();
+    let [dropped] = &salvaged.dropped[..] else { panic!("{:?}", salvaged.dropped) };
+    assert_eq!(dropped.what, "pod-bad/c vendor.com/gpu with devices gpu1");
+}
+
+#[test]
+fn health_files_are_judged_as_a_kubelet_did() {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Row {
+        content: String,
+        result: String,
+    }
+    let rows: Vec<Row> = serde_json::from_slice(&bytes_of("dra/health/load-results.json")).unwrap();
+    for row in rows {
+        let verdict = verify(row.content.as_bytes(), Some(Role::DraHealth));
+        let fine = row.result.starts_with("load err=<nil>, update err=<nil>");
+        assert_eq!(verdict.is_fine(), fine, "{:?}: {} but {:?}", row.content, row.result, verdict.problems);
+    }
+    let two = read(&bytes_of("dra/health/01-two-devices.json"), None).unwrap();
+    assert_eq!(two.format, Format::DraHealth);
+}
+
+const V0_OF_1_8: &str = r#"{"Entries":[
+    {"PodUID":"p1","ContainerName":"c1","ResourceName":"acme.com/gpu","DeviceID":"a"},
+    {"PodUID":"p2","ContainerName":"c1","ResourceName":"acme.com/gpu","DeviceID":"b"},
+    {"PodUID":"p1","ContainerName":"c1","ResourceName":"acme.com/gpu","DeviceID":"c"}]}"#;
+
+#[test]
+fn entries_of_1_8_are_joined_per_container_in_the_order_of_their_first_device() {
+    let file = read(V0_OF_1_8.as_bytes(), None).unwrap();
+    assert_eq!((file.format, file.checksum), (Format::DevicePluginV0, None));
+    let text = convert(file).unwrap().text;
+    let entries = device_plugin::read(text.as_bytes()).unwrap().verified().unwrap().entries.unwrap();
+    let holders: Vec<_> = entries.iter().map(|entry| (entry.pod_uid.as_str(), entry.devices.ids())).collect();
+    assert_eq!(holders, [("p1", vec!["a", "c"]), ("p2", vec!["b"])]);
+    assert!(entries.iter().all(|entry| entry.alloc_resp.as_deref() == Some(&[])));
+}
+
+#[test]
+fn files_of_late_2017_and_of_1_9_keep_the_plugins_answer() {
+    let entry = r#"{"PodUID":"p","ContainerName":"c","ResourceName":"acme.com/gpu","DeviceIDs":["a"],"AllocResp":"CgQKAUESADoBeA=="}"#;
+    for text in [
+        format!(r#"{{"Entries":[{entry}]}}"#),
+        format!(r#"{{"PodDeviceEntries":[{entry}],"RegisteredDevices":{{"acme.com/gpu":["a","b"]}}}}"#),
+    ] {
+        let file = read(text.as_bytes(), None).unwrap();
+        assert_eq!(file.format, Format::DevicePluginV0, "{text}");
+        let converted = convert(file).unwrap();
+        assert!(converted.text.contains("\"AllocResp\":\"CgQKAUESADoBeA==\""), "{}", converted.text);
+        let verdict = verify(text.as_bytes(), None);
+        assert!(matches!(verdict.problems[..], [Problem::TooOld { .. }]), "{:?}", verdict.problems);
+    }
+}
+
+#[test]
+fn a_truncated_or_wrongly_typed_v1_file_says_where_and_what() {
+    let text = String::from_utf8(bytes_of("deviceplugin/v1-one-pod.json")).unwrap();
+    let truncated = read(&text.as_bytes()[..text.len() / 2], None).unwrap_err().to_string();
+    assert!(truncated.starts_with("unexpected end of JSON input, at Data.PodDeviceEntries[0]"), "{truncated}");
+    let wrong = text.replacen("[\"gpu0\"]", "[17]", 1);
+    let wrong = read(wrong.as_bytes(), None).unwrap_err().to_string();
+    assert!(wrong.contains("cannot unmarshal number"), "{wrong}");
+    assert!(wrong.contains("at Data.PodDeviceEntries[0].DeviceIDs[0], line 1, column"), "{wrong}");
+}
