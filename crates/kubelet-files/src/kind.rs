@@ -63,12 +63,7 @@ const CHECKSUM_OF_NO_CLAIMS: &str = "4010664294";
 pub(crate) fn of(bytes: &[u8], role: Option<Role>) -> Result<FileKind, ReadError> {
     let content = by_content(bytes);
     let says_nothing = bytes.iter().all(|byte| b"{} \t\r\n".contains(byte))
-        || matches!(
-            content,
-            Err(ReadError::UnknownKind(
-                UnknownKind::Null | UnknownKind::NoKnownKey
-            ))
-        );
+        || matches!(content, Err(ReadError::UnknownKind(_)));
     match role {
         Some(role) if says_nothing => Ok(match role {
             Role::DevicePlugin => FileKind::DevicePlugin,
