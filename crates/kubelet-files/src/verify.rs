@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::device_plugin::{self, Entry, response};
 use crate::dra::{Claim, envelope, flat, health};
-use crate::file::{ChecksumMismatch, File, ReadError, UnknownKind};
+use crate::file::{ChecksumMismatch, File, ReadError};
 use crate::{Document, Format, Role, read};
 
 /// The judgement on one file.
@@ -150,6 +150,9 @@ fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
             .warnings
             .push(format!("{} more of these", file.warnings.left_out));
     }
+    if let Some(said) = said_of_old_format(file.format, bytes) {
+        verdict.problems.push(Problem::TooOld { said });
+    }
     if let Some(checksum) = file.checksum.filter(|checksum| !checksum.is_valid()) {
         verdict
             .problems
@@ -157,7 +160,7 @@ fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
         return verdict;
     }
     match file.unverified() {
-        Document::DevicePlugin(checkpoint) => judge_devices(checkpoint, file.format, bytes, &mut verdict),
+        Document::DevicePlugin(checkpoint) => judge_devices(checkpoint, file.format, &mut verdict),
         Document::DraFlat(checkpoint) => judge_flat(checkpoint, bytes, &mut verdict),
         Document::DraEnvelope(checkpoint) => judge_envelope(checkpoint, &mut verdict),
         Document::DraHealth(state) => judge_health(state, &mut verdict),
@@ -165,30 +168,32 @@ fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
     verdict
 }
 
-fn judge_devices(
-    checkpoint: &device_plugin::Checkpoint,
-    format: Format,
-    bytes: &[u8],
-    verdict: &mut Verdict,
-) {
-    let entries = checkpoint.entries.as_deref().unwrap_or_default();
-    let said = match format {
-        Format::DevicePluginV0 => Some("checkpoint is corrupted".to_owned()),
+/// What a kubelet of 1.37 says to a format that it no longer reads, whatever the content.
+fn said_of_old_format(format: Format, bytes: &[u8]) -> Option<String> {
+    const CORRUPTED: &str = "checkpoint is corrupted";
+    match format {
+        Format::DevicePluginV0 => Some(CORRUPTED.to_owned()),
         Format::DevicePluginV1 => {
             let refused = device_plugin::decode_strict_v2(bytes).err();
             let said = refused.as_ref().and_then(ReadError::kubelet_text);
-            Some(said.unwrap_or("checkpoint is corrupted").to_owned())
+            Some(said.unwrap_or(CORRUPTED).to_owned())
         }
-        _ => None,
-    };
-    if let Some(said) = said {
-        verdict.problems.push(Problem::TooOld { said });
+        Format::DraFlat1_27 | Format::DraFlat1_28 | Format::DraFlat1_30 => {
+            Some(format!("{CORRUPTED} (the kubelet does not start)"))
+        }
+        Format::DevicePluginV2 | Format::DraEnvelopeV1 | Format::DraHealth => None,
+    }
+}
+
+fn judge_devices(checkpoint: &device_plugin::Checkpoint, format: Format, verdict: &mut Verdict) {
+    let entries = checkpoint.entries.as_deref().unwrap_or_default();
+    if let Format::DevicePluginV0 | Format::DevicePluginV1 = format {
         verdict.loaded_by_older = Some(match format {
             Format::DevicePluginV0 => {
                 "1.8 (files with Entries) or 1.9 and 1.10 (files with PodDeviceEntries)"
             }
             _ => {
-                "1.11 to 1.19, 1.20.14 and later of 1.20, 1.21.8 and later of 1.21, 1.22.5 and later of 1.22, 1.23 to 1.30"
+                "1.11 to 1.19, 1.20 from 1.20.14 on, 1.21 from 1.21.8 on, 1.22 from 1.22.5 on, and 1.23 to 1.30"
             }
         });
         return;
@@ -270,8 +275,6 @@ fn warn_of_shared_devices(entries: &[Entry], verdict: &mut Verdict) {
 }
 
 fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict) {
-    let said = "checkpoint is corrupted (the kubelet does not start)".to_owned();
-    verdict.problems.push(Problem::TooOld { said });
     let formats = flat::valid_formats(bytes);
     verdict.loaded_by_older = match formats.as_slice() {
         [Format::DraFlat1_27, ..] => Some("1.27 to 1.30"),
@@ -355,23 +358,9 @@ fn judge_health(state: &health::HealthState, verdict: &mut Verdict) {
         });
         return;
     };
-    for (name, driver) in drivers.iter().filter(|(_, driver)| driver.devices.is_none()) {
-        debug_assert!(driver.devices.is_none());
+    for (name, _) in drivers.iter().filter(|(_, driver)| driver.devices.is_none()) {
         verdict.problems.push(Problem::Panics {
             place: format!("Devices of driver {name}"),
         });
-    }
-}
-
-impl Verdict {
-    /// Whether the trouble is that the document is of no known kind.
-    pub fn is_unknown_kind(&self) -> bool {
-        let unknown = |problem: &Problem| {
-            matches!(
-                problem,
-                Problem::Unreadable(ReadError::UnknownKind(UnknownKind::NoKnownKey))
-            )
-        };
-        self.problems.iter().any(unknown)
     }
 }

@@ -20,7 +20,9 @@ fn json_files(folder: &str) -> Vec<String> {
     let mut files: Vec<String> = std::fs::read_dir(testdata(folder))
         .unwrap_or_else(|error| panic!("{folder}: {error}"))
         .map(|file| format!("{folder}/{}", file.unwrap().file_name().to_str().unwrap()))
-        .filter(|file| file.ends_with(".json") && !file.contains("load-results") && !file.ends_with("manifest.json"))
+        .filter(|file| {
+            file.ends_with(".json") && !file.contains("load-results") && !file.ends_with("manifest.json")
+        })
         .collect();
     files.sort();
     assert!(!files.is_empty(), "no files in {folder}");
@@ -51,34 +53,61 @@ fn device_files_are_judged_as_a_kubelet_did() {
         let bytes = bytes_of(&format!("deviceplugin/{}", measured.file));
         let verdict = verify(&bytes, Some(Role::DevicePlugin));
         let refused = verdict.problems.iter().any(|problem| {
-            matches!(problem, Problem::Unreadable(_) | Problem::Corrupted(_) | Problem::TooOld { .. })
+            matches!(
+                problem,
+                Problem::Unreadable(_) | Problem::Corrupted(_) | Problem::TooOld { .. }
+            )
         });
-        assert_eq!(refused, !measured.kubelet_1_37_accepts, "{}: {:?}", measured.file, verdict.problems);
+        assert_eq!(
+            refused, !measured.kubelet_1_37_accepts,
+            "{}: {:?}",
+            measured.file, verdict.problems
+        );
         let said: Vec<String> = verdict.problems.iter().map(ToString::to_string).collect();
-        let kubelet_text = measured.kubelet_error.trim_start_matches("failed to get checkpoint: ");
+        let kubelet_text = measured
+            .kubelet_error
+            .trim_start_matches("failed to get checkpoint: ");
         let same_words = said.iter().any(|problem| problem.contains(kubelet_text));
-        assert!(!refused || same_words, "{}: {said:?} does not say {kubelet_text:?}", measured.file);
+        assert!(
+            !refused || same_words,
+            "{}: {said:?} does not say {kubelet_text:?}",
+            measured.file
+        );
     }
 }
 
 #[test]
 fn device_files_restore_the_entries_that_a_kubelet_restored() {
-    for measured in manifest().into_iter().filter(|measured| measured.kubelet_1_37_accepts) {
+    for measured in manifest()
+        .into_iter()
+        .filter(|measured| measured.kubelet_1_37_accepts)
+    {
         let bytes = bytes_of(&format!("deviceplugin/{}", measured.file));
         let verdict = verify(&bytes, Some(Role::DevicePlugin));
         let checkpoint = device_plugin::read(&bytes).unwrap().verified().unwrap();
         let entries = checkpoint.entries.unwrap_or_default().len();
-        assert_eq!(entries - verdict.problems.len(), measured.entries_restored, "{}", measured.file);
+        assert_eq!(
+            entries - verdict.problems.len(),
+            measured.entries_restored,
+            "{}",
+            measured.file
+        );
         let mut resources: Vec<String> = checkpoint.registered.unwrap_or_default().into_keys().collect();
         resources.sort();
-        assert_eq!(resources, measured.resources_known_after_restore, "{}", measured.file);
+        assert_eq!(
+            resources, measured.resources_known_after_restore,
+            "{}",
+            measured.file
+        );
     }
 }
 
 #[test]
 fn device_file_checksums_are_those_of_the_kubelet() {
     for measured in manifest() {
-        let Some(expected) = measured.computed_checksum_after_decode else { continue };
+        let Some(expected) = measured.computed_checksum_after_decode else {
+            continue;
+        };
         let file = device_plugin::read(&bytes_of(&format!("deviceplugin/{}", measured.file))).unwrap();
         assert_eq!(file.checksum.unwrap().computed, expected, "{}", measured.file);
     }
@@ -87,7 +116,10 @@ fn device_file_checksums_are_those_of_the_kubelet() {
 #[test]
 fn valid_v2_files_are_written_back_byte_for_byte() {
     let mut compared = 0;
-    for measured in manifest().into_iter().filter(|measured| measured.kind.ends_with("valid")) {
+    for measured in manifest()
+        .into_iter()
+        .filter(|measured| measured.kind.ends_with("valid"))
+    {
         let bytes = bytes_of(&format!("deviceplugin/{}", measured.file));
         let file = device_plugin::read(&bytes).unwrap();
         if file.format == Format::DevicePluginV2 {
@@ -102,18 +134,32 @@ fn valid_v2_files_are_written_back_byte_for_byte() {
 #[test]
 fn v1_files_are_read_and_become_v2_on_numa_node_zero() {
     let mut files = json_files("deviceplugin-v1-extra");
-    files.extend(["deviceplugin/v1-one-pod.json".into(), "deviceplugin/v1-historic-1.19.json".into()]);
+    files.extend([
+        "deviceplugin/v1-one-pod.json".into(),
+        "deviceplugin/v1-historic-1.19.json".into(),
+    ]);
     for path in files {
         let bytes = bytes_of(&path);
         let file = read(&bytes, None).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert!(file.checksum.unwrap().is_valid(), "{path}");
-        let Document::DevicePlugin(before) = file.unverified().clone() else { panic!("{path}") };
+        let Document::DevicePlugin(before) = file.unverified().clone() else {
+            panic!("{path}")
+        };
         let converted = convert(file).unwrap();
         let again = device_plugin::read(converted.text.as_bytes()).unwrap();
         assert_eq!(again.format, Format::DevicePluginV2, "{path}");
         let after = again.verified().unwrap();
-        assert_eq!(after.entries.as_ref().map(Vec::len), before.entries.as_ref().map(Vec::len), "{path}");
-        for (old, new) in before.entries.iter().flatten().zip(after.entries.iter().flatten()) {
+        assert_eq!(
+            after.entries.as_ref().map(Vec::len),
+            before.entries.as_ref().map(Vec::len),
+            "{path}"
+        );
+        for (old, new) in before
+            .entries
+            .iter()
+            .flatten()
+            .zip(after.entries.iter().flatten())
+        {
             assert_eq!(old.holder(), new.holder(), "{path}: the order of entries");
             assert_eq!(old.alloc_resp, new.alloc_resp, "{path}: the plugin's answer");
             if let (Devices::Flat(Some(old)), Devices::PerNuma(Some(new))) = (&old.devices, &new.devices) {
@@ -136,7 +182,10 @@ struct LoadResult {
 
 fn dra_load_results() -> Vec<LoadResult> {
     let all: Vec<LoadResult> = serde_json::from_slice(&bytes_of("dra/load-results-head.json")).unwrap();
-    let files: Vec<LoadResult> = all.into_iter().filter(|result| !result.file.starts_with('(')).collect();
+    let files: Vec<LoadResult> = all
+        .into_iter()
+        .filter(|result| !result.file.starts_with('('))
+        .collect();
     assert!(files.len() > 40, "the load results lost rows");
     files
 }
@@ -147,19 +196,37 @@ fn dra_files_are_judged_as_a_kubelet_did() {
         let bytes = bytes_of(&format!("dra/{}", result.file));
         let verdict = verify(&bytes, Some(Role::DraManager));
         let refused = verdict.problems.iter().any(|problem| {
-            matches!(problem, Problem::Unreadable(_) | Problem::Corrupted(_) | Problem::TooOld { .. })
+            matches!(
+                problem,
+                Problem::Unreadable(_) | Problem::Corrupted(_) | Problem::TooOld { .. }
+            )
         });
-        assert_eq!(refused, !result.kubelet_starts, "{}: {:?}", result.file, verdict.problems);
-        let said = verdict.problems.iter().map(ToString::to_string).collect::<String>();
+        assert_eq!(
+            refused, !result.kubelet_starts,
+            "{}: {:?}",
+            result.file, verdict.problems
+        );
+        let said = verdict
+            .problems
+            .iter()
+            .map(ToString::to_string)
+            .collect::<String>();
         let text = result.error.rsplit("dra_manager_state: ").next().unwrap();
         let text = text.rsplit("GetEntries() on checkpoint: ").next().unwrap();
-        assert!(!refused || said.contains(text), "{}: {said:?} does not say {text:?}", result.file);
+        assert!(
+            !refused || said.contains(text),
+            "{}: {said:?} does not say {text:?}",
+            result.file
+        );
     }
 }
 
 #[test]
 fn dra_files_restore_the_claims_that_a_kubelet_restored() {
-    for result in dra_load_results().into_iter().filter(|result| result.kubelet_starts) {
+    for result in dra_load_results()
+        .into_iter()
+        .filter(|result| result.kubelet_starts)
+    {
         let bytes = bytes_of(&format!("dra/{}", result.file));
         let checkpoint = dra::envelope::read(&bytes).unwrap().verified().unwrap();
         // As in the kubelet, a later claim of the same name replaces an earlier one.
@@ -186,12 +253,20 @@ fn dra_files_restore_the_claims_that_a_kubelet_restored() {
 
 #[test]
 fn documents_that_pass_for_an_empty_state_are_not_fine() {
-    for file in ["json-empty-object", "json-null", "data-empty-object", "data-legacy-Entries-key"] {
+    for file in [
+        "json-empty-object",
+        "json-null",
+        "data-empty-object",
+        "data-legacy-Entries-key",
+    ] {
         let bytes = bytes_of(&format!("dra/odd/{file}.json"));
         for role in [None, Some(Role::DraManager)] {
             let verdict = verify(&bytes, role);
             let problems = &verdict.problems;
-            assert!(matches!(problems[..], [Problem::EmptyByAccident(_)]), "{file}: {problems:?}");
+            assert!(
+                matches!(problems[..], [Problem::EmptyByAccident(_)]),
+                "{file}: {problems:?}"
+            );
         }
     }
 }
@@ -220,10 +295,18 @@ fn flat_files_are_told_apart_and_verify() {
             let bytes = bytes_of(&path);
             let file = read(&bytes, None).unwrap_or_else(|error| panic!("{path}: {error}"));
             assert!(file.checksum.unwrap().is_valid(), "{path}");
-            let Document::DraFlat(checkpoint) = file.unverified() else { panic!("{path}") };
+            let Document::DraFlat(checkpoint) = file.unverified() else {
+                panic!("{path}")
+            };
             // Without claims, or without handles, the same bytes are valid in an older dialect too, and are
             // called by its name.
-            let handles = || checkpoint.claims.iter().flatten().filter_map(|claim| claim.handles.as_ref());
+            let handles = || {
+                checkpoint
+                    .claims
+                    .iter()
+                    .flatten()
+                    .filter_map(|claim| claim.handles.as_ref())
+            };
             let claims = checkpoint.claims.as_ref().map_or(0, Vec::len);
             let expected = if claims == 0 {
                 Format::DraFlat1_27
@@ -278,36 +361,78 @@ fn files_that_their_own_kubelet_rejected_are_rejected() {
 fn flat_claims_become_claims_with_one_device_per_driver() {
     let file = read(&bytes_of("dra/flat-1.28-1.29/01-single.json"), None).unwrap();
     let converted = convert(file).unwrap();
-    let claims = dra::envelope::read(converted.text.as_bytes()).unwrap().verified().unwrap().claims.unwrap();
-    let [claim] = &claims[..] else { panic!("{claims:?}") };
+    let claims = dra::envelope::read(converted.text.as_bytes())
+        .unwrap()
+        .verified()
+        .unwrap()
+        .claims
+        .unwrap();
+    let [claim] = &claims[..] else {
+        panic!("{claims:?}")
+    };
     assert_eq!(claim.key(), "default/example");
     assert_eq!(claim.uid, "067798be-454e-4be4-9047-1aa06aea63f7");
-    assert!(claim.pods.as_ref().unwrap().contains("139cdb46-f989-4f17-9561-ca10cfb509a6"));
-    let devices = claim.drivers.as_ref().unwrap()["test-driver.cdi.k8s.io"].devices.as_ref().unwrap();
-    assert_eq!(devices[0].cdi_devices.as_deref(), Some(&["example.com/example=cdi-example".to_owned()][..]));
+    assert!(
+        claim
+            .pods
+            .as_ref()
+            .unwrap()
+            .contains("139cdb46-f989-4f17-9561-ca10cfb509a6")
+    );
+    let devices = claim.drivers.as_ref().unwrap()["test-driver.cdi.k8s.io"]
+        .devices
+        .as_ref()
+        .unwrap();
+    assert_eq!(
+        devices[0].cdi_devices.as_deref(),
+        Some(&["example.com/example=cdi-example".to_owned()][..])
+    );
 }
 
 #[test]
 fn an_unprepared_flat_claim_keeps_its_driver() {
     let file = read(&bytes_of("dra/flat-1.27/03-not-prepared.json"), None).unwrap();
     let converted = convert(file).unwrap();
-    let claims = dra::envelope::read(converted.text.as_bytes()).unwrap().verified().unwrap().claims.unwrap();
+    let claims = dra::envelope::read(converted.text.as_bytes())
+        .unwrap()
+        .verified()
+        .unwrap()
+        .claims
+        .unwrap();
     assert_eq!(claims[0].drivers.as_ref().unwrap()["d"].devices, None);
 }
 
 #[test]
 fn every_prefix_of_a_file_salvages_whole_entries_only() {
     let bytes = bytes_of("deviceplugin/v2-two-resources-one-container.json");
-    let all = device_plugin::read(&bytes).unwrap().verified().unwrap().entries.unwrap();
+    let all = device_plugin::read(&bytes)
+        .unwrap()
+        .verified()
+        .unwrap()
+        .entries
+        .unwrap();
     let mut most = 0;
     for end in 0..bytes.len() {
-        let Ok(salvaged) = salvage(&bytes[..end], Some(Role::DevicePlugin)) else { continue };
-        let Document::DevicePlugin(kept) = &salvaged.kept else { panic!("prefix of {end} bytes") };
+        let Ok(salvaged) = salvage(&bytes[..end], Some(Role::DevicePlugin)) else {
+            continue;
+        };
+        let Document::DevicePlugin(kept) = &salvaged.kept else {
+            panic!("prefix of {end} bytes")
+        };
         let kept = kept.entries.as_deref().unwrap_or_default();
         assert_eq!(kept, &all[..kept.len()], "prefix of {end} bytes");
-        assert!(!salvaged.dropped.is_empty(), "prefix of {end} bytes: nothing said to be lost");
-        assert!(verify(salvaged.text.as_bytes(), None).is_fine(), "prefix of {end} bytes");
-        assert!(kept.len() >= most, "prefix of {end} bytes kept less than a shorter one");
+        assert!(
+            !salvaged.dropped.is_empty(),
+            "prefix of {end} bytes: nothing said to be lost"
+        );
+        assert!(
+            verify(salvaged.text.as_bytes(), None).is_fine(),
+            "prefix of {end} bytes"
+        );
+        assert!(
+            kept.len() >= most,
+            "prefix of {end} bytes kept less than a shorter one"
+        );
         most = kept.len();
     }
     assert_eq!(most, all.len());
@@ -316,15 +441,30 @@ fn every_prefix_of_a_file_salvages_whole_entries_only() {
 #[test]
 fn every_prefix_of_an_envelope_salvages_whole_claims_only() {
     let bytes = bytes_of("dra/envelope-v1/06-two-claims.json");
-    let all = dra::envelope::read(&bytes).unwrap().verified().unwrap().claims.unwrap();
+    let all = dra::envelope::read(&bytes)
+        .unwrap()
+        .verified()
+        .unwrap()
+        .claims
+        .unwrap();
     let mut most = 0;
     for end in 0..bytes.len() {
-        let Ok(salvaged) = salvage(&bytes[..end], Some(Role::DraManager)) else { continue };
-        let Document::DraEnvelope(kept) = &salvaged.kept else { panic!("prefix of {end} bytes") };
+        let Ok(salvaged) = salvage(&bytes[..end], Some(Role::DraManager)) else {
+            continue;
+        };
+        let Document::DraEnvelope(kept) = &salvaged.kept else {
+            panic!("prefix of {end} bytes")
+        };
         let kept = kept.claims.as_deref().unwrap_or_default();
         assert_eq!(kept, &all[..kept.len()], "prefix of {end} bytes");
-        assert!(!salvaged.dropped.is_empty(), "prefix of {end} bytes: nothing said to be lost");
-        assert!(kept.len() >= most, "prefix of {end} bytes kept less than a shorter one");
+        assert!(
+            !salvaged.dropped.is_empty(),
+            "prefix of {end} bytes: nothing said to be lost"
+        );
+        assert!(
+            kept.len() >= most,
+            "prefix of {end} bytes kept less than a shorter one"
+        );
         most = kept.len();
     }
     assert_eq!(most, all.len());
@@ -343,12 +483,25 @@ fn one_bad_entry_is_dropped_and_the_others_are_kept() {
     let text = String::from_utf8(bytes_of("deviceplugin/v2-two-resources-one-container.json")).unwrap();
     let damaged = text.replacen("\"ContainerName\":\"sidecar\"", "\"ContainerName\":7", 1);
     let salvaged = salvage(damaged.as_bytes(), None).unwrap();
-    let Document::DevicePlugin(kept) = &salvaged.kept else { panic!("{salvaged:?}") };
-    let containers: Vec<&str> = kept.entries.iter().flatten().map(|entry| entry.container.as_str()).collect();
+    let Document::DevicePlugin(kept) = &salvaged.kept else {
+        panic!("{salvaged:?}")
+    };
+    let containers: Vec<&str> = kept
+        .entries
+        .iter()
+        .flatten()
+        .map(|entry| entry.container.as_str())
+        .collect();
     assert_eq!(containers, ["init", "app", "app"]);
-    let [dropped] = &salvaged.dropped[..] else { panic!("{:?}", salvaged.dropped) };
+    let [dropped] = &salvaged.dropped[..] else {
+        panic!("{:?}", salvaged.dropped)
+    };
     assert_eq!(dropped.what, "Data.PodDeviceEntries[1]");
-    assert!(dropped.reason.contains("cannot unmarshal number"), "{}", dropped.reason);
+    assert!(
+        dropped.reason.contains("cannot unmarshal number"),
+        "{}",
+        dropped.reason
+    );
 }
 
 #[test]
@@ -356,8 +509,14 @@ fn a_file_that_mixes_v1_and_v2_entries_is_refused_and_can_be_salvaged() {
     let text = String::from_utf8(bytes_of("deviceplugin/v2-two-resources-one-container.json")).unwrap();
     let mixed = text.replacen("{\"0\":[\"gpu0\",\"gpu1\"]}", "[\"gpu0\",\"gpu1\"]", 1);
     let refused = read(mixed.as_bytes(), None).unwrap_err().to_string();
-    assert!(refused.starts_with("entries of two formats in one file"), "{refused}");
-    assert!(refused.contains("Data.PodDeviceEntries[0].DeviceIDs"), "{refused}");
+    assert!(
+        refused.starts_with("entries of two formats in one file"),
+        "{refused}"
+    );
+    assert!(
+        refused.contains("Data.PodDeviceEntries[0].DeviceIDs"),
+        "{refused}"
+    );
     let salvaged = salvage(mixed.as_bytes(), None).unwrap();
     assert_eq!(salvaged.dropped, []);
     assert_eq!(salvaged.text, text);
@@ -365,8 +524,14 @@ fn a_file_that_mixes_v1_and_v2_entries_is_refused_and_can_be_salvaged() {
 
 #[test]
 fn an_entry_whose_answer_does_not_decode_is_dropped() {
-    let salvaged = salvage(&bytes_of("deviceplugin/corrupt-allocresp-invalid-utf8.json"), None).unwrap();
-    let [dropped] = &salvaged.dropped[..] else { panic!("{:?}", salvaged.dropped) };
+    let salvaged = salvage(
+        &bytes_of("deviceplugin/corrupt-allocresp-invalid-utf8.json"),
+        None,
+    )
+    .unwrap();
+    let [dropped] = &salvaged.dropped[..] else {
+        panic!("{:?}", salvaged.dropped)
+    };
     assert_eq!(dropped.what, "pod-bad/c vendor.com/gpu with devices gpu1");
 }
 
@@ -382,7 +547,14 @@ fn health_files_are_judged_as_a_kubelet_did() {
     for row in rows {
         let verdict = verify(row.content.as_bytes(), Some(Role::DraHealth));
         let fine = row.result.starts_with("load err=<nil>, update err=<nil>");
-        assert_eq!(verdict.is_fine(), fine, "{:?}: {} but {:?}", row.content, row.result, verdict.problems);
+        assert_eq!(
+            verdict.is_fine(),
+            fine,
+            "{:?}: {} but {:?}",
+            row.content,
+            row.result,
+            verdict.problems
+        );
     }
     let two = read(&bytes_of("dra/health/01-two-devices.json"), None).unwrap();
     assert_eq!(two.format, Format::DraHealth);
@@ -398,10 +570,22 @@ fn entries_of_1_8_are_joined_per_container_in_the_order_of_their_first_device() 
     let file = read(V0_OF_1_8.as_bytes(), None).unwrap();
     assert_eq!((file.format, file.checksum), (Format::DevicePluginV0, None));
     let text = convert(file).unwrap().text;
-    let entries = device_plugin::read(text.as_bytes()).unwrap().verified().unwrap().entries.unwrap();
-    let holders: Vec<_> = entries.iter().map(|entry| (entry.pod_uid.as_str(), entry.devices.ids())).collect();
+    let entries = device_plugin::read(text.as_bytes())
+        .unwrap()
+        .verified()
+        .unwrap()
+        .entries
+        .unwrap();
+    let holders: Vec<_> = entries
+        .iter()
+        .map(|entry| (entry.pod_uid.as_str(), entry.devices.ids()))
+        .collect();
     assert_eq!(holders, [("p1", vec!["a", "c"]), ("p2", vec!["b"])]);
-    assert!(entries.iter().all(|entry| entry.alloc_resp.as_deref() == Some(&[])));
+    assert!(
+        entries
+            .iter()
+            .all(|entry| entry.alloc_resp.as_deref() == Some(&[]))
+    );
 }
 
 #[test]
@@ -414,19 +598,35 @@ fn files_of_late_2017_and_of_1_9_keep_the_plugins_answer() {
         let file = read(text.as_bytes(), None).unwrap();
         assert_eq!(file.format, Format::DevicePluginV0, "{text}");
         let converted = convert(file).unwrap();
-        assert!(converted.text.contains("\"AllocResp\":\"CgQKAUESADoBeA==\""), "{}", converted.text);
+        assert!(
+            converted.text.contains("\"AllocResp\":\"CgQKAUESADoBeA==\""),
+            "{}",
+            converted.text
+        );
         let verdict = verify(text.as_bytes(), None);
-        assert!(matches!(verdict.problems[..], [Problem::TooOld { .. }]), "{:?}", verdict.problems);
+        assert!(
+            matches!(verdict.problems[..], [Problem::TooOld { .. }]),
+            "{:?}",
+            verdict.problems
+        );
     }
 }
 
 #[test]
 fn a_truncated_or_wrongly_typed_v1_file_says_where_and_what() {
     let text = String::from_utf8(bytes_of("deviceplugin/v1-one-pod.json")).unwrap();
-    let truncated = read(&text.as_bytes()[..text.len() / 2], None).unwrap_err().to_string();
-    assert!(truncated.starts_with("unexpected end of JSON input, at Data.PodDeviceEntries[0]"), "{truncated}");
+    let truncated = read(&text.as_bytes()[..text.len() / 2], None)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        truncated.starts_with("unexpected end of JSON input, at Data.PodDeviceEntries[0]"),
+        "{truncated}"
+    );
     let wrong = text.replacen("[\"gpu0\"]", "[17]", 1);
     let wrong = read(wrong.as_bytes(), None).unwrap_err().to_string();
     assert!(wrong.contains("cannot unmarshal number"), "{wrong}");
-    assert!(wrong.contains("at Data.PodDeviceEntries[0].DeviceIDs[0], line 1, column"), "{wrong}");
+    assert!(
+        wrong.contains("at Data.PodDeviceEntries[0].DeviceIDs[0], line 1, column"),
+        "{wrong}"
+    );
 }
