@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 
 use crate::name::{InvalidName, split_kind};
-use crate::parse::{MAX_SPEC_BYTES, Outline, ParseError, document};
+use crate::parse::{MAX_SPEC_BYTES, ParseError, document, names_in};
 use crate::spec::Spec;
 use crate::validate::{InvalidSpec, Warning};
 
@@ -50,14 +50,14 @@ impl SpecFile {
     }
 
     pub(crate) fn load(path: &Path, priority: usize) -> Result<Self, Broken> {
-        let bytes = read_bounded(path).map_err(|error| Broken { error, outline: None })?;
+        let bytes = read_bounded(path).map_err(|error| Broken { error, names: None })?;
         let (spec, warning): (Spec, Option<Warning>) = document(&bytes).map_err(|error| Broken {
             error: error.into(),
-            outline: Outline::of_bytes(&bytes),
+            names: names_in(&bytes),
         })?;
         let mut warnings = spec.validate().map_err(|error| Broken {
             error: error.into(),
-            outline: Some(Outline::of_spec(&spec)),
+            names: names_in(&bytes),
         })?;
         warnings.extend(warning);
         Ok(Self {
@@ -69,11 +69,11 @@ impl SpecFile {
     }
 }
 
-/// Why a file cannot be used, with what could be seen of its devices.
+/// Why a file cannot be used, with the names of its devices if they could be seen.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) error: ReadError,
-    pub(crate) outline: Option<Outline>,
+    pub(crate) names: Option<Vec<String>>,
 }
 
 fn read_bounded(path: &Path) -> Result<Vec<u8>, ReadError> {

@@ -48,43 +48,26 @@ pub enum ParseError {
     },
 }
 
-/// What could be read of a file that is not a valid spec, to say which devices it breaks.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub(crate) struct Outline {
-    kind: Option<String>,
-    devices: Option<Vec<OutlineDevice>>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-struct OutlineDevice {
-    name: Option<String>,
-}
-
-impl Outline {
-    pub(crate) fn of_bytes(bytes: &[u8]) -> Option<Self> {
-        document(bytes).ok().map(|(outline, _)| outline)
+/// The qualified names in a file that is not a valid spec, as far as they can be seen, to say which devices it
+/// breaks.
+pub(crate) fn names_in(bytes: &[u8]) -> Option<Vec<String>> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Outline {
+        kind: Option<String>,
+        devices: Option<Vec<OutlineDevice>>,
     }
 
-    pub(crate) fn of_spec(spec: &Spec) -> Self {
-        let devices = spec.devices.iter().map(|device| OutlineDevice {
-            name: Some(device.name.clone()),
-        });
-        Self {
-            kind: Some(spec.kind.clone()),
-            devices: Some(devices.collect()),
-        }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct OutlineDevice {
+        name: Option<String>,
     }
 
-    pub(crate) fn has(&self, kind: &str, name: &str) -> bool {
-        self.kind.as_deref() == Some(kind)
-            && self
-                .devices
-                .iter()
-                .flatten()
-                .any(|device| device.name.as_deref() == Some(name))
-    }
+    let (outline, _): (Outline, _) = document(bytes).ok()?;
+    let kind = outline.kind?;
+    let names = outline.devices?.into_iter().filter_map(|device| device.name);
+    Some(names.map(|name| format!("{kind}={name}")).collect())
 }
 
 impl Spec {

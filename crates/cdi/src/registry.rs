@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 
 use crate::file::{Broken, ReadError, SpecFile, is_spec_name};
 use crate::name::QualifiedName;
-use crate::parse::Outline;
 use crate::spec::Device;
 
 /// The directories that runtimes look into: for specs of the administrator, and for generated ones, which win.
@@ -104,8 +103,8 @@ pub struct Registry {
     directories: Vec<PathBuf>,
     files: Vec<SpecFile>,
     problems: Vec<Problem>,
-    /// Broken files, as places in `problems`, with what could be seen of their devices.
-    broken: Vec<(usize, Option<Outline>)>,
+    /// Broken files, as places in `problems`, with the names of their devices if they could be seen.
+    broken: Vec<(usize, Option<Vec<String>>)>,
     index: BTreeMap<QualifiedName, Entry>,
 }
 
@@ -153,8 +152,8 @@ impl Registry {
                 }
                 self.files.push(file);
             }
-            Err(Broken { error, outline }) => {
-                self.broken.push((self.problems.len(), outline));
+            Err(Broken { error, names }) => {
+                self.broken.push((self.problems.len(), names));
                 self.problems.push(Problem::File {
                     path,
                     priority,
@@ -258,12 +257,11 @@ impl Registry {
 
     /// The broken file that would define a device if it were good.
     pub(crate) fn broken_file_with(&self, name: &QualifiedName) -> Option<&Problem> {
-        let has = |outline: &Option<Outline>| {
-            outline
-                .as_ref()
-                .is_some_and(|outline| outline.has(name.kind(), name.name()))
-        };
-        let (problem, _) = self.broken.iter().find(|(_, outline)| has(outline))?;
+        let has = |names: &Vec<String>| names.iter().any(|other| other == name.as_str());
+        let (problem, _) = self
+            .broken
+            .iter()
+            .find(|(_, names)| names.as_ref().is_some_and(has))?;
         self.problems.get(*problem)
     }
 
@@ -272,7 +270,7 @@ impl Registry {
         let hidden = |at: usize| {
             self.broken
                 .iter()
-                .any(|(problem, outline)| *problem == at && outline.is_none())
+                .any(|(problem, names)| *problem == at && names.is_none())
         };
         let paths = self
             .problems
