@@ -1,1 +1,40 @@
-fn main() {}
+//! The `devlet` binary: one file per subcommand, and what they share.
+
+mod checkpoint;
+mod cli;
+mod files;
+mod manual;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Cli, Command};
+
+/// How a command ended. Anything that keeps it from doing its work at all is an error instead, with exit code 2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Fine,
+    /// The thing that was looked at is bad.
+    Bad,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let ended = match cli.command {
+        Command::Checkpoint(command) => checkpoint::run(command),
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Man { out } => manual::man(&out),
+    };
+    match ended {
+        Ok(Outcome::Fine) => ExitCode::SUCCESS,
+        Ok(Outcome::Bad) => ExitCode::from(1),
+        // Whoever reads our output has seen enough: `devlet ... | head`.
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::complain(&error);
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! `devlet checkpoint`: the kubelet's device state files.
+
+mod convert;
+mod repair;
+mod show;
+mod verify;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Subcommand, ValueEnum};
+use devlet_kubelet_files::Role;
+
+use crate::Outcome;
+use crate::output::OutputArg;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what a file is and who holds what
+    #[command(after_help = "Examples:\n  \
+        devlet checkpoint show /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint\n  \
+        devlet checkpoint show -o json /var/lib/kubelet/dra_manager_state\n\n\
+        A file whose checksum is wrong is shown too, and says so. Exit codes: 0 shown, 1 the file cannot be \
+        decoded, 2 wrong usage or an unreadable path.")]
+    Show {
+        /// The file, - for standard input
+        file: PathBuf,
+        #[command(flatten)]
+        role: RoleArg,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Say whether a kubelet would load everything in a file
+    #[command(after_help = "Examples:\n  \
+        devlet checkpoint verify /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint \
+        /var/lib/kubelet/dra_manager_state\n\n\
+        The judge is a kubelet of 1.37. Exit codes: 0 it loads all that the documents contain, 1 it would \
+        refuse a file, drop or replace a part of it, or take it for an empty state, 2 wrong usage or an \
+        unreadable path.")]
+    Verify {
+        /// The files, - for standard input
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        #[command(flatten)]
+        role: RoleArg,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Write a file in the newest format
+    #[command(after_help = "Examples:\n  \
+        devlet checkpoint convert old/kubelet_internal_checkpoint --out new/kubelet_internal_checkpoint\n  \
+        devlet checkpoint convert /var/lib/kubelet/dra_manager_state --in-place\n\n\
+        Entries keep their order, plugins' answers their bytes. Stop the kubelet before converting its files \
+        in place. Exit codes: 0 written, 1 the file is damaged (see repair), 2 wrong usage or a path that \
+        cannot be read or written.")]
+    Convert {
+        /// The file, - for standard input
+        file: PathBuf,
+        /// The format to write
+        #[arg(long, value_name = "FORMAT")]
+        to: Option<Target>,
+        /// Where to write; standard output if not given
+        #[arg(long, value_name = "FILE", conflicts_with = "in_place")]
+        out: Option<PathBuf>,
+        /// Replace the file, and keep the old one with .bak added to its name
+        #[arg(long)]
+        in_place: bool,
+        #[command(flatten)]
+        role: RoleArg,
+    },
+    /// Save what is sound from a damaged file
+    #[command(after_help = "Examples:\n  \
+        devlet checkpoint repair kubelet_internal_checkpoint\n  \
+        devlet checkpoint repair kubelet_internal_checkpoint --out repaired\n\n\
+        Nothing is written without --out. Devices of entries that are dropped count as free afterwards: stop \
+        those containers first. Exit codes: 0 all or a part was saved, 1 nothing could be saved, 2 wrong usage \
+        or a path that cannot be read or written.")]
+    Repair {
+        /// The file, - for standard input
+        file: PathBuf,
+        /// Where to write what was saved, in the newest format
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+        #[command(flatten)]
+        role: RoleArg,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+}
+
+/// What to take a file for whose name and content do not tell.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RoleArg {
+    /// Which of the kubelet's files this is, if neither its name nor its content tells
+    #[arg(long, value_name = "FILE")]
+    role: Option<RoleName>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum RoleName {
+    KubeletInternalCheckpoint,
+    DraManagerState,
+    DraHealthState,
+}
+
+impl RoleArg {
+    fn of(&self, path: &Path) -> Option<Role> {
+        match self.role {
+            Some(RoleName::KubeletInternalCheckpoint) => Some(Role::DevicePlugin),
+            Some(RoleName::DraManagerState) => Some(Role::DraManager),
+            Some(RoleName::DraHealthState) => Some(Role::DraHealth),
+            None => Role::of_file_name(path.file_name()?.to_str()?),
+        }
+    }
+}
+
+/// A format that can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Target {
+    /// kubelet_internal_checkpoint of 1.20 and later
+    DevicePluginV2,
+    /// dra_manager_state of 1.31 and later
+    DraEnvelopeV1,
+}
+
+pub(crate) fn run(command: Command) -> anyhow::Result<Outcome> {
+    match command {
+        Command::Show { file, role, output } => show::run(&file, &role, output.output),
+        Command::Verify { files, role, output } => verify::run(&files, &role, output.output),
+        Command::Convert {
+            file,
+            to,
+            out,
+            in_place,
+            role,
+        } => convert::run(&file, to, out.as_deref(), in_place, &role),
+        Command::Repair {
+            file,
+            out,
+            role,
+            output,
+        } => repair::run(&file, out.as_deref(), &role, output.output),
+    }
+}
+
+/// The name to show for a path.
+fn name_of(path: &Path) -> String {
+    if path == Path::new("-") {
+        "standard input".into()
+    } else {
+        path.display().to_string()
+    }
+}

@@ -1,0 +1,112 @@
+//! `devlet checkpoint repair`
+
+use std::path::Path;
+
+use devlet_kubelet_files::salvage::{Dropped, Salvage, SalvageError};
+use devlet_kubelet_files::{Checksum, salvage};
+use serde::Serialize;
+
+use super::show::Content;
+use super::{RoleArg, name_of};
+use crate::output::{self, Output, count};
+use crate::{Outcome, files};
+
+pub(super) fn run(
+    path: &Path,
+    out: Option<&Path>,
+    role: &RoleArg,
+    output: Output,
+) -> anyhow::Result<Outcome> {
+    let bytes = files::read(path)?;
+    let salvaged = match salvage(&bytes, role.of(path)) {
+        Ok(salvaged) => salvaged,
+        Err(error @ (SalvageError::Unrecognised(_) | SalvageError::NotWorthIt)) => {
+            output::warn(&format!("error: {}: {error}", name_of(path)));
+            return Ok(Outcome::Bad);
+        }
+    };
+    if let Some(out) = out {
+        files::write_atomically(out, salvaged.text.as_bytes())?;
+    }
+    let report = Report::of(path, out, &salvaged);
+    output::print(output, &report, Report::table)?;
+    Ok(Outcome::Fine)
+}
+
+/// What `-o json` prints. The keys are an interface.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    file: String,
+    format: &'static str,
+    undamaged: bool,
+    checksum_valid: Option<bool>,
+    kept: Content,
+    dropped: Vec<DroppedShown>,
+    notes: Vec<String>,
+    /// Where the result was written, and in which format.
+    written: Option<String>,
+    written_format: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct DroppedShown {
+    what: String,
+    reason: String,
+}
+
+impl Report {
+    fn of(path: &Path, out: Option<&Path>, salvaged: &Salvage) -> Self {
+        let shown = |dropped: &Dropped| DroppedShown {
+            what: dropped.what.clone(),
+            reason: dropped.reason.clone(),
+        };
+        Self {
+            file: name_of(path),
+            format: salvaged.found.name(),
+            undamaged: salvaged.is_undamaged(),
+            checksum_valid: salvaged.checksum.map(Checksum::is_valid),
+            kept: Content::of(&salvaged.kept),
+            dropped: salvaged.dropped.iter().map(shown).collect(),
+            notes: salvaged.remarks.iter().map(ToString::to_string).collect(),
+            written: out.map(|out| out.display().to_string()),
+            written_format: salvaged.format.name(),
+        }
+    }
+
+    fn table(&self) -> String {
+        let state = if self.undamaged {
+            "undamaged".to_owned()
+        } else if self.dropped.is_empty() {
+            "damaged: only the checksum is wrong".to_owned()
+        } else {
+            format!("damaged: {} cannot be saved", count(self.dropped.len(), "part"))
+        };
+        let mut text = format!(
+            "File:     {}\nFormat:   {}\nState:    {state}\nKept:     {}\n",
+            output::shown(&self.file),
+            self.format,
+            self.kept.summary(),
+        );
+        for note in &self.notes {
+            text.push_str(&format!("Note:     {note}\n"));
+        }
+        match &self.written {
+            Some(path) => text.push_str(&format!(
+                "Written:  {} ({})\n",
+                output::shown(path),
+                self.written_format
+            )),
+            None => text.push_str("Written:  nothing; use --out FILE to write what is kept\n"),
+        }
+        if !self.dropped.is_empty() {
+            let rows = self
+                .dropped
+                .iter()
+                .map(|part| [part.what.clone(), part.reason.clone()]);
+            text.push_str(&format!("\n{}", output::table(["DROPPED", "WHY"], rows)));
+        }
+        text.push_str(&self.kept.table());
+        text
+    }
+}

@@ -1,0 +1,122 @@
+//! How results are shown.
+
+use std::borrow::Cow;
+use std::io::{self, Write as _};
+
+use clap::ValueEnum;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+/// The shape of what a command prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Output {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+    /// For programs and people
+    Yaml,
+}
+
+/// `-o`, the same on every command that shows something.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OutputArg {
+    /// How to print the result
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: Output,
+}
+
+/// Prints `value` as JSON or YAML, or `table` for people.
+pub(crate) fn print<T: Serialize>(
+    output: Output,
+    value: &T,
+    table: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    let mut text = match output {
+        Output::Table => table(value),
+        Output::Json => serde_json::to_string_pretty(value)?,
+        Output::Yaml => serde_saphyr::to_string(value)?,
+    };
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    out(&text)
+}
+
+pub(crate) fn out(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(())
+}
+
+/// A table without lines. Cells come from files, so nothing in them may steer the terminal.
+pub(crate) fn table<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(header);
+    for row in rows {
+        table.add_row(row.iter().map(|cell| shown(cell).into_owned()));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    lines.join("\n") + "\n"
+}
+
+/// `text` with control characters written out, line breaks excepted.
+pub(crate) fn shown(text: &str) -> Cow<'_, str> {
+    let harmful = |character: char| character != '\n' && (character.is_control() || is_direction(character));
+    if !text.contains(harmful) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.chars().map(|character| {
+        if harmful(character) {
+            character.escape_unicode().to_string()
+        } else {
+            character.to_string()
+        }
+    });
+    Cow::Owned(escaped.collect())
+}
+
+/// Characters that reorder the text around them.
+fn is_direction(character: char) -> bool {
+    matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+}
+
+/// The error and its causes, on one line.
+pub(crate) fn complain(error: &anyhow::Error) {
+    let text = error
+        .chain()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ");
+    warn(&format!("error: {text}"));
+}
+
+/// A line on standard error. That it cannot be written is nothing anybody could be told.
+pub(crate) fn warn(line: &str) {
+    let _ = writeln!(io::stderr(), "{}", shown(line));
+}
+
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// "1 device", "2 devices".
+pub(crate) fn count(number: usize, one: &str) -> String {
+    let ending = match (number, one.ends_with('y')) {
+        (1, _) => return format!("1 {one}"),
+        (_, true) => format!("{}ies", &one[..one.len() - 1]),
+        (_, false) => format!("{one}s"),
+    };
+    format!("{number} {ending}")
+}
