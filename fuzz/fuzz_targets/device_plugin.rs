@@ -1,0 +1,13 @@
+//! `kubelet_internal_checkpoint`, V1 and V2: what is read can be written, and is then read back the same.
+#![no_main]
+
+use devlet_kubelet_files::device_plugin;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(file) = device_plugin::read(bytes) else { return };
+    let text = device_plugin::write(file.unverified());
+    let again = device_plugin::read(text.as_bytes()).expect("what we write, we read");
+    assert!(again.checksum.expect("V2 has one").is_valid());
+    assert_eq!(again.verified().expect("valid"), file.unverified().clone().into_per_numa());
+});
