@@ -32,9 +32,9 @@ fn spec(kind: &str) -> Spec {
 }
 
 fn file_names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).unwrap();
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect()
 }
 

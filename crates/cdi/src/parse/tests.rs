@@ -121,7 +121,10 @@ fn null_is_the_same_as_nothing() {
         "hooks: [null]",
         "netDevices: [null]",
     ] {
-        assert!(yaml(edits).is_err(), "{edits}");
+        assert!(
+            yaml(edits).is_ok_and(|edits| edits.validate().is_err()),
+            "{edits}"
+        );
     }
 }
 
@@ -269,14 +272,9 @@ fn deep_nesting_is_refused_without_a_stack_overflow() {
 }
 
 #[test]
-fn a_spec_with_very_many_devices_is_not_taken_for_a_bomb() {
-    let mut text = String::from("cdiVersion: 1.1.0\nkind: v.com/c\ndevices:\n");
-    for device in 0..60_000 {
-        text.push_str(&format!(
-            "- {{name: d{device}, containerEdits: {{env: [A=b]}}}}\n"
-        ));
-    }
-    assert_eq!(Spec::parse(text.as_bytes()).unwrap().devices.len(), 60_000);
+fn a_spec_with_very_many_values_is_not_taken_for_a_bomb() {
+    let edits = yaml(&format!("env: [{}]", "A=,".repeat(260_000))).unwrap();
+    assert_eq!(edits.env.len(), 260_000);
 }
 
 #[test]
