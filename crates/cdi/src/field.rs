@@ -7,8 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
@@ -25,6 +26,56 @@ pub(crate) fn optional_items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 
 pub(crate) fn items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     Ok(optional_items(from)?.unwrap_or_default())
+}
+
+/// An entry of a list that is worth nothing without one of its fields.
+pub(crate) trait Entry {
+    /// The first such field that is empty.
+    fn missing(&self) -> Option<&'static str>;
+}
+
+/// Reads a list, and stops at the first entry that lacks what it needs: it would not be valid anyway, and an
+/// entry is much larger in memory than the `{}` that it may be in the file.
+pub(crate) fn entries<'de, D: Deserializer<'de>, T: Deserialize<'de> + Entry>(
+    from: D,
+) -> Result<Vec<T>, D::Error> {
+    from.deserialize_option(EntriesVisitor(PhantomData))
+}
+
+struct EntriesVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de> + Entry> Visitor<'de> for EntriesVisitor<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Vec<T>, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_none<E: de::Error>(self) -> Result<Vec<T>, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Vec<T>, D::Error> {
+        from.deserialize_seq(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+        let mut entries: Vec<T> = Vec::new();
+        while let Some(entry) = list.next_element::<T>()? {
+            if let Some(field) = entry.missing() {
+                let number = entries.len() + 1;
+                return Err(de::Error::custom(format_args!(
+                    "entry {number} of the list has no {field}"
+                )));
+            }
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
 }
 
 pub(crate) fn integers<'de, D: Deserializer<'de>, T: TryFrom<i128>>(from: D) -> Result<Vec<T>, D::Error> {

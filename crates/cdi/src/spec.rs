@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::field::{
-    integer, integers, items, optional_integer, optional_items, or_default, switch, texts_by_key,
+    Entry, entries, integer, integers, items, optional_integer, optional_items, or_default, switch,
+    texts_by_key,
 };
 use crate::name::{InvalidName, QualifiedName, split_kind};
 
@@ -27,7 +28,7 @@ pub struct Spec {
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "texts_by_key")]
     pub annotations: BTreeMap<String, String>,
     /// At least one, with different names.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "entries")]
     pub devices: Vec<Device>,
     /// Edits to make once when any of the devices is used.
     #[serde(
@@ -78,16 +79,16 @@ pub struct ContainerEdits {
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "items")]
     pub env: Vec<String>,
     /// Device nodes; each replaces one of the same path.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "entries")]
     pub device_nodes: Vec<DeviceNode>,
     /// Network interfaces to move into the container.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "entries")]
     pub net_devices: Vec<NetDevice>,
     /// Programs to run at stages of the container's life.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "entries")]
     pub hooks: Vec<Hook>,
     /// Mounts; each replaces one of the same destination.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "entries")]
     pub mounts: Vec<Mount>,
     /// Cache and memory bandwidth allocation; replaces what the container has.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -260,4 +261,47 @@ pub struct NetDevice {
 
 fn is_zero(number: &i64) -> bool {
     *number == 0
+}
+
+fn first_empty(fields: &[(&'static str, &String)]) -> Option<&'static str> {
+    fields
+        .iter()
+        .find(|(_, text)| text.is_empty())
+        .map(|(field, _)| *field)
+}
+
+impl Entry for Device {
+    fn missing(&self) -> Option<&'static str> {
+        first_empty(&[("name", &self.name)])
+    }
+}
+
+impl Entry for DeviceNode {
+    fn missing(&self) -> Option<&'static str> {
+        first_empty(&[("path", &self.path)])
+    }
+}
+
+impl Entry for Mount {
+    fn missing(&self) -> Option<&'static str> {
+        first_empty(&[
+            ("hostPath", &self.host_path),
+            ("containerPath", &self.container_path),
+        ])
+    }
+}
+
+impl Entry for Hook {
+    fn missing(&self) -> Option<&'static str> {
+        first_empty(&[("hookName", &self.hook_name), ("path", &self.path)])
+    }
+}
+
+impl Entry for NetDevice {
+    fn missing(&self) -> Option<&'static str> {
+        first_empty(&[
+            ("hostInterfaceName", &self.host_interface_name),
+            ("name", &self.name),
+        ])
+    }
 }
