@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::checkpoint;
+use crate::{cdi, checkpoint};
 
 /// The kubelet's device managers, standing alone.
 #[derive(Debug, Parser)]
@@ -23,6 +23,9 @@ pub(crate) enum Command {
     /// Read, verify, convert and repair the kubelet's device state files
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
+    /// List, check and resolve Container Device Interface specs
+    #[command(subcommand)]
+    Cdi(cdi::Command),
     /// Print a completion script for a shell
     #[command(
         after_help = "Examples:\n  devlet completions bash > /etc/bash_completion.d/devlet\n  \

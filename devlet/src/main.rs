@@ -1,5 +1,6 @@
 //! The `devlet` binary: one file per subcommand, and what they share.
 
+mod cdi;
 mod checkpoint;
 mod cli;
 mod files;
@@ -23,6 +24,7 @@ enum Outcome {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let ended = match cli.command {
+        Command::Cdi(command) => cdi::run(command),
         Command::Checkpoint(command) => checkpoint::run(command),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { out } => manual::man(&out),

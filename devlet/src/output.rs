@@ -38,7 +38,7 @@ pub(crate) fn print<T: Serialize>(
         Output::Json => serde_json::to_string_pretty(value)?,
         Output::Yaml => serde_saphyr::to_string(value)?,
     };
-    if !text.ends_with('\n') {
+    if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
     out(&text)

@@ -1,0 +1,76 @@
+//! `devlet cdi show`
+
+use std::collections::BTreeMap;
+
+use devlet_cdi::{ContainerEdits, QualifiedName};
+use serde::Serialize;
+
+use super::list::DefinitionShown;
+use super::{Directories, edit_lines};
+use crate::Outcome;
+use crate::output::{self, Output, table};
+
+pub(super) fn run(name: &str, directories: &Directories, output: Output) -> anyhow::Result<Outcome> {
+    let registry = directories.load();
+    let edits = match registry.resolve([name]) {
+        Ok(edits) => edits,
+        Err(unresolvable) => {
+            output::warn(&format!("error: {unresolvable}"));
+            output::warn("hint: devlet cdi list shows what there is");
+            return Ok(Outcome::Bad);
+        }
+    };
+    // It resolves, so the name is one and the device is there.
+    let Ok(qualified) = name.parse::<QualifiedName>() else { return Ok(Outcome::Bad) };
+    let Some(definition) = registry.get(&qualified) else { return Ok(Outcome::Bad) };
+    let shown = Shown {
+        name: qualified.to_string(),
+        vendor: qualified.vendor().to_owned(),
+        class: qualified.class().to_owned(),
+        file: definition.file.path.display().to_string(),
+        cdi_version: definition.file.spec.version.clone(),
+        annotations: definition.device.annotations.clone(),
+        definitions: registry.definitions_of(&qualified).map(|each| DefinitionShown::of(&each)).collect(),
+        edits,
+    };
+    output::print(output, &shown, Shown::table)?;
+    Ok(Outcome::Fine)
+}
+
+/// What `-o json` prints. The keys are an interface.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown {
+    name: String,
+    vendor: String,
+    class: String,
+    file: String,
+    cdi_version: String,
+    annotations: BTreeMap<String, String>,
+    /// All places that define the device, the one that counts included.
+    definitions: Vec<DefinitionShown>,
+    /// What the container gets: the edits of the spec as a whole, then those of the device.
+    edits: ContainerEdits,
+}
+
+impl Shown {
+    fn table(&self) -> String {
+        let mut text = format!(
+            "Name:     {}\nVendor:   {}\nClass:    {}\nFile:     {}\nVersion:  {}\n",
+            output::shown(&self.name),
+            output::shown(&self.vendor),
+            output::shown(&self.class),
+            output::shown(&self.file),
+            output::shown(&self.cdi_version),
+        );
+        for other in self.definitions.iter().filter(|definition| !definition.usable) {
+            text.push_str(&format!("Also in:  {} ({})\n", output::shown(&other.file), other.state));
+        }
+        let annotations = self.annotations.iter();
+        let mut rows: Vec<[String; 2]> =
+            annotations.map(|(key, value)| ["annotation".to_owned(), format!("{key}={value}")]).collect();
+        rows.extend(edit_lines(&self.edits));
+        text.push_str(&format!("\n{}", table(["EDIT", "VALUE"], rows)));
+        text
+    }
+}

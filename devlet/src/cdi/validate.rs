@@ -1,0 +1,123 @@
+//! `devlet cdi validate`
+
+use std::path::{Path, PathBuf};
+
+use devlet_cdi::{Problem, ReadError, SpecFile};
+use serde::Serialize;
+
+use super::Directories;
+use crate::Outcome;
+use crate::output::{self, Output};
+
+pub(super) fn run(
+    paths: &[PathBuf],
+    directories: &Directories,
+    output: Output,
+) -> anyhow::Result<Outcome> {
+    let mut unreadable = None;
+    let mut results = Vec::new();
+    if paths.is_empty() {
+        let registry = directories.load();
+        results.extend(registry.files().iter().map(Judged::valid));
+        for problem in registry.problems() {
+            match problem {
+                Problem::File { path, source, .. } => results.push(Judged::invalid(path, source)),
+                Problem::Directory { directory, source } => {
+                    results.push(Judged::invalid(directory, source));
+                }
+                Problem::Conflict { device, paths } => {
+                    for path in paths {
+                        let others = paths.iter().filter(|other| *other != path);
+                        let others: Vec<String> = others.map(|path| path.display().to_string()).collect();
+                        let text = format!("{device} is also defined in {}", others.join(" and "));
+                        let file = path.display().to_string();
+                        if let Some(result) = results.iter_mut().find(|result| result.file == file) {
+                            result.problems.push(text);
+                        }
+                    }
+                }
+            }
+        }
+        results.sort_by(|one, other| one.file.cmp(&other.file));
+        if results.is_empty() && output == Output::Table {
+            output::warn("there are no spec files");
+        }
+    }
+    for path in paths {
+        match SpecFile::read(path) {
+            Ok(file) => results.push(Judged::valid(&file)),
+            Err(error @ (ReadError::Io(_) | ReadError::NotAFile)) => {
+                let error = anyhow::anyhow!("cannot read {}: {error}", path.display());
+                if let Some(earlier) = unreadable.replace(error) {
+                    output::complain(&earlier);
+                }
+            }
+            Err(error) => results.push(Judged::invalid(path, &error)),
+        }
+    }
+    output::print(output, &results, |results| {
+        results.iter().map(|result| result.line() + "\n").collect::<String>()
+    })?;
+    if let Some(error) = unreadable {
+        return Err(error);
+    }
+    let fine = results.iter().all(|result| result.problems.is_empty());
+    Ok(if fine { Outcome::Fine } else { Outcome::Bad })
+}
+
+/// What `-o json` prints for each file. The keys are an interface.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Judged {
+    file: String,
+    kind: Option<String>,
+    cdi_version: Option<String>,
+    /// The lowest version that the content needs: the more runtimes read it.
+    minimum_version: Option<String>,
+    devices: usize,
+    problems: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Judged {
+    fn valid(file: &SpecFile) -> Self {
+        Self {
+            file: file.path.display().to_string(),
+            kind: Some(file.spec.kind.clone()),
+            cdi_version: Some(file.spec.version.clone()),
+            minimum_version: Some(file.spec.minimum_version().to_string()),
+            devices: file.spec.devices.len(),
+            problems: Vec::new(),
+            warnings: file.warnings.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn invalid(path: &Path, error: &dyn std::error::Error) -> Self {
+        Self {
+            file: path.display().to_string(),
+            kind: None,
+            cdi_version: None,
+            minimum_version: None,
+            devices: 0,
+            problems: vec![error.to_string()],
+            warnings: Vec::new(),
+        }
+    }
+
+    fn line(&self) -> String {
+        let mut line = format!("{}: {}", self.file, if self.problems.is_empty() { "ok" } else { "BAD" });
+        if let (Some(kind), Some(stated), Some(needed)) =
+            (&self.kind, &self.cdi_version, &self.minimum_version)
+        {
+            let devices = output::count(self.devices, "device");
+            line.push_str(&format!(" ({kind}, {devices}, version {stated}, needs {needed})"));
+        }
+        if !self.problems.is_empty() {
+            line.push_str(&format!(": {}", self.problems.join("; ")));
+        }
+        if !self.warnings.is_empty() {
+            line.push_str(&format!("; warnings: {}", self.warnings.join("; ")));
+        }
+        output::shown(&line).replace('\n', "\\n")
+    }
+}
