@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const WIDGETS: &str = r#"
-cdiVersion: "0.5.0"
+cdiVersion: "0.6.0"
 kind: acme.com/widget
 containerEdits:
   env: [ACME=1]
