@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::device_plugin::{self, Entry, response};
 use crate::dra::{Claim, envelope, flat, health};
-use crate::file::{ChecksumMismatch, File, ReadError};
+use crate::file::{Checksum, ChecksumMismatch, File, ReadError};
 use crate::{Document, Format, Role, read};
 
 /// The judgement on one file.
@@ -150,9 +150,7 @@ fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
             .warnings
             .push(format!("{} more of these", file.warnings.left_out));
     }
-    if let Some(said) = said_of_old_format(file.format, bytes) {
-        verdict.problems.push(Problem::TooOld { said });
-    }
+    verdict.problems.extend(problem_of_old_format(file.format, bytes));
     if let Some(checksum) = file.checksum.filter(|checksum| !checksum.is_valid()) {
         verdict
             .problems
@@ -168,18 +166,33 @@ fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
     verdict
 }
 
-/// What a kubelet of 1.37 says to a format that it no longer reads, whatever the content.
-fn said_of_old_format(format: Format, bytes: &[u8]) -> Option<String> {
+/// What becomes of a format that a kubelet of 1.37 no longer reads: it takes it for a broken file of today's
+/// format, and if that happens to have the right checksum, for an empty one.
+fn problem_of_old_format(format: Format, bytes: &[u8]) -> Option<Problem> {
     const CORRUPTED: &str = "checkpoint is corrupted";
+    let said = |error: &ReadError| error.kubelet_text().unwrap_or(CORRUPTED).to_owned();
+    let is_valid = |checksum: Option<Checksum>| checksum.is_some_and(Checksum::is_valid);
     match format {
-        Format::DevicePluginV0 => Some(CORRUPTED.to_owned()),
-        Format::DevicePluginV1 => {
-            let refused = device_plugin::decode_strict_v2(bytes).err();
-            let said = refused.as_ref().and_then(ReadError::kubelet_text);
-            Some(said.unwrap_or(CORRUPTED).to_owned())
+        Format::DevicePluginV0 | Format::DevicePluginV1 => {
+            let said = match device_plugin::read_strict_v2(bytes) {
+                Err(error) => said(&error),
+                Ok(checksum) if checksum.is_valid() => {
+                    return Some(Problem::EmptyByAccident(Accident::NoData));
+                }
+                Ok(_) => CORRUPTED.to_owned(),
+            };
+            Some(Problem::TooOld { said })
         }
         Format::DraFlat1_27 | Format::DraFlat1_28 | Format::DraFlat1_30 => {
-            Some(format!("{CORRUPTED} (the kubelet does not start)"))
+            let said = match envelope::read(bytes) {
+                Err(error) => said(&error),
+                Ok(file) if is_valid(file.checksum) => {
+                    return Some(Problem::EmptyByAccident(Accident::NoData));
+                }
+                Ok(_) => CORRUPTED.to_owned(),
+            };
+            let said = format!("{said} (the kubelet does not start)");
+            Some(Problem::TooOld { said })
         }
         Format::DevicePluginV2 | Format::DraEnvelopeV1 | Format::DraHealth => None,
     }
@@ -275,9 +288,11 @@ fn warn_of_shared_devices(entries: &[Entry], verdict: &mut Verdict) {
 }
 
 fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict) {
-    let formats = flat::valid_formats(bytes);
-    verdict.loaded_by_older = match formats.as_slice() {
-        [Format::DraFlat1_27, ..] => Some("1.27 to 1.30"),
+    verdict.loaded_by_older = match flat::loaded_by(bytes).as_slice() {
+        [Format::DraFlat1_27, Format::DraFlat1_28, Format::DraFlat1_30] => Some("1.27 to 1.30"),
+        [Format::DraFlat1_27, Format::DraFlat1_28] => Some("1.27 to 1.29"),
+        [Format::DraFlat1_27, Format::DraFlat1_30] => Some("1.27 and 1.30"),
+        [Format::DraFlat1_27] => Some("1.27"),
         [Format::DraFlat1_28, Format::DraFlat1_30] => Some("1.28 to 1.30"),
         [Format::DraFlat1_28] => Some("1.28 and 1.29"),
         [Format::DraFlat1_30] => Some("1.30"),

@@ -20,7 +20,7 @@ mod write;
 use std::collections::BTreeMap;
 
 pub use read::read;
-pub(crate) use read::{decode_strict_v2, salvage};
+pub(crate) use read::{read_strict_v2, salvage};
 pub use write::write;
 
 /// The content of a checkpoint. `None` is Go's `nil`: it prints as `null`, and checksums tell it from empty.
@@ -86,7 +86,6 @@ impl Devices {
     /// By NUMA node. Devices without topology go to node 0, where kubelets 1.20 to 1.30 put those of a V1 file.
     pub fn into_per_numa(self) -> Self {
         match self {
-            Self::Flat(None) => Self::PerNuma(None),
             Self::Flat(ids) => Self::PerNuma(Some(BTreeMap::from([(0, ids)]))),
             per_numa @ Self::PerNuma(_) => per_numa,
         }

@@ -67,9 +67,13 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
 }
 
 /// Reads as kubelets since 1.31 do: V2 and nothing else.
-pub(crate) fn decode_strict_v2(bytes: &[u8]) -> Result<(), ReadError> {
+pub(crate) fn read_strict_v2(bytes: &[u8]) -> Result<Checksum, ReadError> {
     let mut draft = Draft::new(Accept::PerNuma);
-    document(bytes, |reader| draft.decode(reader)).map(drop)
+    document(bytes, |reader| draft.decode(reader))?;
+    Ok(Checksum {
+        stored: draft.stored,
+        computed: draft.checkpoint.checksum(Version::V2),
+    })
 }
 
 /// Everything of a damaged V1 or V2 file that can be read, whole entries only.
@@ -212,6 +216,11 @@ fn decode_devices(
         if let Devices::Flat(_) = devices {
             *devices = Devices::PerNuma(None);
         }
+    }
+    let is_list = matches!(kind, Kind::Array | Kind::Object | Kind::Null);
+    if !is_list && shapes.flat.is_some() && shapes.per_numa.is_none() {
+        // In the words of a reader of V1, since this is no V2 file.
+        return reader.mismatch(kind, "[]string");
     }
     match devices {
         Devices::Flat(ids) => decode_ids(reader, ids),

@@ -6,8 +6,12 @@
 
 use devlet_kubelet_api::device_plugin::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
-/// The deepest nesting of groups that is followed. (Go: 10,000.)
-const MAX_DEPTH: usize = 10_000;
+/// The deepest nesting of groups that Go follows: 10,000 in an outermost one.
+const MAX_DEPTH: usize = 10_001;
+
+/// The highest field number of a message; inside a group that is passed over, Go looks only at what fits.
+const MAX_NUMBER: u64 = (1 << 29) - 1;
+const MAX_NUMBER_IN_GROUP: u64 = (1 << 31) - 1;
 
 /// Why a stored answer does not decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -126,7 +130,7 @@ fn fields<'a>(
     mut field: impl FnMut(u64, Value<'a>) -> Result<(), InvalidResponse>,
 ) -> Result<(), InvalidResponse> {
     while !bytes.is_empty() {
-        let (number, wire_type) = tag(&mut bytes)?;
+        let (number, wire_type) = tag(&mut bytes, MAX_NUMBER)?;
         let value = match wire_type {
             0 => Value::Varint(varint(&mut bytes)?),
             2 => Value::Bytes(counted(&mut bytes)?),
@@ -140,11 +144,13 @@ fn fields<'a>(
     Ok(())
 }
 
-fn tag(bytes: &mut &[u8]) -> Result<(u64, u64), InvalidResponse> {
+fn tag(bytes: &mut &[u8], max: u64) -> Result<(u64, u64), InvalidResponse> {
     let tag = varint(bytes)?;
-    match tag >> 3 {
-        number @ 1..=0x1fff_ffff => Ok((number, tag & 7)),
-        _ => Err(InvalidResponse::Malformed),
+    let number = tag >> 3;
+    if (1..=max).contains(&number) {
+        Ok((number, tag & 7))
+    } else {
+        Err(InvalidResponse::Malformed)
     }
 }
 
@@ -185,7 +191,7 @@ fn skip(bytes: &mut &[u8], number: u64, wire_type: u64) -> Result<(), InvalidRes
     }
     let mut open = vec![number];
     while let Some(&innermost) = open.last() {
-        let (number, wire_type) = tag(bytes)?;
+        let (number, wire_type) = tag(bytes, MAX_NUMBER_IN_GROUP)?;
         match wire_type {
             0 => {
                 varint(bytes)?;

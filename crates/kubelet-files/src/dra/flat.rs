@@ -160,31 +160,55 @@ impl Dialect {
 /// Reads a `dra_manager_state` of 1.27 to 1.30.
 pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     for dialect in Dialect::ALL {
-        if let Ok(file) = read_as(bytes, dialect)
+        if let Ok(file) = read_dialect(bytes, dialect)
             && file.checksum.is_some_and(Checksum::is_valid)
         {
             return Ok(file);
         }
     }
-    read_as(bytes, looks_like(bytes))
+    let dialect = looks_like(bytes);
+    let mut draft = Draft::new(dialect);
+    let warnings = document(bytes, |reader| draft.decode(reader))?;
+    let checksum = draft.checksum();
+    Ok(File::new(
+        dialect.format(),
+        Some(checksum),
+        warnings,
+        draft.checkpoint,
+    ))
 }
 
-/// The formats as which the file is valid: which kubelets load it follows from that.
-pub(crate) fn valid_formats(bytes: &[u8]) -> Vec<Format> {
-    let valid = |dialect: &Dialect| {
-        read_as(bytes, *dialect).is_ok_and(|file| file.checksum.is_some_and(Checksum::is_valid))
+/// The kubelets that load the file, by the format that they write.
+///
+/// 1.28 to 1.30 also take a file whose checksum is right without its handles, whatever its version says.
+pub(crate) fn loaded_by(bytes: &[u8]) -> Vec<Format> {
+    let loads = |dialect: &Dialect| {
+        let mut draft = Draft::new(*dialect);
+        let decodes = document(bytes, |reader| draft.decode(reader)).is_ok();
+        decodes
+            && (draft.stored == draft.sum() || *dialect != Dialect::K1_27 && draft.stored == draft.old_sum())
     };
     Dialect::ALL
         .into_iter()
-        .filter(valid)
+        .filter(loads)
         .map(Dialect::format)
         .collect()
 }
 
-fn read_as(bytes: &[u8], dialect: Dialect) -> Result<File<Checkpoint>, ReadError> {
+/// Reads as the kubelets that wrote `format` did, which ignore what their format does not have; the checksum is
+/// theirs. `None` if `format` is not one of the three here.
+pub fn read_as(bytes: &[u8], format: Format) -> Option<Result<File<Checkpoint>, ReadError>> {
+    let dialect = Dialect::ALL
+        .into_iter()
+        .find(|dialect| dialect.format() == format)?;
+    Some(read_dialect(bytes, dialect))
+}
+
+fn read_dialect(bytes: &[u8], dialect: Dialect) -> Result<File<Checkpoint>, ReadError> {
     let mut draft = Draft::new(dialect);
     let warnings = document(bytes, |reader| draft.decode(reader))?;
-    let checksum = draft.checksum();
+    let (stored, computed) = (draft.stored, draft.sum());
+    let checksum = Checksum { stored, computed };
     Ok(File::new(
         dialect.format(),
         Some(checksum),
@@ -241,23 +265,22 @@ impl Draft {
     }
 
     fn checksum(&self) -> Checksum {
-        let (stored, dialect) = (self.stored, self.dialect);
-        let computed = Fnv1a32::of(|out| self.checkpoint.print(dialect, out));
-        if computed != stored && dialect == Dialect::K1_27 {
-            // 1.28 to 1.30 verify such a file as if it said `v1` and had a list.
-            let claims = Some(self.checkpoint.claims.clone().unwrap_or_default());
-            let assumed = Checkpoint {
-                version: "v1".into(),
-                claims,
-            };
-            if Fnv1a32::of(|out| assumed.print(dialect, out)) == stored {
-                return Checksum {
-                    stored,
-                    computed: stored,
-                };
-            }
+        let (stored, computed, old) = (self.stored, self.sum(), self.old_sum());
+        Checksum {
+            stored,
+            computed: if old == stored { old } else { computed },
         }
-        Checksum { stored, computed }
+    }
+
+    fn sum(&self) -> u64 {
+        Fnv1a32::of(|out| self.checkpoint.print(self.dialect, out))
+    }
+
+    /// The sum that 1.28 to 1.30 try when the first is wrong: no handles, and as if the file said `v1` and had a
+    /// list.
+    fn old_sum(&self) -> u64 {
+        let claims = Some(self.checkpoint.claims.as_deref().unwrap_or_default());
+        Fnv1a32::of(|out| print("v1", claims, Dialect::K1_27, out))
     }
 
     fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
@@ -388,12 +411,16 @@ fn decode_raw(reader: &mut Reader<'_>, raw: &mut Option<Vec<u8>>) -> Result<(), 
 
 impl Checkpoint {
     fn print(&self, dialect: Dialect, out: &mut impl Print) {
-        out.text("(*state.DRAManagerCheckpoint){Version:(string)");
-        out.text(&self.version);
-        out.text(" Entries:(state.ClaimInfoStateList)");
-        out.list(self.claims.as_deref(), |out, claim| claim.print(dialect, out));
-        out.text(" Checksum:(checksum.Checksum)0}");
+        print(&self.version, self.claims.as_deref(), dialect, out);
     }
+}
+
+fn print(version: &str, claims: Option<&[FlatClaim]>, dialect: Dialect, out: &mut impl Print) {
+    out.text("(*state.DRAManagerCheckpoint){Version:(string)");
+    out.text(version);
+    out.text(" Entries:(state.ClaimInfoStateList)");
+    out.list(claims, |out, claim| claim.print(dialect, out));
+    out.text(" Checksum:(checksum.Checksum)0}");
 }
 
 impl FlatClaim {

@@ -102,67 +102,67 @@ fn decode_time(reader: &mut Reader<'_>, time: &mut String) -> Result<(), SyntaxE
         Kind::String => {
             let quoted = reader.slice(start + 1, reader.offset() - 1);
             match std::str::from_utf8(quoted) {
-                Ok(text) if is_rfc3339(text.as_bytes()) => text.clone_into(time),
+                Ok(text) if is_go_time(text.as_bytes()) => text.clone_into(time),
                 _ => {
                     let shown = decode::shortened(&String::from_utf8_lossy(quoted));
-                    reader.fail(format!("{shown:?} is not an RFC 3339 time"), start);
+                    reader.abort(format!("{shown:?} is not an RFC 3339 time"), start);
                 }
             }
         }
-        _ => reader.fail("Time.UnmarshalJSON: input is not a JSON string".into(), start),
+        _ => reader.abort("Time.UnmarshalJSON: input is not a JSON string".into(), start),
     }
     Ok(())
 }
 
-/// Whether Go's strict RFC 3339 parser takes this. (`jiff` accepts more than Go does.)
-fn is_rfc3339(text: &[u8]) -> bool {
-    let number = |range: std::ops::Range<usize>| -> Option<u32> {
-        let digits = text.get(range)?;
-        digits.iter().all(u8::is_ascii_digit).then(|| {
-            digits
-                .iter()
-                .fold(0, |value, digit| value * 10 + u32::from(digit - b'0'))
-        })
-    };
-    let separators = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
-    if separators.iter().any(|&(at, byte)| text.get(at) != Some(&byte)) {
-        return false;
-    }
-    let (Some(year), Some(month), Some(day)) = (number(0..4), number(5..7), number(8..10)) else {
-        return false;
-    };
-    let (Some(hour), Some(minute), Some(second)) = (number(11..13), number(14..16), number(17..19)) else {
-        return false;
-    };
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+/// Whether Go takes this for a time. It means RFC 3339, but has never dared to refuse an hour of one digit, a
+/// comma before the fraction, and offsets of 24 hours or 60 minutes (<https://go.dev/issue/54580>).
+fn is_go_time(text: &[u8]) -> bool {
+    parse_time(text).is_some_and(<[u8]>::is_empty)
+}
+
+/// What follows the time at the start of `text`.
+fn parse_time(text: &[u8]) -> Option<&[u8]> {
+    let (year, text) = number(text, 4)?;
+    let (month, text) = number(text.strip_prefix(b"-")?, 2)?;
+    let (day, text) = number(text.strip_prefix(b"-")?, 2)?;
+    let text = text.strip_prefix(b"T")?;
+    let (hour, text) = number(text, 2).or_else(|| number(text, 1))?;
+    let (minute, text) = number(text.strip_prefix(b":")?, 2)?;
+    let (second, mut text) = number(text.strip_prefix(b":")?, 2)?;
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let days = match month {
-        2 => 28 + u32::from(leap),
+        2 => 28 + u32::from(is_leap),
         4 | 6 | 9 | 11 => 30,
         1..=12 => 31,
-        _ => return false,
+        _ => return None,
     };
     if day == 0 || day > days || hour > 23 || minute > 59 || second > 59 {
-        return false;
+        return None;
     }
-    let mut zone = 19;
-    if text.get(zone) == Some(&b'.') {
-        let digits = text[zone + 1..]
-            .iter()
-            .take_while(|byte| byte.is_ascii_digit())
-            .count();
-        if digits == 0 {
-            return false;
+    if let [b'.' | b',', b'0'..=b'9', rest @ ..] = text {
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        text = &rest[digits..];
+    }
+    match text {
+        [b'Z', rest @ ..] => Some(rest),
+        [b'+' | b'-', rest @ ..] => {
+            let (hours, rest) = number(rest, 2)?;
+            let (minutes, rest) = number(rest.strip_prefix(b":")?, 2)?;
+            (hours <= 24 && minutes <= 60).then_some(rest)
         }
-        zone += 1 + digits;
+        _ => None,
     }
-    match text.get(zone) {
-        Some(b'Z') => text.len() == zone + 1,
-        Some(b'+' | b'-') => {
-            text.len() == zone + 6
-                && text[zone + 3] == b':'
-                && number(zone + 1..zone + 3).is_some_and(|hours| hours < 24)
-                && number(zone + 4..zone + 6).is_some_and(|minutes| minutes < 60)
-        }
-        _ => false,
-    }
+}
+
+/// A number of so many digits, and what follows it.
+fn number(text: &[u8], digits: usize) -> Option<(u32, &[u8])> {
+    let (number, rest) = text.split_at_checked(digits)?;
+    let value = |number: &[u8]| {
+        let digits = number.iter().map(|digit| u32::from(digit - b'0'));
+        digits.fold(0, |value, digit| value * 10 + digit)
+    };
+    number
+        .iter()
+        .all(u8::is_ascii_digit)
+        .then(|| (value(number), rest))
 }

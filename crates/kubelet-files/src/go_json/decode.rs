@@ -139,7 +139,7 @@ fn number<T>(
             let digits = reader.number()?;
             match parse(digits) {
                 Some(value) => *target = value,
-                None => reader.type_error(&format!("number {}", shortened(digits)), go_type, offset),
+                None => reader.type_error(format_args!("number {digits}"), go_type, offset),
             }
             Ok(())
         }
@@ -177,10 +177,38 @@ fn from_base64(encoded: &str) -> Result<Vec<u8>, usize> {
     } else {
         BASE64.decode(encoded)
     };
-    decoded.map_err(|error| match error {
-        base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => at,
-        base64::DecodeError::InvalidLength(_) | base64::DecodeError::InvalidPadding => encoded.len(),
-    })
+    decoded.map_err(|_| first_corrupt(encoded.as_bytes()))
+}
+
+/// Where Go's decoder says that broken base64 is corrupt. It reads four characters at a time; when they are not
+/// all there, it points at the first of those that are.
+fn first_corrupt(encoded: &[u8]) -> usize {
+    let is_break = |at: usize| matches!(encoded.get(at), Some(b'\r' | b'\n'));
+    let after_breaks = |mut at: usize| {
+        while is_break(at) {
+            at += 1;
+        }
+        at
+    };
+    let (mut at, mut taken) = (0, 0);
+    while let Some(&byte) = encoded.get(at) {
+        match byte {
+            b'\r' | b'\n' => {}
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'+' | b'/' => taken = (taken + 1) % 4,
+            b'=' if taken == 2 => {
+                let second = after_breaks(at + 1);
+                return match encoded.get(second) {
+                    None => encoded.len(),
+                    Some(b'=') => after_breaks(second + 1),
+                    Some(_) => second - 1,
+                };
+            }
+            b'=' if taken == 3 => return after_breaks(at + 1),
+            _ => return at,
+        }
+        at += 1;
+    }
+    at - taken
 }
 
 /// A Go slice of the type `go_type`.
@@ -276,7 +304,7 @@ pub(crate) fn int_map<V: Default>(
     let parse = |reader: &mut Reader<'_>, key: &str, offset: usize| {
         let number = key.parse().ok();
         if number.is_none() {
-            reader.type_error(&format!("number {}", shortened(key)), "int64", offset);
+            reader.type_error(format_args!("number {key}"), "int64", offset);
         }
         number
     };

@@ -1,6 +1,7 @@
 //! A walk over the bytes of a JSON document, with Go's syntax rules and Go's error texts.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 /// The deepest nesting that Go's scanner follows.
 const MAX_DEPTH: usize = 10_000;
@@ -89,6 +90,8 @@ pub(crate) struct Reader<'a> {
     /// Set while an element that is dropped as a whole is being read.
     inside_unit: bool,
     first_type_error: Option<TypeError>,
+    /// `first_type_error` is one that ends the decoding.
+    aborted: bool,
     type_errors: usize,
     warnings: Vec<Warning>,
     warnings_left_out: usize,
@@ -114,6 +117,7 @@ impl<'a> Reader<'a> {
             mode,
             inside_unit: false,
             first_type_error: None,
+            aborted: false,
             type_errors: 0,
             warnings: Vec::new(),
             warnings_left_out: 0,
@@ -279,21 +283,16 @@ impl<'a> Reader<'a> {
     /// The offset behind the escape that begins at `at`.
     fn escape_end(&self, at: usize) -> Result<usize, SyntaxError> {
         match self.bytes.get(at + 1) {
-            None => Err(self.eof()),
             Some(b'b' | b'f' | b'n' | b'r' | b't' | b'\\' | b'/' | b'"') => Ok(at + 2),
             Some(b'u') => {
                 for digit in at + 2..at + 6 {
-                    match self.bytes.get(digit) {
-                        None => return Err(self.eof()),
-                        Some(byte) if byte.is_ascii_hexdigit() => {}
-                        Some(_) => {
-                            return Err(self.unexpected_at(digit, "in \\u hexadecimal character escape"));
-                        }
+                    if !self.bytes.get(digit).is_some_and(u8::is_ascii_hexdigit) {
+                        return Err(self.cut_or_wrong(digit, "in \\u hexadecimal character escape"));
                     }
                 }
                 Ok(at + 6)
             }
-            Some(_) => Err(self.unexpected_at(at + 1, "in string escape code")),
+            _ => Err(self.cut_or_wrong(at + 1, "in string escape code")),
         }
     }
 
@@ -329,8 +328,7 @@ impl<'a> Reader<'a> {
         match self.bytes.get(at) {
             Some(b'0') => at += 1,
             Some(b'1'..=b'9') => at = self.digits_end(at),
-            Some(_) => return Err(self.unexpected_at(at, "in numeric literal")),
-            None => return Err(self.eof()),
+            _ => return Err(self.cut_or_wrong(at, "in numeric literal")),
         }
         if self.bytes.get(at) == Some(&b'.') {
             at = self.some_digits(at + 1, "after decimal point in numeric literal")?;
@@ -356,22 +354,17 @@ impl<'a> Reader<'a> {
 
     fn some_digits(&self, from: usize, context: &str) -> Result<usize, SyntaxError> {
         match self.bytes.get(from) {
-            None => Err(self.eof()),
             Some(byte) if byte.is_ascii_digit() => Ok(self.digits_end(from)),
-            Some(_) => Err(self.unexpected_at(from, context)),
+            _ => Err(self.cut_or_wrong(from, context)),
         }
     }
 
     /// `true`, `false` or `null`.
     pub(crate) fn literal(&mut self, word: &'static str) -> Result<(), SyntaxError> {
         for (index, expected) in word.bytes().enumerate() {
-            match self.bytes.get(self.at + index) {
-                None => return Err(self.eof()),
-                Some(&byte) if byte == expected => {}
-                Some(_) => {
-                    let context = format!("in literal {word} (expecting '{}')", char::from(expected));
-                    return Err(self.unexpected_at(self.at + index, &context));
-                }
+            if self.bytes.get(self.at + index) != Some(&expected) {
+                let context = format!("in literal {word} (expecting '{}')", char::from(expected));
+                return Err(self.cut_or_wrong(self.at + index, &context));
             }
         }
         self.at += word.len();
@@ -450,6 +443,15 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Inside a token. When the document ends there, Go's scanner tries a space and complains of that.
+    fn cut_or_wrong(&self, offset: usize, context: &str) -> SyntaxError {
+        let byte = self.bytes.get(offset).copied().unwrap_or(b' ');
+        SyntaxError {
+            message: format!("invalid character {} {context}", go_quoted(byte)),
+            offset,
+        }
+    }
+
     // ---- types
 
     /// Remembers that the value at hand does not fit, and passes over it.
@@ -460,20 +462,35 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    pub(crate) fn type_error(&mut self, value: &str, go_type: &str, offset: usize) {
-        let message = if self.struct_name.is_empty() && self.fields.is_empty() {
-            format!("json: cannot unmarshal {value} into Go value of type {go_type}")
-        } else {
-            let (name, path) = (self.struct_name, self.fields.join("."));
-            format!("json: cannot unmarshal {value} into Go struct field {name}.{path} of type {go_type}")
+    pub(crate) fn type_error(&mut self, value: impl Display, go_type: &str, offset: usize) {
+        let (name, path) = (self.struct_name, &self.fields);
+        let message = || {
+            if name.is_empty() && path.is_empty() {
+                format!("json: cannot unmarshal {value} into Go value of type {go_type}")
+            } else {
+                let path = path.join(".");
+                format!("json: cannot unmarshal {value} into Go struct field {name}.{path} of type {go_type}")
+            }
         };
-        self.fail(message, offset);
+        self.type_errors += 1;
+        if self.first_type_error.is_none() {
+            let message = message();
+            self.first_type_error = Some(TypeError { message, offset });
+        }
     }
 
     /// A type error in words of its own.
     pub(crate) fn fail(&mut self, message: String, offset: usize) {
         self.type_errors += 1;
         self.first_type_error.get_or_insert(TypeError { message, offset });
+    }
+
+    /// An error of a type that decodes itself. Go stops there, and forgets earlier type errors.
+    pub(crate) fn abort(&mut self, message: String, offset: usize) {
+        self.type_errors += 1;
+        if !std::mem::replace(&mut self.aborted, true) {
+            self.first_type_error = Some(TypeError { message, offset });
+        }
     }
 
     /// Runs `read` as the value of field `field` of struct `name`.
