@@ -1,0 +1,1 @@
+//! gRPC over unix sockets, as the peers of a kubelet speak it.

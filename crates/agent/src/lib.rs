@@ -1,0 +1,3 @@
+//! The node as a library: everything that touches the world.
+
+pub mod grpc;

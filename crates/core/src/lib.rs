@@ -1,0 +1,1 @@
+//! The rules of the node: who holds which device.
