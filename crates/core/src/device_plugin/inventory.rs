@@ -1,0 +1,114 @@
+//! What plugins currently offer.
+//!
+//! Several plugins may serve one resource, during an update for example. The newest list counts as a whole; when
+//! its plugin leaves, the newest list of one that is still connected counts again. When the last one leaves,
+//! the list stays, to be counted as unhealthy, until the grace period is over.
+//!
+//! ```text
+//!              connected                listed
+//!   unknown ─────────────► connected ───────────► serving ──┐ listed
+//!                              ▲  ▲                  │   ▲──┘
+//!                    connected │  └──── lost ────────┤ (another plugin is connected without a list)
+//!                            gone ◄──── lost ────────┘ (the last one)
+//! ```
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+
+use super::list::DeviceList;
+use crate::id::{ConnectionId, Moment, ResourceName};
+
+/// How long the devices of a plugin that left count towards capacity.
+pub const GRACE_MS: u64 = 5 * 60 * 1000;
+
+/// A well-formed wish to serve a resource, from a plugin that answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The socket at which the plugin answers.
+    pub endpoint: String,
+    /// The user that it runs as.
+    pub uid: u32,
+    /// Whether it may serve the resource beside a plugin of another user.
+    pub may_share: bool,
+    /// What it wants to be asked.
+    pub options: PluginOptions,
+}
+
+/// What a plugin wants to be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PluginOptions {
+    /// Before each start of a container.
+    pub pre_start_required: bool,
+    /// Before devices are chosen.
+    pub preferred_allocation: bool,
+}
+
+/// A plugin that is connected.
+#[derive(Debug, Clone)]
+pub(crate) struct Plugin {
+    pub(crate) endpoint: String,
+    pub(crate) uid: u32,
+    pub(crate) options: PluginOptions,
+    pub(crate) connected_at: Moment,
+    /// Its last list, and the list's number among all lists.
+    pub(crate) list: Option<(u64, Arc<DeviceList>)>,
+}
+
+/// What is known of a resource.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Resource {
+    pub(crate) plugins: BTreeMap<ConnectionId, Plugin>,
+    /// The list that counts; without a plugin, the last one.
+    pub(crate) list: Arc<DeviceList>,
+    /// Whose list that is.
+    pub(crate) in_force: Option<ConnectionId>,
+    /// The plugin that was seen last, and when it left.
+    pub(crate) last: Option<Last>,
+}
+
+/// The trace of a plugin that left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Last {
+    /// Where it answered.
+    pub endpoint: String,
+    /// Since when it does not.
+    pub gone_since: Moment,
+}
+
+impl Resource {
+    /// The plugin whose list counts.
+    pub(crate) fn serving(&self) -> Option<(ConnectionId, &Plugin)> {
+        let id = self.in_force?;
+        Some((id, self.plugins.get(&id)?))
+    }
+
+    /// Makes the newest list of a connected plugin count. Whether another list counts than before.
+    pub(crate) fn settle(&mut self) -> bool {
+        let newest = self
+            .plugins
+            .iter()
+            .filter_map(|(id, plugin)| plugin.list.as_ref().map(|(number, list)| (*number, *id, list)))
+            .max_by_key(|&(number, id, _)| (number, id));
+        match newest {
+            Some((_, id, list)) => {
+                let changed = self.in_force != Some(id) || !Arc::ptr_eq(&self.list, list);
+                self.list = Arc::clone(list);
+                self.in_force = Some(id);
+                changed
+            }
+            None => self.in_force.take().is_some(),
+        }
+    }
+
+    /// Whether capacity still counts the list.
+    pub(crate) fn counts(&self, now: Moment) -> bool {
+        match &self.last {
+            Some(last) if self.plugins.is_empty() => now.since(last.gone_since) <= GRACE_MS,
+            None if self.plugins.is_empty() => false,
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A plugin's list of devices, as it last said it.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use super::bits::Bits;
+use crate::id::DeviceId;
+
+/// One device of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its name.
+    pub id: DeviceId,
+    /// Only what the plugin calls exactly `Healthy` is.
+    pub healthy: bool,
+    /// NUMA nodes; empty when the plugin names none.
+    pub nodes: Vec<i64>,
+}
+
+/// The devices of a resource, sorted by id, each once.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DeviceList {
+    devices: Vec<Device>,
+    healthy: Bits,
+    by_node: BTreeMap<i64, Bits>,
+}
+
+impl DeviceList {
+    /// A list from a plugin's message. Of a device that is named twice the last entry counts. The second value
+    /// is the number of entries that were left out.
+    pub fn new(mut devices: Vec<Device>) -> (Self, usize) {
+        let named = devices.len();
+        // Stable, so that of equal ids the last one named stays last.
+        devices.sort_by(|one, other| one.id.cmp(&other.id));
+        let mut kept: Vec<Device> = Vec::with_capacity(named);
+        for device in devices {
+            match kept.last_mut() {
+                Some(last) if last.id == device.id => *last = device,
+                _ => kept.push(device),
+            }
+        }
+        let mut healthy = Bits::none(kept.len());
+        let mut by_node: BTreeMap<i64, Bits> = BTreeMap::new();
+        for (place, device) in kept.iter_mut().enumerate() {
+            if device.healthy {
+                healthy.insert(place);
+            }
+            device.nodes.sort_unstable();
+            device.nodes.dedup();
+            for node in &device.nodes {
+                by_node
+                    .entry(*node)
+                    .or_insert_with(|| Bits::none(named))
+                    .insert(place);
+            }
+        }
+        let left_out = named - kept.len();
+        (
+            Self {
+                devices: kept,
+                healthy,
+                by_node,
+            },
+            left_out,
+        )
+    }
+
+    /// All devices, sorted by id.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// How many devices there are.
+    pub fn len(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty()
+    }
+
+    /// The places of the healthy devices.
+    pub fn healthy(&self) -> &Bits {
+        &self.healthy
+    }
+
+    /// The places of the devices on each NUMA node. Devices without one are in none.
+    pub fn by_node(&self) -> &BTreeMap<i64, Bits> {
+        &self.by_node
+    }
+
+    /// A device's place in the list.
+    pub fn place_of(&self, id: &str) -> Option<usize> {
+        self.devices
+            .binary_search_by(|device| device.id.as_str().cmp(id))
+            .ok()
+    }
+
+    /// A device by name.
+    pub fn get(&self, id: &str) -> Option<&Device> {
+        self.devices.get(self.place_of(id)?)
+    }
+}

@@ -1,0 +1,745 @@
+//! The whole node: facts and two-phase operations.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::device_plugin::inventory::{Last, Offer, Plugin, Resource};
+use crate::device_plugin::ledger::{Grant, Ledger, Reservation};
+use crate::device_plugin::list::DeviceList;
+use crate::device_plugin::run_options::Answer;
+use crate::device_plugin::select::select;
+use crate::id::{ConnectionId, ContainerName, DeviceId, Moment, PodUid, ReservationId, ResourceName};
+use crate::pod::{Allocation, ContainerKind, Pod, PodRequest, Source};
+
+/// What a plugin advises: for a container (by its place in the request) and a resource, devices in the order of
+/// preference.
+pub type Advice = BTreeMap<(usize, ResourceName), Vec<DeviceId>>;
+
+/// A question to put to a plugin before devices are chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// The container's place in the request.
+    pub container: usize,
+    /// The resource.
+    pub resource: ResourceName,
+    /// Whom to ask.
+    pub connection: ConnectionId,
+    /// The devices to choose from, sorted.
+    pub available: Vec<DeviceId>,
+    /// Of these, the ones that the container gets in any case.
+    pub must_include: Vec<DeviceId>,
+    /// How many it gets in all.
+    pub size: usize,
+}
+
+/// Why no pod is admitted at all.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Blocked {
+    /// There is state that could not be read.
+    #[error(
+        "the state in {file} could not be read, so nobody knows which devices are held; repair and import it, \
+         or declare that it was empty"
+    )]
+    UnreadableState {
+        /// Where it was set aside.
+        file: String,
+    },
+}
+
+/// Why a pod cannot have what it asks for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReserveError {
+    /// Nobody is admitted.
+    #[error(transparent)]
+    Blocked(#[from] Blocked),
+    /// No plugin serves the resource now. One may come: waiting helps.
+    #[error("no device plugin offers {resource}{}", last_seen(.last.as_ref()))]
+    NotServed {
+        /// The resource.
+        resource: ResourceName,
+        /// The plugin that did.
+        last: Option<Last>,
+    },
+    /// A plugin is connected, but has not listed its devices yet. Waiting helps.
+    #[error("the device plugin of {resource} at {endpoint} has not listed its devices yet")]
+    NotListed {
+        /// The resource.
+        resource: ResourceName,
+        /// The plugin.
+        endpoint: String,
+    },
+    /// Too few devices. Waiting is pointless as far as anybody knows.
+    #[error("{wanted} {resource} requested, {free} free ({healthy} of {total} healthy)")]
+    Insufficient {
+        /// The resource.
+        resource: ResourceName,
+        /// How many more are wanted.
+        wanted: usize,
+        /// How many are free.
+        free: usize,
+        /// How many are healthy.
+        healthy: usize,
+        /// How many there are.
+        total: usize,
+    },
+    /// Another admission or removal of the same pod has not ended yet.
+    #[error("another operation for this pod is in flight")]
+    InFlight,
+    /// The pod holds a different number of devices.
+    #[error("container {container} holds {held} {resource}, but now requests {wanted}; remove the pod first")]
+    RequestChanged {
+        /// The container.
+        container: ContainerName,
+        /// The resource.
+        resource: ResourceName,
+        /// How many it wants now.
+        wanted: usize,
+        /// How many it holds.
+        held: usize,
+    },
+    /// The pod was admitted with another spec.
+    #[error("the pod was admitted with another spec; remove it first")]
+    SpecChanged,
+    /// Another pod has the name.
+    #[error("pod {other} has this name and another UID; remove it first")]
+    NameTaken {
+        /// That pod.
+        other: PodUid,
+    },
+}
+
+fn last_seen(last: Option<&Last>) -> String {
+    last.map_or_else(String::new, |last| {
+        alloc::format!("; the last one answered at {}", last.endpoint)
+    })
+}
+
+/// Why an allocation cannot be committed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommitError {
+    /// It was aborted, or committed already.
+    #[error("the reservation has ended")]
+    Ended,
+}
+
+/// Why a pod cannot be released now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReleaseError {
+    /// It holds nothing.
+    #[error("no such pod")]
+    Unknown,
+    /// Another admission or removal of the same pod has not ended yet.
+    #[error("another operation for this pod is in flight")]
+    InFlight,
+}
+
+/// Why a plugin is not taken in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The resource is served by somebody else.
+    #[error(
+        "{resource} is served by a plugin of user {first} at {endpoint}; user {uid} may not serve it too"
+    )]
+    OtherUser {
+        /// The resource.
+        resource: ResourceName,
+        /// The user that serves it.
+        first: u32,
+        /// Where.
+        endpoint: String,
+        /// The user that wants to.
+        uid: u32,
+    },
+}
+
+/// What durable records say at start.
+#[derive(Debug, Clone, Default)]
+pub struct Restored {
+    /// Pods with their allocations.
+    pub pods: Vec<Pod>,
+    /// Resources that plugins have served, and the last plugin of each.
+    pub resources: BTreeMap<ResourceName, Option<Last>>,
+}
+
+/// The node.
+#[derive(Debug, Default)]
+pub struct Node {
+    pub(crate) resources: BTreeMap<ResourceName, Resource>,
+    pub(crate) connections: BTreeMap<ConnectionId, ResourceName>,
+    pub(crate) ledger: Ledger,
+    pub(crate) blocked: Option<Blocked>,
+    next_connection: u64,
+    next_reservation: u64,
+    next_list: u64,
+    changes: u64,
+}
+
+impl Node {
+    /// A node as durable records describe it: allocations whole, resources known but without devices.
+    pub fn restore(restored: Restored) -> Self {
+        let mut node = Self::default();
+        for (name, last) in restored.resources {
+            node.resources.insert(
+                name,
+                Resource {
+                    last,
+                    ..Resource::default()
+                },
+            );
+        }
+        for pod in restored.pods {
+            node.put(pod);
+        }
+        node
+    }
+
+    /// Counts every change, so that those who wait know when to look again.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Admits nobody until `unblock`.
+    pub fn block(&mut self, reason: Blocked) {
+        self.changes += 1;
+        self.blocked = Some(reason);
+    }
+
+    /// Admits pods again.
+    pub fn unblock(&mut self) {
+        self.changes += 1;
+        self.blocked = None;
+    }
+
+    // ---- facts
+
+    /// A plugin answers. A plugin of the same resource and endpoint is replaced: its connection is returned, and
+    /// whatever still comes from it changes nothing.
+    pub fn plugin_connected(
+        &mut self,
+        offer: Offer,
+        now: Moment,
+    ) -> Result<(ConnectionId, Option<ConnectionId>), ConnectError> {
+        let resource = self.resources.entry(offer.resource.clone()).or_default();
+        let same_place = |plugin: &Plugin| plugin.endpoint == offer.endpoint;
+        let other = resource
+            .plugins
+            .values()
+            .find(|plugin| !same_place(plugin) && plugin.uid != offer.uid);
+        if let (Some(other), false) = (other, offer.may_share) {
+            let (first, endpoint, uid) = (other.uid, other.endpoint.clone(), offer.uid);
+            return Err(ConnectError::OtherUser {
+                resource: offer.resource,
+                first,
+                endpoint,
+                uid,
+            });
+        }
+        let replaced = resource
+            .plugins
+            .iter()
+            .find(|(_, plugin)| same_place(plugin))
+            .map(|(id, _)| *id);
+        let id = ConnectionId(self.next_connection);
+        self.next_connection += 1;
+        let Offer {
+            resource: name,
+            endpoint,
+            uid,
+            options,
+            ..
+        } = offer;
+        resource.plugins.insert(
+            id,
+            Plugin {
+                endpoint,
+                uid,
+                options,
+                connected_at: now,
+                list: None,
+            },
+        );
+        self.connections.insert(id, name);
+        self.changes += 1;
+        if let Some(replaced) = replaced {
+            self.connection_lost(replaced, now);
+        }
+        Ok((id, replaced))
+    }
+
+    /// A plugin says which devices there are. Whether that changed anything: a connection that has been replaced
+    /// or lost has no say, and neither has one that repeats itself.
+    pub fn devices_listed(&mut self, connection: ConnectionId, list: DeviceList) -> bool {
+        let Some((name, resource)) = self.resource_of(connection) else {
+            return false;
+        };
+        let Some(plugin) = resource.plugins.get_mut(&connection) else {
+            return false;
+        };
+        let is_same = plugin.list.as_ref().is_some_and(|(_, last)| **last == list);
+        if is_same && resource.in_force == Some(connection) {
+            return false;
+        }
+        let number = self.next_list;
+        self.next_list += 1;
+        if let Some(resource) = self.resources.get_mut(&name) {
+            if let Some(plugin) = resource.plugins.get_mut(&connection) {
+                plugin.list = Some((number, Arc::new(list)));
+            }
+            resource.settle();
+            self.ledger.list_changed(&name, resource);
+        }
+        self.changes += 1;
+        true
+    }
+
+    /// A plugin answers no longer. Whether that was news.
+    pub fn connection_lost(&mut self, connection: ConnectionId, now: Moment) -> bool {
+        let Some(name) = self.connections.remove(&connection) else {
+            return false;
+        };
+        let Some(resource) = self.resources.get_mut(&name) else {
+            return false;
+        };
+        let Some(plugin) = resource.plugins.remove(&connection) else {
+            return false;
+        };
+        resource.last = Some(Last {
+            endpoint: plugin.endpoint,
+            gone_since: now,
+        });
+        if resource.settle() {
+            self.ledger.list_changed(&name, resource);
+        }
+        self.changes += 1;
+        true
+    }
+
+    fn resource_of(&mut self, connection: ConnectionId) -> Option<(ResourceName, &mut Resource)> {
+        let name = self.connections.get(&connection)?.clone();
+        let resource = self.resources.get_mut(&name)?;
+        Some((name, resource))
+    }
+
+    // ---- admission
+
+    /// The next question to put to a plugin for this request, given what plugins have advised so far. A request
+    /// that cannot be granted has no questions: [`Node::reserve`] says why.
+    pub fn question(&self, request: &PodRequest, advice: &Advice) -> Option<Question> {
+        self.plan(request, advice, true).ok()?.question
+    }
+
+    /// Sets aside every device that the pod needs, or nothing at all.
+    ///
+    /// What the pod holds already is kept as it is, which makes admitting it again a matter of course, whatever
+    /// its plugins do: the answer is then `Ok(None)`, or a reservation without grants if there is something new
+    /// to be written about the pod (it was imported, or admitted before a reboot).
+    pub fn reserve(
+        &mut self,
+        request: &PodRequest,
+        advice: &Advice,
+    ) -> Result<Option<ReservationId>, ReserveError> {
+        let plan = self.plan(request, advice, false)?;
+        let settled = self.ledger.pods.get(&request.uid).is_some_and(|pod| {
+            pod.source == request.source && pod.name == request.name && !pod.before_reboot
+        });
+        if plan.grants.is_empty() && settled {
+            return Ok(None);
+        }
+        let id = ReservationId(self.next_reservation);
+        self.next_reservation += 1;
+        for (name, devices) in &plan.taken {
+            let resource = self.resources.get(name);
+            self.ledger
+                .hold(&request.uid, name, devices.iter().cloned(), resource);
+        }
+        let reservation = Reservation {
+            pod: request.uid.clone(),
+            name: request.name.clone(),
+            grants: plan.grants,
+            taken: plan.taken,
+            committing: None,
+        };
+        self.ledger.name(&request.name, &request.uid);
+        self.ledger.in_flight.insert(request.uid.clone(), id);
+        self.ledger.reservations.insert(id, reservation);
+        self.changes += 1;
+        Ok(Some(id))
+    }
+
+    /// What is set aside.
+    pub fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
+        self.ledger.reservations.get(&id)
+    }
+
+    /// Frees what was set aside. Does nothing once [`Node::begin_commit`] was called.
+    pub fn abort(&mut self, id: ReservationId) {
+        let committing = self
+            .ledger
+            .reservations
+            .get(&id)
+            .is_none_or(|each| each.committing.is_some());
+        if !committing {
+            self.drop_reservation(id);
+        }
+    }
+
+    /// The plugins have agreed: the pod as it is to be written. `answers` are theirs, in the order of the grants,
+    /// each with whether the plugin wants to be called before each start.
+    pub fn begin_commit(
+        &mut self,
+        id: ReservationId,
+        request: &PodRequest,
+        answers: Vec<(Answer, bool)>,
+    ) -> Result<Pod, CommitError> {
+        let reservation = self.ledger.reservations.get(&id).ok_or(CommitError::Ended)?;
+        if reservation.committing.is_some() || reservation.grants.len() != answers.len() {
+            return Err(CommitError::Ended);
+        }
+        let mut granted: BTreeMap<_, _> = reservation
+            .grants
+            .iter()
+            .zip(answers)
+            .map(|(grant, answer)| ((&grant.container, &grant.resource), (grant, answer)))
+            .collect();
+        let held = self.ledger.pods.get(&request.uid);
+        let mut allocations = Vec::new();
+        for container in &request.containers {
+            for resource in container.wants.keys() {
+                if let Some((grant, (answer, pre_start_required))) =
+                    granted.remove(&(&container.name, resource))
+                {
+                    allocations.push(Allocation {
+                        container: container.name.clone(),
+                        kind: Some(container.kind),
+                        resource: resource.clone(),
+                        devices: grant.devices.clone(),
+                        nodes: self.nodes_of(resource, &grant.devices),
+                        answer,
+                        pre_start_required,
+                    });
+                } else if let Some(kept) = held.and_then(|pod| pod.allocation(&container.name, resource)) {
+                    allocations.push(Allocation {
+                        kind: Some(container.kind),
+                        ..kept.clone()
+                    });
+                }
+            }
+        }
+        // What the pod holds but does not ask for any longer stays with it until it is removed.
+        for kept in held.into_iter().flat_map(|pod| &pod.allocations) {
+            let known =
+                |each: &Allocation| each.container == kept.container && each.resource == kept.resource;
+            if !allocations.iter().any(known) {
+                allocations.push(kept.clone());
+            }
+        }
+        let pod = Pod {
+            uid: request.uid.clone(),
+            name: request.name.clone(),
+            source: request.source,
+            fingerprint: request.fingerprint,
+            before_reboot: false,
+            allocations,
+        };
+        if let Some(reservation) = self.ledger.reservations.get_mut(&id) {
+            reservation.committing = Some(pod.clone());
+        }
+        self.changes += 1;
+        Ok(pod)
+    }
+
+    /// The pod is on disk.
+    pub fn finish_commit(&mut self, id: ReservationId) {
+        let Some(reservation) = self.ledger.reservations.remove(&id) else {
+            return;
+        };
+        self.ledger.in_flight.remove(&reservation.pod);
+        let Some(pod) = reservation.committing else { return };
+        // The devices are held already, and the name is taken.
+        if let Some(earlier) = self.ledger.pods.insert(pod.uid.clone(), pod)
+            && earlier.name != reservation.name
+        {
+            self.ledger.unname(&earlier.name, &earlier.uid);
+        }
+        self.changes += 1;
+    }
+
+    /// The pod could not be written.
+    pub fn cancel_commit(&mut self, id: ReservationId) {
+        self.drop_reservation(id);
+    }
+
+    fn drop_reservation(&mut self, id: ReservationId) {
+        let Some(reservation) = self.ledger.reservations.remove(&id) else {
+            return;
+        };
+        self.ledger.in_flight.remove(&reservation.pod);
+        if self
+            .ledger
+            .pods
+            .get(&reservation.pod)
+            .is_none_or(|pod| pod.name != reservation.name)
+        {
+            self.ledger.unname(&reservation.name, &reservation.pod);
+        }
+        for (name, devices) in &reservation.taken {
+            let resource = self.resources.get(name);
+            self.ledger.let_go(&reservation.pod, name, devices, resource);
+        }
+        self.changes += 1;
+    }
+
+    /// Where devices are, for the record: by NUMA node, -1 for those without one. A device that has left the
+    /// list since it was reserved counts as one without.
+    fn nodes_of(&self, name: &ResourceName, devices: &[DeviceId]) -> BTreeMap<i64, Vec<DeviceId>> {
+        let mut nodes: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
+        for id in devices {
+            let known = self
+                .resources
+                .get(name)
+                .and_then(|resource| resource.list.get(id.as_str()));
+            match known.map_or(&[][..], |device| &device.nodes) {
+                [] => nodes.entry(-1).or_default().push(id.clone()),
+                many => many
+                    .iter()
+                    .for_each(|node| nodes.entry(*node).or_default().push(id.clone())),
+            }
+        }
+        nodes
+    }
+
+    // ---- removal
+
+    /// The pod is to be removed; until [`Node::finish_release`] it keeps what it holds.
+    pub fn begin_release(&mut self, pod: &PodUid) -> Result<(), ReleaseError> {
+        if self.ledger.in_flight.contains_key(pod) || self.ledger.releasing.contains(pod) {
+            return Err(ReleaseError::InFlight);
+        }
+        if !self.ledger.pods.contains_key(pod) {
+            return Err(ReleaseError::Unknown);
+        }
+        self.ledger.releasing.insert(pod.clone());
+        self.changes += 1;
+        Ok(())
+    }
+
+    /// The removal is on disk.
+    pub fn finish_release(&mut self, pod: &PodUid) {
+        if !self.ledger.releasing.remove(pod) {
+            return;
+        }
+        let Some(pod) = self.ledger.pods.remove(pod) else {
+            return;
+        };
+        self.ledger.unname(&pod.name, &pod.uid);
+        for (name, devices) in pod.devices() {
+            let resource = self.resources.get(name);
+            self.ledger.let_go(&pod.uid, name, devices, resource);
+        }
+        self.changes += 1;
+    }
+
+    /// The removal could not be written.
+    pub fn cancel_release(&mut self, pod: &PodUid) {
+        self.ledger.releasing.remove(pod);
+        self.changes += 1;
+    }
+
+    /// Takes in a pod as durable records or a kubelet's file describe it. A device that another pod holds too
+    /// gets a second holder, and is free only when both are gone.
+    pub fn put(&mut self, pod: Pod) {
+        if let Some(earlier) = self.ledger.pods.remove(&pod.uid) {
+            self.ledger.unname(&earlier.name, &earlier.uid);
+            for (name, devices) in earlier.devices() {
+                let resource = self.resources.get(name);
+                self.ledger.let_go(&earlier.uid, name, devices, resource);
+            }
+        }
+        for (name, devices) in pod.devices() {
+            let resource = self.resources.get(name);
+            self.ledger
+                .hold(&pod.uid, name, devices.into_iter().cloned(), resource);
+        }
+        self.ledger.name(&pod.name, &pod.uid);
+        self.ledger.pods.insert(pod.uid.clone(), pod);
+        self.changes += 1;
+    }
+
+    // ---- planning
+
+    fn plan(&self, request: &PodRequest, advice: &Advice, ask: bool) -> Result<Plan, ReserveError> {
+        if self.ledger.in_flight.contains_key(&request.uid) || self.ledger.releasing.contains(&request.uid) {
+            return Err(ReserveError::InFlight);
+        }
+        let pod = self.ledger.pods.get(&request.uid);
+        self.check_identity(request, pod)?;
+        let mut planner = Planner {
+            node: self,
+            request,
+            pod,
+            advice,
+            ask,
+            plan: Plan::default(),
+            passed_on: BTreeMap::new(),
+        };
+        planner.run()?;
+        if let (Some(blocked), false) = (&self.blocked, planner.plan.grants.is_empty()) {
+            return Err(blocked.clone().into());
+        }
+        Ok(planner.plan)
+    }
+
+    fn check_identity(&self, request: &PodRequest, pod: Option<&Pod>) -> Result<(), ReserveError> {
+        if let Some(pod) = pod {
+            let known = pod.source != Source::Imported && pod.fingerprint != 0;
+            if known && pod.fingerprint != request.fingerprint {
+                return Err(ReserveError::SpecChanged);
+            }
+        }
+        match self.ledger.names.get(&request.name) {
+            Some(other) if *other != request.uid => Err(ReserveError::NameTaken { other: other.clone() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A decision for a whole pod that has not been carried out.
+#[derive(Debug, Default)]
+struct Plan {
+    grants: Vec<Grant>,
+    taken: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    question: Option<Question>,
+}
+
+/// Goes through a pod's containers in the order in which they run.
+struct Planner<'a> {
+    node: &'a Node,
+    request: &'a PodRequest,
+    pod: Option<&'a Pod>,
+    advice: &'a Advice,
+    ask: bool,
+    plan: Plan,
+    /// Devices of init containers that later containers may take over.
+    passed_on: BTreeMap<&'a ResourceName, BTreeSet<DeviceId>>,
+}
+
+impl Planner<'_> {
+    fn run(&mut self) -> Result<(), ReserveError> {
+        let request = self.request;
+        for (index, container) in request.containers.iter().enumerate() {
+            for (resource, &wanted) in container.wants.iter().filter(|&(_, &wanted)| wanted > 0) {
+                let held = self.pod.and_then(|pod| pod.allocation(&container.name, resource));
+                let devices = match held {
+                    Some(held) if held.devices.len() == wanted => held.devices.clone(),
+                    Some(held) => {
+                        return Err(ReserveError::RequestChanged {
+                            container: container.name.clone(),
+                            resource: resource.clone(),
+                            wanted,
+                            held: held.devices.len(),
+                        });
+                    }
+                    None => {
+                        let Some(devices) = self.choose(index, resource, wanted)? else {
+                            return Ok(());
+                        };
+                        self.plan.grants.push(Grant {
+                            container: container.name.clone(),
+                            kind: container.kind,
+                            resource: resource.clone(),
+                            devices: devices.clone(),
+                        });
+                        devices
+                    }
+                };
+                let passed_on = self.passed_on.entry(resource).or_default();
+                match container.kind {
+                    ContainerKind::Init => passed_on.extend(devices),
+                    ContainerKind::Sidecar | ContainerKind::App => {
+                        passed_on.retain(|device| !devices.contains(device));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Devices for one container, or `None` if a plugin should be asked first.
+    fn choose(
+        &mut self,
+        index: usize,
+        name: &ResourceName,
+        wanted: usize,
+    ) -> Result<Option<Vec<DeviceId>>, ReserveError> {
+        let resource = self.node.resources.get(name);
+        let Some(resource) = resource.filter(|resource| !resource.plugins.is_empty()) else {
+            let last = resource.and_then(|resource| resource.last.clone());
+            return Err(ReserveError::NotServed {
+                resource: name.clone(),
+                last,
+            });
+        };
+        let Some((connection, plugin)) = resource.serving() else {
+            let endpoint = resource
+                .plugins
+                .values()
+                .next_back()
+                .map(|plugin| plugin.endpoint.clone());
+            let endpoint = endpoint.unwrap_or_default();
+            return Err(ReserveError::NotListed {
+                resource: name.clone(),
+                endpoint,
+            });
+        };
+        let list = &resource.list;
+        let mut free = self.node.ledger.free.get(name).cloned().unwrap_or_default();
+        for id in self.plan.taken.get(name).into_iter().flatten() {
+            if let Some(place) = list.place_of(id.as_str()) {
+                free.remove(place);
+            }
+        }
+        let nothing = BTreeSet::new();
+        let passed_on = self.passed_on.get(name).unwrap_or(&nothing);
+        let advice = self.advice.get(&(index, name.clone())).map(Vec::as_slice);
+        let missing = wanted.saturating_sub(passed_on.len());
+        let count = free.count();
+        // With nothing to choose, there is nothing to ask.
+        if self.ask
+            && advice.is_none()
+            && plugin.options.preferred_allocation
+            && (missing < count && missing > 0 || missing == 0 && wanted < passed_on.len())
+        {
+            let must_include: Vec<DeviceId> = passed_on.iter().take(wanted).cloned().collect();
+            let mut available: BTreeSet<DeviceId> = free
+                .iter()
+                .map(|place| list.devices()[place].id.clone())
+                .collect();
+            available.extend(passed_on.iter().cloned());
+            let must_include = if missing == 0 { Vec::new() } else { must_include };
+            self.plan.question = Some(Question {
+                container: index,
+                resource: name.clone(),
+                connection,
+                available: available.into_iter().collect(),
+                must_include,
+                size: wanted,
+            });
+            return Ok(None);
+        }
+        let chosen = select(list, &free, passed_on, advice.unwrap_or_default(), wanted);
+        let Some(chosen) = chosen else {
+            return Err(ReserveError::Insufficient {
+                resource: name.clone(),
+                wanted: missing,
+                free: count,
+                healthy: list.healthy().count(),
+                total: list.len(),
+            });
+        };
+        let fresh = chosen.iter().filter(|id| !passed_on.contains(*id)).cloned();
+        self.plan.taken.entry(name.clone()).or_default().extend(fresh);
+        Ok(Some(chosen))
+    }
+}

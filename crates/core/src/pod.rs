@@ -1,0 +1,131 @@
+//! Pods: what they ask for, and what they hold.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use crate::device_plugin::run_options::Answer;
+use crate::id::{ContainerName, DeviceId, PodUid, ResourceName};
+
+/// Who says that a pod exists, and so who can say that it is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// Somebody who called our API: until they remove it.
+    Api,
+    /// A program that embeds the node: while its list has it.
+    Embedder,
+    /// A kubelet's file: until a synced source or an operator says otherwise.
+    Imported,
+}
+
+/// What people call a pod. Imported pods have no name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct PodName {
+    /// Empty for an imported pod.
+    pub namespace: alloc::string::String,
+    /// Empty for an imported pod.
+    pub name: alloc::string::String,
+}
+
+/// When a container runs, as far as devices are concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ContainerKind {
+    /// Ends before the next container starts, so it passes its devices on.
+    Init,
+    /// A restartable init container: runs beside all later ones.
+    Sidecar,
+    /// Runs beside the other app containers and the sidecars.
+    App,
+}
+
+/// What a whole pod asks for: one decision for all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodRequest {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its name.
+    pub name: PodName,
+    /// Who asks.
+    pub source: Source,
+    /// A hash of its spec: the same UID with another spec is another pod under a stolen name.
+    pub fingerprint: u64,
+    /// Init containers and sidecars in the order of the spec, then app containers.
+    pub containers: Vec<ContainerRequest>,
+}
+
+/// What one container asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerRequest {
+    /// Its name.
+    pub name: ContainerName,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// How many devices of each resource. A resource that is wanted zero times is not wanted.
+    pub wants: BTreeMap<ResourceName, usize>,
+}
+
+/// A pod that holds devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its name.
+    pub name: PodName,
+    /// Who says that it exists.
+    pub source: Source,
+    /// A hash of its spec; 0 when that is not known.
+    pub fingerprint: u64,
+    /// It was admitted before the machine last booted.
+    pub before_reboot: bool,
+    /// What its containers hold, in the order of the spec.
+    pub allocations: Vec<Allocation>,
+}
+
+/// What one container holds of one resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allocation {
+    /// The container.
+    pub container: ContainerName,
+    /// When it runs; `None` for an imported pod, whose spec is not known.
+    pub kind: Option<ContainerKind>,
+    /// The resource.
+    pub resource: ResourceName,
+    /// The devices, sorted.
+    pub devices: Vec<DeviceId>,
+    /// Where they were when they were allocated: devices by NUMA node, -1 for those without one.
+    pub nodes: BTreeMap<i64, Vec<DeviceId>>,
+    /// What the plugin answered.
+    pub answer: Answer,
+    /// The plugin wants to be called before each start of the container.
+    pub pre_start_required: bool,
+}
+
+impl Pod {
+    /// What a container holds.
+    pub fn allocations_of<'a>(&'a self, container: &'a str) -> impl Iterator<Item = &'a Allocation> {
+        self.allocations
+            .iter()
+            .filter(move |allocation| allocation.container.as_str() == container)
+    }
+
+    pub(crate) fn allocation(
+        &self,
+        container: &ContainerName,
+        resource: &ResourceName,
+    ) -> Option<&Allocation> {
+        self.allocations
+            .iter()
+            .find(|allocation| allocation.container == *container && allocation.resource == *resource)
+    }
+
+    /// Every device once, by resource: within a pod, containers may pass devices on.
+    pub fn devices(&self) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
+        let mut devices: BTreeMap<&ResourceName, BTreeSet<&DeviceId>> = BTreeMap::new();
+        for allocation in &self.allocations {
+            devices
+                .entry(&allocation.resource)
+                .or_default()
+                .extend(&allocation.devices);
+        }
+        devices
+    }
+}

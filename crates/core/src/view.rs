@@ -1,0 +1,308 @@
+//! Questions about a node. Asking changes nothing.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::device_plugin::inventory::{Last, PluginOptions};
+use crate::device_plugin::run_options::{self, Conflict, RunOptions};
+use crate::id::{ConnectionId, DeviceId, Moment, PodUid, ResourceName};
+use crate::node::{Blocked, Node};
+use crate::pod::{Pod, PodName, Source};
+
+/// How many devices of a resource there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Capacity {
+    /// All devices, healthy or not.
+    pub capacity: usize,
+    /// Healthy devices, whether held or not.
+    pub allocatable: usize,
+    /// Devices that pods or reservations hold, listed or not.
+    pub held: usize,
+    /// Healthy devices that nobody holds.
+    pub free: usize,
+}
+
+/// Whether a resource can be had now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Availability {
+    /// A plugin has listed its devices.
+    Serving,
+    /// A plugin is connected and has not listed its devices yet.
+    NotListed,
+    /// No plugin is connected.
+    Gone(Option<Last>),
+}
+
+/// A resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceView {
+    /// Its name.
+    pub name: ResourceName,
+    /// How many devices it has.
+    pub capacity: Capacity,
+    /// Whether it can be had now.
+    pub availability: Availability,
+    /// Its plugins, oldest connection first.
+    pub plugins: Vec<ConnectionId>,
+}
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceView {
+    /// Its resource.
+    pub resource: ResourceName,
+    /// Its id.
+    pub id: DeviceId,
+    /// Whether a connected plugin lists it.
+    pub listed: bool,
+    /// Whether a connected plugin calls it healthy.
+    pub healthy: bool,
+    /// Its NUMA nodes, if any plugin has said.
+    pub nodes: Vec<i64>,
+    /// Who holds it: one, unless an imported file says otherwise.
+    pub holders: Vec<PodUid>,
+}
+
+/// A connected plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluginView {
+    /// Its connection.
+    pub connection: ConnectionId,
+    /// What it serves.
+    pub resource: ResourceName,
+    /// Where it answers.
+    pub endpoint: String,
+    /// The user that it runs as.
+    pub uid: u32,
+    /// What it wants to be asked.
+    pub options: PluginOptions,
+    /// Since when it is connected.
+    pub connected_at: Moment,
+    /// How many devices it listed last; `None` before its first list.
+    pub devices: Option<usize>,
+    /// Whether its list counts.
+    pub in_force: bool,
+}
+
+impl Node {
+    /// Why nobody is admitted.
+    pub fn blocked(&self) -> Option<&Blocked> {
+        self.blocked.as_ref()
+    }
+
+    /// How many devices of each known resource there are.
+    pub fn capacity(&self, now: Moment) -> BTreeMap<ResourceName, Capacity> {
+        let names: BTreeSet<&ResourceName> = self.resources.keys().chain(self.ledger.held.keys()).collect();
+        names
+            .into_iter()
+            .map(|name| (name.clone(), self.capacity_of(name, now)))
+            .collect()
+    }
+
+    /// How many devices of one resource there are.
+    pub fn capacity_of(&self, name: &ResourceName, now: Moment) -> Capacity {
+        let held = self.ledger.held.get(name).map_or(0, BTreeMap::len);
+        let Some(resource) = self.resources.get(name) else {
+            return Capacity {
+                held,
+                ..Capacity::default()
+            };
+        };
+        let serving = resource.in_force.is_some();
+        Capacity {
+            capacity: if resource.counts(now) {
+                resource.list.len()
+            } else {
+                0
+            },
+            allocatable: if serving {
+                resource.list.healthy().count()
+            } else {
+                0
+            },
+            held,
+            free: self
+                .ledger
+                .free
+                .get(name)
+                .map_or(0, |free| if serving { free.count() } else { 0 }),
+        }
+    }
+
+    /// Allocatable devices, raised to what is held: for the fit check of a pod that holds its devices already,
+    /// while its plugin is away.
+    pub fn allocatable_for_holders(&self, name: &ResourceName, now: Moment) -> usize {
+        let capacity = self.capacity_of(name, now);
+        capacity.allocatable.max(capacity.held)
+    }
+
+    /// Whether a resource can be had now.
+    pub fn availability(&self, name: &ResourceName) -> Availability {
+        let Some(resource) = self.resources.get(name) else {
+            return Availability::Gone(None);
+        };
+        if resource.plugins.is_empty() {
+            Availability::Gone(resource.last.clone())
+        } else if resource.in_force.is_none() {
+            Availability::NotListed
+        } else {
+            Availability::Serving
+        }
+    }
+
+    /// All known resources, by name.
+    pub fn resources(&self, now: Moment) -> Vec<ResourceView> {
+        let view = |(name, capacity): (ResourceName, Capacity)| ResourceView {
+            capacity,
+            availability: self.availability(&name),
+            plugins: self
+                .resources
+                .get(&name)
+                .into_iter()
+                .flat_map(|each| each.plugins.keys().copied())
+                .collect(),
+            name,
+        };
+        self.capacity(now).into_iter().map(view).collect()
+    }
+
+    /// All devices of a resource, listed or held, by id.
+    pub fn devices(&self, name: &ResourceName) -> Vec<DeviceView> {
+        let resource = self.resources.get(name);
+        let list = resource
+            .map(|resource| resource.list.devices())
+            .unwrap_or_default();
+        let serving = resource.is_some_and(|resource| resource.in_force.is_some());
+        let held = self.ledger.held.get(name);
+        let mut views: BTreeMap<&DeviceId, DeviceView> = BTreeMap::new();
+        for device in list {
+            let view = DeviceView {
+                resource: name.clone(),
+                id: device.id.clone(),
+                listed: serving,
+                healthy: serving && device.healthy,
+                nodes: device.nodes.clone(),
+                holders: Vec::new(),
+            };
+            views.insert(&device.id, view);
+        }
+        for (id, pods) in held.into_iter().flatten() {
+            let absent = || DeviceView {
+                resource: name.clone(),
+                id: id.clone(),
+                listed: false,
+                healthy: false,
+                nodes: Vec::new(),
+                holders: Vec::new(),
+            };
+            views.entry(id).or_insert_with(absent).holders.clone_from(pods);
+        }
+        views.into_values().collect()
+    }
+
+    /// The healthy devices of every resource, for the kubelet's file.
+    pub fn healthy_devices(&self) -> BTreeMap<ResourceName, Vec<DeviceId>> {
+        let healthy = |(name, resource): (&ResourceName, &crate::device_plugin::inventory::Resource)| {
+            let places = resource
+                .in_force
+                .is_some()
+                .then(|| resource.list.healthy().iter());
+            let ids = places
+                .into_iter()
+                .flatten()
+                .map(|place| resource.list.devices()[place].id.clone());
+            (name.clone(), ids.collect())
+        };
+        self.resources.iter().map(healthy).collect()
+    }
+
+    /// Devices that more than one pod holds. Only an imported file can bring that about.
+    pub fn doubly_held(&self) -> Vec<DeviceView> {
+        let twice = |name: &ResourceName| {
+            self.devices(name)
+                .into_iter()
+                .filter(|device| device.holders.len() > 1)
+                .collect::<Vec<_>>()
+        };
+        self.ledger.held.keys().flat_map(twice).collect()
+    }
+
+    /// All connected plugins, oldest first.
+    pub fn plugins(&self) -> Vec<PluginView> {
+        self.connections
+            .keys()
+            .filter_map(|id| self.plugin(*id))
+            .collect()
+    }
+
+    /// A connected plugin.
+    pub fn plugin(&self, connection: ConnectionId) -> Option<PluginView> {
+        let name = self.connections.get(&connection)?;
+        let resource = self.resources.get(name)?;
+        let plugin = resource.plugins.get(&connection)?;
+        Some(PluginView {
+            connection,
+            resource: name.clone(),
+            endpoint: plugin.endpoint.clone(),
+            uid: plugin.uid,
+            options: plugin.options,
+            connected_at: plugin.connected_at,
+            devices: plugin.list.as_ref().map(|(_, list)| list.len()),
+            in_force: resource.in_force == Some(connection),
+        })
+    }
+
+    /// The plugin to call for a resource.
+    pub fn serving(&self, name: &ResourceName) -> Option<ConnectionId> {
+        self.resources.get(name)?.serving().map(|(id, _)| id)
+    }
+
+    /// The last plugin of every known resource, for the record.
+    pub fn known_resources(&self) -> BTreeMap<ResourceName, Option<Last>> {
+        self.resources
+            .iter()
+            .map(|(name, resource)| (name.clone(), resource.last.clone()))
+            .collect()
+    }
+
+    /// All pods that hold devices, by UID.
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.ledger.pods.values()
+    }
+
+    /// A pod by UID.
+    pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
+        self.ledger.pods.get(uid)
+    }
+
+    /// A pod by name.
+    pub fn pod_named(&self, name: &PodName) -> Option<&Pod> {
+        self.ledger.pods.get(self.ledger.names.get(name)?)
+    }
+
+    /// What the runtime must add to a container, and where plugins disagree.
+    pub fn run_options(&self, pod: &PodUid, container: &str) -> (RunOptions, Vec<Conflict>) {
+        let pod = self.ledger.pods.get(pod);
+        run_options::merge(pod.into_iter().flat_map(|pod| pod.allocations_of(container)))
+    }
+
+    /// Pods of a source that its list, which is complete, does not have.
+    pub fn orphans(&self, source: Source, active: &BTreeSet<PodUid>) -> Vec<PodUid> {
+        let gone = |pod: &&Pod| {
+            let answerable = pod.source == source || pod.source == Source::Imported;
+            answerable && !active.contains(&pod.uid)
+        };
+        self.ledger
+            .pods
+            .values()
+            .filter(gone)
+            .map(|pod| pod.uid.clone())
+            .collect()
+    }
+
+    /// Whether a pod is being admitted or removed.
+    pub fn is_in_flight(&self, pod: &PodUid) -> bool {
+        self.ledger.in_flight.contains_key(pod) || self.ledger.releasing.contains(pod)
+    }
+}
