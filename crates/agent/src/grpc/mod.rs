@@ -1,1 +1,7 @@
 //! gRPC over unix sockets, as the peers of a kubelet speak it.
+
+pub mod authority;
+mod huffman;
+pub mod server;
+mod severable;
+pub mod uds;

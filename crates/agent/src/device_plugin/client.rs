@@ -1,0 +1,269 @@
+//! What is called on a device plugin.
+//!
+//! Every call but the endless one has a deadline. The answer to `Allocate` is kept as the bytes that came: it is
+//! stored, handed to a kubelet one day, and may have fields that we do not know.
+
+use std::time::Duration;
+
+use devlet_core::device_plugin::inventory::PluginOptions;
+use devlet_core::device_plugin::list::DeviceList;
+use devlet_core::{DeviceId, Question};
+use devlet_kubelet_api::device_plugin::v1alpha2::device_plugin_client::DevicePluginClient as Client2017;
+use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
+use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use prost::bytes::{Buf as _, Bytes};
+use prost::Message as _;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use super::wire;
+use crate::grpc::uds::MAX_MESSAGE_BYTES;
+
+/// Which generation of the protocol a plugin speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Api {
+    /// Today's.
+    V1beta1,
+    /// Of 2017: no options, no advice, no call before the start.
+    V1alpha2,
+}
+
+/// Why a call did not end well.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CallError {
+    /// The plugin did not answer in time.
+    #[error("{method} was not answered within {} s", .deadline.as_secs_f32())]
+    TimedOut {
+        /// The call.
+        method: &'static str,
+        /// How long we waited.
+        deadline: Duration,
+    },
+    /// The plugin, or the way to it, refused.
+    #[error("{method}: {} ({:?})", .status.message(), .status.code())]
+    Refused {
+        /// The call.
+        method: &'static str,
+        /// The answer.
+        status: Box<Status>,
+    },
+    /// The plugin answered something that is no answer.
+    #[error("{method}: {problem}")]
+    Invalid {
+        /// The call.
+        method: &'static str,
+        /// What is wrong with it.
+        problem: InvalidAnswer,
+    },
+}
+
+/// An answer that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidAnswer {
+    /// There is none for the container.
+    #[error("the plugin answered for no container")]
+    NoContainer,
+    /// It is not what it should be.
+    #[error("the answer is damaged: {0}")]
+    Damaged(String),
+}
+
+impl CallError {
+    /// Whether the plugin may simply have gone away, so that waiting for it helps.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Refused { status, .. } if matches!(status.code(), Code::Unavailable | Code::Cancelled))
+    }
+}
+
+/// A way to call one connected plugin.
+#[derive(Debug, Clone)]
+pub struct PluginClient {
+    channel: Channel,
+    api: Api,
+}
+
+impl PluginClient {
+    pub fn new(channel: Channel, api: Api) -> Self {
+        Self { channel, api }
+    }
+
+    /// What the plugin wants to be asked.
+    pub async fn options(&self, deadline: Duration) -> Result<PluginOptions, CallError> {
+        if self.api == Api::V1alpha2 {
+            return Ok(PluginOptions::default());
+        }
+        let mut client = DevicePluginClient::new(self.channel.clone());
+        let method = "GetDevicePluginOptions";
+        let options = within(method, deadline, client.get_device_plugin_options(v1beta1::Empty {})).await?;
+        Ok(PluginOptions {
+            pre_start_required: options.pre_start_required,
+            preferred_allocation: options.get_preferred_allocation_available,
+        })
+    }
+
+    /// The plugin's device lists, as they come.
+    pub async fn lists(&self) -> Result<Lists, Status> {
+        match self.api {
+            Api::V1beta1 => {
+                let client = DevicePluginClient::new(self.channel.clone());
+                let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
+                Ok(Lists::V1beta1(client.list_and_watch(v1beta1::Empty {}).await?.into_inner()))
+            }
+            Api::V1alpha2 => {
+                let client = Client2017::new(self.channel.clone());
+                let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
+                Ok(Lists::V1alpha2(client.list_and_watch(v1alpha2::Empty {}).await?.into_inner()))
+            }
+        }
+    }
+
+    /// Which devices the plugin would choose.
+    pub async fn preferred(
+        &self,
+        question: &Question,
+        deadline: Duration,
+    ) -> Result<Vec<DeviceId>, CallError> {
+        let request = v1beta1::PreferredAllocationRequest {
+            container_requests: vec![v1beta1::ContainerPreferredAllocationRequest {
+                available_device_ids: texts(&question.available),
+                must_include_device_ids: texts(&question.must_include),
+                allocation_size: i32::try_from(question.size).unwrap_or(i32::MAX),
+            }],
+        };
+        let client = DevicePluginClient::new(self.channel.clone());
+        let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let call = client.get_preferred_allocation(request);
+        let answer = within("GetPreferredAllocation", deadline, call).await?;
+        let first = answer.container_responses.into_iter().next();
+        Ok(first.into_iter().flat_map(|each| each.device_ids).map(DeviceId::from).collect())
+    }
+
+    /// Hands devices to a container; the answer as bytes of a `ContainerAllocateResponse`.
+    pub async fn allocate(&self, devices: &[DeviceId], deadline: Duration) -> Result<Bytes, CallError> {
+        const METHOD: &str = "Allocate";
+        let (path, request) = match self.api {
+            Api::V1beta1 => {
+                let container = v1beta1::ContainerAllocateRequest { devices_ids: texts(devices) };
+                let request = v1beta1::AllocateRequest { container_requests: vec![container] };
+                ("/v1beta1.DevicePlugin/Allocate", request.encode_to_vec())
+            }
+            Api::V1alpha2 => {
+                let request = v1alpha2::AllocateRequest { devices_ids: texts(devices) };
+                ("/deviceplugin.DevicePlugin/Allocate", request.encode_to_vec())
+            }
+        };
+        let answer = within(METHOD, deadline, self.call_with_bytes(path, request)).await?;
+        if self.api == Api::V1alpha2 {
+            return Ok(answer);
+        }
+        let answer = AllocateAnswer::decode(answer).map_err(|error| {
+            let problem = InvalidAnswer::Damaged(error.to_string());
+            CallError::Invalid { method: METHOD, problem }
+        })?;
+        let no_container = CallError::Invalid { method: METHOD, problem: InvalidAnswer::NoContainer };
+        answer.containers.into_iter().next().ok_or(no_container)
+    }
+
+    /// Tells the plugin that a container is about to start.
+    pub async fn pre_start(&self, devices: &[DeviceId], deadline: Duration) -> Result<(), CallError> {
+        if self.api == Api::V1alpha2 {
+            return Ok(());
+        }
+        let mut client = DevicePluginClient::new(self.channel.clone());
+        let request = v1beta1::PreStartContainerRequest { devices_ids: texts(devices) };
+        within("PreStartContainer", deadline, client.pre_start_container(request)).await?;
+        Ok(())
+    }
+
+    async fn call_with_bytes(
+        &self,
+        path: &'static str,
+        request: Vec<u8>,
+    ) -> Result<tonic::Response<Bytes>, Status> {
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let path = tonic::codegen::http::uri::PathAndQuery::from_static(path);
+        grpc.unary(Request::new(Bytes::from(request)), path, AsBytes).await
+    }
+}
+
+fn texts(devices: &[DeviceId]) -> Vec<String> {
+    devices.iter().map(ToString::to_string).collect()
+}
+
+async fn within<T>(
+    method: &'static str,
+    deadline: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, CallError> {
+    match tokio::time::timeout(deadline, call).await {
+        Err(_) => Err(CallError::TimedOut { method, deadline }),
+        Ok(Err(status)) => Err(CallError::Refused { method, status: Box::new(status) }),
+        Ok(Ok(response)) => Ok(response.into_inner()),
+    }
+}
+
+/// A plugin's device lists.
+#[derive(Debug)]
+pub enum Lists {
+    V1beta1(Streaming<v1beta1::ListAndWatchResponse>),
+    V1alpha2(Streaming<v1alpha2::ListAndWatchResponse>),
+}
+
+impl Lists {
+    /// The next list, with the number of devices that it named again; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<(DeviceList, usize)>, Status> {
+        Ok(match self {
+            Self::V1beta1(stream) => stream.message().await?.map(wire::device_list),
+            Self::V1alpha2(stream) => stream.message().await?.map(wire::device_list_2017),
+        })
+    }
+}
+
+/// `AllocateResponse` with the containers' parts left as bytes: on the wire there is no difference.
+#[derive(Clone, PartialEq, prost::Message)]
+struct AllocateAnswer {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    containers: Vec<Bytes>,
+}
+
+/// Messages as the bytes that they are.
+#[derive(Debug, Clone, Copy, Default)]
+struct AsBytes;
+
+impl Codec for AsBytes {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for AsBytes {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        use prost::bytes::BufMut as _;
+        buffer.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for AsBytes {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}

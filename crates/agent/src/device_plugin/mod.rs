@@ -1,0 +1,8 @@
+//! Device plugins: how they register, what is called on them, and what they say.
+
+pub mod client;
+pub mod connection;
+pub mod plugins;
+pub mod registration;
+pub mod resource_name;
+pub mod wire;

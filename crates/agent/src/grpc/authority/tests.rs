@@ -1,0 +1,584 @@
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// A connection that brings one chunk per read.
+struct Chunks(VecDeque<Vec<u8>>);
+
+impl AsyncRead for Chunks {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(mut chunk) = self.0.pop_front() {
+            let count = chunk.len().min(buf.remaining());
+            buf.put_slice(&chunk[..count]);
+            chunk.drain(..count);
+            if !chunk.is_empty() {
+                self.0.push_front(chunk);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// What a reader with a buffer of `room` bytes gets when `bytes` arrive in chunks of these sizes, in turn.
+fn through(bytes: &[u8], sizes: &[usize], room: usize) -> Vec<u8> {
+    let mut chunks = VecDeque::new();
+    let mut rest = bytes;
+    for &size in sizes.iter().cycle() {
+        if rest.is_empty() {
+            break;
+        }
+        let (chunk, after) = rest.split_at(size.clamp(1, rest.len()));
+        chunks.push_back(chunk.to_vec());
+        rest = after;
+    }
+    let mut reader = AnyAuthority::new(Chunks(chunks));
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut out = Vec::new();
+    loop {
+        let mut buffer = vec![0; room];
+        let mut buf = ReadBuf::new(&mut buffer);
+        let polled = Pin::new(&mut reader).poll_read(&mut cx, &mut buf);
+        assert!(matches!(polled, Poll::Ready(Ok(()))), "{polled:?}");
+        assert!(
+            reader.held.len() <= HELD_LIMIT + HELD_STEP + FRAME_HEAD,
+            "holds {}",
+            reader.held.len()
+        );
+        if buf.filled().is_empty() {
+            return out;
+        }
+        out.extend_from_slice(buf.filled());
+    }
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, body: &[u8]) -> Vec<u8> {
+    let mut frame = (body.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend_from_slice(body);
+    frame
+}
+
+fn connection(frames: &[Vec<u8>]) -> Vec<u8> {
+    [PREFACE.to_vec(), frame(4, 0, 0, &[])]
+        .iter()
+        .chain(frames)
+        .flatten()
+        .copied()
+        .collect()
+}
+
+/// The body of the only HEADERS frame of a connection, after the wrapper.
+fn block_after(block: &[u8]) -> Vec<u8> {
+    let bytes = connection(&[frame(HEADERS, END_HEADERS, 1, block)]);
+    let out = through(&bytes, &[usize::MAX], 16 * 1024);
+    let start = bytes.len() - block.len();
+    assert_eq!(out[..start], bytes[..start]);
+    out[start..].to_vec()
+}
+
+fn literal(text: &[u8], is_coded: bool) -> Vec<u8> {
+    let bytes = if is_coded {
+        huffman::encode(text)
+    } else {
+        text.to_vec()
+    };
+    let mut literal = fluke_hpack::encoder::encode_integer(bytes.len(), 7);
+    literal[0] |= u8::from(is_coded) << 7;
+    literal.extend(bytes);
+    literal
+}
+
+fn with_authority(value: &str, is_coded: bool) -> Vec<u8> {
+    [&[0x41], &literal(value.as_bytes(), is_coded)[..]].concat()
+}
+
+fn decoded(block: &[u8]) -> Vec<(String, String)> {
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let headers = fluke_hpack::Decoder::new().decode(block).expect("a header block");
+    headers
+        .into_iter()
+        .map(|(name, value)| (text(name), text(value)))
+        .collect()
+}
+
+fn authority_after(block: &[u8]) -> String {
+    let headers = decoded(&block_after(block));
+    let [(name, value)] = &headers[..] else {
+        panic!("one header expected: {headers:?}")
+    };
+    assert_eq!(name, ":authority");
+    value.clone()
+}
+
+#[test]
+fn paths_become_acceptable() {
+    for (sent, expected) in [
+        ("/var/lib/kubelet/kubelet.sock", ".var.lib.kubelet.kubelet.sock"),
+        ("%2Fvar%2Flib%2Fkubelet.sock", ".2Fvar.2Flib.2Fkubelet.sock"),
+        ("unix:%2F%2F%2Fvar", "unix:.2F.2F.2Fvar"),
+        ("/a b.sock", ".a.b.sock"),
+    ] {
+        for is_coded in [false, true] {
+            assert_eq!(
+                authority_after(&with_authority(sent, is_coded)),
+                expected,
+                "{sent}"
+            );
+        }
+    }
+}
+
+#[test]
+fn other_characters_are_replaced_where_the_code_allows_it() {
+    for (sent, raw, coded) in [
+        ("/a?b", ".a.b", ".a!b"),
+        ("/a|b", ".a.b", ".a+b"),
+        ("/a@", ".a.", ".a~"),
+        ("/a:b:c", ".a.b.c", ".axbxc"),
+        ("/a[b", ".a.b", ".a~b"),
+        ("/a{b", ".a.b", "/a{b"),
+        ("/a\\b", ".a.b", "/a\\b"),
+        ("/a#b", ".a.b", "/a#b"),
+        ("/ä", "...", "/ä"),
+    ] {
+        assert_eq!(authority_after(&with_authority(sent, false)), raw, "{sent}");
+        assert_eq!(authority_after(&with_authority(sent, true)), coded, "{sent}");
+    }
+}
+
+#[test]
+fn acceptable_values_are_left_alone() {
+    for value in [
+        "localhost",
+        "localhost:8080",
+        "[::1]:80",
+        "user@host",
+        "a.b-c_d~e",
+        "",
+    ] {
+        for is_coded in [false, true] {
+            assert_eq!(authority_after(&with_authority(value, is_coded)), value);
+        }
+    }
+}
+
+#[test]
+fn every_way_to_write_the_name_and_to_index_is_known() {
+    let value = literal(b"/run/x", true);
+    for name in [vec![1], [&[0], &literal(b":authority", false)[..]].concat(), {
+        [&[0], &literal(b":authority", true)[..]].concat()
+    }] {
+        for kind in [0x40, 0x00, 0x10] {
+            let mut block = [&name[..], &value].concat();
+            block[0] |= kind;
+            assert_eq!(authority_after(&block), ".run.x", "{block:x?}");
+        }
+    }
+}
+
+#[test]
+fn requests_of_the_rfc_pass_unchanged() {
+    // RFC 7541 C.4.1 to C.4.3: Huffman-coded, the later ones with references to the dynamic table.
+    let blocks: [&[u8]; 3] = [
+        &[
+            0x82, 0x86, 0x84, 0x41, 0x8c, 0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4,
+            0xff,
+        ],
+        &[
+            0x82, 0x86, 0x84, 0xbe, 0x58, 0x86, 0xa8, 0xeb, 0x10, 0x64, 0x9c, 0xbf,
+        ],
+        &[
+            0x82, 0x87, 0x85, 0xbf, 0x40, 0x88, 0x25, 0xa8, 0x49, 0xe9, 0x5b, 0xa9, 0x7d, 0x7f, 0x89, 0x25,
+            0xa8, 0x49, 0xe9, 0x5b, 0xb8, 0xe8, 0xb4, 0xbf,
+        ],
+    ];
+    for block in blocks {
+        assert_eq!(block_after(block), block);
+    }
+}
+
+#[test]
+fn a_path_in_another_header_is_left_alone() {
+    let block = [&[0x44], &literal(b"/v1beta1.Registration/Register", true)[..]].concat();
+    assert_eq!(block_after(&block), block);
+    let block = [
+        &[0x00],
+        &literal(b"x-authority", false)[..],
+        &literal(b"/a%2F", false),
+    ]
+    .concat();
+    assert_eq!(block_after(&block), block);
+}
+
+#[test]
+fn a_block_above_the_limit_passes_and_later_ones_are_seen_to() {
+    let long = [&[0x41], &literal(&[b'/'; 20_000], false)[..]].concat();
+    let huge = [long.repeat(4), with_authority("/a", false)].concat();
+    let parts: Vec<&[u8]> = huge.chunks(16_384).collect();
+    let mut frames = vec![frame(HEADERS, 0, 1, parts[0])];
+    for (index, part) in parts.iter().enumerate().skip(1) {
+        let flags = if index + 1 == parts.len() { END_HEADERS } else { 0 };
+        frames.push(frame(CONTINUATION, flags, 1, part));
+    }
+    let before = connection(&frames);
+    let bytes = [
+        &before[..],
+        &frame(HEADERS, END_HEADERS, 3, &with_authority("/b", false)),
+    ]
+    .concat();
+    let expected = [
+        &before[..],
+        &frame(HEADERS, END_HEADERS, 3, &with_authority(".b", false)),
+    ]
+    .concat();
+    for sizes in [&[usize::MAX][..], &[1000], &[1]] {
+        assert_eq!(through(&bytes, sizes, 8192), expected);
+    }
+}
+
+#[test]
+fn a_large_frame_is_seen_to() {
+    let padding = [
+        &[0x00],
+        &literal(b"x-long", false)[..],
+        &literal(&[b'l'; 40_000], false),
+    ]
+    .concat();
+    let block = [&padding[..], &with_authority("/b", true)].concat();
+    let expected = [&padding[..], &with_authority(".b", true)].concat();
+    assert_eq!(block_after(&block), expected);
+}
+
+#[test]
+fn after_a_broken_block_everything_passes() {
+    let later = frame(HEADERS, END_HEADERS, 3, &with_authority("/b", false));
+    for broken in [
+        frame(HEADERS, END_HEADERS, 1, &[0x41, 0x7f]),
+        frame(HEADERS, END_HEADERS | PADDED, 1, &[9, 0x82]),
+        frame(HEADERS, END_HEADERS | PADDED, 1, &[]),
+        frame(HEADERS, END_HEADERS | PRIORITY, 1, &[0, 0]),
+        frame(HEADERS, END_HEADERS, 1, &[0x41, 0x81, 0x00]),
+        [frame(HEADERS, 0, 1, &[0x82]), frame(0, 0, 1, &[])].concat(),
+        [
+            frame(HEADERS, 0, 1, &[0x82]),
+            frame(CONTINUATION, END_HEADERS, 5, &[]),
+        ]
+        .concat(),
+    ] {
+        let bytes = connection(&[broken, later.clone()]);
+        assert_eq!(through(&bytes, &[usize::MAX], 4096), bytes);
+    }
+}
+
+#[test]
+fn a_connection_that_is_not_http2_passes() {
+    let bytes = [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        frame(HEADERS, END_HEADERS, 1, &with_authority("/b", false)),
+    ];
+    let bytes = bytes.concat();
+    assert_eq!(through(&bytes, &[3], 64), bytes);
+}
+
+#[test]
+fn a_block_cut_short_by_the_end_passes() {
+    let bytes = connection(&[frame(HEADERS, 0, 1, &with_authority("/b", false))]);
+    for end in 0..bytes.len() {
+        assert_eq!(through(&bytes[..end], &[7], 16), bytes[..end]);
+    }
+}
+
+/// How a header is written down.
+#[derive(Debug, Clone, Copy)]
+struct Form {
+    /// 0x40 with incremental indexing, 0x00 without, 0x10 never.
+    indexing: u8,
+    codes_name: bool,
+    codes_value: bool,
+    names_by_index: bool,
+    refers_to_table: bool,
+}
+
+fn form() -> impl Strategy<Value = Form> {
+    (
+        prop::sample::select(vec![0x40, 0x40, 0x00, 0x10]),
+        any::<[bool; 4]>(),
+    )
+        .prop_map(
+            |(indexing, [codes_name, codes_value, names_by_index, refers_to_table])| Form {
+                indexing,
+                codes_name,
+                codes_value,
+                names_by_index,
+                refers_to_table,
+            },
+        )
+}
+
+/// An encoder that writes every form on demand.
+#[derive(Default)]
+struct Encoder {
+    table: VecDeque<(String, String)>,
+}
+
+impl Encoder {
+    fn encode(&mut self, name: &str, value: &str, form: Form, block: &mut Vec<u8>) {
+        let header = (name.to_owned(), value.to_owned());
+        if let Some(place) = self
+            .table
+            .iter()
+            .position(|entry| *entry == header)
+            .filter(|_| form.refers_to_table)
+        {
+            let mut index = fluke_hpack::encoder::encode_integer(62 + place, 7);
+            index[0] |= 0x80;
+            block.extend(index);
+            return;
+        }
+        let known = [(":authority", 1), (":path", 4), ("user-agent", 58)];
+        let index = known
+            .iter()
+            .find(|(known, _)| *known == name)
+            .filter(|_| form.names_by_index);
+        let mut start = fluke_hpack::encoder::encode_integer(
+            index.map_or(0, |(_, index)| *index),
+            if form.indexing == 0x40 { 6 } else { 4 },
+        );
+        start[0] |= form.indexing;
+        block.extend(start);
+        if index.is_none() {
+            block.extend(literal(name.as_bytes(), form.codes_name));
+        }
+        block.extend(literal(value.as_bytes(), form.codes_value));
+        if form.indexing == 0x40 {
+            self.table.push_front(header);
+            let size = |table: &VecDeque<(String, String)>| -> usize {
+                table
+                    .iter()
+                    .map(|(name, value)| name.len() + value.len() + 32)
+                    .sum()
+            };
+            while size(&self.table) > 4096 {
+                self.table.pop_back();
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Call {
+    headers: Vec<(String, String, Form)>,
+    updates_size: bool,
+    padding: Option<u8>,
+    has_priority: bool,
+    splits: Vec<usize>,
+    data: usize,
+}
+
+fn header() -> impl Strategy<Value = (String, String)> {
+    prop_oneof![
+        3 => prop_oneof!["/[a-z/]{0,40}\\.sock", "(%2F[a-z]{1,6}){1,6}", "localhost(:[0-9]{2})?", "[ -~]{0,12}", "/[a-z]{300}"]
+            .prop_map(|value| (":authority".to_owned(), value)),
+        2 => "/[a-zA-Z1.]{1,12}/[a-zA-Z]{1,8}".prop_map(|value| (":path".to_owned(), value)),
+        1 => "grpc-go/1\\.[0-9]{2}".prop_map(|value| ("user-agent".to_owned(), value)),
+        2 => ("[a-z]{1,8}", "[ -~]{0,200}"),
+    ]
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let headers = vec((header(), form()), 0..8).prop_map(|headers| {
+        headers
+            .into_iter()
+            .map(|((name, value), form)| (name, value, form))
+            .collect()
+    });
+    let padding = prop::option::of(any::<u8>());
+    (
+        headers,
+        any::<bool>(),
+        padding,
+        any::<bool>(),
+        vec(0..2000usize, 0..5),
+        0..3000usize,
+    )
+        .prop_map(
+            |(headers, updates_size, padding, has_priority, splits, data)| Call {
+                headers,
+                updates_size,
+                padding,
+                has_priority,
+                splits,
+                data,
+            },
+        )
+}
+
+impl Call {
+    fn frames(&self, encoder: &mut Encoder, stream: u32) -> Vec<u8> {
+        let mut block = Vec::new();
+        if self.updates_size && !self.headers.is_empty() {
+            block.extend([0x3f, 0xe1, 0x1f]);
+        }
+        for (name, value, form) in &self.headers {
+            encoder.encode(name, value, *form, &mut block);
+        }
+        let mut splits: Vec<usize> = self
+            .splits
+            .iter()
+            .map(|split| split % (block.len() + 1))
+            .collect();
+        splits.extend([0, block.len()]);
+        splits.sort_unstable();
+        let mut frames = Vec::new();
+        let pieces: Vec<&[u8]> = splits.windows(2).map(|ends| &block[ends[0]..ends[1]]).collect();
+        for (index, piece) in pieces.iter().enumerate() {
+            let mut flags = if index + 1 == pieces.len() { END_HEADERS } else { 0 };
+            if index > 0 {
+                frames.extend(frame(CONTINUATION, flags, stream, piece));
+                continue;
+            }
+            let mut body = Vec::new();
+            if let Some(padding) = self.padding {
+                flags |= PADDED;
+                body.push(padding);
+            }
+            if self.has_priority {
+                flags |= PRIORITY;
+                body.extend([0, 0, 0, 0, 15]);
+            }
+            body.extend_from_slice(piece);
+            body.extend(vec![0; usize::from(self.padding.unwrap_or(0))]);
+            frames.extend(frame(HEADERS, flags, stream, &body));
+        }
+        frames.extend(frame(0, 1, stream, &vec![b'/'; self.data]));
+        // A frame of a kind that nobody knows.
+        frames.extend(frame(0xfa, 0xff, stream, b"\x41\x02/a"));
+        frames
+    }
+}
+
+/// The header lists of a connection, as another implementation reads them.
+fn header_lists(bytes: &[u8]) -> Vec<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut decoder = fluke_hpack::Decoder::new();
+    let mut lists = Vec::new();
+    let mut block = Vec::new();
+    let mut rest = &bytes[PREFACE.len()..];
+    while !rest.is_empty() {
+        let length = u32::from_be_bytes([0, rest[0], rest[1], rest[2]]) as usize;
+        let (kind, flags, mut body) = (rest[3], rest[4], &rest[FRAME_HEAD..FRAME_HEAD + length]);
+        rest = &rest[FRAME_HEAD + length..];
+        if kind == HEADERS {
+            if flags & PADDED != 0 {
+                body = &body[1..body.len() - usize::from(body[0])];
+            }
+            if flags & PRIORITY != 0 {
+                body = &body[5..];
+            }
+        } else if kind != CONTINUATION {
+            continue;
+        }
+        block.extend_from_slice(body);
+        if flags & END_HEADERS != 0 {
+            lists.push(decoder.decode(&block).expect("a header block"));
+            block.clear();
+        }
+    }
+    lists
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn only_authorities_change_whatever_the_connection(
+        calls in vec(call(), 1..6),
+        sizes in vec(1..3000usize, 1..6),
+        room in 1..20_000usize,
+    ) {
+        let mut encoder = Encoder::default();
+        let frames: Vec<Vec<u8>> =
+            calls.iter().enumerate().map(|(index, call)| call.frames(&mut encoder, 1 + 2 * index as u32)).collect();
+        let bytes = connection(&frames);
+
+        let out = through(&bytes, &sizes, room);
+
+        prop_assert_eq!(out.len(), bytes.len());
+        prop_assert_eq!(&out, &through(&bytes, &[usize::MAX], usize::MAX >> 40), "the split matters");
+        let (before, after) = (header_lists(&bytes), header_lists(&out));
+        prop_assert_eq!(before.len(), calls.len());
+        prop_assert_eq!(after.len(), calls.len());
+        for (before, after) in before.iter().zip(&after) {
+            prop_assert_eq!(before.len(), after.len());
+            for ((name, sent), (name_after, seen)) in before.iter().zip(after) {
+                prop_assert_eq!(name, name_after);
+                if name != b":authority" || uri::Authority::try_from(&sent[..]).is_ok() {
+                    prop_assert_eq!(sent, seen);
+                    continue;
+                }
+                prop_assert_eq!(sent.len(), seen.len());
+                let is_path = sent.iter().all(|&byte| is_plain(byte) || b"/%".contains(&byte));
+                let is_accepted = uri::Authority::try_from(&seen[..]).is_ok();
+                prop_assert!(is_accepted || sent == seen, "half replaced: {:?}", seen);
+                prop_assert!(is_accepted || !is_path || sent.is_empty(), "a path is refused: {:?}", seen);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_another_encoder_are_understood(
+        lists in vec(vec(header(), 0..8), 1..8),
+        sizes in vec(1..300usize, 1..6),
+    ) {
+        let mut encoder = fluke_hpack::Encoder::new();
+        let frames: Vec<Vec<u8>> = lists
+            .iter()
+            .map(|list| {
+                let block = encoder.encode(list.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
+                frame(HEADERS, END_HEADERS, 1, &block)
+            })
+            .collect();
+        let after = header_lists(&through(&connection(&frames), &sizes, 8192));
+        for (list, after) in lists.iter().zip(&after) {
+            prop_assert_eq!(list.len(), after.len());
+            for ((name, sent), (name_after, seen)) in list.iter().zip(after) {
+                prop_assert_eq!(name.as_bytes(), &name_after[..]);
+                if name == ":authority" && !sent.is_empty() {
+                    prop_assert!(uri::Authority::try_from(&seen[..]).is_ok(), "{:?}", seen);
+                } else {
+                    prop_assert_eq!(sent.as_bytes(), &seen[..]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn arbitrary_bytes_come_out_as_many_and_the_same_however_split(
+        junk in vec(any::<u8>(), 0..600),
+        heads in vec((0..40usize, prop::sample::select(vec![0, 1, 1, 9, 4]), any::<u8>()), 0..12),
+        has_preface in any::<bool>(),
+        sizes in vec(1..60usize, 1..6),
+    ) {
+        let mut bytes = if has_preface { PREFACE.to_vec() } else { Vec::new() };
+        let mut rest = &junk[..];
+        for (length, kind, flags) in heads {
+            let (body, after) = rest.split_at(length.min(rest.len()));
+            bytes.extend(frame(kind, flags, 1, body));
+            rest = after;
+        }
+        bytes.extend_from_slice(rest);
+
+        let out = through(&bytes, &sizes, 50);
+
+        prop_assert_eq!(out.len(), bytes.len());
+        prop_assert_eq!(out, through(&bytes, &[usize::MAX], 1 << 16));
+    }
+}

@@ -1,0 +1,269 @@
+//! Serving gRPC on a unix socket to peers that may be old, slow or hostile.
+//!
+//! tonic does the serving; this module decides who gets in, and when a connection ends:
+//!
+//! ```text
+//!             admitted, below the limit          preface in time
+//!   accepted ───────────────────────────► silent ───────────────► serving
+//!      │                                     │                       │ shutdown: GOAWAY, drain,
+//!      └──────────────► dropped ◄────────────┴───────────────────────┘ then cut
+//! ```
+//!
+//! Invariants:
+//! - a peer that is not admitted, or has too many connections, is dropped before a byte of it is read;
+//! - [`serve`] returns at most [`ServerLimits::drain`] and a moment after `shutdown`, whatever the peers do;
+//! - when [`serve`] has returned or was dropped, its connections are closed and its socket is removed.
+//!
+//! Streams that never end keep a connection busy: end them first, or they are cut after
+//! [`ServerLimits::drain`].
+
+use std::collections::HashMap;
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tokio::time::Sleep;
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+
+use super::authority::AnyAuthority;
+use super::severable::Severable;
+use super::uds::{CONNECTION_WINDOW, Listener, PeerCred, STREAM_WINDOW};
+
+/// How many bytes of a client come before anything that means something.
+const PREFACE_LENGTH: usize = 24;
+
+/// How long to wait when the system has no descriptor or memory left for another connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long cut connections get to notice.
+const CUT_TIME: Duration = Duration::from_secs(1);
+
+/// What a server puts up with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Connections that one user may have at a time. Default: 256.
+    pub connections_per_uid: usize,
+    /// Calls that one connection may have under way. Default: 256.
+    pub streams_per_connection: u32,
+    /// How long a peer may take to send the HTTP/2 preface. Default: 10 s.
+    pub preface: Duration,
+    /// How long calls may go on after a shutdown. Default: 5 s.
+    pub drain: Duration,
+}
+
+impl Default for ServerLimits {
+    fn default() -> Self {
+        Self {
+            connections_per_uid: 256,
+            streams_per_connection: 256,
+            preface: Duration::from_secs(10),
+            drain: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why a server ended on its own.
+#[derive(Debug, thiserror::Error)]
+#[error("the gRPC server on {} failed: {source}", path.display())]
+pub struct ServeError {
+    path: std::path::PathBuf,
+    source: tonic::transport::Error,
+}
+
+/// Serves `routes` to everyone who connects to `listener`, until `shutdown` completes.
+///
+/// Handlers find the caller as [`PeerCred`] among the extensions of the request.
+pub async fn serve(
+    listener: Listener,
+    routes: Routes,
+    limits: ServerLimits,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let path = listener.path().to_owned();
+    let failed = |source| ServeError {
+        path: path.clone(),
+        source,
+    };
+    let cut = CancellationToken::new();
+    // For when this future is dropped.
+    let _cut_all = cut.clone().drop_guard();
+    let closing = CancellationToken::new();
+    let drain = limits.drain;
+    let server = Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(limits.streams_per_connection)
+        .add_routes(routes);
+    let incoming = Incoming {
+        listener,
+        limits,
+        seats: HashMap::new(),
+        pause: None,
+        cut: cut.clone(),
+    };
+    let mut serving = pin!(server.serve_with_incoming_shutdown(incoming, async {
+        shutdown.await;
+        closing.cancel();
+    }));
+    tokio::select! {
+        ended = &mut serving => return ended.map_err(failed),
+        () = async { closing.cancelled().await; tokio::time::sleep(drain).await } => {}
+    }
+    tracing::warn!(socket = %path.display(), ?drain, "calls still under way after a shutdown are cut");
+    cut.cancel();
+    match tokio::time::timeout(CUT_TIME, serving).await {
+        Ok(ended) => ended.map_err(failed),
+        // Nothing is read or written any more; what is left are tasks that have not been run.
+        Err(_) => Ok(()),
+    }
+}
+
+/// The peers that got in.
+struct Incoming {
+    listener: Listener,
+    limits: ServerLimits,
+    /// One clone for each connection of a user, and the one that is here.
+    seats: HashMap<u32, Arc<()>>,
+    pause: Option<Pin<Box<Sleep>>>,
+    cut: CancellationToken,
+}
+
+impl Incoming {
+    fn seat(&mut self, peer: &PeerCred) -> Option<Arc<()>> {
+        self.seats.retain(|_, seat| Arc::strong_count(seat) > 1);
+        let seat = self.seats.entry(peer.uid).or_default();
+        (Arc::strong_count(seat) <= self.limits.connections_per_uid).then(|| seat.clone())
+    }
+
+    fn receive(&mut self, stream: UnixStream) -> Option<Accepted> {
+        let path = self.listener.path();
+        let peer = match PeerCred::of(&stream) {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::warn!(socket = %path.display(), %error, "peer without credentials dropped");
+                return None;
+            }
+        };
+        if !self.listener.admits(&peer) {
+            tracing::warn!(socket = %path.display(), %peer, "peer not admitted");
+            return None;
+        }
+        let Some(seat) = self.seat(&peer) else {
+            let limit = self.limits.connections_per_uid;
+            tracing::warn!(socket = %self.listener.path().display(), %peer, limit, "too many connections of one user");
+            return None;
+        };
+        Some(Accepted {
+            stream: Severable::new(
+                AnyAuthority::new(stream),
+                self.cut.clone(),
+                CancellationToken::new(),
+            ),
+            peer,
+            silence: Some(Silence {
+                heard: 0,
+                timer: Box::pin(tokio::time::sleep(self.limits.preface)),
+            }),
+            _seat: seat,
+        })
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Accepted>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(pause) = &mut this.pause {
+                ready!(pause.as_mut().poll(cx));
+                this.pause = None;
+            }
+            match ready!(this.listener.socket().poll_accept(cx)) {
+                Ok((stream, _)) => {
+                    if let Some(accepted) = this.receive(stream) {
+                        return Poll::Ready(Some(Ok(accepted)));
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(socket = %this.listener.path().display(), %error, "cannot accept a connection");
+                    this.pause = Some(Box::pin(tokio::time::sleep(ACCEPT_PAUSE)));
+                }
+            }
+        }
+    }
+}
+
+/// A connection on which [`serve`] answers.
+struct Accepted {
+    stream: Severable<AnyAuthority<UnixStream>>,
+    peer: PeerCred,
+    /// Until the preface is complete.
+    silence: Option<Silence>,
+    _seat: Arc<()>,
+}
+
+struct Silence {
+    heard: usize,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Connected for Accepted {
+    type ConnectInfo = PeerCred;
+
+    fn connect_info(&self) -> PeerCred {
+        self.peer
+    }
+}
+
+impl AsyncRead for Accepted {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
+        if let Some(silence) = &mut this.silence {
+            silence.heard += buf.filled().len() - before;
+            if silence.heard >= PREFACE_LENGTH {
+                this.silence = None;
+            } else if polled.is_pending() && silence.timer.as_mut().poll(cx).is_ready() {
+                tracing::debug!(peer = %this.peer, "peer dropped: no preface in time");
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+        }
+        polled
+    }
+}
+
+impl AsyncWrite for Accepted {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,548 @@
+//! Unix sockets: listening, dialling, and who is at the other end.
+//!
+//! A socket appears at its path with its final mode and already listening: it is bound under a name of its own
+//! and then linked. The socket of a live process is never replaced; a stale one is taken away first, and
+//! checked again once nobody else can reach it.
+//!
+//! One dial is one connection. A [`Dialed`] channel never reconnects, because behind the same path may be
+//! another process by then; once the connection is gone, calls fail with `UNAVAILABLE` and [`Gone`] completes.
+//! The path is opened once, and what was checked (a socket, no symbolic link, its owner) is what is connected
+//! to.
+//!
+//! Keepalive pings are off: grpc-go servers answer them with GOAWAY. Calls need deadlines of their own.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+
+use super::severable::Severable;
+
+/// The longest path that peers can dial: `sun_path` without its final zero.
+pub const PATH_LIMIT: usize = 107;
+
+/// The mode of a socket unless there is a reason for another: its owner and group may connect.
+pub const DEFAULT_MODE: u32 = 0o660;
+
+/// The most that a message from a plugin or driver may have, to be set on clients that receive lists.
+///
+/// The kubelet's limit is 4 MiB, at which a plugin with many devices is cut off; this one only stops a peer
+/// that has gone mad.
+pub const MAX_MESSAGE_BYTES: usize = 256 * 1024 * 1024;
+
+/// HTTP/2 window of one stream, large enough for a list of devices to arrive in one go.
+pub(super) const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
+
+/// HTTP/2 window of a whole connection.
+pub(super) const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
+
+const BACKLOG: i32 = 1024;
+const FIRST_RETRY: Duration = Duration::from_millis(5);
+const LAST_RETRY: Duration = Duration::from_millis(250);
+
+/// The process at the other end of a socket, as the kernel knows it.
+///
+/// On the accepting side it is the process that connected, on the dialling side the one that listens. In
+/// handlers it is the connect info: `request.extensions().get::<PeerCred>()`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PeerCred {
+    pub uid: u32,
+    pub gid: u32,
+    /// `None` for a process that is not visible from here, such as one outside our PID namespace.
+    pub pid: Option<i32>,
+}
+
+impl PeerCred {
+    pub(super) fn of(stream: &UnixStream) -> io::Result<Self> {
+        let cred = stream.peer_cred()?;
+        Ok(Self {
+            uid: cred.uid(),
+            gid: cred.gid(),
+            pid: cred.pid().filter(|&pid| pid != 0),
+        })
+    }
+}
+
+impl fmt::Display for PeerCred {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "pid {pid}, uid {}", self.uid),
+            None => write!(f, "uid {}", self.uid),
+        }
+    }
+}
+
+/// Why a path cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Peers could not dial it.
+    #[error("socket path {} has {length} bytes, {PATH_LIMIT} are possible: use a shorter directory", path.display())]
+    PathTooLong { path: PathBuf, length: usize },
+    /// The path does not end in a file name.
+    #[error("{} does not name a socket: add a file name", path.display())]
+    NoName { path: PathBuf },
+    /// A live process answers there.
+    #[error("another process ({}) is listening on {}: stop it first", peer.map_or_else(|| "not identified".to_owned(), |peer| peer.to_string()), path.display())]
+    InUse { path: PathBuf, peer: Option<PeerCred> },
+    /// Something else is in the way, and is left alone.
+    #[error("{} exists and is not a socket: remove it, or choose another path", path.display())]
+    NotASocket { path: PathBuf },
+    /// Others keep putting sockets there.
+    #[error("the socket at {} keeps changing: is another process starting there?", path.display())]
+    Contended { path: PathBuf },
+    /// The system refused a step.
+    #[error("cannot {step} for {}: {source}", path.display())]
+    Io {
+        path: PathBuf,
+        step: &'static str,
+        source: io::Error,
+    },
+}
+
+type Admission = dyn Fn(&PeerCred) -> bool + Send + Sync;
+
+/// A listening socket, removed from its path when dropped.
+pub struct Listener {
+    inner: UnixListener,
+    path: PathBuf,
+    directory: OwnedFd,
+    name: OsString,
+    identity: Identity,
+    admission: Arc<Admission>,
+}
+
+/// Tells one file from another, whatever it is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl From<Stat> for Identity {
+    // The types differ between architectures.
+    #[allow(clippy::useless_conversion)]
+    fn from(stat: Stat) -> Self {
+        Self {
+            device: stat.st_dev.into(),
+            inode: stat.st_ino.into(),
+        }
+    }
+}
+
+/// Listens on `path` with exactly `mode`.
+///
+/// Needs a tokio runtime. Stale sockets are replaced, those of live processes never.
+pub fn listen(path: impl AsRef<Path>, mode: u32) -> Result<Listener, ListenError> {
+    let path = path.as_ref();
+    let length = path.as_os_str().len();
+    if length > PATH_LIMIT {
+        return Err(ListenError::PathTooLong {
+            path: path.to_owned(),
+            length,
+        });
+    }
+    let ends_in_name = !path.as_os_str().as_bytes().ends_with(b"/");
+    let Some(name) = path.file_name().filter(|_| ends_in_name) else {
+        return Err(ListenError::NoName {
+            path: path.to_owned(),
+        });
+    };
+    let failed = |step| {
+        move |source: Errno| ListenError::Io {
+            path: path.to_owned(),
+            step,
+            source: source.into(),
+        }
+    };
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(parent, flags, Mode::empty()).map_err(failed("open the directory"))?;
+
+    let hidden = Hidden::new(&directory);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(failed("create a socket"))?;
+    // By way of the directory's descriptor, so that the length of its path does not matter.
+    let bound = reachable(&directory).join(&hidden.name);
+    let address = SocketAddrUnix::new(bound).map_err(failed("name a socket"))?;
+    rustix::net::bind(&socket, &address).map_err(failed("bind a socket"))?;
+    // Nobody can connect before `listen`, so that no mode but the final one is ever of use to anybody.
+    rustix::fs::chmodat(
+        &directory,
+        &hidden.name,
+        Mode::from_raw_mode(mode),
+        AtFlags::empty(),
+    )
+    .map_err(failed("set the mode"))?;
+    rustix::net::listen(&socket, BACKLOG).map_err(failed("listen"))?;
+    let identity = identity(&directory, &hidden.name).map_err(failed("look at the socket"))?;
+    publish(path, &directory, &hidden.name, name)?;
+
+    let inner = UnixListener::from_std(socket.into()).map_err(|source| ListenError::Io {
+        path: path.to_owned(),
+        step: "watch the socket",
+        source,
+    });
+    let inner = match inner {
+        Ok(inner) => inner,
+        Err(error) => {
+            remove_if_same(&directory, name, identity);
+            return Err(error);
+        }
+    };
+    drop(hidden);
+    Ok(Listener {
+        inner,
+        path: path.to_owned(),
+        directory,
+        name: name.to_owned(),
+        identity,
+        admission: Arc::new(|_| true),
+    })
+}
+
+/// Gives the socket its real name once no live process has it.
+fn publish(path: &Path, directory: &OwnedFd, hidden: &OsStr, name: &OsStr) -> Result<(), ListenError> {
+    let failed = |step| {
+        move |source: Errno| ListenError::Io {
+            path: path.to_owned(),
+            step,
+            source: source.into(),
+        }
+    };
+    // Each round loses against somebody who was faster.
+    for _ in 0..16 {
+        match rustix::fs::linkat(directory, hidden, directory, name, AtFlags::empty()) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(failed("publish the socket")(error)),
+        }
+        let stale = match probe(directory, name) {
+            Ok(Probe::Absent) => continue,
+            Ok(Probe::NotASocket) => {
+                return Err(ListenError::NotASocket {
+                    path: path.to_owned(),
+                });
+            }
+            Ok(Probe::Live(peer)) => {
+                return Err(ListenError::InUse {
+                    path: path.to_owned(),
+                    peer,
+                });
+            }
+            Ok(Probe::Stale(identity)) => identity,
+            Err(error) => return Err(failed("probe the socket")(error)),
+        };
+        let aside = Hidden::new(directory);
+        match rustix::fs::renameat(directory, name, directory, &aside.name) {
+            Ok(()) => {}
+            Err(Errno::NOENT) => continue,
+            Err(error) => return Err(failed("take the stale socket away")(error)),
+        }
+        if identity(directory, &aside.name) != Ok(stale) {
+            // Replaced since the probe: it goes back, unless its place is taken again.
+            match rustix::fs::linkat(directory, &aside.name, directory, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(failed("put the socket of another process back")(error)),
+            }
+        }
+    }
+    Err(ListenError::Contended {
+        path: path.to_owned(),
+    })
+}
+
+enum Probe {
+    Absent,
+    NotASocket,
+    Stale(Identity),
+    Live(Option<PeerCred>),
+}
+
+fn probe(directory: &OwnedFd, name: &OsStr) -> Result<Probe, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(Probe::Absent),
+        Err(error) => return Err(error),
+    };
+    let stat = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Ok(Probe::NotASocket);
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(reachable(&file))?) {
+        Ok(()) => {
+            let stream = UnixStream::from_std(socket.into());
+            Ok(Probe::Live(stream.and_then(|stream| PeerCred::of(&stream)).ok()))
+        }
+        // A full backlog, or a socket that is not for streams: somebody is there.
+        Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(Probe::Live(None)),
+        Err(Errno::CONNREFUSED) => Ok(Probe::Stale(stat.into())),
+        Err(error) => Err(error),
+    }
+}
+
+/// A path to an open file, short enough for any socket address.
+fn reachable(file: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn identity(directory: &OwnedFd, name: &OsStr) -> Result<Identity, Errno> {
+    rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(Identity::from)
+}
+
+fn remove_if_same(directory: &OwnedFd, name: &OsStr, expected: Identity) {
+    if identity(directory, name) == Ok(expected) {
+        // If it fails the socket stays behind as a stale one, which the next `listen` replaces.
+        let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
+    }
+}
+
+/// A name for a file that is on its way in or out; the file is removed when dropped.
+struct Hidden<'a> {
+    directory: &'a OwnedFd,
+    name: OsString,
+}
+
+impl<'a> Hidden<'a> {
+    /// The name is unique among processes, and begins with a dot: plugin watchers pass over it.
+    fn new(directory: &'a OwnedFd) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!(".devlet-{}-{number}", std::process::id()).into();
+        // A process with our number may have died half way.
+        let _ = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
+        Self { directory, name }
+    }
+}
+
+impl Drop for Hidden<'_> {
+    fn drop(&mut self) {
+        // Gone already, or not ours to remove; neither can be helped.
+        let _ = rustix::fs::unlinkat(self.directory, &self.name, AtFlags::empty());
+    }
+}
+
+impl Listener {
+    /// Drops peers for whom `admission` is false as soon as they are accepted, before a byte is read.
+    pub fn admit(mut self, admission: impl Fn(&PeerCred) -> bool + Send + Sync + 'static) -> Self {
+        self.admission = Arc::new(admission);
+        self
+    }
+
+    /// Where peers dial.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn socket(&self) -> &UnixListener {
+        &self.inner
+    }
+
+    pub(super) fn admits(&self, peer: &PeerCred) -> bool {
+        (self.admission)(peer)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        remove_if_same(&self.directory, &self.name, self.identity);
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a socket cannot be dialled.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// Until the deadline.
+    #[error("no socket at {}: is its process running?", path.display())]
+    Missing { path: PathBuf },
+    /// Sockets are dialled where they are said to be.
+    #[error("{} is a symbolic link: name the socket itself", path.display())]
+    Symlink { path: PathBuf },
+    /// Something else is there.
+    #[error("{} is not a socket", path.display())]
+    NotASocket { path: PathBuf },
+    /// Until the deadline: the process that made the socket has ended, or does not listen yet.
+    #[error("nobody listens on {}: has its process ended?", path.display())]
+    Refused { path: PathBuf },
+    /// The process listens, and accepted nobody until the deadline.
+    #[error("the process at {} did not accept the connection in time", path.display())]
+    TimedOut { path: PathBuf },
+    /// Longer than any path can be.
+    #[error("socket path has {length} bytes, which no file can have")]
+    PathTooLong { length: usize },
+    /// The system refused.
+    #[error("cannot dial {}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// A connection to a peer.
+#[derive(Debug, Clone)]
+pub struct Dialed {
+    /// For generated clients. Lists need `max_decoding_message_size(`[`MAX_MESSAGE_BYTES`]`)` there.
+    pub channel: Channel,
+    /// Who listens.
+    pub peer: PeerCred,
+    /// The user who owns the socket file.
+    pub owner: u32,
+    gone: Gone,
+    cut: CancellationToken,
+}
+
+impl Dialed {
+    /// Completes when the connection has ended.
+    pub fn gone(&self) -> Gone {
+        self.gone.clone()
+    }
+
+    /// Ends the connection at once, with every call that is under way.
+    pub fn hang_up(&self) {
+        self.cut.cancel();
+    }
+}
+
+/// Tells that a connection has ended, to everyone who asks and at any time.
+#[derive(Debug, Clone)]
+pub struct Gone(CancellationToken);
+
+impl Gone {
+    /// Returns once the connection has ended, also if that was long ago.
+    pub async fn wait(&self) {
+        self.0.cancelled().await;
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_gone(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}
+
+/// The connection to which a channel belonged has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection to {} has ended: dial again", path.display())]
+struct Ended {
+    path: PathBuf,
+}
+
+/// Connects to the process that listens on `path`, and waits for it to do so until `deadline`.
+///
+/// Dropping the future gives up; dropping all clones of the channel and all its calls ends the connection.
+pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<Dialed, DialError> {
+    let path = path.as_ref();
+    let (stream, owner) = dial(path, deadline).await?;
+    let failed = |source| DialError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let peer = PeerCred::of(&stream).map_err(failed)?;
+    let (cut, gone) = (CancellationToken::new(), CancellationToken::new());
+    let mut only = Some(TokioIo::new(Severable::new(stream, cut.clone(), gone.clone())));
+    let dialled = path.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let stream = only.take().ok_or_else(|| Ended {
+            path: dialled.clone(),
+        });
+        async move { stream }
+    });
+    let channel = Endpoint::from_static("http://localhost")
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_adaptive_window(false)
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| failed(io::Error::other(error)))?;
+    Ok(Dialed {
+        channel,
+        peer,
+        owner,
+        gone: Gone(gone),
+        cut,
+    })
+}
+
+async fn dial(path: &Path, deadline: Instant) -> Result<(UnixStream, u32), DialError> {
+    let mut pause = FIRST_RETRY;
+    loop {
+        let error = match tokio::time::timeout_at(deadline, attempt(path)).await {
+            Ok(Ok(connected)) => return Ok(connected),
+            Ok(Err(error)) => error,
+            Err(_) => {
+                return Err(DialError::TimedOut {
+                    path: path.to_owned(),
+                });
+            }
+        };
+        let may_pass = matches!(
+            error,
+            DialError::Missing { .. } | DialError::Refused { .. } | DialError::TimedOut { .. }
+        );
+        if !may_pass || Instant::now() + pause >= deadline {
+            return Err(error);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LAST_RETRY);
+    }
+}
+
+async fn attempt(path: &Path) -> Result<(UnixStream, u32), DialError> {
+    let owned = || path.to_owned();
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
+        Errno::NOENT => DialError::Missing { path: owned() },
+        Errno::NAMETOOLONG => DialError::PathTooLong {
+            length: path.as_os_str().len(),
+        },
+        error => DialError::Io {
+            path: owned(),
+            source: error.into(),
+        },
+    })?;
+    let stat = rustix::fs::fstat(&file).map_err(|error| DialError::Io {
+        path: owned(),
+        source: error.into(),
+    })?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Socket => {}
+        FileType::Symlink => return Err(DialError::Symlink { path: owned() }),
+        _ => return Err(DialError::NotASocket { path: owned() }),
+    }
+    match UnixStream::connect(reachable(&file)).await {
+        Ok(stream) => Ok((stream, stat.st_uid)),
+        Err(error) => Err(match error.kind() {
+            io::ErrorKind::ConnectionRefused => DialError::Refused { path: owned() },
+            // The backlog is full.
+            io::ErrorKind::WouldBlock => DialError::TimedOut { path: owned() },
+            _ => DialError::Io {
+                path: owned(),
+                source: error,
+            },
+        }),
+    }
+}

@@ -1,0 +1,47 @@
+//! The directory in which plugins leave sockets to be found: `plugins_registry`.
+//!
+//! [`watcher`] says which sockets there are, [`handshake`] is the task that each of them gets. There is no list
+//! of what should be and what is: the watcher always tells the whole truth, and [`run`] starts and ends tasks
+//! until it holds.
+
+pub mod handshake;
+pub mod watcher;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use handshake::Handshake;
+use watcher::{Identity, WatchError, Watcher};
+
+/// Watches the directory until `stop`.
+pub async fn run(mut watcher: Watcher, handshake: Handshake, stop: CancellationToken) -> Result<(), WatchError> {
+    let tasks = TaskTracker::new();
+    let mut running: BTreeMap<PathBuf, (Identity, CancellationToken)> = BTreeMap::new();
+    loop {
+        let sockets = tokio::select! {
+            sockets = watcher.changed() => sockets?,
+            () = stop.cancelled() => break,
+        };
+        // A socket that was made anew is another one: its predecessor's task ends, and so does its backoff.
+        running.retain(|path, (identity, cancel)| {
+            let stays = sockets.get(path) == Some(identity);
+            if !stays {
+                cancel.cancel();
+            }
+            stays
+        });
+        for (path, identity) in sockets {
+            running.entry(path).or_insert_with_key(|path| {
+                let cancel = stop.child_token();
+                tasks.spawn(handshake.clone().run(path.clone(), cancel.clone()));
+                (identity, cancel)
+            });
+        }
+    }
+    tasks.close();
+    tasks.wait().await;
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! Which sockets there are below a directory.
+//!
+//! inotify only says that something changed; then everything is read again. So an overflow of its queue, an
+//! event for a directory that is not watched yet, and the start are one and the same case. Hidden entries are
+//! passed over, at every depth and at any time.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify;
+use tokio::io::unix::AsyncFd;
+
+/// How deep below the directory sockets are looked for: a kubelet has no limit, a loop of bind mounts has none
+/// either.
+const DEEPEST: usize = 16;
+
+/// Why a directory cannot be watched.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot watch {}", directory.display())]
+pub struct WatchError {
+    /// The directory.
+    pub directory: PathBuf,
+    /// What the system says.
+    pub source: io::Error,
+}
+
+/// Tells a socket from another one that was made under the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Identity {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+/// A directory that is watched.
+#[derive(Debug)]
+pub struct Watcher {
+    directory: PathBuf,
+    inotify: AsyncFd<OwnedFd>,
+    last: Option<BTreeMap<PathBuf, Identity>>,
+}
+
+impl Watcher {
+    /// Watches `directory`, which must exist.
+    pub fn new(directory: PathBuf) -> Result<Self, WatchError> {
+        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+        let start = || -> io::Result<AsyncFd<OwnedFd>> {
+            std::fs::read_dir(&directory)?;
+            AsyncFd::new(inotify::init(flags)?)
+        };
+        match start() {
+            Ok(inotify) => Ok(Self { directory, inotify, last: None }),
+            Err(source) => Err(WatchError { directory, source }),
+        }
+    }
+
+    /// All sockets, as soon as they are other ones than last time. The first call answers at once.
+    pub async fn changed(&mut self) -> Result<BTreeMap<PathBuf, Identity>, WatchError> {
+        loop {
+            // Watches are set before a directory is read, so that nothing falls in between.
+            let mut sockets = BTreeMap::new();
+            self.scan(&self.directory, 0, &mut sockets);
+            if self.last.as_ref() != Some(&sockets) {
+                self.last = Some(sockets.clone());
+                return Ok(sockets);
+            }
+            self.wait().await.map_err(|source| WatchError { directory: self.directory.clone(), source })?;
+        }
+    }
+
+    /// Until something happened; what it was does not matter.
+    async fn wait(&self) -> io::Result<()> {
+        let mut ready = self.inotify.readable().await?;
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        loop {
+            match rustix::io::read(self.inotify.get_ref(), &mut buffer[..]) {
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    ready.clear_ready();
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Entries come and go while they are read: whatever is not there any more is passed over.
+    fn scan(&self, directory: &Path, depth: usize, sockets: &mut BTreeMap<PathBuf, Identity>) {
+        use inotify::WatchFlags;
+        let flags = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::ATTRIB
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::ONLYDIR;
+        if let Err(error) = inotify::add_watch(self.inotify.get_ref(), directory, flags) {
+            tracing::warn!(directory = %directory.display(), %error, "directory is not watched");
+        }
+        let Ok(entries) = std::fs::read_dir(directory) else { return };
+        for entry in entries.flatten() {
+            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            // Not through links: who may write here must not make us dial elsewhere.
+            let Ok(about) = entry.metadata() else { continue };
+            if hidden {
+                continue;
+            }
+            if about.is_dir() && depth < DEEPEST {
+                self.scan(&entry.path(), depth + 1, sockets);
+            } else if about.file_type().is_socket() {
+                let changed = (about.ctime(), about.ctime_nsec());
+                let identity = Identity { device: about.dev(), inode: about.ino(), changed };
+                sockets.insert(entry.path(), identity);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn paths(sockets: &BTreeMap<PathBuf, Identity>, root: &Path) -> Vec<String> {
+        let relative = |path: &PathBuf| path.strip_prefix(root).unwrap().display().to_string();
+        sockets.keys().map(relative).collect()
+    }
+
+    // TestPluginRegistrationAtKubeletStart
+    #[tokio::test]
+    async fn sockets_that_are_there_at_the_start_are_found_at_every_depth() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("a/b")).unwrap();
+        let _sockets: Vec<UnixListener> = ["x.sock", "a/y.sock", "a/b/z.sock", ".hidden.sock"]
+            .map(|name| UnixListener::bind(root.path().join(name)).unwrap())
+            .into();
+        std::fs::write(root.path().join("file"), "").unwrap();
+        std::os::unix::fs::symlink(root.path().join("x.sock"), root.path().join("link.sock")).unwrap();
+        let mut watcher = Watcher::new(root.path().to_owned()).unwrap();
+        let found = watcher.changed().await.unwrap();
+        assert_eq!(paths(&found, root.path()), ["a/b/z.sock", "a/y.sock", "x.sock"]);
+    }
+
+    // TestPluginRegistration, TestPluginReRegistration
+    #[tokio::test]
+    async fn sockets_that_come_go_and_are_made_anew_are_told() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watcher = Watcher::new(root.path().to_owned()).unwrap();
+        assert!(watcher.changed().await.unwrap().is_empty());
+        let path = root.path().join("x.sock");
+
+        let first = UnixListener::bind(&path).unwrap();
+        let one = watcher.changed().await.unwrap();
+        assert_eq!(one.len(), 1);
+
+        std::fs::remove_file(&path).unwrap();
+        assert!(watcher.changed().await.unwrap().is_empty());
+        let second = UnixListener::bind(&path).unwrap();
+        let two = watcher.changed().await.unwrap();
+        assert_ne!(one[&path], two[&path]);
+        drop((first, second));
+    }
+
+    #[tokio::test]
+    async fn sockets_in_a_directory_that_is_made_later_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watcher = Watcher::new(root.path().to_owned()).unwrap();
+        watcher.changed().await.unwrap();
+        std::fs::create_dir_all(root.path().join("a/b")).unwrap();
+        let _socket = UnixListener::bind(root.path().join("a/b/x.sock")).unwrap();
+        let found = watcher.changed().await.unwrap();
+        assert_eq!(paths(&found, root.path()), ["a/b/x.sock"]);
+    }
+
+    // A kubelet keeps such a plugin for ever.
+    #[tokio::test]
+    async fn a_socket_that_is_renamed_away_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let _socket = UnixListener::bind(root.path().join("x.sock")).unwrap();
+        let mut watcher = Watcher::new(root.path().to_owned()).unwrap();
+        assert_eq!(watcher.changed().await.unwrap().len(), 1);
+        std::fs::rename(root.path().join("x.sock"), elsewhere.path().join("x.sock")).unwrap();
+        assert!(watcher.changed().await.unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_directory_that_does_not_exist_is_an_error() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _guard = runtime.enter();
+        let error = Watcher::new("/does/not/exist".into()).unwrap_err();
+        assert_eq!(error.to_string(), "cannot watch /does/not/exist");
+    }
+}
