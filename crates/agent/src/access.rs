@@ -1,0 +1,90 @@
+//! Who may do what: judged by the user that the kernel says is at the other end of a socket.
+
+use crate::device_plugin::resource_name;
+
+/// The rules. Without any, only root and the node's own user may do anything.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Access {
+    /// The user that the node runs as.
+    pub own_uid: u32,
+    /// Users that may serve resources, beyond these two.
+    pub register: Vec<RegisterRule>,
+    /// Users that may admit and remove pods, beyond these two.
+    pub admit: Vec<u32>,
+}
+
+/// Users that may serve some resources.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisterRule {
+    /// A resource, or `acme.com/*`.
+    pub resource: String,
+    /// The users.
+    pub uids: Vec<u32>,
+}
+
+impl Access {
+    fn is_trusted(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own_uid
+    }
+
+    /// Whether a plugin of this user may serve the resource.
+    pub fn may_register(&self, uid: u32, resource: &str) -> bool {
+        let allowed = |rule: &RegisterRule| {
+            resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid)
+        };
+        self.is_trusted(uid) || self.register.iter().any(allowed)
+    }
+
+    /// Whether this user may serve the resource beside a plugin of another user: only one that a rule names.
+    pub fn may_share(&self, uid: u32, resource: &str) -> bool {
+        self.register.iter().any(|rule| {
+            resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid)
+        })
+    }
+
+    /// Whether this user may have anything to do with registration at all.
+    pub fn may_knock(&self, uid: u32) -> bool {
+        self.is_trusted(uid) || self.register.iter().any(|rule| rule.uids.contains(&uid))
+    }
+
+    /// Whether this user may admit and remove pods.
+    pub fn may_admit(&self, uid: u32) -> bool {
+        self.is_trusted(uid) || self.admit.contains(&uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access() -> Access {
+        let rule = RegisterRule { resource: "acme.com/*".into(), uids: vec![1001] };
+        Access { own_uid: 500, register: vec![rule], admit: vec![1002] }
+    }
+
+    #[test]
+    fn root_and_our_own_user_may_do_everything() {
+        for uid in [0, 500] {
+            assert!(access().may_register(uid, "other.org/nic"));
+            assert!(access().may_admit(uid));
+            assert!(access().may_knock(uid));
+        }
+    }
+
+    #[test]
+    fn others_may_do_what_a_rule_says_and_nothing_else() {
+        assert!(access().may_register(1001, "acme.com/gpu"));
+        assert!(!access().may_register(1001, "other.org/nic"));
+        assert!(!access().may_admit(1001));
+        assert!(access().may_admit(1002));
+        assert!(!access().may_register(1002, "acme.com/gpu"));
+        assert!(access().may_knock(1001));
+        assert!(!access().may_knock(1003));
+    }
+
+    #[test]
+    fn only_a_user_that_a_rule_names_may_serve_beside_another() {
+        assert!(access().may_share(1001, "acme.com/gpu"));
+        assert!(!access().may_share(0, "acme.com/gpu"));
+    }
+}

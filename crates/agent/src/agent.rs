@@ -1,0 +1,269 @@
+//! The node, put together: sockets, tasks, state, and what callers can do.
+
+use std::collections::BTreeSet;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
+use devlet_core::{Pod, PodRequest, PodUid, ReleaseError, ReserveError, Source};
+use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::service::Routes;
+
+use crate::config::Config;
+use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::registration::RegistrationService;
+use crate::grpc::server::{self, ServeError};
+use crate::grpc::uds::{self, ListenError};
+use crate::plugin_registry::handshake::Handshake;
+use crate::plugin_registry::watcher::{WatchError, Watcher};
+use crate::plugin_registry;
+use crate::store::{self, OpenError, OpenReport, Store, StoreError};
+use crate::workflow::admit::{self, AdmitError, RealCalls};
+use crate::workflow::register::Registrar;
+use crate::workflow::start_container::{self, StartContainerError};
+
+/// Directories are for us and our group.
+const DIRECTORY_MODE: u32 = 0o750;
+
+/// Why a node does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A directory cannot be made.
+    #[error("cannot create {}: {source}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Another node has this root.
+    #[error("another devlet runs on {}; stop it, or choose another --root-dir", root.display())]
+    Locked {
+        /// The root.
+        root: PathBuf,
+    },
+    /// The lock cannot be had.
+    #[error("cannot lock {}: {source}", path.display())]
+    Lock {
+        /// The lock file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The socket for plugins is somebody else's, or cannot be made.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The directory of plugins' sockets cannot be watched.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    /// The state cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
+/// Why a pod was not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    /// It holds nothing.
+    #[error("no such pod")]
+    Unknown,
+    /// It is still being admitted, or removed by somebody else.
+    #[error("another operation for this pod did not end in time")]
+    InFlight,
+    /// It could not be written down.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A running node. Clones are the same node.
+#[derive(Debug, Clone)]
+pub struct Agent {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: Arc<Config>,
+    store: Store,
+    plugins: Plugins,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    /// Held as long as we run.
+    _lock: File,
+}
+
+impl Agent {
+    /// Starts a node. Plugins can register when this returns.
+    pub async fn start(config: Config) -> Result<(Self, OpenReport), StartError> {
+        let config = Arc::new(config);
+        for directory in [config.device_plugins(), config.plugins_registry(), config.own()] {
+            make_directory(&directory)?;
+        }
+        let lock = lock(&config)?;
+        // Before anything is touched: a live kubelet keeps its directory.
+        let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
+        remove_stale_sockets(&config);
+        let (store, report) = store::open(store::OpenOptions::new(&config))?;
+        let (tasks, stop, plugins) = (TaskTracker::new(), CancellationToken::new(), Plugins::default());
+        let registrar = Registrar {
+            config: Arc::clone(&config),
+            store: store.clone(),
+            plugins: plugins.clone(),
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        };
+        let watcher = Watcher::new(config.plugins_registry())?;
+        tasks.spawn(watch(watcher, Handshake { registrar: registrar.clone() }, stop.clone()));
+
+        let service = RegistrationService::new(registrar);
+        let routes = Routes::new(v1beta1::registration_server::RegistrationServer::new(service.clone()))
+            .add_service(v1alpha2::registration_server::RegistrationServer::new(service));
+        let access = config.access.clone();
+        let listener = listener.admit(move |peer| access.may_knock(peer.uid));
+        let serving = server::serve(listener, routes, config.limits.clone(), stop.clone().cancelled_owned());
+        tasks.spawn(report_end(serving));
+        let inner = Inner { config, store, plugins, tasks, stop, _lock: lock };
+        Ok((Self { inner: Arc::new(inner) }, report))
+    }
+
+    /// How the node is set up.
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// The node's state, for questions.
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// Completes when the node is asked to stop.
+    pub fn stopping(&self) -> CancellationToken {
+        self.inner.stop.clone()
+    }
+
+    /// Runs a task until the node stops, and makes stopping wait for it.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.inner.tasks.spawn(task);
+    }
+
+    /// Admits a pod: everything it asks for, on disk when this returns, or nothing. See [`admit::admit`].
+    pub async fn admit(
+        &self,
+        request: &PodRequest,
+        deadline: Instant,
+        waiting: impl FnMut(&ReserveError),
+    ) -> Result<Pod, AdmitError> {
+        let Inner { store, plugins, config, .. } = &*self.inner;
+        let calls = RealCalls { plugins, deadlines: &config.deadlines };
+        admit::admit(store, &calls, request, deadline, waiting).await
+    }
+
+    /// What the runtime must add to a container that is about to start. See
+    /// [`start_container::start_container`].
+    pub async fn start_container(
+        &self,
+        pod: &PodUid,
+        container: &str,
+        deadline: Instant,
+    ) -> Result<(RunOptions, Vec<Conflict>), StartContainerError> {
+        let Inner { store, plugins, config, .. } = &*self.inner;
+        start_container::start_container(store, plugins, &config.deadlines, pod, container, deadline).await
+    }
+
+    /// Removes a pod; its devices are free when this returns. An admission of the same pod that is under way is
+    /// waited for.
+    pub async fn remove(&self, pod: &PodUid, deadline: Instant) -> Result<(), RemoveError> {
+        let store = &self.inner.store;
+        let mut changes = store.changed();
+        loop {
+            changes.borrow_and_update();
+            match store.release(pod).await {
+                Ok(()) => return Ok(()),
+                Err(store::ReleasePodError::Refused(ReleaseError::Unknown)) => return Err(RemoveError::Unknown),
+                Err(store::ReleasePodError::Refused(ReleaseError::InFlight)) => {}
+                Err(store::ReleasePodError::Store(error)) => return Err(error.into()),
+            }
+            if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+                return Err(RemoveError::InFlight);
+            }
+        }
+    }
+
+    /// An embedder's complete list of active pods: those of its own that are not on it, and imported ones, are
+    /// gone for good and are removed. The pods that were.
+    pub async fn pods_synced(&self, active: &BTreeSet<PodUid>) -> Vec<PodUid> {
+        let orphans = self.inner.store.read(|node| node.orphans(Source::Embedder, active));
+        let mut removed = Vec::new();
+        for pod in orphans {
+            match self.inner.store.release(&pod).await {
+                Ok(()) => removed.push(pod),
+                Err(store::ReleasePodError::Refused(_)) => {}
+                Err(store::ReleasePodError::Store(error)) => {
+                    tracing::warn!(%pod, %error, "pod that is gone keeps its devices for now");
+                }
+            }
+        }
+        removed
+    }
+
+    /// Stops the node: plugins are let go, and everything is on disk when this returns.
+    pub async fn stop(&self) {
+        self.inner.stop.cancel();
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+        self.inner.store.stop().await;
+    }
+}
+
+async fn watch(watcher: Watcher, handshake: Handshake, stop: CancellationToken) {
+    if let Err(error) = plugin_registry::run(watcher, handshake, stop).await {
+        tracing::error!(%error, "plugins in plugins_registry are not found any longer");
+    }
+}
+
+async fn report_end(serving: impl Future<Output = Result<(), ServeError>>) {
+    if let Err(error) = serving.await {
+        tracing::error!(%error, "device plugins cannot register any longer");
+    }
+}
+
+fn make_directory(path: &Path) -> Result<(), StartError> {
+    let failed = |source| StartError::Directory { path: path.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path).map_err(failed)
+}
+
+fn lock(config: &Config) -> Result<File, StartError> {
+    let path = config.lock();
+    let failed = |source| StartError::Lock { path: path.clone(), source };
+    let mut options = OpenOptions::new();
+    let file = options.create(true).write(true).mode(0o600).open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(StartError::Locked { root: config.root.clone() }),
+        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+/// Sockets of plugins that have ended. Those of live plugins stay: they register again when they see ours.
+fn remove_stale_sockets(config: &Config) {
+    use std::os::unix::fs::FileTypeExt as _;
+    let Ok(entries) = std::fs::read_dir(config.device_plugins()) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+        if !is_socket || path == config.kubelet_socket() {
+            continue;
+        }
+        let refused = std::os::unix::net::UnixStream::connect(&path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        if refused && let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(socket = %path.display(), %error, "stale socket is not removed");
+        }
+    }
+}

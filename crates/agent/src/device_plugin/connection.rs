@@ -1,0 +1,132 @@
+//! The task of one registered plugin: it follows the plugin's lists, and dials again when the connection breaks.
+//!
+//! ```text
+//!             first list            stream ends            socket is there
+//!   connected ──────────► following ───────────► backoff ─────────────────► connected
+//!                                                   │ socket is gone, or replaced by another registration
+//!                                                   ▼
+//!                                                  end
+//! ```
+//!
+//! The node is told of every connection and of its end, and holds the numbers apart: what comes late from an
+//! earlier connection changes nothing.
+
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use devlet_core::ConnectionId;
+use tokio_util::sync::CancellationToken;
+
+use super::client::PluginClient;
+use super::plugins::Entered;
+use crate::grpc::uds::Dialed;
+use crate::workflow::register::{Candidate, RegisterError, Registrar};
+
+/// Pauses between attempts to dial again.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// A connection that lasted this long was a good one: the next pause is a short one.
+const GOOD: Duration = Duration::from_secs(60);
+
+/// A plugin that is connected.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) id: ConnectionId,
+    pub(crate) client: PluginClient,
+    pub(crate) dialed: Dialed,
+    /// Another registration took this one's place, or the node stops.
+    pub(crate) dismissed: CancellationToken,
+    /// Keeps the client reachable.
+    pub(crate) entered: Entered,
+}
+
+/// Follows a plugin until it is gone for good.
+pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Connection) {
+    let mut connection = first;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let started = tokio::time::Instant::now();
+        let dismissed = connection.dismissed.clone();
+        tokio::select! {
+            () = listen(&registrar, &candidate, &connection) => {}
+            () = dismissed.cancelled() => {}
+        }
+        lose(&registrar, &candidate, &connection);
+        drop(connection);
+        if dismissed.is_cancelled() {
+            return;
+        }
+        if started.elapsed() > GOOD {
+            pause = FIRST_PAUSE;
+        }
+        connection = loop {
+            let stopped = async { registrar.stop.cancelled().await };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stopped => return,
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            if !is_socket(&candidate.socket) || registered_anew(&registrar, &candidate) {
+                return;
+            }
+            match registrar.connect(&candidate).await {
+                Ok(connection) => break connection,
+                Err(RegisterError::Dial(_) | RegisterError::Options(_)) => {}
+                Err(error) => {
+                    let resource = &candidate.resource;
+                    tracing::warn!(%resource, %error, "device plugin is not taken in again");
+                    return;
+                }
+            }
+        };
+        let (resource, conn) = (&candidate.resource, connection.id);
+        tracing::info!(%resource, %conn, "device plugin connected again");
+    }
+}
+
+/// Passes lists on until there are no more.
+async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
+    let resource = &candidate.resource;
+    let ended = async {
+        let mut lists = connection.client.lists().await?;
+        while let Some((list, repeated)) = lists.next().await? {
+            if repeated > 0 {
+                tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
+            }
+            registrar.store.update(|node| node.devices_listed(connection.id, list));
+        }
+        Ok::<(), tonic::Status>(())
+    };
+    let gone = connection.dialed.gone();
+    tokio::select! {
+        ended = ended => if let Err(status) = ended {
+            let conn = connection.id;
+            tracing::warn!(%resource, %conn, code = ?status.code(), error = status.message(), "ListAndWatch ended");
+        },
+        () = gone.wait() => {}
+    }
+}
+
+fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
+    let now = registrar.store.now();
+    let news = registrar.store.update(|node| node.connection_lost(connection.id, now));
+    connection.dialed.hang_up();
+    if news {
+        let (resource, conn) = (&candidate.resource, connection.id);
+        tracing::info!(%resource, %conn, endpoint = %candidate.socket.display(), "device plugin lost");
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket())
+}
+
+/// Whether the plugin has registered by itself in the meantime.
+fn registered_anew(registrar: &Registrar, candidate: &Candidate) -> bool {
+    let endpoint = candidate.socket.display().to_string();
+    registrar.store.read(|node| {
+        let plugins = node.plugins();
+        plugins.iter().any(|plugin| plugin.resource == candidate.resource && plugin.endpoint == endpoint)
+    })
+}

@@ -1,0 +1,165 @@
+//! The task of one socket in `plugins_registry`: ask who is there, take it in, tell it.
+//!
+//! 1. `GetInfo`; 2. validate; 3. register; 4. `NotifyRegistrationStatus`. A failure is retried after a pause that
+//! doubles, until the socket goes or is made anew.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use devlet_kubelet_api::device_plugin::v1beta1;
+use devlet_kubelet_api::plugin_registration::registration_client::RegistrationClient;
+use devlet_kubelet_api::plugin_registration::{DEVICE_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::device_plugin::client::Api;
+use crate::device_plugin::resource_name::{self, InvalidResourceName};
+use crate::grpc::uds::{self, DialError, Dialed};
+use crate::workflow::register::{Candidate, RegisterError, Registrar};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(122);
+
+/// Why a handshake failed.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The socket cannot be dialled.
+    #[error("dial failed at socket {}, err: {source}", socket.display())]
+    Dial {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        source: DialError,
+    },
+    /// A call was not answered well, or not in time.
+    #[error("{method} at socket {}: {problem}", socket.display())]
+    Call {
+        /// The call.
+        method: &'static str,
+        /// The socket.
+        socket: PathBuf,
+        /// What came back.
+        problem: String,
+    },
+    /// It is nothing that is served here.
+    #[error("no handler registered for plugin type: {kind} at socket {}", socket.display())]
+    Kind {
+        /// What it says it is.
+        kind: String,
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// It says something impossible.
+    #[error("plugin validation failed with err: {0}")]
+    Invalid(#[from] InvalidPlugin),
+    /// It is not taken in.
+    #[error("plugin registration failed with err: {0}")]
+    Register(#[from] RegisterError),
+}
+
+/// A plugin that cannot be what it says. The texts are the kubelet's, known to authors of plugins.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidPlugin {
+    /// It speaks none of our versions.
+    #[error("manager version, v1beta1, is not among plugin supported versions {0:?}")]
+    Version(Vec<String>),
+    /// It serves no extended resource.
+    #[error("invalid name of device plugin socket: {0}")]
+    Name(#[from] InvalidResourceName),
+    /// It names a socket relative to nothing.
+    #[error("the endpoint {0:?} is not an absolute path")]
+    Endpoint(String),
+}
+
+impl HandshakeError {
+    /// Whether the plugin should be told: it can only be told if it could be asked.
+    fn is_for_the_plugin(&self) -> bool {
+        matches!(self, Self::Kind { .. } | Self::Invalid(_) | Self::Register(_))
+    }
+}
+
+/// What each socket's task needs.
+#[derive(Debug, Clone)]
+pub struct Handshake {
+    pub registrar: Registrar,
+}
+
+impl Handshake {
+    /// Until the plugin is taken in, or `cancel`.
+    pub(crate) async fn run(self, socket: PathBuf, cancel: CancellationToken) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let ended = tokio::select! {
+                ended = self.attempt(&socket) => ended,
+                () = cancel.cancelled() => return,
+            };
+            let Err(error) = ended else { return };
+            tracing::warn!(socket = %socket.display(), %error, retry_in = ?pause, "plugin is not taken in");
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = cancel.cancelled() => return,
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn attempt(&self, socket: &Path) -> Result<(), HandshakeError> {
+        let deadlines = &self.registrar.config.deadlines;
+        let dialed = uds::connect(socket, Instant::now() + deadlines.dial)
+            .await
+            .map_err(|source| HandshakeError::Dial { socket: socket.to_owned(), source })?;
+        let mut client = RegistrationClient::new(dialed.channel.clone());
+        let info = client.get_info(InfoRequest {});
+        let info = call("GetInfo", socket, deadlines.info, info).await?;
+        let taken_in = self.take_in(info, socket, &dialed).await;
+        let status = match &taken_in {
+            Ok(()) => RegistrationStatus { plugin_registered: true, error: String::new() },
+            Err(error) if error.is_for_the_plugin() => {
+                let error = format!("RegisterPlugin error -- {error}");
+                RegistrationStatus { plugin_registered: false, error }
+            }
+            Err(_) => return taken_in,
+        };
+        let told = client.notify_registration_status(status);
+        let told = call("NotifyRegistrationStatus", socket, deadlines.notify, told).await;
+        taken_in?;
+        told.map(drop)
+    }
+
+    async fn take_in(&self, info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<(), HandshakeError> {
+        if info.r#type != DEVICE_PLUGIN {
+            return Err(HandshakeError::Kind { kind: info.r#type, socket: socket.to_owned() });
+        }
+        let candidate = candidate(info, socket, dialed)?;
+        self.registrar.register(candidate).await?;
+        Ok(())
+    }
+}
+
+fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candidate, InvalidPlugin> {
+    if !info.supported_versions.iter().any(|version| version == v1beta1::VERSION) {
+        return Err(InvalidPlugin::Version(info.supported_versions));
+    }
+    let resource = resource_name::parse(&info.name)?;
+    let endpoint = if info.endpoint.is_empty() { socket.to_owned() } else { PathBuf::from(&info.endpoint) };
+    if !endpoint.is_absolute() {
+        return Err(InvalidPlugin::Endpoint(info.endpoint));
+    }
+    // Whoever could put the socket there asks.
+    Ok(Candidate { resource, socket: endpoint, api: Api::V1beta1, uid: dialed.peer.uid })
+}
+
+async fn call<T>(
+    method: &'static str,
+    socket: &Path,
+    deadline: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, HandshakeError> {
+    let problem = match tokio::time::timeout(deadline, call).await {
+        Ok(Ok(response)) => return Ok(response.into_inner()),
+        Ok(Err(status)) => format!("{} ({:?})", status.message(), status.code()),
+        Err(_) => format!("no answer within {} s", deadline.as_secs_f32()),
+    };
+    Err(HandshakeError::Call { method, socket: socket.to_owned(), problem })
+}

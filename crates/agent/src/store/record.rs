@@ -1,0 +1,255 @@
+//! What is in the database, value by value.
+//!
+//! Every value is a protobuf message, so that fields can be added: a record that lacks one has its default. A
+//! field whose absence would change the meaning of a record needs a new schema version instead, because an older
+//! devlet would drop it at its next write.
+
+use std::collections::BTreeMap;
+
+use devlet_core::device_plugin::inventory::Last;
+use devlet_core::{
+    Allocation, ContainerKind, ContainerName, DeviceId, Moment, Pod, PodName, PodUid, ResourceName, Source,
+};
+use prost::Message as _;
+
+use super::answer::recorded;
+
+/// Why a value is no record of ours.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidRecord {
+    #[error("not a valid protobuf message")]
+    Malformed,
+    #[error("unknown source {0}")]
+    Source(i32),
+    #[error("unknown kind of container {0}")]
+    Kind(i32),
+    #[error("device {place} of {devices} is on a NUMA node")]
+    Place { place: u32, devices: usize },
+    #[error("{0} bytes where a number should be")]
+    Length(usize),
+}
+
+impl From<prost::DecodeError> for InvalidRecord {
+    fn from(_: prost::DecodeError) -> Self {
+        Self::Malformed
+    }
+}
+
+/// A pod; its UID is the key.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct PodRecord {
+    #[prost(string, tag = "1")]
+    pub(crate) namespace: String,
+    #[prost(string, tag = "2")]
+    pub(crate) name: String,
+    #[prost(enumeration = "SourceRecord", tag = "3")]
+    pub(crate) source: i32,
+    #[prost(fixed64, tag = "4")]
+    pub(crate) fingerprint: u64,
+    #[prost(bool, tag = "5")]
+    pub(crate) before_reboot: bool,
+    #[prost(message, repeated, tag = "6")]
+    pub(crate) allocations: Vec<AllocationRecord>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum SourceRecord {
+    Unspecified = 0,
+    Api = 1,
+    Embedder = 2,
+    Imported = 3,
+}
+
+/// What one container holds of one resource.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct AllocationRecord {
+    #[prost(string, tag = "1")]
+    pub(crate) container: String,
+    #[prost(enumeration = "KindRecord", tag = "2")]
+    pub(crate) kind: i32,
+    #[prost(string, tag = "3")]
+    pub(crate) resource: String,
+    #[prost(string, repeated, tag = "4")]
+    pub(crate) devices: Vec<String>,
+    #[prost(message, repeated, tag = "5")]
+    pub(crate) nodes: Vec<NumaRecord>,
+    /// The plugin's answer as it came.
+    #[prost(bytes = "vec", tag = "6")]
+    pub(crate) answer: Vec<u8>,
+    #[prost(bool, tag = "7")]
+    pub(crate) pre_start_required: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum KindRecord {
+    Unknown = 0,
+    Init = 1,
+    Sidecar = 2,
+    App = 3,
+}
+
+/// The devices on a NUMA node, by their place in the list of devices.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct NumaRecord {
+    #[prost(sint64, tag = "1")]
+    pub(crate) node: i64,
+    #[prost(uint32, repeated, tag = "2")]
+    pub(crate) places: Vec<u32>,
+}
+
+/// A known resource; its name is the key.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct ResourceRecord {
+    /// Where its last plugin answers or answered; empty if there was none.
+    #[prost(string, tag = "1")]
+    pub(crate) endpoint: String,
+    /// Since when it does not; none while it is connected.
+    #[prost(uint64, optional, tag = "2")]
+    pub(crate) gone_since: Option<u64>,
+}
+
+/// Why nobody is admitted.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct BlockedRecord {
+    /// Where the state that could not be read is.
+    #[prost(string, tag = "1")]
+    pub(crate) file: String,
+    /// What is wrong with it.
+    #[prost(string, tag = "2")]
+    pub(crate) reason: String,
+}
+
+impl PodRecord {
+    pub(crate) fn decode_from(bytes: &[u8]) -> Result<Self, InvalidRecord> {
+        Ok(Self::decode(bytes)?)
+    }
+
+    pub(crate) fn into_pod(self, uid: &str) -> Result<Pod, InvalidRecord> {
+        let source = match SourceRecord::try_from(self.source) {
+            Ok(SourceRecord::Api) => Source::Api,
+            Ok(SourceRecord::Embedder) => Source::Embedder,
+            Ok(SourceRecord::Imported) => Source::Imported,
+            _ => return Err(InvalidRecord::Source(self.source)),
+        };
+        let allocations = self.allocations.into_iter().map(AllocationRecord::into_allocation);
+        Ok(Pod {
+            uid: uid.into(),
+            name: PodName {
+                namespace: self.namespace,
+                name: self.name,
+            },
+            source,
+            fingerprint: self.fingerprint,
+            before_reboot: self.before_reboot,
+            allocations: allocations.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<&Pod> for PodRecord {
+    fn from(pod: &Pod) -> Self {
+        let source = match pod.source {
+            Source::Api => SourceRecord::Api,
+            Source::Embedder => SourceRecord::Embedder,
+            Source::Imported => SourceRecord::Imported,
+        };
+        Self {
+            namespace: pod.name.namespace.clone(),
+            name: pod.name.name.clone(),
+            source: source.into(),
+            fingerprint: pod.fingerprint,
+            before_reboot: pod.before_reboot,
+            allocations: pod.allocations.iter().map(AllocationRecord::from).collect(),
+        }
+    }
+}
+
+impl AllocationRecord {
+    fn into_allocation(self) -> Result<Allocation, InvalidRecord> {
+        let kind = match KindRecord::try_from(self.kind) {
+            Ok(KindRecord::Unknown) => None,
+            Ok(KindRecord::Init) => Some(ContainerKind::Init),
+            Ok(KindRecord::Sidecar) => Some(ContainerKind::Sidecar),
+            Ok(KindRecord::App) => Some(ContainerKind::App),
+            Err(_) => return Err(InvalidRecord::Kind(self.kind)),
+        };
+        let devices: Vec<DeviceId> = self.devices.into_iter().map(DeviceId::from).collect();
+        let mut nodes = BTreeMap::new();
+        for NumaRecord { node, places } in self.nodes {
+            let device = |place: u32| {
+                let device = usize::try_from(place).ok().and_then(|at| devices.get(at));
+                device.cloned().ok_or(InvalidRecord::Place {
+                    place,
+                    devices: devices.len(),
+                })
+            };
+            let ids = places.into_iter().map(device).collect::<Result<Vec<_>, _>>()?;
+            nodes.insert(node, ids);
+        }
+        Ok(Allocation {
+            container: ContainerName::from(self.container),
+            kind,
+            resource: ResourceName::from(self.resource),
+            devices,
+            nodes,
+            answer: recorded(self.answer),
+            pre_start_required: self.pre_start_required,
+        })
+    }
+
+    /// The devices by NUMA node.
+    pub(crate) fn devices_by_node(&self) -> BTreeMap<i64, Vec<String>> {
+        let ids = |record: &NumaRecord| {
+            let ids = record.places.iter().filter_map(|&place| {
+                let place = usize::try_from(place).ok()?;
+                self.devices.get(place).cloned()
+            });
+            (record.node, ids.collect())
+        };
+        self.nodes.iter().map(ids).collect()
+    }
+}
+
+impl From<&Allocation> for AllocationRecord {
+    fn from(allocation: &Allocation) -> Self {
+        let kind = match allocation.kind {
+            None => KindRecord::Unknown,
+            Some(ContainerKind::Init) => KindRecord::Init,
+            Some(ContainerKind::Sidecar) => KindRecord::Sidecar,
+            Some(ContainerKind::App) => KindRecord::App,
+        };
+        // The list is sorted.
+        let place = |id: &DeviceId| allocation.devices.binary_search(id).ok()?.try_into().ok();
+        let nodes = allocation.nodes.iter().map(|(&node, ids)| NumaRecord {
+            node,
+            places: ids.iter().filter_map(place).collect(),
+        });
+        Self {
+            container: allocation.container.as_str().into(),
+            kind: kind.into(),
+            resource: allocation.resource.as_str().into(),
+            devices: allocation.devices.iter().map(|id| id.as_str().into()).collect(),
+            nodes: nodes.collect(),
+            answer: allocation.answer.raw.to_vec(),
+            pre_start_required: allocation.pre_start_required,
+        }
+    }
+}
+
+impl ResourceRecord {
+    /// The trace of the plugin. One that was connected when the record was written is gone since `now`: nobody
+    /// watched it since.
+    pub(crate) fn last(&self, now: Moment) -> Option<Last> {
+        (!self.endpoint.is_empty()).then(|| Last {
+            endpoint: self.endpoint.clone(),
+            gone_since: self.gone_since.map_or(now, Moment),
+        })
+    }
+}
+
+/// A pod as it is written.
+pub(crate) fn encode_pod(pod: &Pod) -> (PodUid, Vec<u8>) {
+    (pod.uid.clone(), PodRecord::from(pod).encode_to_vec())
+}

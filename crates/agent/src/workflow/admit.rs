@@ -1,0 +1,218 @@
+//! Admitting a pod: everything it asks for, or nothing.
+//!
+//! 1. If a resource has no plugin yet, wait for one, up to the caller's deadline.
+//! 2. Ask plugins that want to be asked which devices they would choose. Advice is only a sort order: stale or
+//!    missing advice is harmless, so no lock is held while it is given.
+//! 3. Set the devices aside for all containers at once.
+//! 4. Call `Allocate` on all plugins at the same time, each with its deadline.
+//! 5. Write the pod down, then answer.
+//!
+//! Whatever goes wrong before 5, and if the caller leaves, the devices are free again: the reservation undoes
+//! itself when it is dropped.
+
+use std::time::Duration;
+
+use devlet_core::device_plugin::ledger::Grant;
+use devlet_core::device_plugin::run_options::Answer;
+use devlet_core::{Advice, ConnectionId, Pod, PodRequest, Question, ReserveError, ResourceName};
+use futures_util::future::try_join_all;
+use tokio::time::{Instant, timeout_at};
+
+use crate::config::Deadlines;
+use crate::device_plugin::client::{CallError, InvalidAnswer};
+use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::wire;
+use crate::store::{Store, StoreError};
+
+/// How often devices that vanish while a plugin is being called are chosen anew.
+const ATTEMPTS: usize = 5;
+
+/// Why a pod was not admitted.
+#[derive(Debug, thiserror::Error)]
+pub enum AdmitError {
+    /// It cannot have what it asks for.
+    #[error(transparent)]
+    Refused(ReserveError),
+    /// What it waited for did not come.
+    #[error("gave up after {} s: {reason}", .waited.as_secs())]
+    TimedOut {
+        /// How long it waited.
+        waited: Duration,
+        /// For what.
+        reason: ReserveError,
+    },
+    /// A plugin said no, or nothing.
+    #[error("device plugin of {resource}: {source}")]
+    Plugin {
+        /// The resource.
+        resource: ResourceName,
+        /// What happened.
+        source: CallError,
+    },
+    /// Devices kept vanishing while their plugin was being called.
+    #[error("devices of {resource} vanished while their plugin was being called, {ATTEMPTS} times in a row")]
+    Vanishing {
+        /// The resource.
+        resource: ResourceName,
+    },
+    /// It could not be written down.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The calls that an admission makes.
+pub trait PluginCalls {
+    /// `GetPreferredAllocation`.
+    fn preferred(&self, question: &Question) -> impl Future<Output = Result<Vec<devlet_core::DeviceId>, CallError>> + Send;
+    /// `Allocate`.
+    fn allocate(
+        &self,
+        connection: ConnectionId,
+        grant: &Grant,
+    ) -> impl Future<Output = Result<Answer, CallError>> + Send;
+}
+
+/// Calls to real plugins.
+#[derive(Debug, Clone, Copy)]
+pub struct RealCalls<'a> {
+    pub plugins: &'a Plugins,
+    pub deadlines: &'a Deadlines,
+}
+
+impl PluginCalls for RealCalls<'_> {
+    async fn preferred(&self, question: &Question) -> Result<Vec<devlet_core::DeviceId>, CallError> {
+        match self.plugins.client(question.connection) {
+            Some(client) => client.preferred(question, self.deadlines.preferred).await,
+            None => Err(gone("GetPreferredAllocation")),
+        }
+    }
+
+    async fn allocate(&self, connection: ConnectionId, grant: &Grant) -> Result<Answer, CallError> {
+        let Some(client) = self.plugins.client(connection) else { return Err(gone("Allocate")) };
+        let raw = client.allocate(&grant.devices, self.deadlines.allocate_of(&grant.resource)).await?;
+        wire::answer(&raw).map_err(|error| {
+            let problem = InvalidAnswer::Damaged(error.to_string());
+            CallError::Invalid { method: "Allocate", problem }
+        })
+    }
+}
+
+fn gone(method: &'static str) -> CallError {
+    let status = Box::new(tonic::Status::unavailable("the plugin is gone"));
+    CallError::Refused { method, status }
+}
+
+/// Admits a pod. `waiting` is told each time what is being waited for.
+///
+/// Returns once the allocation is on disk. On any error, and if the caller goes away before that, all devices
+/// are free again.
+pub async fn admit(
+    store: &Store,
+    calls: &impl PluginCalls,
+    request: &PodRequest,
+    deadline: Instant,
+    mut waiting: impl FnMut(&ReserveError),
+) -> Result<Pod, AdmitError> {
+    let started = Instant::now();
+    let mut changes = store.changed();
+    let mut vanished = 0;
+    loop {
+        // What changes from here on is not missed.
+        changes.borrow_and_update();
+        let reason = match attempt(store, calls, request).await? {
+            Attempt::Admitted(pod) => return Ok(*pod),
+            Attempt::Vanished(resource) => {
+                vanished += 1;
+                if vanished == ATTEMPTS {
+                    return Err(AdmitError::Vanishing { resource });
+                }
+                continue;
+            }
+            Attempt::Wait(reason) => reason,
+        };
+        waiting(&reason);
+        match timeout_at(deadline, changes.changed()).await {
+            Ok(Ok(())) => {}
+            // The store has stopped, or time is up.
+            Ok(Err(_)) | Err(_) => return Err(AdmitError::TimedOut { waited: started.elapsed(), reason }),
+        }
+    }
+}
+
+enum Attempt {
+    Admitted(Box<Pod>),
+    Wait(ReserveError),
+    Vanished(ResourceName),
+}
+
+async fn attempt(
+    store: &Store,
+    calls: &impl PluginCalls,
+    request: &PodRequest,
+) -> Result<Attempt, AdmitError> {
+    let advice = ask(store, calls, request).await;
+    let held = match store.hold(request, &advice) {
+        Ok(Some(held)) => held,
+        Ok(None) => {
+            // It has everything already.
+            let pod = store.read(|node| node.pod(&request.uid).cloned());
+            return Ok(pod.map_or(Attempt::Wait(ReserveError::InFlight), |pod| Attempt::Admitted(Box::new(pod))));
+        }
+        Err(
+            reason @ (ReserveError::NotServed { .. } | ReserveError::NotListed { .. } | ReserveError::InFlight),
+        ) => return Ok(Attempt::Wait(reason)),
+        Err(refused) => return Err(AdmitError::Refused(refused)),
+    };
+    let grants = held.grants();
+    let connections: Option<Vec<(ConnectionId, bool)>> = store.read(|node| {
+        let plugin = |grant: &Grant| {
+            let connection = node.serving(&grant.resource)?;
+            Some((connection, node.plugin(connection)?.options.pre_start_required))
+        };
+        grants.iter().map(plugin).collect()
+    });
+    let Some(connections) = connections else { return Ok(Attempt::Wait(ReserveError::InFlight)) };
+    let answers = try_join_all(grants.iter().zip(&connections).map(async |(grant, (connection, pre_start))| {
+        let answer = calls.allocate(*connection, grant).await;
+        let named = |source| AdmitError::Plugin { resource: grant.resource.clone(), source };
+        answer.map(|answer| (answer, *pre_start)).map_err(named)
+    }))
+    .await;
+    let answers = match answers {
+        Ok(answers) => answers,
+        // The plugin died under the call: another one may come.
+        Err(AdmitError::Plugin { resource, source }) if source.is_gone() => {
+            return Ok(Attempt::Wait(ReserveError::NotServed { resource, last: None }));
+        }
+        Err(error) => return Err(error),
+    };
+    if let Some(resource) = store.read(|node| vanished(node, &grants)) {
+        return Ok(Attempt::Vanished(resource));
+    }
+    Ok(Attempt::Admitted(Box::new(held.commit(request, answers).await?)))
+}
+
+/// Asks plugins for advice. One that does not answer well gives none.
+async fn ask(store: &Store, calls: &impl PluginCalls, request: &PodRequest) -> Advice {
+    let mut advice = Advice::new();
+    while let Some(question) = store.read(|node| node.question(request, &advice)) {
+        let preferred = match calls.preferred(&question).await {
+            Ok(preferred) => preferred,
+            Err(error) => {
+                tracing::warn!(resource = %question.resource, %error, "device plugin gives no advice");
+                Vec::new()
+            }
+        };
+        advice.insert((question.container, question.resource), preferred);
+    }
+    advice
+}
+
+/// A resource of which a granted device has left the list, or fallen ill, while its plugin serves.
+fn vanished(node: &devlet_core::Node, grants: &[Grant]) -> Option<ResourceName> {
+    let lost = |grant: &&Grant| {
+        node.serving(&grant.resource).is_some()
+            && grant.devices.iter().any(|device| !node.is_healthy(&grant.resource, device))
+    };
+    grants.iter().find(lost).map(|grant| grant.resource.clone())
+}

@@ -1,0 +1,121 @@
+//! Taking a device plugin in: dial it, ask what it wants, tell the node, and follow its lists from then on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use devlet_core::device_plugin::inventory::Offer;
+use devlet_core::{ConnectError, ConnectionId, ResourceName};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
+use crate::device_plugin::client::{Api, CallError, PluginClient};
+use crate::device_plugin::connection::{self, Connection};
+use crate::device_plugin::plugins::Plugins;
+use crate::grpc::uds::{self, DialError};
+use crate::store::Store;
+
+/// A well-formed wish to serve a resource.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// The resource.
+    pub resource: ResourceName,
+    /// Where the plugin answers.
+    pub socket: PathBuf,
+    /// Which protocol it speaks.
+    pub api: Api,
+    /// The user that asks.
+    pub uid: u32,
+}
+
+/// Why a plugin is not taken in.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// It cannot be reached. The first words are the kubelet's.
+    #[error("failed to dial device plugin: {0}")]
+    Dial(#[from] DialError),
+    /// It does not say what it wants. The first words are the kubelet's.
+    #[error("failed to get device plugin options: {0}")]
+    Options(#[source] CallError),
+    /// Its user may not serve the resource.
+    #[error("user {uid} may not serve {resource}; allow it under access.register in devlet's configuration")]
+    NotAllowed {
+        /// The user.
+        uid: u32,
+        /// The resource.
+        resource: ResourceName,
+    },
+    /// Its socket is somebody else's.
+    #[error("the socket {} is of user {owner}, not of user {uid}, who registers it", socket.display())]
+    NotTheirs {
+        /// The socket.
+        socket: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Who asks.
+        uid: u32,
+    },
+    /// The node does not want it.
+    #[error(transparent)]
+    Refused(#[from] ConnectError),
+}
+
+/// Takes plugins in.
+#[derive(Debug, Clone)]
+pub struct Registrar {
+    pub(crate) config: Arc<Config>,
+    pub(crate) store: Store,
+    pub(crate) plugins: Plugins,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Registrar {
+    /// Takes a plugin in, and follows it until it is gone for good.
+    pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
+        let connection = self.connect(&candidate).await?;
+        let id = connection.id;
+        tracing::info!(
+            resource = %candidate.resource, endpoint = %candidate.socket.display(), conn = %id,
+            "device plugin registered"
+        );
+        self.tasks.spawn(connection::follow(self.clone(), candidate, connection));
+        Ok(id)
+    }
+
+    /// Dials a plugin and tells the node.
+    pub(crate) async fn connect(&self, candidate: &Candidate) -> Result<Connection, RegisterError> {
+        let Candidate { resource, socket, api, uid } = candidate;
+        let access = &self.config.access;
+        if !access.may_register(*uid, resource.as_str()) {
+            return Err(RegisterError::NotAllowed { uid: *uid, resource: resource.clone() });
+        }
+        let deadlines = &self.config.deadlines;
+        let dialed = uds::connect(socket, Instant::now() + deadlines.dial).await?;
+        // Root may register for others; nobody may register what is somebody else's.
+        for owner in [dialed.owner, dialed.peer.uid] {
+            if owner != *uid && !(*uid == 0 && access.may_register(owner, resource.as_str())) {
+                let socket = socket.clone();
+                return Err(RegisterError::NotTheirs { socket, owner, uid: *uid });
+            }
+        }
+        let client = PluginClient::new(dialed.channel.clone(), *api);
+        let options = client.options(deadlines.options).await.map_err(RegisterError::Options)?;
+        let offer = Offer {
+            resource: resource.clone(),
+            endpoint: socket.display().to_string(),
+            uid: dialed.peer.uid,
+            may_share: access.may_share(dialed.peer.uid, resource.as_str()),
+            options,
+        };
+        let now = self.store.now();
+        let (id, replaced) = self.store.update(|node| node.plugin_connected(offer, now))?;
+        if let Some(replaced) = replaced {
+            self.plugins.dismiss(replaced);
+        }
+        let dismissed = self.stop.child_token();
+        let entered = self.plugins.enter(id, client.clone(), dismissed.clone());
+        Ok(Connection { id, client, dialed, dismissed, entered })
+    }
+}

@@ -1,0 +1,88 @@
+//! Before each start of a container: tell the plugins that want to know, and say what the runtime must add.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
+use devlet_core::{Availability, DeviceId, PodUid, ResourceName};
+use tokio::time::{Instant, timeout_at};
+
+use crate::config::Deadlines;
+use crate::device_plugin::client::CallError;
+use crate::device_plugin::plugins::Plugins;
+use crate::store::Store;
+
+/// Why a container cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartContainerError {
+    /// The pod holds nothing.
+    #[error("no such pod: admit it first")]
+    UnknownPod,
+    /// A plugin said no, or nothing.
+    #[error("device plugin of {resource}: {source}")]
+    Plugin {
+        /// The resource.
+        resource: ResourceName,
+        /// What happened.
+        source: CallError,
+    },
+    /// The plugin that wants to be told is not there.
+    #[error("gave up after {} s: the device plugin of {resource} wants to be told before the start, and is not there", .waited.as_secs())]
+    TimedOut {
+        /// The resource.
+        resource: ResourceName,
+        /// How long it waited.
+        waited: Duration,
+    },
+}
+
+/// What the runtime must add to the container, after its plugins have been told that it starts.
+pub async fn start_container(
+    store: &Store,
+    plugins: &Plugins,
+    deadlines: &Deadlines,
+    pod: &PodUid,
+    container: &str,
+    deadline: Instant,
+) -> Result<(RunOptions, Vec<Conflict>), StartContainerError> {
+    let to_tell: Option<BTreeMap<ResourceName, Vec<DeviceId>>> = store.read(|node| {
+        let pod = node.pod(pod)?;
+        let wants = pod.allocations_of(container).filter(|allocation| allocation.pre_start_required);
+        Some(wants.map(|each| (each.resource.clone(), each.devices.clone())).collect())
+    });
+    for (resource, devices) in to_tell.ok_or(StartContainerError::UnknownPod)? {
+        tell(store, plugins, deadlines.pre_start, &resource, &devices, deadline).await?;
+    }
+    Ok(store.read(|node| node.run_options(pod, container)))
+}
+
+/// Tells a plugin, once it is there.
+async fn tell(
+    store: &Store,
+    plugins: &Plugins,
+    patience: Duration,
+    resource: &ResourceName,
+    devices: &[DeviceId],
+    deadline: Instant,
+) -> Result<(), StartContainerError> {
+    let started = Instant::now();
+    let mut changes = store.changed();
+    loop {
+        changes.borrow_and_update();
+        let connection = store.read(|node| match node.availability(resource) {
+            Availability::Serving => node.serving(resource),
+            Availability::NotListed | Availability::Gone(_) => None,
+        });
+        if let Some(client) = connection.and_then(|connection| plugins.client(connection)) {
+            match client.pre_start(devices, patience).await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_gone() => {}
+                Err(source) => return Err(StartContainerError::Plugin { resource: resource.clone(), source }),
+            }
+        }
+        if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+            let (resource, waited) = (resource.clone(), started.elapsed());
+            return Err(StartContainerError::TimedOut { resource, waited });
+        }
+    }
+}

@@ -1,0 +1,3 @@
+module devlet.test/interop/dial
+
+go 1.26
