@@ -1,0 +1,499 @@
+//! The database: tables, schema, and how a file of it comes to be.
+//!
+//! | table | key | value |
+//! | --- | --- | --- |
+//! | `meta` | `schema` | version of everything below, 4 bytes, little endian |
+//! | | `boot-id` | text |
+//! | | `blocked` | [`BlockedRecord`], while nobody is admitted |
+//! | `pods` | UID | [`PodRecord`] |
+//! | `resources` | name | [`ResourceRecord`] |
+//! | `mirrors` | count | SHA-256 of a kubelet file that is ours, or that we have taken in |
+//!
+//! A file is created beside its place, filled in one transaction, synced, and renamed: under its own name there
+//! is never half a database. After a write that failed the same is done again from memory, because pages that a
+//! failed sync has left behind cannot be trusted, however well they read until the next reboot.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use devlet_core::{Pod, PodUid, ResourceName};
+use prost::Message as _;
+use redb::backends::FileBackend;
+use redb::{DatabaseError, ReadTransaction, ReadableDatabase as _, StorageError, TableDefinition};
+use redb::{ReadableTable as _, WriteTransaction};
+
+use super::backend::Storage;
+use super::files;
+use super::record::{self, BlockedRecord, InvalidRecord, PodRecord, ResourceRecord};
+use super::statistics::Counters;
+
+const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
+const RESOURCES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("resources");
+const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors");
+
+const SCHEMA_KEY: &str = "schema";
+const BOOT_ID_KEY: &str = "boot-id";
+const BLOCKED_KEY: &str = "blocked";
+
+/// How many hashes are remembered: the last ones may have been recorded without the file being written.
+const REMEMBERED_MIRRORS: usize = 16;
+
+/// Memory for pages; a node's whole state fits.
+const CACHE_BYTES: usize = 8 << 20;
+
+/// The steps from each schema to the next; the first is from 1 to 2. The newest schema follows from their number.
+const MIGRATIONS: Migrations<'static> = &[];
+
+type Migration = fn(&WriteTransaction) -> Result<(), redb::Error>;
+pub(crate) type Migrations<'a> = &'a [Migration];
+
+/// The schema that a list of migrations leads to.
+pub(crate) fn newest(migrations: Migrations<'_>) -> u32 {
+    u32::try_from(migrations.len()).map_or(u32::MAX, |steps| steps.saturating_add(1))
+}
+
+pub(crate) type Hash = [u8; 32];
+
+/// A kubelet file that is ours, by its number among all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mirror {
+    pub(crate) number: u64,
+    pub(crate) hash: Hash,
+}
+
+/// One value to be written; `None` removes it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Row {
+    Pod(PodUid, Option<Vec<u8>>),
+    Resource(ResourceName, ResourceRecord),
+    Blocked(Option<BlockedRecord>),
+    BootId(String),
+    Mirror(Mirror),
+}
+
+impl Row {
+    pub(crate) fn pod(pod: &Pod) -> Self {
+        let (uid, bytes) = record::encode_pod(pod);
+        Self::Pod(uid, Some(bytes))
+    }
+}
+
+/// Everything in the database but the pods. Small, so the writer keeps it to be able to write it again.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Surroundings {
+    pub(crate) boot_id: Option<String>,
+    pub(crate) blocked: Option<BlockedRecord>,
+    pub(crate) resources: BTreeMap<ResourceName, ResourceRecord>,
+    pub(crate) mirrors: BTreeMap<u64, Hash>,
+}
+
+impl Surroundings {
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        rows.extend(self.boot_id.clone().map(Row::BootId));
+        rows.extend(self.blocked.clone().map(|blocked| Row::Blocked(Some(blocked))));
+        let resources = self.resources.iter();
+        rows.extend(resources.map(|(name, record)| Row::Resource(name.clone(), record.clone())));
+        let mirrors = self.mirrors.iter();
+        rows.extend(mirrors.map(|(&number, &hash)| Row::Mirror(Mirror { number, hash })));
+        rows
+    }
+
+    /// Follows what has been written.
+    pub(crate) fn follow(&mut self, row: &Row) {
+        match row {
+            Row::Pod(..) => {}
+            Row::Resource(name, record) => {
+                self.resources.insert(name.clone(), record.clone());
+            }
+            Row::Blocked(blocked) => self.blocked.clone_from(blocked),
+            Row::BootId(id) => self.boot_id = Some(id.clone()),
+            Row::Mirror(mirror) => {
+                self.mirrors.insert(mirror.number, mirror.hash);
+                while self.mirrors.len() > REMEMBERED_MIRRORS {
+                    self.mirrors.pop_first();
+                }
+            }
+        }
+    }
+
+    pub(crate) fn knows(&self, hash: &Hash) -> bool {
+        self.mirrors.values().any(|known| known == hash)
+    }
+
+    pub(crate) fn next_mirror(&self, hash: Hash) -> Mirror {
+        let last = self.mirrors.last_key_value().map_or(0, |(&number, _)| number);
+        Mirror {
+            number: last + 1,
+            hash,
+        }
+    }
+}
+
+/// Everything in the database.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Contents {
+    pub(crate) pods: BTreeMap<PodUid, Pod>,
+    pub(crate) around: Surroundings,
+}
+
+impl Contents {
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let mut rows = self.around.rows();
+        rows.extend(self.pods.values().map(Row::pod));
+        rows
+    }
+}
+
+/// Why a database cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    #[error("no such file")]
+    Absent,
+    #[error("another process has it open")]
+    InUse,
+    #[error("schema {found}, but this devlet knows only up to {known}")]
+    Newer { found: u32, known: u32 },
+    #[error("{0}")]
+    Unreadable(String),
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+impl From<DatabaseError> for LoadError {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::DatabaseAlreadyOpen => Self::InUse,
+            DatabaseError::Storage(error) => error.into(),
+            other => Self::Unreadable(other.to_string()),
+        }
+    }
+}
+
+impl From<StorageError> for LoadError {
+    fn from(error: StorageError) -> Self {
+        match error {
+            StorageError::Io(error) => error.into(),
+            other => Self::Unreadable(other.to_string()),
+        }
+    }
+}
+
+impl From<io::Error> for LoadError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            // This is how the database says that a file is none of its own.
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Self::Unreadable(error.to_string()),
+            io::ErrorKind::NotFound => Self::Absent,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl From<redb::Error> for LoadError {
+    fn from(error: redb::Error) -> Self {
+        match error {
+            redb::Error::Io(error) => error.into(),
+            other => Self::Unreadable(other.to_string()),
+        }
+    }
+}
+
+impl From<InvalidRecord> for LoadError {
+    fn from(error: InvalidRecord) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
+/// What was found in a file.
+pub(crate) struct Loaded {
+    pub(crate) database: Database,
+    pub(crate) contents: Contents,
+    /// It had not been closed, or was damaged and could be restored.
+    pub(crate) repaired: bool,
+    /// The schema that it had before.
+    pub(crate) migrated_from: Option<u32>,
+}
+
+/// Where a database is and what its bytes go through.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) path: PathBuf,
+    pub(crate) storage: Storage,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// An open database.
+#[derive(Debug)]
+pub(crate) struct Database {
+    database: redb::Database,
+}
+
+impl Place {
+    /// Opens the database that is there.
+    pub(crate) fn open(&self) -> Result<Loaded, LoadError> {
+        self.open_with(MIGRATIONS)
+    }
+
+    pub(crate) fn open_with(&self, migrations: Migrations<'_>) -> Result<Loaded, LoadError> {
+        // The database asserts things about itself that a damaged file may belie.
+        let opened = catch_unwind(AssertUnwindSafe(|| self.try_open(migrations)));
+        opened.unwrap_or_else(|_| Err(LoadError::Unreadable("it contradicts itself".into())))
+    }
+
+    fn try_open(&self, migrations: Migrations<'_>) -> Result<Loaded, LoadError> {
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&self.path)?;
+        if file.metadata()?.len() == 0 {
+            return Err(LoadError::Unreadable("it is empty".into()));
+        }
+        files::make_private(&self.path)?;
+        let repaired = Arc::new(AtomicBool::new(false));
+        let mut builder = redb::Database::builder();
+        builder.set_cache_size(CACHE_BYTES);
+        builder.set_repair_callback({
+            let repaired = Arc::clone(&repaired);
+            move |_| repaired.store(true, Ordering::Relaxed)
+        });
+        let backend = self.storage.over(FileBackend::new(file)?, &self.counters);
+        let mut database = builder.create_with_backend(backend)?;
+        // A repair has verified every page. A file that was closed cleanly has not been looked at.
+        if !repaired.load(Ordering::Relaxed) && !database.check_integrity()? {
+            repaired.store(true, Ordering::Relaxed);
+        }
+        let database = Database { database };
+        let migrated_from = database.migrate(migrations)?;
+        let contents = database.snapshot()?.contents()?;
+        Ok(Loaded {
+            database,
+            contents,
+            repaired: repaired.load(Ordering::Relaxed),
+            migrated_from,
+        })
+    }
+
+    /// Puts a new database with this content in place of whatever is there.
+    pub(crate) fn create(&self, rows: &[Row]) -> Result<Database, redb::Error> {
+        let temporary = files::beside(&self.path, ".new");
+        let create = || {
+            let file = files::create_private(&temporary)?;
+            let backend = self.storage.over(FileBackend::new(file)?, &self.counters);
+            let mut builder = redb::Database::builder();
+            builder.set_cache_size(CACHE_BYTES);
+            let database = Database {
+                database: builder.create_with_backend(backend)?,
+            };
+            database.initialize(rows)?;
+            std::fs::rename(&temporary, &self.path)?;
+            files::sync_directory_of(&self.path)?;
+            Ok(database)
+        };
+        let created = guarded(create);
+        if created.is_err() {
+            // It is rubbish now, and the next attempt removes it in any case.
+            let _ = std::fs::remove_file(&temporary);
+        }
+        created
+    }
+}
+
+/// The database asserts things about itself; an error of the disk must not end the thread that writes.
+fn guarded<T>(action: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+    catch_unwind(AssertUnwindSafe(action))
+        .unwrap_or_else(|_| Err(redb::Error::Corrupted("the database contradicts itself".into())))
+}
+
+impl Database {
+    fn initialize(&self, rows: &[Row]) -> Result<(), redb::Error> {
+        let transaction = self.database.begin_write()?;
+        set_schema(&transaction, newest(MIGRATIONS))?;
+        transaction.open_table(PODS)?;
+        transaction.open_table(RESOURCES)?;
+        transaction.open_table(MIRRORS)?;
+        write_rows(&transaction, rows)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Writes all rows or none; they are on disk when this returns.
+    pub(crate) fn write<'a>(&self, rows: impl IntoIterator<Item = &'a Row>) -> Result<(), redb::Error> {
+        guarded(|| {
+            // Durable at once, in one phase, is the default: one sync.
+            let transaction = self.database.begin_write()?;
+            write_rows(&transaction, rows)?;
+            Ok(transaction.commit()?)
+        })
+    }
+
+    /// What is on disk now, whatever is written later.
+    pub(crate) fn snapshot(&self) -> Result<Snapshot, redb::Error> {
+        Ok(Snapshot(self.database.begin_read()?))
+    }
+
+    fn migrate(&self, migrations: Migrations<'_>) -> Result<Option<u32>, LoadError> {
+        let found = self.snapshot()?.schema()?;
+        let known = newest(migrations);
+        if found > known {
+            return Err(LoadError::Newer { found, known });
+        }
+        if found == known {
+            return Ok(None);
+        }
+        let first = usize::try_from(found).ok().and_then(|found| found.checked_sub(1));
+        let Some(steps) = first.and_then(|first| migrations.get(first..)) else {
+            return Err(LoadError::Unreadable(format!("it has schema {found}")));
+        };
+        let transaction = self.database.begin_write().map_err(redb::Error::from)?;
+        for step in steps {
+            step(&transaction)?;
+        }
+        set_schema(&transaction, known)?;
+        transaction.commit().map_err(redb::Error::from)?;
+        Ok(Some(found))
+    }
+}
+
+fn set_schema(transaction: &WriteTransaction, version: u32) -> Result<(), redb::Error> {
+    let mut meta = transaction.open_table(META)?;
+    meta.insert(SCHEMA_KEY, &version.to_le_bytes()[..])?;
+    Ok(())
+}
+
+fn write_rows<'a>(
+    transaction: &WriteTransaction,
+    rows: impl IntoIterator<Item = &'a Row>,
+) -> Result<(), redb::Error> {
+    // Opened when needed: an admission touches one table.
+    let (mut meta, mut pods, mut resources, mut mirrors) = (None, None, None, None);
+    for row in rows {
+        match row {
+            Row::Pod(uid, record) => {
+                let table = match &mut pods {
+                    Some(table) => table,
+                    none => none.insert(transaction.open_table(PODS)?),
+                };
+                match record {
+                    Some(bytes) => table.insert(uid.as_str(), bytes.as_slice())?,
+                    None => table.remove(uid.as_str())?,
+                };
+            }
+            Row::Resource(name, record) => {
+                let table = match &mut resources {
+                    Some(table) => table,
+                    none => none.insert(transaction.open_table(RESOURCES)?),
+                };
+                table.insert(name.as_str(), record.encode_to_vec().as_slice())?;
+            }
+            Row::Blocked(_) | Row::BootId(_) => {
+                let table = match &mut meta {
+                    Some(table) => table,
+                    none => none.insert(transaction.open_table(META)?),
+                };
+                match row {
+                    Row::BootId(id) => table.insert(BOOT_ID_KEY, id.as_bytes())?,
+                    Row::Blocked(Some(blocked)) => {
+                        table.insert(BLOCKED_KEY, blocked.encode_to_vec().as_slice())?
+                    }
+                    _ => table.remove(BLOCKED_KEY)?,
+                };
+            }
+            Row::Mirror(mirror) => {
+                let table = match &mut mirrors {
+                    Some(table) => table,
+                    none => none.insert(transaction.open_table(MIRRORS)?),
+                };
+                table.insert(mirror.number, mirror.hash.as_slice())?;
+                let count = u64::try_from(REMEMBERED_MIRRORS).unwrap_or(u64::MAX);
+                table.retain_in(..=mirror.number.saturating_sub(count), |_, _| false)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The database at one moment.
+pub(crate) struct Snapshot(ReadTransaction);
+
+impl Snapshot {
+    fn schema(&self) -> Result<u32, LoadError> {
+        let meta = self.0.open_table(META).map_err(redb::Error::from)?;
+        let version = meta.get(SCHEMA_KEY)?;
+        let Some(version) = version else {
+            return Err(LoadError::Unreadable("it has no schema".into()));
+        };
+        let bytes = version.value();
+        let bytes = bytes
+            .try_into()
+            .map_err(|_| InvalidRecord::Length(bytes.len()))?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Every pod's record, by UID.
+    pub(crate) fn pods(&self, mut each: impl FnMut(&str, PodRecord)) -> Result<(), LoadError> {
+        let pods = self.0.open_table(PODS).map_err(redb::Error::from)?;
+        for pod in pods.iter()? {
+            let (uid, bytes) = pod?;
+            each(uid.value(), PodRecord::decode_from(bytes.value())?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn contents(&self) -> Result<Contents, LoadError> {
+        let mut contents = Contents::default();
+        let mut invalid = Ok(());
+        self.pods(|uid, record| match record.into_pod(uid) {
+            Ok(pod) => {
+                contents.pods.insert(pod.uid.clone(), pod);
+            }
+            Err(error) => invalid = Err(error),
+        })?;
+        invalid?;
+        let around = &mut contents.around;
+        let meta = self.0.open_table(META).map_err(redb::Error::from)?;
+        if let Some(id) = meta.get(BOOT_ID_KEY)? {
+            around.boot_id = Some(String::from_utf8_lossy(id.value()).into_owned());
+        }
+        if let Some(blocked) = meta.get(BLOCKED_KEY)? {
+            around.blocked = Some(BlockedRecord::decode(blocked.value()).map_err(InvalidRecord::from)?);
+        }
+        let resources = self.0.open_table(RESOURCES).map_err(redb::Error::from)?;
+        for resource in resources.iter()? {
+            let (name, bytes) = resource?;
+            let record = ResourceRecord::decode(bytes.value()).map_err(InvalidRecord::from)?;
+            around.resources.insert(name.value().into(), record);
+        }
+        let mirrors = self.0.open_table(MIRRORS).map_err(redb::Error::from)?;
+        for mirror in mirrors.iter()? {
+            let (number, hash) = mirror?;
+            let bytes = hash.value();
+            let hash = bytes
+                .try_into()
+                .map_err(|_| InvalidRecord::Length(bytes.len()))?;
+            around.mirrors.insert(number.value(), hash);
+        }
+        Ok(contents)
+    }
+}
+
+/// What a failed write means for those who wait for it.
+pub(crate) fn io_kind(error: &redb::Error) -> Option<io::ErrorKind> {
+    match error {
+        redb::Error::Io(error) => Some(error.kind()),
+        _ => None,
+    }
+}
+
+/// What the disk says, without the words of the database around it.
+pub(crate) fn reason(error: &redb::Error) -> String {
+    match error {
+        redb::Error::Io(error) => error.to_string(),
+        other => other.to_string(),
+    }
+}
+

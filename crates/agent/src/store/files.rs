@@ -1,0 +1,140 @@
+//! Files that must be whole or absent, and files that must never be lost.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use devlet_core::Moment;
+
+/// For nobody but us.
+const PRIVATE: u32 = 0o600;
+const PRIVATE_DIRECTORY: u32 = 0o700;
+
+/// `path` with `suffix` after its name.
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Makes names in the file's directory durable.
+pub(crate) fn sync_directory_of(path: &Path) -> io::Result<()> {
+    File::open(directory_of(path))?.sync_all()
+}
+
+/// A new, empty file of our own; one that is left over from a crash is replaced.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).mode(PRIVATE);
+    options.open(path)
+}
+
+/// Takes rights from others that they may have got on the way.
+pub(crate) fn make_private(path: &Path) -> io::Result<()> {
+    let mode = fs::metadata(path)?.permissions().mode();
+    if mode & 0o777 != PRIVATE {
+        fs::set_permissions(path, Permissions::from_mode(PRIVATE))?;
+    }
+    Ok(())
+}
+
+/// Replaces a file as a whole: whoever looks, even after a crash, sees the old content or the new.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    // With a dot in front, as a kubelet does: it lists its directory without such names.
+    let name = path
+        .file_name()
+        .map(|name| format!(".{}.new", name.to_string_lossy()));
+    let temporary = directory_of(path).join(name.unwrap_or_default());
+    let write = || {
+        let mut file = create_private(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    if let Err(error) = write() {
+        // It is rubbish now, and the next attempt removes it in any case.
+        let _ = fs::remove_file(&temporary);
+        return Err(error);
+    }
+    sync_directory_of(path)
+}
+
+/// Writes a file of our own that was not there before, in a directory of our own.
+pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
+    let mut directory = fs::DirBuilder::new();
+    directory.recursive(true).mode(PRIVATE_DIRECTORY);
+    directory.create(directory_of(path))?;
+    unused(path, |candidate| {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(PRIVATE);
+        let mut file = options.open(candidate)?;
+        file.write_all(content)?;
+        file.sync_all()
+    })
+}
+
+/// Gives a file a second name, `<name>.unreadable-<timestamp>`, under which nothing will ever write. The file
+/// itself is removed or replaced afterwards, when what follows from it is on disk: a crash in between leads back
+/// here, not to a start without it.
+pub(crate) fn keep_aside(path: &Path, now: Moment) -> io::Result<PathBuf> {
+    unused(
+        &beside(path, &format!(".unreadable-{}", timestamp(now))),
+        |candidate| match fs::hard_link(path, candidate) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                // Some file systems have no links.
+                let mut source = File::open(path)?;
+                let mut options = OpenOptions::new();
+                options.write(true).create_new(true).mode(PRIVATE);
+                let mut copy = options.open(candidate)?;
+                io::copy(&mut source, &mut copy)?;
+                copy.sync_all()
+            }
+            done => done,
+        },
+    )
+}
+
+/// Removes a file that has been kept aside.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)?;
+    sync_directory_of(path)
+}
+
+/// Tries names until one is not taken.
+fn unused(path: &Path, attempt: impl Fn(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
+    let mut candidate = path.to_owned();
+    for number in 2_u32.. {
+        match attempt(&candidate) {
+            Ok(()) => break,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                candidate = beside(path, &format!("-{number}"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    sync_directory_of(&candidate)?;
+    Ok(candidate)
+}
+
+/// A moment as a part of a file name.
+pub(crate) fn timestamp(now: Moment) -> String {
+    i64::try_from(now.0)
+        .ok()
+        .and_then(|milliseconds| jiff::Timestamp::from_millisecond(milliseconds).ok())
+        .map_or_else(
+            || now.0.to_string(),
+            |time| time.strftime("%Y%m%dT%H%M%S.%3fZ").to_string(),
+        )
+}

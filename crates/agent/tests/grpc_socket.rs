@@ -1,0 +1,521 @@
+//! Listening, dialling and serving on real sockets.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use devlet_agent::grpc::server::{ServeError, ServerLimits, serve};
+use devlet_agent::grpc::uds::{
+    DEFAULT_MODE, DialError, Dialed, ListenError, Listener, PATH_LIMIT, PeerCred, connect, listen,
+};
+use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
+use devlet_kubelet_api::device_plugin::v1beta1::registration_server::{Registration, RegistrationServer};
+use devlet_kubelet_api::device_plugin::v1beta1::{Empty, RegisterRequest};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tonic::service::Routes;
+use tonic::{Code, Request, Response, Status};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A directory whose sockets have short paths.
+fn directory() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("grpc")
+        .tempdir_in("/tmp")
+        .expect("a directory")
+}
+
+fn soon() -> Instant {
+    Instant::now() + LONG
+}
+
+fn me() -> (u32, u32) {
+    let directory = directory();
+    let metadata = directory.path().metadata().expect("metadata");
+    (metadata.uid(), metadata.gid())
+}
+
+/// Tells who called and with what, and answers when allowed to.
+struct Recorder {
+    calls: mpsc::UnboundedSender<(PeerCred, String)>,
+    /// With an endpoint of this name, a call waits.
+    go_on: Arc<Notify>,
+}
+
+#[tonic::async_trait]
+impl Registration for Recorder {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let peer = *request
+            .extensions()
+            .get::<PeerCred>()
+            .ok_or_else(|| Status::internal("no peer"))?;
+        let endpoint = request.into_inner().endpoint;
+        let waits = endpoint == "wait";
+        self.calls
+            .send((peer, endpoint))
+            .map_err(|_| Status::internal("nobody listens"))?;
+        if waits {
+            self.go_on.notified().await;
+        }
+        Ok(Response::new(Empty {}))
+    }
+}
+
+struct Running {
+    calls: mpsc::UnboundedReceiver<(PeerCred, String)>,
+    go_on: Arc<Notify>,
+    stop: oneshot::Sender<()>,
+    ended: JoinHandle<Result<(), ServeError>>,
+}
+
+fn run(listener: Listener, limits: ServerLimits) -> Running {
+    let (sender, calls) = mpsc::unbounded_channel();
+    let go_on = Arc::new(Notify::new());
+    let (stop, stopped) = oneshot::channel::<()>();
+    let recorder = Recorder {
+        calls: sender,
+        go_on: go_on.clone(),
+    };
+    let routes = Routes::new(RegistrationServer::new(recorder).max_decoding_message_size(usize::MAX));
+    let ended = tokio::spawn(serve(listener, routes, limits, async {
+        let _ = stopped.await;
+    }));
+    Running {
+        calls,
+        go_on,
+        stop,
+        ended,
+    }
+}
+
+fn run_at(path: &Path) -> Running {
+    run(
+        listen(path, DEFAULT_MODE).expect("listens"),
+        ServerLimits::default(),
+    )
+}
+
+async fn register(dialed: &Dialed, endpoint: &str) -> Result<(), Status> {
+    let request = RegisterRequest {
+        endpoint: endpoint.to_owned(),
+        ..RegisterRequest::default()
+    };
+    let mut client = RegistrationClient::new(dialed.channel.clone());
+    client.register(request).await.map(|_| ())
+}
+
+fn socket(directory: &TempDir) -> PathBuf {
+    directory.path().join("kubelet.sock")
+}
+
+fn names(directory: &TempDir) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("entries");
+    entries
+        .map(|entry| entry.expect("entry").file_name().into_string().expect("text"))
+        .collect()
+}
+
+fn leave_stale_socket(path: &Path) {
+    drop(StdListener::bind(path).expect("binds"));
+    assert!(path.exists());
+}
+
+#[tokio::test]
+async fn a_call_arrives_with_the_callers_credentials() {
+    let directory = directory();
+    let mut server = run_at(&socket(&directory));
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+
+    register(&dialed, "x.sock").await.expect("registers");
+
+    let (uid, gid) = me();
+    let this = PeerCred {
+        uid,
+        gid,
+        pid: i32::try_from(std::process::id()).ok(),
+    };
+    assert_eq!(server.calls.recv().await, Some((this, "x.sock".to_owned())));
+    assert_eq!(dialed.peer, this);
+    assert_eq!(dialed.owner, uid);
+}
+
+#[tokio::test]
+async fn the_mode_is_exact_and_nothing_else_is_left_behind() {
+    let directory = directory();
+    for mode in [0o660, 0o600, 0o666] {
+        let listener = listen(socket(&directory), mode).expect("listens");
+        let metadata = socket(&directory).metadata().expect("metadata");
+        assert_eq!(metadata.permissions().mode() & 0o7777, mode);
+        assert_eq!(names(&directory), ["kubelet.sock"]);
+        drop(listener);
+        assert!(names(&directory).is_empty(), "the socket is removed");
+    }
+}
+
+#[tokio::test]
+async fn a_stale_socket_is_replaced() {
+    let directory = directory();
+    leave_stale_socket(&socket(&directory));
+    let mut server = run_at(&socket(&directory));
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    register(&dialed, "a").await.expect("registers");
+    assert!(server.calls.recv().await.is_some());
+    assert_eq!(names(&directory), ["kubelet.sock"]);
+}
+
+#[tokio::test]
+async fn the_socket_of_a_live_process_is_never_replaced() {
+    let directory = directory();
+    let live = StdListener::bind(socket(&directory)).expect("binds");
+    let inode = socket(&directory).metadata().expect("metadata").ino();
+
+    let refused = listen(socket(&directory), DEFAULT_MODE).expect_err("in use");
+
+    let ListenError::InUse { peer: Some(peer), .. } = &refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(peer.pid, i32::try_from(std::process::id()).ok());
+    assert!(
+        refused
+            .to_string()
+            .contains(&format!("pid {}", std::process::id())),
+        "{refused}"
+    );
+    assert_eq!(socket(&directory).metadata().expect("metadata").ino(), inode);
+    assert_eq!(names(&directory), ["kubelet.sock"]);
+    drop(live);
+}
+
+#[tokio::test]
+async fn of_many_that_start_at_once_over_a_stale_socket_one_wins() {
+    for _ in 0..20 {
+        let directory = directory();
+        leave_stale_socket(&socket(&directory));
+        let path = socket(&directory);
+        let starts: Vec<_> = (0..4)
+            .map(|_| {
+                let path = path.clone();
+                tokio::task::spawn_blocking(move || listen(path, DEFAULT_MODE))
+            })
+            .collect();
+        let mut won = Vec::new();
+        for start in starts {
+            match start.await.expect("runs") {
+                Ok(listener) => won.push(listener),
+                Err(error) => assert!(matches!(error, ListenError::InUse { .. }), "{error}"),
+            }
+        }
+        assert_eq!(won.len(), 1);
+        assert_eq!(names(&directory), ["kubelet.sock"]);
+        StdStream::connect(&path).expect("the winner is there");
+    }
+}
+
+#[tokio::test]
+async fn a_listener_removes_only_its_own_socket() {
+    let directory = directory();
+    let first = listen(socket(&directory), DEFAULT_MODE).expect("listens");
+    std::fs::remove_file(socket(&directory)).expect("removes");
+    let second = listen(socket(&directory), DEFAULT_MODE).expect("listens");
+    drop(first);
+    assert_eq!(names(&directory), ["kubelet.sock"]);
+    drop(second);
+}
+
+#[tokio::test]
+async fn what_is_not_a_socket_is_left_alone() {
+    let directory = directory();
+    std::fs::write(socket(&directory), "precious").expect("writes");
+    let refused = listen(socket(&directory), DEFAULT_MODE).expect_err("a file");
+    assert!(matches!(refused, ListenError::NotASocket { .. }), "{refused}");
+    assert_eq!(
+        std::fs::read_to_string(socket(&directory)).expect("reads"),
+        "precious"
+    );
+    let refused = connect(socket(&directory), soon()).await.expect_err("a file");
+    assert!(matches!(refused, DialError::NotASocket { .. }), "{refused}");
+
+    let link = directory.path().join("link.sock");
+    let target = directory.path().join("target.sock");
+    let _live = StdListener::bind(&target).expect("binds");
+    symlink(&target, &link).expect("links");
+    let refused = listen(&link, DEFAULT_MODE).expect_err("a link");
+    assert!(matches!(refused, ListenError::NotASocket { .. }), "{refused}");
+    let refused = connect(&link, soon()).await.expect_err("a link");
+    assert!(matches!(refused, DialError::Symlink { .. }), "{refused}");
+}
+
+#[tokio::test]
+async fn a_path_may_have_107_bytes_and_not_one_more() {
+    let directory = directory();
+    let room = PATH_LIMIT - directory.path().as_os_str().len() - 1;
+    let longest = directory.path().join("s".repeat(room));
+    let _server = run_at(&longest);
+    let dialed = connect(&longest, soon()).await.expect("dials");
+    register(&dialed, "a").await.expect("registers");
+    StdStream::connect(&longest).expect("others can dial it as well");
+
+    let refused = listen(directory.path().join("s".repeat(room + 1)), DEFAULT_MODE).expect_err("too long");
+    assert!(
+        matches!(refused, ListenError::PathTooLong { length: 108, .. }),
+        "{refused}"
+    );
+    assert!(
+        refused.to_string().contains("has 108 bytes, 107 are possible"),
+        "{refused}"
+    );
+    let refused = connect("/".to_owned() + &"s".repeat(5000), soon())
+        .await
+        .expect_err("too long");
+    assert!(
+        matches!(refused, DialError::PathTooLong { length: 5001 }),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn a_socket_in_a_deep_directory_can_be_dialled() {
+    let directory = directory();
+    let deep = directory.path().join("d".repeat(200));
+    std::fs::create_dir(&deep).expect("creates");
+    let _server = run_at(&socket(&directory));
+    std::fs::hard_link(socket(&directory), deep.join("plugin.sock")).expect("links");
+    let dialed = connect(deep.join("plugin.sock"), soon()).await.expect("dials");
+    register(&dialed, "a").await.expect("registers");
+}
+
+#[tokio::test]
+async fn dialling_waits_for_the_process() {
+    let directory = directory();
+    for is_stale in [false, true] {
+        if is_stale {
+            leave_stale_socket(&socket(&directory));
+        }
+        let dialing = tokio::spawn(connect(socket(&directory), soon()));
+        tokio::task::yield_now().await;
+        assert!(!dialing.is_finished());
+        let server = run_at(&socket(&directory));
+        let dialed = dialing.await.expect("runs").expect("dials");
+        register(&dialed, "a").await.expect("registers");
+        server.stop.send(()).expect("stops");
+        server.ended.await.expect("ends").expect("serves");
+    }
+}
+
+#[tokio::test]
+async fn dialling_says_what_was_wrong_until_the_deadline() {
+    let directory = directory();
+    let deadline = || Instant::now() + Duration::from_millis(50);
+    let missing = connect(socket(&directory), deadline())
+        .await
+        .expect_err("missing");
+    assert!(matches!(missing, DialError::Missing { .. }), "{missing}");
+    leave_stale_socket(&socket(&directory));
+    let refused = connect(socket(&directory), deadline())
+        .await
+        .expect_err("refused");
+    assert!(matches!(refused, DialError::Refused { .. }), "{refused}");
+}
+
+#[tokio::test]
+async fn the_end_of_the_peer_is_told_and_nobody_reconnects() {
+    let directory = directory();
+    let first = run_at(&socket(&directory));
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    register(&dialed, "a").await.expect("registers");
+    assert!(!dialed.gone().is_gone());
+
+    first.stop.send(()).expect("stops");
+    first.ended.await.expect("ends").expect("serves");
+    dialed.gone().wait().await;
+    let mut second = run_at(&socket(&directory));
+
+    for _ in 0..3 {
+        let status = register(&dialed, "b").await.expect_err("gone");
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    }
+    // Also for those who ask late, and more than once.
+    dialed.gone().wait().await;
+    assert!(second.calls.try_recv().is_err(), "the new process was called");
+}
+
+#[tokio::test]
+async fn a_connection_of_which_nothing_is_left_is_gone() {
+    let directory = directory();
+    let _server = run_at(&socket(&directory));
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    let gone = dialed.gone();
+    drop(dialed);
+    gone.wait().await;
+}
+
+#[tokio::test]
+async fn hanging_up_ends_calls_under_way() {
+    let directory = directory();
+    let mut server = run_at(&socket(&directory));
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    let call = tokio::spawn({
+        let dialed = dialed.clone();
+        async move { register(&dialed, "wait").await }
+    });
+    server.calls.recv().await.expect("called");
+
+    dialed.hang_up();
+
+    dialed.gone().wait().await;
+    let status = call.await.expect("runs").expect_err("ended");
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let status = register(&dialed, "a").await.expect_err("ended");
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+}
+
+#[tokio::test]
+async fn peers_that_are_not_admitted_hear_nothing() {
+    let directory = directory();
+    let (sender, mut asked) = mpsc::unbounded_channel();
+    let listener = listen(socket(&directory), DEFAULT_MODE).expect("listens");
+    let listener = listener.admit(move |peer| {
+        let _ = sender.send(*peer);
+        false
+    });
+    let _server = run(listener, ServerLimits::default());
+    let mut stream = UnixStream::connect(socket(&directory)).await.expect("connects");
+    let mut heard = Vec::new();
+    let _ = stream.read_to_end(&mut heard).await;
+    assert!(heard.is_empty());
+    assert_eq!(asked.recv().await.map(|peer| peer.uid), Some(me().0));
+}
+
+#[tokio::test]
+async fn one_user_may_have_so_many_connections() {
+    let directory = directory();
+    let limits = ServerLimits {
+        connections_per_uid: 2,
+        ..ServerLimits::default()
+    };
+    let _server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+    let first = connect(socket(&directory), soon()).await.expect("dials");
+    register(&first, "a").await.expect("registers");
+    let second = connect(socket(&directory), soon()).await.expect("dials");
+    register(&second, "a").await.expect("registers");
+
+    let third = UnixStream::connect(socket(&directory)).await.expect("connects");
+    let mut heard = Vec::new();
+    let _ = { third }.read_to_end(&mut heard).await;
+    assert!(heard.is_empty(), "the third is dropped");
+
+    first.hang_up();
+    first.gone().wait().await;
+    // The server notices in its own time.
+    loop {
+        let next = connect(socket(&directory), soon()).await.expect("dials");
+        if register(&next, "a").await.is_ok() {
+            break;
+        }
+    }
+    register(&second, "a").await.expect("the second is still there");
+}
+
+#[tokio::test]
+async fn a_peer_that_says_nothing_is_dropped() {
+    let directory = directory();
+    let limits = ServerLimits {
+        preface: Duration::from_millis(50),
+        ..ServerLimits::default()
+    };
+    let _server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+    let patient = connect(socket(&directory), soon()).await.expect("dials");
+    register(&patient, "a").await.expect("registers");
+    for said in [&b""[..], b"PRI * HTTP/2.0\r\n\r\nSM"] {
+        let mut stream = UnixStream::connect(socket(&directory)).await.expect("connects");
+        stream.write_all(said).await.expect("writes");
+        let ended = tokio::time::timeout(LONG, stream.read_to_end(&mut Vec::new())).await;
+        ended.expect("dropped in time").expect("reads");
+    }
+    register(&patient, "a")
+        .await
+        .expect("a peer that said something may be idle");
+}
+
+#[tokio::test]
+async fn a_call_under_way_may_finish_after_the_shutdown() {
+    let directory = directory();
+    let limits = ServerLimits {
+        drain: LONG,
+        ..ServerLimits::default()
+    };
+    let mut server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    let call = tokio::spawn({
+        let dialed = dialed.clone();
+        async move { register(&dialed, "wait").await }
+    });
+    server.calls.recv().await.expect("called");
+
+    server.stop.send(()).expect("stops");
+    // Once the socket is gone, the server no longer accepts.
+    while socket(&directory).exists() {
+        tokio::task::yield_now().await;
+    }
+    server.go_on.notify_one();
+
+    call.await.expect("runs").expect("answered");
+    server.ended.await.expect("ends").expect("serves");
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_whatever_the_peers_do() {
+    let directory = directory();
+    let limits = ServerLimits {
+        drain: Duration::from_millis(50),
+        ..ServerLimits::default()
+    };
+    let mut server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    let call = tokio::spawn({
+        let dialed = dialed.clone();
+        async move { register(&dialed, "wait").await }
+    });
+    server.calls.recv().await.expect("called");
+    let _silent = UnixStream::connect(socket(&directory)).await.expect("connects");
+
+    server.stop.send(()).expect("stops");
+
+    tokio::time::timeout(LONG, server.ended)
+        .await
+        .expect("in time")
+        .expect("ends")
+        .expect("serves");
+    let status = call.await.expect("runs").expect_err("cut");
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    assert!(names(&directory).is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_is_dropped_drops_its_connections() {
+    let directory = directory();
+    let server = run_at(&socket(&directory));
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    register(&dialed, "a").await.expect("registers");
+    server.ended.abort();
+    dialed.gone().wait().await;
+    assert!(names(&directory).is_empty());
+}
+
+#[tokio::test]
+async fn a_large_message_passes() {
+    let directory = directory();
+    let mut server = run_at(&socket(&directory));
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    let large = "/".repeat(20 * 1024 * 1024);
+    register(&dialed, &large).await.expect("registers");
+    let (_, endpoint) = server.calls.recv().await.expect("called");
+    assert!(endpoint == large);
+}
