@@ -1,7 +1,9 @@
 //! Bringing a file to the newest format of its kind.
 
-use crate::device_plugin::{self, Devices};
-use crate::dra::{Claim, envelope, flat};
+use std::borrow::Cow;
+
+use crate::device_plugin::{self, Devices, Entry};
+use crate::dra::{envelope, flat};
 use crate::file::{ChecksumMismatch, File};
 use crate::{Document, Format};
 
@@ -56,10 +58,10 @@ pub enum ConvertError {
 /// answers their bytes.
 pub fn convert(file: File<Document>) -> Result<Converted, ConvertError> {
     let found = file.format;
-    convert_document(file.verified()?, found)
+    convert_document(&file.verified()?, found)
 }
 
-pub(crate) fn convert_document(document: Document, found: Format) -> Result<Converted, ConvertError> {
+pub(crate) fn convert_document(document: &Document, found: Format) -> Result<Converted, ConvertError> {
     match document {
         Document::DevicePlugin(checkpoint) => Ok(convert_devices(checkpoint, found)),
         Document::DraFlat(checkpoint) => Ok(convert_flat(checkpoint)),
@@ -75,34 +77,32 @@ pub(crate) fn convert_document(document: Document, found: Format) -> Result<Conv
     }
 }
 
-fn convert_devices(mut checkpoint: device_plugin::Checkpoint, found: Format) -> Converted {
+fn convert_devices(checkpoint: &device_plugin::Checkpoint, found: Format) -> Converted {
     let mut remarks = Vec::new();
-    let is_flat = |entry: &device_plugin::Entry| matches!(entry.devices, Devices::Flat(Some(_)));
-    if checkpoint.entries.iter().flatten().any(is_flat) {
+    let entries = checkpoint.entries.as_deref().unwrap_or_default();
+    let is_flat = |entry: &Entry| matches!(entry.devices, Devices::Flat(Some(_)));
+    if entries.iter().any(is_flat) {
         remarks.push(Remark::NumaNodeZero);
     }
-    if found == Format::DevicePluginV0 {
-        for entry in checkpoint
-            .entries
-            .iter_mut()
-            .flatten()
-            .filter(|entry| entry.alloc_resp.is_none())
-        {
+    let has_no_answer = |entry: &Entry| entry.alloc_resp.is_none();
+    let mut text = None;
+    if found == Format::DevicePluginV0 && entries.iter().any(has_no_answer) {
+        remarks.push(Remark::AnswersNotStored);
+        let mut answered = checkpoint.clone();
+        for entry in answered.entries.iter_mut().flatten() {
             // What a kubelet writes for an empty answer.
-            entry.alloc_resp = Some(Vec::new());
-            if !remarks.contains(&Remark::AnswersNotStored) {
-                remarks.push(Remark::AnswersNotStored);
-            }
+            entry.alloc_resp.get_or_insert_default();
         }
+        text = Some(device_plugin::write(&answered));
     }
     Converted {
         format: Format::DevicePluginV2,
-        text: device_plugin::write(&checkpoint),
+        text: text.unwrap_or_else(|| device_plugin::write(checkpoint)),
         remarks,
     }
 }
 
-fn convert_flat(checkpoint: flat::Checkpoint) -> Converted {
+fn convert_flat(checkpoint: &flat::Checkpoint) -> Converted {
     let mut remarks = Vec::new();
     let claims = checkpoint.claims.as_deref().unwrap_or_default();
     if claims.iter().any(|claim| {
@@ -119,12 +119,11 @@ fn convert_flat(checkpoint: flat::Checkpoint) -> Converted {
     {
         remarks.push(Remark::HandlesLeftOut);
     }
-    let claims: Option<Vec<Claim>> = checkpoint
-        .claims
-        .map(|claims| claims.into_iter().map(flat::FlatClaim::into_claim).collect());
+    let claims = checkpoint.claims.as_ref();
+    let converted = claims.map(|claims| claims.iter().map(|claim| Cow::Owned(claim.clone().into_claim())));
     Converted {
         format: Format::DraEnvelopeV1,
-        text: envelope::write(claims.as_deref()),
+        text: envelope::write_all(converted),
         remarks,
     }
 }

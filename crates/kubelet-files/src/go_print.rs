@@ -10,8 +10,6 @@
 //! bytes  := "<nil>" | "[" decimal *(" " decimal) "]"
 //! ```
 
-use std::fmt::Display;
-
 /// Receives the printed form of a Go value.
 pub(crate) trait Print {
     fn raw(&mut self, bytes: &[u8]);
@@ -20,12 +18,31 @@ pub(crate) trait Print {
         self.raw(text.as_bytes());
     }
 
+    fn label(&mut self, label: &Label) {
+        self.text(label.text);
+    }
+
     fn nil(&mut self) {
         self.text("<nil>");
     }
 
-    fn number(&mut self, number: impl Display) {
-        self.text(&number.to_string());
+    fn number(&mut self, number: i64) {
+        let mut digits = [0; 20];
+        let mut start = digits.len();
+        let mut rest = number.unsigned_abs();
+        loop {
+            start -= 1;
+            digits[start] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        if number < 0 {
+            start -= 1;
+            digits[start] = b'-';
+        }
+        self.raw(&digits[start..]);
     }
 
     fn list<T>(&mut self, items: Option<&[T]>, mut item: impl FnMut(&mut Self, &T)) {
@@ -110,6 +127,8 @@ static SPACED_DECIMALS: [SpacedDecimal; 256] = {
 #[derive(Debug)]
 pub(crate) struct Fnv1a32(u32);
 
+const FNV_PRIME: u32 = 0x0100_0193;
+
 impl Fnv1a32 {
     pub(crate) fn of(print: impl FnOnce(&mut Self)) -> u64 {
         let mut hash = Self(0x811c_9dc5);
@@ -120,8 +139,58 @@ impl Fnv1a32 {
 
 impl Print for Fnv1a32 {
     fn raw(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        self.0 = fnv(self.0, bytes);
+    }
+
+    fn label(&mut self, label: &Label) {
+        let [low, ..] = self.0.to_le_bytes();
+        let high = self.0 & !0xff;
+        self.0 = high
+            .wrapping_mul(label.power)
+            .wrapping_add(label.from_low[usize::from(low)]);
+    }
+}
+
+const fn fnv(mut hash: u32, bytes: &[u8]) -> u32 {
+    let mut index = 0;
+    while index < bytes.len() {
+        hash = (hash ^ bytes[index] as u32).wrapping_mul(FNV_PRIME);
+        index += 1;
+    }
+    hash
+}
+
+/// A text that is hashed in one step.
+///
+/// A byte changes the low eight bits of the hash, then all of it is multiplied. So the part above the low bits is
+/// only ever multiplied, and what the low bits turn into depends on nothing else: 256 results say it all.
+#[derive(Debug)]
+pub(crate) struct Label {
+    text: &'static str,
+    /// The prime to the power of the length.
+    power: u32,
+    /// The hash after the text, if it was just these low bits before.
+    from_low: [u32; 256],
+}
+
+impl Label {
+    pub(crate) const fn new(text: &'static str) -> Self {
+        let mut power: u32 = 1;
+        let mut index = 0;
+        while index < text.len() {
+            power = power.wrapping_mul(FNV_PRIME);
+            index += 1;
+        }
+        let mut from_low = [0; 256];
+        let mut low = 0;
+        while low < 256 {
+            from_low[low] = fnv(low as u32, text.as_bytes());
+            low += 1;
+        }
+        Self {
+            text,
+            power,
+            from_low,
         }
     }
 }

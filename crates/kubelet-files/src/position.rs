@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::go_json::decode::shortened;
 use crate::go_json::{Kind, Reader, SyntaxError};
 
 /// Where in a document something is.
@@ -53,8 +54,17 @@ impl Position {
     }
 }
 
+/// Steps that are shown; deeper ones are only counted, since only a hostile file has them.
+const SHOWN: usize = 12;
+
+/// The way to a place.
 #[derive(Debug, Default)]
-struct Steps(Vec<Step>);
+struct Steps {
+    /// The closing bracket of each level.
+    open: Vec<u8>,
+    /// The step at each of the first levels.
+    shown: Vec<Step>,
+}
 
 #[derive(Debug)]
 enum Step {
@@ -73,9 +83,8 @@ impl Steps {
             match kind {
                 Kind::Object => {
                     if reader.enter(b'}')? {
-                        let (key, at) = reader.key()?;
-                        self.0.push(Step::Key(key.into_owned()));
-                        if at >= offset {
+                        self.open.push(b'}');
+                        if self.key(&mut reader)? >= offset {
                             return Ok(());
                         }
                         continue;
@@ -83,58 +92,60 @@ impl Steps {
                 }
                 Kind::Array => {
                     if reader.enter(b']')? {
-                        self.0.push(Step::Index(0));
+                        self.open.push(b']');
+                        if self.open.len() <= SHOWN {
+                            self.shown.push(Step::Index(0));
+                        }
                         continue;
                     }
                 }
                 _ => reader.skip()?,
             }
             loop {
-                let close = match self.0.last() {
-                    None => return Ok(()),
-                    Some(Step::Key(_)) => b'}',
-                    Some(Step::Index(_)) => b']',
+                let Some(&close) = self.open.last() else {
+                    return Ok(());
                 };
                 if !reader.next(close)? {
-                    self.0.pop();
+                    self.open.pop();
+                    self.shown.truncate(self.open.len());
                     continue;
                 }
-                match self.0.last_mut() {
-                    Some(Step::Index(index)) => *index += 1,
-                    Some(Step::Key(name)) => {
-                        let (key, at) = reader.key()?;
-                        *name = key.into_owned();
-                        if at >= offset {
-                            return Ok(());
-                        }
+                if close == b'}' {
+                    if self.key(&mut reader)? >= offset {
+                        return Ok(());
                     }
-                    None => {}
+                } else if let Some(Step::Index(index)) = self.shown.get_mut(self.open.len() - 1) {
+                    *index += 1;
                 }
                 break;
             }
         }
     }
-}
 
-/// Steps that are shown; deeper ones are cut, since only a hostile file has them.
-const SHOWN: usize = 12;
+    /// Reads the next key of the innermost object; the answer is where it stands.
+    fn key(&mut self, reader: &mut Reader<'_>) -> Result<usize, SyntaxError> {
+        let (key, at) = reader.key()?;
+        let level = self.open.len();
+        if level <= SHOWN {
+            self.shown.truncate(level - 1);
+            self.shown.push(Step::Key(shortened(&key)));
+        }
+        Ok(at)
+    }
+}
 
 impl fmt::Display for Steps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (depth, step) in self.0.iter().take(SHOWN).enumerate() {
+        for (depth, step) in self.shown.iter().enumerate() {
             match step {
                 Step::Index(index) => write!(f, "[{index}]")?,
                 Step::Key(key) => {
                     let separator = if depth > 0 { "." } else { "" };
-                    write!(
-                        f,
-                        "{separator}{}",
-                        crate::go_json::decode::shortened(key).escape_debug()
-                    )?;
+                    write!(f, "{separator}{}", key.escape_debug())?;
                 }
             }
         }
-        if self.0.len() > SHOWN {
+        if self.open.len() > SHOWN {
             f.write_str("...")
         } else {
             Ok(())

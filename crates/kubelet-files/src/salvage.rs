@@ -3,12 +3,14 @@
 //! An entry or a claim is kept whole or not at all: half an entry would be a guess. What is kept is written in
 //! the newest format; what is not is listed, with the reason.
 
+use std::collections::HashSet;
+
 use crate::convert::{Remark, convert_document};
 use crate::device_plugin::{self, response};
 use crate::dra::{Claim, envelope, flat};
 use crate::file::{Checksum, ReadError, Salvaged, WarningKind, Warnings};
 use crate::kind::{self, FileKind};
-use crate::verify::{replaced_claims, replaced_entries};
+use crate::verify::replaced_entries;
 use crate::{Document, Format, Role};
 
 /// The sound part of a file.
@@ -90,17 +92,15 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
             (found, Document::DevicePlugin(kept), Some(checksum), dropped)
         }
         FileKind::DraFlat => {
+            // A checksum that some other kubelet would have written is as good.
+            let read = flat::read(bytes).ok().and_then(|file| file.checksum);
             let salvaged = flat::salvage(bytes);
             let mut dropped = losses(&salvaged);
             let (mut checkpoint, checksum, format) = salvaged.content;
             keep_last(&mut checkpoint.claims, &mut dropped, |claim: &flat::FlatClaim| {
                 format!("{}/{}", claim.namespace, claim.name)
             });
-            // A checksum that some other kubelet would have written is as good.
-            let checksum = match flat::read(bytes) {
-                Ok(file) => file.checksum.unwrap_or(checksum),
-                Err(_) => checksum,
-            };
+            let checksum = read.unwrap_or(checksum);
             (format, Document::DraFlat(checkpoint), Some(checksum), dropped)
         }
         FileKind::DraEnvelope => {
@@ -117,7 +117,7 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
         }
         FileKind::DraHealth => return Err(SalvageError::NotWorthIt),
     };
-    let converted = convert_document(kept.clone(), found).map_err(|_| SalvageError::NotWorthIt)?;
+    let converted = convert_document(&kept, found).map_err(|_| SalvageError::NotWorthIt)?;
     let (text, format, remarks) = (converted.text, converted.format, converted.remarks);
     Ok(Salvage {
         found,
@@ -174,49 +174,47 @@ fn keep_entries(
     mut checkpoint: device_plugin::Checkpoint,
     dropped: &mut Vec<Dropped>,
 ) -> device_plugin::Checkpoint {
-    let Some(entries) = checkpoint.entries.take() else {
+    let Some(entries) = &mut checkpoint.entries else {
         return checkpoint;
     };
-    let replaced = replaced_entries(&entries);
-    let mut kept = Vec::with_capacity(entries.len());
-    for (index, entry) in entries.into_iter().enumerate() {
+    let replaced = replaced_entries(entries);
+    dropped.reserve_exact(replaced.len());
+    let mut index = 0;
+    entries.retain(|entry| {
+        let is_replaced = replaced.contains_key(&index);
+        index += 1;
+        let reason = match response::decode(entry.alloc_resp.as_deref().unwrap_or_default()) {
+            Err(reason) => format!("the plugin's answer is {reason}; its devices count as free"),
+            Ok(_) if is_replaced => "a later entry for the same container counts".into(),
+            Ok(_) => return true,
+        };
         let devices = entry.devices.ids().join(", ");
         let what = format!("{} with devices {devices}", entry.holder());
-        if let Err(reason) = response::decode(entry.alloc_resp.as_deref().unwrap_or_default()) {
-            let reason = format!("the plugin's answer is {reason}; its devices count as free");
-            dropped.push(Dropped { what, reason });
-        } else if replaced.contains_key(&index) {
-            dropped.push(Dropped {
-                what,
-                reason: "a later entry for the same container counts".into(),
-            });
-        } else {
-            kept.push(entry);
-        }
-    }
-    checkpoint.entries = Some(kept);
+        dropped.push(Dropped { what, reason });
+        false
+    });
     checkpoint
 }
 
 /// Without the claims that a later one replaces.
 fn keep_last<T>(claims: &mut Option<Vec<T>>, dropped: &mut Vec<Dropped>, key: impl Fn(&T) -> String) {
-    let Some(list) = claims.take() else { return };
-    let keys: Vec<String> = list.iter().map(&key).collect();
-    let replaced: Vec<usize> = replaced_claims(&keys)
-        .into_iter()
-        .map(|(index, _)| index)
-        .collect();
-    let mut kept = Vec::with_capacity(list.len());
-    for (index, claim) in list.into_iter().enumerate() {
-        if replaced.binary_search(&index).is_ok() {
-            let reason = "a later claim of the same name counts".into();
-            dropped.push(Dropped {
-                what: format!("claim {}", keys[index]),
-                reason,
-            });
-        } else {
-            kept.push(claim);
-        }
+    let Some(claims) = claims else { return };
+    let keys: Vec<String> = claims.iter().map(&key).collect();
+    let mut is_last = vec![false; keys.len()];
+    let mut seen = HashSet::new();
+    for (key, is_last) in keys.iter().zip(&mut is_last).rev() {
+        *is_last = seen.insert(key.as_str());
     }
-    *claims = Some(kept);
+    dropped.reserve_exact(is_last.iter().filter(|is_last| !**is_last).count());
+    let mut index = 0;
+    claims.retain(|_| {
+        let kept = is_last[index];
+        if !kept {
+            let reason = "a later claim of the same name counts".into();
+            let what = format!("claim {}", keys[index]);
+            dropped.push(Dropped { what, reason });
+        }
+        index += 1;
+        kept
+    });
 }

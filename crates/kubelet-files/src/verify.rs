@@ -212,6 +212,7 @@ fn judge_devices(checkpoint: &device_plugin::Checkpoint, format: Format, verdict
         return;
     }
     let replaced = replaced_entries(entries);
+    verdict.problems.reserve_exact(replaced.len());
     for (index, entry) in entries.iter().enumerate() {
         if let Err(reason) = response::decode(entry.alloc_resp.as_deref().unwrap_or_default()) {
             verdict.problems.push(Problem::DroppedEntry {
@@ -303,6 +304,13 @@ fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict
         .iter()
         .map(|claim| format!("{}/{}", claim.namespace, claim.name));
     judge_replaced_claims(&keys.collect::<Vec<_>>(), verdict);
+    // These kubelets put name and namespace together without anything in between.
+    let keys = claims
+        .iter()
+        .map(|claim| format!("{}{}", claim.name, claim.namespace));
+    if !replaced_claims(&keys.collect::<Vec<_>>()).is_empty() {
+        verdict.loaded_by_older = None;
+    }
 }
 
 fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
@@ -335,7 +343,7 @@ impl Claim {
 }
 
 /// Claims that a later one with the same key replaces.
-pub(crate) fn replaced_claims(keys: &[String]) -> Vec<(usize, usize)> {
+fn replaced_claims(keys: &[String]) -> Vec<(usize, usize)> {
     let last: HashMap<&str, usize> = keys
         .iter()
         .enumerate()
@@ -349,7 +357,9 @@ pub(crate) fn replaced_claims(keys: &[String]) -> Vec<(usize, usize)> {
 }
 
 fn judge_replaced_claims(keys: &[String], verdict: &mut Verdict) {
-    for (index, by) in replaced_claims(keys) {
+    let replaced = replaced_claims(keys);
+    verdict.problems.reserve_exact(replaced.len());
+    for (index, by) in replaced {
         verdict.problems.push(Problem::Replaced {
             what: "claim",
             index,

@@ -1,7 +1,14 @@
 //! The checksum of V1 and V2: FNV-1a over the printed Go struct.
 
 use super::{Checkpoint, Devices, Entry};
-use crate::go_print::{Fnv1a32, Print};
+use crate::go_print::{Fnv1a32, Label, Print};
+
+static POD_UID: Label = Label::new("{PodUID:(string)");
+static CONTAINER: Label = Label::new(" ContainerName:(string)");
+static RESOURCE: Label = Label::new(" ResourceName:(string)");
+static DEVICES: Label = Label::new(" DeviceIDs:([]string)");
+static DEVICES_PER_NUMA: Label = Label::new(" DeviceIDs:(checkpoint.DevicesPerNUMA)");
+static ANSWER: Label = Label::new(" AllocResp:([]uint8)");
 
 /// Which struct is printed. The two differ in the type of an entry's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,27 +40,33 @@ impl Checkpoint {
 
 impl Entry {
     fn print(&self, version: Version, out: &mut impl Print) {
-        out.text("{PodUID:(string)");
+        out.label(&POD_UID);
         out.text(&self.pod_uid);
-        out.text(" ContainerName:(string)");
+        out.label(&CONTAINER);
         out.text(&self.container);
-        out.text(" ResourceName:(string)");
+        out.label(&RESOURCE);
         out.text(&self.resource);
-        out.text(match version {
-            Version::V1 => " DeviceIDs:([]string)",
-            Version::V2 => " DeviceIDs:(checkpoint.DevicesPerNUMA)",
+        out.label(match version {
+            Version::V1 => &DEVICES,
+            Version::V2 => &DEVICES_PER_NUMA,
         });
         match &self.devices {
-            Devices::Flat(ids) => out.strings(ids.as_deref()),
+            Devices::Flat(ids) if version == Version::V1 => out.strings(ids.as_deref()),
+            // As `Devices::into_per_numa` would have it.
+            Devices::Flat(ids) => {
+                out.text("map[0:");
+                out.strings(ids.as_deref());
+                out.text("]");
+            }
             Devices::PerNuma(nodes) => {
                 out.map(nodes.as_ref().map(|nodes| nodes.iter()), |out, node, ids| {
-                    out.number(node);
+                    out.number(*node);
                     out.text(":");
                     out.strings(ids.as_deref());
                 });
             }
         }
-        out.text(" AllocResp:([]uint8)");
+        out.label(&ANSWER);
         out.bytes(self.alloc_resp.as_deref());
         out.text("}");
     }

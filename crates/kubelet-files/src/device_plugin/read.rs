@@ -8,24 +8,21 @@ use crate::go_json::decode::{self, Shape};
 use crate::go_json::{Kind, Reader, SyntaxError};
 use crate::position::Position;
 
-const DATA: Shape = Shape {
-    go_type: "checkpoint.Data",
-    fields: &["Data", "Checksum"],
-};
-const CHECKPOINT_DATA: Shape = Shape {
-    go_type: "checkpoint.checkpointData",
-    fields: &["PodDeviceEntries", "RegisteredDevices"],
-};
-const ENTRY: Shape = Shape {
-    go_type: "checkpoint.PodDevicesEntry",
-    fields: &[
+const DATA: Shape = Shape::new("checkpoint.Data", &["Data", "Checksum"]);
+const CHECKPOINT_DATA: Shape = Shape::new(
+    "checkpoint.checkpointData",
+    &["PodDeviceEntries", "RegisteredDevices"],
+);
+const ENTRY: Shape = Shape::new(
+    "checkpoint.PodDevicesEntry",
+    &[
         "PodUID",
         "ContainerName",
         "ResourceName",
         "DeviceIDs",
         "AllocResp",
     ],
-};
+);
 
 /// Reads a `kubelet_internal_checkpoint`, V1 or V2, as the kubelets that had both did.
 pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {

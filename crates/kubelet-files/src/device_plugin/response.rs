@@ -154,6 +154,11 @@ fn tag(bytes: &mut &[u8], max: u64) -> Result<(u64, u64), InvalidResponse> {
     }
 }
 
+/// A number in less space: a hostile answer opens many groups.
+fn group(number: u64) -> Result<u32, InvalidResponse> {
+    u32::try_from(number).map_err(|_| InvalidResponse::Malformed)
+}
+
 fn varint(bytes: &mut &[u8]) -> Result<u64, InvalidResponse> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(10).enumerate() {
@@ -189,7 +194,7 @@ fn skip(bytes: &mut &[u8], number: u64, wire_type: u64) -> Result<(), InvalidRes
         3 => {}
         _ => return Err(InvalidResponse::Malformed),
     }
-    let mut open = vec![number];
+    let mut open = vec![group(number)?];
     while let Some(&innermost) = open.last() {
         let (number, wire_type) = tag(bytes, MAX_NUMBER_IN_GROUP)?;
         match wire_type {
@@ -200,8 +205,8 @@ fn skip(bytes: &mut &[u8], number: u64, wire_type: u64) -> Result<(), InvalidRes
             2 => {
                 counted(bytes)?;
             }
-            3 if open.len() < MAX_DEPTH => open.push(number),
-            4 if number == innermost => {
+            3 if open.len() < MAX_DEPTH => open.push(group(number)?),
+            4 if group(number)? == innermost => {
                 open.pop();
             }
             5 => fixed(bytes, 4)?,

@@ -20,13 +20,13 @@ use crate::format::Format;
 use crate::go_json::decode::{self, Shape};
 use crate::go_json::{Reader, SyntaxError};
 
-const DATA: Shape = Shape {
-    go_type: "checkpointData",
-    fields: &["Entries", "PodDeviceEntries", "RegisteredDevices"],
-};
-const ENTRY: Shape = Shape {
-    go_type: "podDevicesCheckpointEntry",
-    fields: &[
+const DATA: Shape = Shape::new(
+    "checkpointData",
+    &["Entries", "PodDeviceEntries", "RegisteredDevices"],
+);
+const ENTRY: Shape = Shape::new(
+    "podDevicesCheckpointEntry",
+    &[
         "PodUID",
         "ContainerName",
         "ResourceName",
@@ -34,7 +34,7 @@ const ENTRY: Shape = Shape {
         "AllocResp",
         "DeviceID",
     ],
-};
+);
 
 /// Reads a file of 1.8 to 1.10. Entries of 1.8, one per device, are joined to one per container and resource.
 pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {

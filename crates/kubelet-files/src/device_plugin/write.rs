@@ -13,14 +13,6 @@ use crate::go_json::write;
 ///
 /// Devices without topology are put on NUMA node 0 (see [`Devices::into_per_numa`]).
 pub fn write(checkpoint: &Checkpoint) -> String {
-    let needs_nodes = |entry: &Entry| matches!(entry.devices, Devices::Flat(_));
-    if checkpoint.entries.iter().flatten().any(needs_nodes) {
-        return write_v2(&checkpoint.clone().into_per_numa());
-    }
-    write_v2(checkpoint)
-}
-
-fn write_v2(checkpoint: &Checkpoint) -> String {
     let mut out = String::from("{\"Data\":{\"PodDeviceEntries\":");
     write::list(&mut out, checkpoint.entries.as_deref(), write_entry);
     out.push_str(",\"RegisteredDevices\":");
@@ -43,6 +35,12 @@ fn write_entry(out: &mut String, entry: &Entry) {
     write::string(out, &entry.resource);
     out.push_str(",\"DeviceIDs\":");
     match &entry.devices {
+        Devices::PerNuma(nodes) if nodes.as_ref().is_none_or(|nodes| nodes.len() < 2) => {
+            let nodes = nodes
+                .as_ref()
+                .map(|nodes| nodes.iter().map(|(node, ids)| (node.to_string(), ids)));
+            write::object(out, nodes, |out, ids| write::strings(out, ids.as_deref()));
+        }
         Devices::PerNuma(nodes) => {
             // Go sorts integer keys by their text: -1, 0, 1, 10, 2.
             let by_text = nodes.as_ref().map(|nodes| {
@@ -54,7 +52,11 @@ fn write_entry(out: &mut String, entry: &Entry) {
             });
             write::object(out, by_text, |out, ids| write::strings(out, ids.as_deref()));
         }
-        Devices::Flat(ids) => write::strings(out, ids.as_deref()),
+        Devices::Flat(ids) => {
+            out.push_str("{\"0\":");
+            write::strings(out, ids.as_deref());
+            out.push('}');
+        }
     }
     out.push_str(",\"AllocResp\":");
     match &entry.alloc_resp {

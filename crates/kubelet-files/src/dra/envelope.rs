@@ -1,5 +1,6 @@
 //! The format of 1.31 and later: a document in a string, with the CRC-32 of that string beside it.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::{Claim, Device, Driver};
@@ -8,32 +9,27 @@ use crate::format::Format;
 use crate::go_json::decode::{self, Shape};
 use crate::go_json::{Reader, SyntaxError, write as json};
 
-const CHECKPOINT: Shape = Shape {
-    go_type: "state.Checkpoint",
-    fields: &["Data", "Checksum"],
-};
-const DATA: Shape = Shape {
-    go_type: "state.CheckpointData",
-    fields: &["TypeMeta.kind", "TypeMeta.apiVersion", "ClaimInfoStateList"],
-};
-const CLAIM: Shape = Shape {
-    go_type: "state.ClaimInfoState",
-    fields: &["ClaimUID", "ClaimName", "Namespace", "PodUIDs", "DriverState"],
-};
-const DRIVER: Shape = Shape {
-    go_type: "state.DriverState",
-    fields: &["Devices", "skipNodeOperations"],
-};
-const DEVICE: Shape = Shape {
-    go_type: "state.Device",
-    fields: &[
+const CHECKPOINT: Shape = Shape::new("state.Checkpoint", &["Data", "Checksum"]);
+const DATA: Shape = Shape::promoted(
+    "state.CheckpointData",
+    &["kind", "apiVersion", "ClaimInfoStateList"],
+    &["TypeMeta.kind", "TypeMeta.apiVersion", "ClaimInfoStateList"],
+);
+const CLAIM: Shape = Shape::new(
+    "state.ClaimInfoState",
+    &["ClaimUID", "ClaimName", "Namespace", "PodUIDs", "DriverState"],
+);
+const DRIVER: Shape = Shape::new("state.DriverState", &["Devices", "skipNodeOperations"]);
+const DEVICE: Shape = Shape::new(
+    "state.Device",
+    &[
         "PoolName",
         "DeviceName",
         "ShareID",
         "RequestNames",
         "CDIDeviceIDs",
     ],
-};
+);
 
 /// `kind` of the inner document. Kubelets write it and never look at it.
 pub const KIND: &str = "DRACheckpoint";
@@ -114,7 +110,7 @@ struct Outer {
 impl Outer {
     /// Kubelets decode on top of a valid empty checkpoint, so `{}` and `null` pass for one.
     fn new() -> Self {
-        let data = inner_document(None);
+        let data = inner_document(None::<std::iter::Empty<_>>);
         Self {
             stored: u64::from(crc32fast::hash(data.as_bytes())),
             data,
@@ -134,16 +130,13 @@ impl Outer {
             0 => {
                 use crate::go_json::Kind;
                 self.has_data |= reader.kind()? == Kind::String;
-                let cut_off = reader
-                    .is_salvaging()
-                    .then(|| reader.unfinished_string())
-                    .flatten();
-                decode::text(reader, &mut self.data, "string").inspect_err(|_| {
+                let opening = reader.offset();
+                let ended = decode::text(reader, &mut self.data, "string");
+                if ended.is_err() && reader.is_salvaging() {
                     // The string is cut off: its beginning is worth reading all the same.
-                    if let Some(beginning) = cut_off {
-                        self.data = beginning;
-                    }
-                })
+                    self.data = reader.unfinished_string(opening).unwrap_or_default();
+                }
+                ended
             }
             _ => decode::unsigned(reader, &mut self.stored, u64::from(u32::MAX), "uint32"),
         })
@@ -186,10 +179,7 @@ pub(super) fn decode_pods(
     let mut map = pods
         .take()
         .map(|pods| pods.into_iter().map(|pod| (pod, ())).collect());
-    let nothing = Shape {
-        go_type: "sets.Empty",
-        fields: &[],
-    };
+    let nothing = Shape::new("sets.Empty", &[]);
     let ended = decode::map(reader, &mut map, "sets.Set[string]", |reader, ()| {
         decode::object(reader, &nothing, |_, reader| reader.skip())
     });
@@ -230,8 +220,16 @@ fn decode_device(reader: &mut Reader<'_>, device: &mut Device) -> Result<(), Syn
 /// The file that a kubelet of today writes for these claims in this order. What the checkpoint says of its kind
 /// and version is not repeated: a kubelet writes its own.
 pub fn write(claims: Option<&[Claim]>) -> String {
-    let data = inner_document(claims);
-    let mut out = String::from("{\"Data\":");
+    write_all(claims.map(|claims| claims.iter().map(Cow::Borrowed)))
+}
+
+/// Writes claims that need not exist all at once.
+pub(crate) fn write_all<'a>(claims: Option<impl Iterator<Item = Cow<'a, Claim>>>) -> String {
+    let mut data = inner_document(claims);
+    data.shrink_to_fit();
+    // Each quote is escaped, which is about every eighth character.
+    let mut out = String::with_capacity(data.len() + data.len() / 4 + 64);
+    out.push_str("{\"Data\":");
     json::string(&mut out, &data);
     out.push_str(",\"Checksum\":");
     out.push_str(&crc32fast::hash(data.as_bytes()).to_string());
@@ -239,9 +237,9 @@ pub fn write(claims: Option<&[Claim]>) -> String {
     out
 }
 
-fn inner_document(claims: Option<&[Claim]>) -> String {
+fn inner_document<'a>(claims: Option<impl Iterator<Item = Cow<'a, Claim>>>) -> String {
     let mut out = format!("{{\"kind\":\"{KIND}\",\"apiVersion\":\"{API_VERSION}\",\"ClaimInfoStateList\":");
-    json::list(&mut out, claims, write_claim);
+    json::items(&mut out, claims, |out, claim| write_claim(out, &claim));
     out.push('}');
     out
 }

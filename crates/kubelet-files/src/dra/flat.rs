@@ -19,13 +19,10 @@ use crate::go_json::decode::{self, Shape};
 use crate::go_json::{Kind, Reader, SyntaxError};
 use crate::go_print::{Fnv1a32, Print};
 
-const CHECKPOINT: Shape = Shape {
-    go_type: "state.DRAManagerCheckpoint",
-    fields: &["version", "entries", "checksum"],
-};
-const CLAIM: Shape = Shape {
-    go_type: "state.ClaimInfoState",
-    fields: &[
+const CHECKPOINT: Shape = Shape::new("state.DRAManagerCheckpoint", &["version", "entries", "checksum"]);
+const CLAIM: Shape = Shape::new(
+    "state.ClaimInfoState",
+    &[
         "DriverName",
         "ClassName",
         "ClaimUID",
@@ -35,10 +32,10 @@ const CLAIM: Shape = Shape {
         "CDIDevices",
         "ResourceHandles",
     ],
-};
-const CLAIM_1_27: Shape = Shape {
-    go_type: "state.ClaimInfoState",
-    fields: &[
+);
+const CLAIM_1_27: Shape = Shape::new(
+    "state.ClaimInfoState",
+    &[
         "DriverName",
         "ClassName",
         "ClaimUID",
@@ -47,32 +44,27 @@ const CLAIM_1_27: Shape = Shape {
         "PodUIDs",
         "CDIDevices",
     ],
-};
-const HANDLE: Shape = Shape {
-    go_type: "v1alpha2.ResourceHandle",
-    fields: &["driverName", "data", "structuredData"],
-};
-const HANDLE_1_28: Shape = Shape {
-    go_type: "v1alpha2.ResourceHandle",
-    fields: &["driverName", "data"],
-};
-const STRUCTURED: Shape = Shape {
-    go_type: "v1alpha2.StructuredResourceHandle",
-    fields: &[
+);
+const HANDLE: Shape = Shape::new(
+    "v1alpha2.ResourceHandle",
+    &["driverName", "data", "structuredData"],
+);
+const HANDLE_1_28: Shape = Shape::new("v1alpha2.ResourceHandle", &["driverName", "data"]);
+const STRUCTURED: Shape = Shape::new(
+    "v1alpha2.StructuredResourceHandle",
+    &[
         "vendorClassParameters",
         "vendorClaimParameters",
         "nodeName",
         "results",
     ],
-};
-const RESULT: Shape = Shape {
-    go_type: "v1alpha2.DriverAllocationResult",
-    fields: &["vendorRequestParameters", "AllocationResultModel.namedResources"],
-};
-const NAMED: Shape = Shape {
-    go_type: "v1alpha2.NamedResourcesAllocationResult",
-    fields: &["name"],
-};
+);
+const RESULT: Shape = Shape::promoted(
+    "v1alpha2.DriverAllocationResult",
+    &["vendorRequestParameters", "namedResources"],
+    &["vendorRequestParameters", "AllocationResultModel.namedResources"],
+);
+const NAMED: Shape = Shape::new("v1alpha2.NamedResourcesAllocationResult", &["name"]);
 
 /// The content of a flat file.
 #[derive(Debug, Clone, PartialEq, Eq)]

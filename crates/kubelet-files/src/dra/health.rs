@@ -7,13 +7,10 @@ use crate::format::Format;
 use crate::go_json::decode::{self, Shape};
 use crate::go_json::{Kind, Reader, SyntaxError};
 
-const DRIVER: Shape = Shape {
-    go_type: "state.DriverHealthState",
-    fields: &["Devices"],
-};
-const DEVICE: Shape = Shape {
-    go_type: "state.DeviceHealth",
-    fields: &[
+const DRIVER: Shape = Shape::new("state.DriverHealthState", &["Devices"]);
+const DEVICE: Shape = Shape::new(
+    "state.DeviceHealth",
+    &[
         "PoolName",
         "DeviceName",
         "Health",
@@ -21,7 +18,7 @@ const DEVICE: Shape = Shape {
         "HealthCheckTimeout",
         "Message",
     ],
-};
+);
 
 /// The content of the file. `None` is Go's `nil`: a kubelet that loads one panics at the next report.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -7,6 +7,7 @@
 //! One thing is not followed: Go keeps the memory of a list that a third occurrence of the same key makes
 //! longer again, with the values of the first. Such a file fails its checksum here.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -39,15 +40,26 @@ pub(crate) fn object(
         return Ok(());
     }
     let mut seen = 0_u32;
+    let mut expected = 0;
     loop {
-        let (key, offset) = reader.key()?;
-        match shape.index_of(&key) {
+        // Files that a kubelet wrote have the fields in order.
+        let at_once = shape.fields.get(expected).and_then(|name| reader.exact_key(name));
+        let (key, index, offset) = match at_once {
+            Some(offset) => (Cow::Borrowed(shape.fields[expected]), Some(expected), offset),
+            None => {
+                let (key, offset) = reader.key()?;
+                let index = shape.index_of(&key);
+                (key, index, offset)
+            }
+        };
+        match index {
             Some(index) => {
+                expected = index + 1;
                 if seen & (1 << index) != 0 {
-                    reader.warn(WarningKind::DuplicateKey(key.into_owned()), offset);
+                    reader.warn(WarningKind::DuplicateKey(shortened(&key)), offset);
                 }
                 seen |= 1 << index;
-                reader.in_field(shape.name(), shape.fields[index], |reader| field(index, reader))?;
+                reader.in_field(shape.go_type, shape.paths[index], |reader| field(index, reader))?;
             }
             None => {
                 reader.warn(WarningKind::UnknownKey(shortened(&key)), offset);
@@ -64,23 +76,36 @@ pub(crate) fn object(
 #[derive(Debug)]
 pub(crate) struct Shape {
     /// With its package, as type errors print it: `checkpoint.PodDevicesEntry`.
-    pub(crate) go_type: &'static str,
-    /// JSON names; a promoted field carries the path to it, `TypeMeta.kind`.
-    pub(crate) fields: &'static [&'static str],
+    go_type: &'static str,
+    /// JSON names.
+    fields: &'static [&'static str],
+    /// The same as type errors print them: a promoted field carries the path to it, `TypeMeta.kind`.
+    paths: &'static [&'static str],
 }
 
 impl Shape {
-    fn name(&self) -> &'static str {
-        self.go_type.rsplit('.').next().unwrap_or(self.go_type)
+    pub(crate) const fn new(go_type: &'static str, fields: &'static [&'static str]) -> Self {
+        Self::promoted(go_type, fields, fields)
+    }
+
+    pub(crate) const fn promoted(
+        go_type: &'static str,
+        fields: &'static [&'static str],
+        paths: &'static [&'static str],
+    ) -> Self {
+        Self {
+            go_type,
+            fields,
+            paths,
+        }
     }
 
     /// The exact name first, then without regard to case.
     fn index_of(&self, key: &str) -> Option<usize> {
-        let json_name = |path: &'static str| path.rsplit('.').next().unwrap_or(path);
         self.fields
             .iter()
-            .position(|path| json_name(path) == key)
-            .or_else(|| self.fields.iter().position(|path| folds_to(key, json_name(path))))
+            .position(|&name| name == key)
+            .or_else(|| self.fields.iter().position(|name| folds_to(key, name)))
     }
 }
 
@@ -171,12 +196,13 @@ pub(crate) fn bytes(reader: &mut Reader<'_>, target: &mut Option<Vec<u8>>) -> Re
 /// first byte that does not fit.
 fn from_base64(encoded: &str) -> Result<Vec<u8>, usize> {
     let is_break = |byte: &u8| matches!(byte, b'\r' | b'\n');
-    let decoded = if encoded.bytes().any(|byte| is_break(&byte)) {
+    let decoded = BASE64.decode(encoded).or_else(|error| {
+        if !encoded.bytes().any(|byte| is_break(&byte)) {
+            return Err(error);
+        }
         let joined: Vec<u8> = encoded.bytes().filter(|byte| !is_break(byte)).collect();
         BASE64.decode(joined)
-    } else {
-        BASE64.decode(encoded)
-    };
+    });
     decoded.map_err(|_| first_corrupt(encoded.as_bytes()))
 }
 
@@ -252,8 +278,10 @@ fn elements<T: Default>(
         return Ok(());
     }
     let mut length = 0;
+    let start = reader.offset();
     loop {
         if length == items.len() {
+            make_room(items, reader, start);
             items.push(T::default());
         }
         let item = &mut items[length];
@@ -282,6 +310,19 @@ fn elements<T: Default>(
     }
     items.truncate(length);
     Ok(())
+}
+
+/// Before one more item is pushed. A list that goes on as it began will have as many items as fit into the rest
+/// of the document; to take that much at once costs less, in time and at the peak, than to double.
+fn make_room<T>(items: &mut Vec<T>, reader: &Reader<'_>, start: usize) {
+    const FEW: usize = 64;
+    if items.len() < FEW || items.len() < items.capacity() {
+        return;
+    }
+    let read = (reader.offset() - start).max(1);
+    let to_come = items.len().saturating_mul(reader.remaining()) / read;
+    // Somewhat more, lest the last few cost a copy of all.
+    items.reserve_exact(to_come + to_come / 16 + FEW);
 }
 
 /// A Go map with string keys.

@@ -95,8 +95,8 @@ pub(crate) struct Reader<'a> {
     type_errors: usize,
     warnings: Vec<Warning>,
     warnings_left_out: usize,
-    /// The innermost Go struct and the fields that lead to it, for Go's error texts.
-    struct_name: &'static str,
+    /// The type of the innermost Go struct and the fields that lead to it, for Go's error texts.
+    struct_type: &'static str,
     fields: Vec<&'static str>,
 }
 
@@ -121,13 +121,18 @@ impl<'a> Reader<'a> {
             type_errors: 0,
             warnings: Vec::new(),
             warnings_left_out: 0,
-            struct_name: "",
+            struct_type: "",
             fields: Vec::new(),
         }
     }
 
     pub(crate) fn offset(&self) -> usize {
         self.at
+    }
+
+    /// How many bytes are left.
+    pub(crate) fn remaining(&self) -> usize {
+        self.bytes.len() - self.at.min(self.bytes.len())
     }
 
     /// The document's bytes between two offsets.
@@ -235,18 +240,27 @@ impl<'a> Reader<'a> {
         Ok((key, offset))
     }
 
+    /// The same if the key is spelled exactly like this and the colon follows at once, as in files that a kubelet
+    /// wrote; otherwise nothing has been read.
+    pub(crate) fn exact_key(&mut self, name: &str) -> Option<usize> {
+        self.skip_space();
+        let rest = self.bytes.get(self.at..)?.strip_prefix(b"\"")?;
+        let rest = rest.strip_prefix(name.as_bytes())?.strip_prefix(b"\":")?;
+        let offset = self.at;
+        self.at = self.bytes.len() - rest.len();
+        Some(offset)
+    }
+
     /// A string, unescaped. Call it only where [`Reader::kind`] has said that one begins.
     pub(crate) fn string(&mut self) -> Result<Cow<'a, str>, SyntaxError> {
         let start = self.at + 1;
         let plain = self.bytes.get(start..).unwrap_or_default();
-        let end = plain
-            .iter()
-            .position(|&byte| PLAIN_ENDS[usize::from(byte)])
-            .unwrap_or(plain.len());
-        if plain.get(end) == Some(&b'"') {
+        let end = plain_length(plain);
+        if plain.get(end) == Some(&b'"')
+            && let Ok(text) = std::str::from_utf8(&plain[..end])
+        {
             self.at = start + end + 1;
-            // Plain bytes are ASCII, so this cannot fail; and if it could, it would lose nothing.
-            return Ok(String::from_utf8_lossy(&plain[..end]));
+            return Ok(Cow::Borrowed(text));
         }
         self.string_with_escapes(start, start + end)
     }
@@ -297,8 +311,9 @@ impl<'a> Reader<'a> {
     }
 
     /// What can be read of a string that never ends: the unescaped text up to the end of the document.
-    pub(crate) fn unfinished_string(&self) -> Option<String> {
-        let inner = self.bytes.get(self.at + 1..)?;
+    /// `opening` is where its quote is.
+    pub(crate) fn unfinished_string(&self, opening: usize) -> Option<String> {
+        let inner = self.bytes.get(opening + 1..)?;
         let mut end = inner.len();
         // Half an escape at the very end is part of the damage.
         for back in 1..=6.min(inner.len()) {
@@ -463,7 +478,8 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn type_error(&mut self, value: impl Display, go_type: &str, offset: usize) {
-        let (name, path) = (self.struct_name, &self.fields);
+        let name = self.struct_type.rsplit('.').next().unwrap_or_default();
+        let path = &self.fields;
         let message = || {
             if name.is_empty() && path.is_empty() {
                 format!("json: cannot unmarshal {value} into Go value of type {go_type}")
@@ -493,18 +509,18 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Runs `read` as the value of field `field` of struct `name`.
+    /// Runs `read` as the value of field `field` of a struct of type `go_type`.
     pub(crate) fn in_field<T>(
         &mut self,
-        name: &'static str,
+        go_type: &'static str,
         field: &'static str,
         read: impl FnOnce(&mut Self) -> Result<T, SyntaxError>,
     ) -> Result<T, SyntaxError> {
-        let outer = std::mem::replace(&mut self.struct_name, name);
+        let outer = std::mem::replace(&mut self.struct_type, go_type);
         self.fields.push(field);
         let answer = read(self)?;
         self.fields.pop();
-        self.struct_name = outer;
+        self.struct_type = outer;
         Ok(answer)
     }
 
@@ -534,16 +550,27 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Bytes at which a run of plain ASCII inside a string ends.
-static PLAIN_ENDS: [bool; 256] = {
-    let mut ends = [false; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        ends[byte] = byte < 0x20 || byte >= 0x80 || byte == b'"' as usize || byte == b'\\' as usize;
-        byte += 1;
+/// How many bytes of plain ASCII a string begins with, before a quote, an escape or anything unusual.
+fn plain_length(text: &[u8]) -> usize {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    const HIGHS: u64 = ONES << 7;
+    let (words, rest) = text.as_chunks::<8>();
+    for (index, &word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(word);
+        let quote = word ^ (ONES * b'"' as u64);
+        let escape = word ^ (ONES * b'\\' as u64);
+        // The high bit of a byte that is zero here, below 0x20 there, or not ASCII. What a borrow marks wrongly
+        // stands above a byte that is marked rightly, so the lowest mark is always right.
+        let controls = word.wrapping_sub(ONES * 0x20) & !word;
+        let zeros = (quote.wrapping_sub(ONES) & !quote) | (escape.wrapping_sub(ONES) & !escape);
+        let ends = (controls | zeros | word) & HIGHS;
+        if ends != 0 {
+            return index * 8 + ends.trailing_zeros() as usize / 8;
+        }
     }
-    ends
-};
+    let is_end = |&byte: &u8| byte < 0x20 || byte >= 0x80 || byte == b'"' || byte == b'\\';
+    text.len() - rest.len() + rest.iter().position(is_end).unwrap_or(rest.len())
+}
 
 /// Unescapes what stands between two quotes; says whether U+FFFD had to stand in for anything.
 fn unescape(inner: &[u8]) -> (String, bool) {
