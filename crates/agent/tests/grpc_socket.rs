@@ -1,24 +1,36 @@
 //! Listening, dialling and serving on real sockets.
 
+// Helpers are not tests to clippy.
+#![allow(clippy::expect_used)]
+
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use devlet_agent::grpc::channel::Channel;
 use devlet_agent::grpc::server::{ServeError, ServerLimits, serve};
 use devlet_agent::grpc::uds::{
     DEFAULT_MODE, DialError, Dialed, ListenError, Listener, PATH_LIMIT, PeerCred, connect, listen,
 };
+use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
+use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_server::{Registration, RegistrationServer};
-use devlet_kubelet_api::device_plugin::v1beta1::{Empty, RegisterRequest};
+use devlet_kubelet_api::device_plugin::v1beta1::{
+    AllocateRequest, AllocateResponse, DevicePluginOptions, Empty, ListAndWatchResponse,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, RegisterRequest,
+};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_stream::{Stream, StreamExt};
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
 
@@ -374,6 +386,104 @@ async fn hanging_up_ends_calls_under_way() {
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     let status = register(&dialed, "a").await.expect_err("ended");
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+}
+
+/// Sends one message on each stream, and then nothing.
+struct Quiet;
+
+#[tonic::async_trait]
+impl DevicePlugin for Quiet {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        std::future::pending().await
+    }
+
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let first = tokio_stream::once(Ok(ListAndWatchResponse::default()));
+        Ok(Response::new(Box::pin(first.chain(tokio_stream::pending()))))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        _: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        Err(Status::unknown("no preference"))
+    }
+
+    async fn allocate(&self, _: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        Err(Status::cancelled("not now"))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse::default()))
+    }
+}
+
+async fn quiet_plugin(directory: &TempDir) -> (DevicePluginClient<Channel>, Dialed) {
+    let listener = listen(socket(directory), DEFAULT_MODE).expect("listens");
+    let routes = Routes::new(DevicePluginServer::new(Quiet));
+    tokio::spawn(serve(
+        listener,
+        routes,
+        ServerLimits::default(),
+        std::future::pending(),
+    ));
+    let dialed = connect(socket(directory), soon()).await.expect("dials");
+    (DevicePluginClient::new(dialed.channel.clone()), dialed)
+}
+
+#[tokio::test]
+async fn a_stream_that_loses_its_connection_says_so() {
+    let directory = directory();
+    let (mut client, dialed) = quiet_plugin(&directory).await;
+    let mut lists = client
+        .list_and_watch(Empty {})
+        .await
+        .expect("a stream")
+        .into_inner();
+    assert!(lists.message().await.expect("a message").is_some());
+
+    dialed.hang_up();
+
+    let status = lists.message().await.expect_err("ended");
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+}
+
+#[tokio::test]
+async fn a_call_that_runs_out_of_time_says_so() {
+    let directory = directory();
+    let (mut client, dialed) = quiet_plugin(&directory).await;
+    let mut request = Request::new(Empty {});
+    request.set_timeout(Duration::from_millis(50));
+    let status = client.get_device_plugin_options(request).await.expect_err("late");
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    assert!(!dialed.gone().is_gone());
+}
+
+#[tokio::test]
+async fn what_the_peer_answers_is_left_alone() {
+    let directory = directory();
+    let (mut client, _dialed) = quiet_plugin(&directory).await;
+    let status = client
+        .allocate(AllocateRequest::default())
+        .await
+        .expect_err("refused");
+    assert_eq!((status.code(), status.message()), (Code::Cancelled, "not now"));
+    let status = client
+        .get_preferred_allocation(PreferredAllocationRequest::default())
+        .await
+        .expect_err("refused");
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unknown, "no preference")
+    );
 }
 
 #[tokio::test]

@@ -28,8 +28,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
+use super::channel::Channel;
 use super::severable::Severable;
 
 /// The longest path that peers can dial: `sun_path` without its final zero.
@@ -479,7 +480,7 @@ pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<Dialed
         .await
         .map_err(|error| failed(io::Error::other(error)))?;
     Ok(Dialed {
-        channel,
+        channel: Channel::new(channel),
         peer,
         owner,
         gone: Gone(gone),
