@@ -1,0 +1,32 @@
+//! The API of a running devlet: bindings, a client, and where to find the socket.
+//!
+//! ```no_run
+//! use devlet_client::{Client, locate, v1};
+//!
+//! # async fn admit() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::connect_any(&locate::sockets(None)).await?;
+//! let manifest = std::fs::read_to_string("pod.yaml")?;
+//! let mut events = client.admit(v1::AdmitRequest { manifest, wait_ms: None }).await?;
+//! while let Some(event) = events.message().await? {
+//!     if let Some(v1::admit_event::Event::Admitted(pod)) = event.event {
+//!         println!("{pod:?}");
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The messages, client and server under [`v1`] are generated from `proto/devlet/v1/devlet.proto`, which says what
+//! they mean, and checked in; `tests/generated.rs` generates them and says how.
+
+mod client;
+pub mod locate;
+
+pub use client::{Client, ConnectError, MAX_MESSAGE_BYTES};
+
+/// The messages and the service of package `devlet.v1`.
+// tonic qualifies every name.
+#[allow(unused_qualifications, clippy::needless_pass_by_value)]
+pub mod v1 {
+    include!("generated/devlet/v1.rs");
+}
