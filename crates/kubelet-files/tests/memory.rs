@@ -13,7 +13,7 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 /// The counter is one for the whole process, so only one test may run at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-const SIZE: usize = 1 << 17;
+const SIZE: usize = 1 << 15;
 
 /// What hostile files may cost: `{}` is two bytes, and the entry that it becomes has five fields.
 const HOSTILE: f64 = 128.0;

@@ -540,12 +540,13 @@ fn print_raw(out: &mut impl Print, raw: Option<&[u8]>) {
 }
 
 #[cfg(test)]
-pub(super) fn printed(bytes: &[u8]) -> Vec<u8> {
-    let file = read(bytes).expect("the file decodes");
+pub(super) fn printed(bytes: &[u8], format: Format) -> Vec<u8> {
     let dialect = Dialect::ALL
         .into_iter()
-        .find(|dialect| dialect.format() == file.format);
+        .find(|dialect| dialect.format() == format);
+    let dialect = dialect.expect("a flat format");
     let mut out = Vec::new();
-    file.unverified().print(dialect.expect("a flat format"), &mut out);
+    let file = read_dialect(bytes, dialect).expect("the file decodes");
+    file.unverified().print(dialect, &mut out);
     out
 }

@@ -568,7 +568,7 @@ fn plain_length(text: &[u8]) -> usize {
             return index * 8 + ends.trailing_zeros() as usize / 8;
         }
     }
-    let is_end = |&byte: &u8| byte < 0x20 || byte >= 0x80 || byte == b'"' || byte == b'\\';
+    let is_end = |byte: &u8| matches!(byte, 0..0x20 | 0x80.. | b'"' | b'\\');
     text.len() - rest.len() + rest.iter().position(is_end).unwrap_or(rest.len())
 }
 
