@@ -2,7 +2,7 @@
 //!
 //! The peak is what the call holds on top of the file's own bytes, divided by the length of the file.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use devlet_kubelet_files::{Role, device_plugin, dra, read, salvage, verify};
 use peak_alloc::PeakAlloc;
@@ -12,6 +12,10 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// The counter is one for the whole process, so only one test may run at a time.
 static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 const SIZE: usize = 1 << 15;
 
@@ -23,7 +27,6 @@ const HOSTILE_VERDICT: f64 = 192.0;
 const REALISTIC: f64 = 8.0;
 
 fn peak(input: &[u8], call: impl FnOnce(&[u8])) -> f64 {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     ALLOCATOR.reset_peak_usage();
     let before = ALLOCATOR.current_usage();
     call(input);
@@ -101,6 +104,7 @@ fn enveloped(start: &str, part: &str, end: &str) -> Vec<u8> {
 
 #[test]
 fn lists_of_almost_nothing_cost_a_bounded_multiple() {
+    let _alone = alone();
     let devices = "{\"Data\":{\"PodDeviceEntries\":[";
     for part in [
         "{},",
@@ -146,6 +150,7 @@ fn lists_of_almost_nothing_cost_a_bounded_multiple() {
 
 #[test]
 fn lists_of_almost_nothing_with_the_right_checksum_cost_a_bounded_multiple() {
+    let _alone = alone();
     // Only such a file gets as far as a verdict on each entry, and here each but the last is replaced.
     let devices = |sum: u64| {
         filled(
@@ -174,6 +179,7 @@ fn lists_of_almost_nothing_with_the_right_checksum_cost_a_bounded_multiple() {
 
 #[test]
 fn many_keys_cost_a_bounded_multiple() {
+    let _alone = alone();
     let numbered = |start: &str, part: fn(usize) -> String, end: &str| {
         let mut text = start.to_owned();
         for index in 0.. {
@@ -230,6 +236,7 @@ fn many_keys_cost_a_bounded_multiple() {
 
 #[test]
 fn text_costs_a_bounded_multiple() {
+    let _alone = alone();
     let uid = "{\"Data\":{\"PodDeviceEntries\":[{\"PodUID\":\"";
     for part in ["x", "\\n", "\\u0000", "\\ud800", "ü", "<"] {
         assert_within(16.0, part, &filled(uid, part, "\"}]},\"Checksum\":0}"));
@@ -255,6 +262,7 @@ fn text_costs_a_bounded_multiple() {
 
 #[test]
 fn nesting_costs_a_bounded_multiple() {
+    let _alone = alone();
     for depth in [9_998, 10_001, SIZE] {
         for (start, part) in [
             ("", "["),
@@ -273,6 +281,7 @@ fn nesting_costs_a_bounded_multiple() {
 
 #[test]
 fn files_of_kubelets_cost_less_than_eight_times_their_size() {
+    let _alone = alone();
     let mut devices = String::from("{\"Data\":{\"PodDeviceEntries\":[");
     let mut claims = String::new();
     for index in 0..4_000 {
@@ -305,6 +314,7 @@ fn files_of_kubelets_cost_less_than_eight_times_their_size() {
 
 #[test]
 fn a_megabyte_of_empty_entries_costs_no_more_per_byte() {
+    let _alone = alone();
     let file = format!("{{\"Data\":{{\"PodDeviceEntries\":[{}", "{},".repeat(350_000));
     for factor in [
         peak(file.as_bytes(), |input| drop(device_plugin::read(input))),
@@ -317,6 +327,7 @@ fn a_megabyte_of_empty_entries_costs_no_more_per_byte() {
 
 #[test]
 fn warnings_are_few_however_many_keys_are_unknown() {
+    let _alone = alone();
     let file = filled("{\"Data\":{", "\"x\":[[]],", "\"y\":0},\"Checksum\":0}");
     let verdict = verify(&file, None);
     assert!(verdict.warnings.len() <= 101, "{}", verdict.warnings.len());

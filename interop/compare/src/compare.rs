@@ -35,6 +35,7 @@ impl Differences {
         self.0.push(Difference { what, detail });
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "references and small values alike")]
     fn same<T: PartialEq + std::fmt::Debug>(&mut self, what: &'static str, ours: T, go: T) {
         if ours != go {
             self.add(what, format!("ours: {ours:?}\n    go:   {go:?}"));

@@ -9,6 +9,7 @@
 //! - the same list three times under one key, where Go digs out values of the first;
 //! - the text about a bad time;
 //! - what is inside an envelope whose checksum is wrong.
+//!
 //! Each is marked in `compare.rs` or here.
 
 mod compare;
