@@ -27,7 +27,8 @@ mod view;
 
 pub use id::{ConnectionId, ContainerName, DeviceId, Moment, PodUid, ReservationId, ResourceName};
 pub use node::{
-    Advice, Blocked, CommitError, ConnectError, Node, Question, ReleaseError, ReserveError, Restored,
+    Advice, Blocked, CommitError, ConnectError, Node, PutError, Question, ReleaseError, ReserveError,
+    Restored,
 };
 pub use pod::{Allocation, ContainerKind, ContainerRequest, Pod, PodName, PodRequest, Source};
 pub use view::{Availability, Capacity, DeviceView, PluginView, ResourceView};

@@ -1,10 +1,12 @@
 //! The whole node: facts and two-phase operations.
 
+use alloc::collections::btree_map::Entry;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use crate::device_plugin::bits::Bits;
 use crate::device_plugin::inventory::{Last, Offer, Plugin, Resource};
 use crate::device_plugin::ledger::{Grant, Ledger, Reservation};
 use crate::device_plugin::list::DeviceList;
@@ -102,6 +104,12 @@ pub enum ReserveError {
     /// The pod was admitted with another spec.
     #[error("the pod was admitted with another spec; remove it first")]
     SpecChanged,
+    /// Containers could not be told apart.
+    #[error("two containers are called {container}")]
+    DuplicateContainer {
+        /// Their name.
+        container: ContainerName,
+    },
     /// Another pod has the name.
     #[error("pod {other} has this name and another UID; remove it first")]
     NameTaken {
@@ -122,6 +130,17 @@ pub enum CommitError {
     /// It was aborted, or committed already.
     #[error("the reservation has ended")]
     Ended,
+    /// The request or the answers are not those of the reservation.
+    #[error("the request or the answers do not match the reservation")]
+    Mismatch,
+}
+
+/// Why a pod is not taken in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PutError {
+    /// An admission or removal of the same pod has not ended yet.
+    #[error("another operation for this pod is in flight")]
+    InFlight,
 }
 
 /// Why a pod cannot be released now.
@@ -190,7 +209,7 @@ impl Node {
             );
         }
         for pod in restored.pods {
-            node.put(pod);
+            node.take_in(pod);
         }
         node
     }
@@ -215,7 +234,8 @@ impl Node {
     // ---- facts
 
     /// A plugin answers. A plugin of the same resource and endpoint is replaced: its connection is returned, and
-    /// whatever still comes from it changes nothing.
+    /// whatever still comes from it changes nothing. Another user does not get in beside a connected plugin, nor
+    /// in its place, unless that is allowed.
     pub fn plugin_connected(
         &mut self,
         offer: Offer,
@@ -223,10 +243,7 @@ impl Node {
     ) -> Result<(ConnectionId, Option<ConnectionId>), ConnectError> {
         let resource = self.resources.entry(offer.resource.clone()).or_default();
         let same_place = |plugin: &Plugin| plugin.endpoint == offer.endpoint;
-        let other = resource
-            .plugins
-            .values()
-            .find(|plugin| !same_place(plugin) && plugin.uid != offer.uid);
+        let other = resource.plugins.values().find(|plugin| plugin.uid != offer.uid);
         if let (Some(other), false) = (other, offer.may_share) {
             let (first, endpoint, uid) = (other.uid, other.endpoint.clone(), offer.uid);
             return Err(ConnectError::OtherUser {
@@ -310,6 +327,9 @@ impl Node {
             gone_since: now,
         });
         if resource.settle() {
+            if resource.in_force.is_none() {
+                resource.idle_since = Some(now);
+            }
             self.ledger.list_changed(&name, resource);
         }
         self.changes += 1;
@@ -327,7 +347,9 @@ impl Node {
     /// The next question to put to a plugin for this request, given what plugins have advised so far. A request
     /// that cannot be granted has no questions: [`Node::reserve`] says why.
     pub fn question(&self, request: &PodRequest, advice: &Advice) -> Option<Question> {
-        self.plan(request, advice, true).ok()?.question
+        let question = self.plan(request, advice, true).ok()?.question?;
+        self.plan(request, advice, false).ok()?;
+        Some(question)
     }
 
     /// Sets aside every device that the pod needs, or nothing at all.
@@ -342,7 +364,10 @@ impl Node {
     ) -> Result<Option<ReservationId>, ReserveError> {
         let plan = self.plan(request, advice, false)?;
         let settled = self.ledger.pods.get(&request.uid).is_some_and(|pod| {
-            pod.source == request.source && pod.name == request.name && !pod.before_reboot
+            pod.source == request.source
+                && pod.name == request.name
+                && pod.fingerprint == request.fingerprint
+                && !pod.before_reboot
         });
         if plan.grants.is_empty() && settled {
             return Ok(None);
@@ -394,8 +419,12 @@ impl Node {
         answers: Vec<(Answer, bool)>,
     ) -> Result<Pod, CommitError> {
         let reservation = self.ledger.reservations.get(&id).ok_or(CommitError::Ended)?;
-        if reservation.committing.is_some() || reservation.grants.len() != answers.len() {
+        if reservation.committing.is_some() {
             return Err(CommitError::Ended);
+        }
+        let is_its_pod = reservation.pod == request.uid && reservation.name == request.name;
+        if !is_its_pod || reservation.grants.len() != answers.len() {
+            return Err(CommitError::Mismatch);
         }
         let mut granted: BTreeMap<_, _> = reservation
             .grants
@@ -427,6 +456,9 @@ impl Node {
                 }
             }
         }
+        if !granted.is_empty() {
+            return Err(CommitError::Mismatch);
+        }
         // What the pod holds but does not ask for any longer stays with it until it is removed.
         for kept in held.into_iter().flat_map(|pod| &pod.allocations) {
             let known =
@@ -450,13 +482,16 @@ impl Node {
         Ok(pod)
     }
 
-    /// The pod is on disk.
+    /// The pod is on disk. Does nothing unless [`Node::begin_commit`] was called.
     pub fn finish_commit(&mut self, id: ReservationId) {
-        let Some(reservation) = self.ledger.reservations.remove(&id) else {
+        let Entry::Occupied(entry) = self.ledger.reservations.entry(id) else {
             return;
         };
+        let Some(pod) = entry.get().committing.clone() else {
+            return;
+        };
+        let reservation = entry.remove();
         self.ledger.in_flight.remove(&reservation.pod);
-        let Some(pod) = reservation.committing else { return };
         // The devices are held already, and the name is taken.
         if let Some(earlier) = self.ledger.pods.insert(pod.uid.clone(), pod)
             && earlier.name != reservation.name
@@ -514,7 +549,7 @@ impl Node {
 
     /// The pod is to be removed; until [`Node::finish_release`] it keeps what it holds.
     pub fn begin_release(&mut self, pod: &PodUid) -> Result<(), ReleaseError> {
-        if self.ledger.in_flight.contains_key(pod) || self.ledger.releasing.contains(pod) {
+        if self.is_in_flight(pod) {
             return Err(ReleaseError::InFlight);
         }
         if !self.ledger.pods.contains_key(pod) {
@@ -543,13 +578,22 @@ impl Node {
 
     /// The removal could not be written.
     pub fn cancel_release(&mut self, pod: &PodUid) {
-        self.ledger.releasing.remove(pod);
-        self.changes += 1;
+        if self.ledger.releasing.remove(pod) {
+            self.changes += 1;
+        }
     }
 
     /// Takes in a pod as durable records or a kubelet's file describe it. A device that another pod holds too
     /// gets a second holder, and is free only when both are gone.
-    pub fn put(&mut self, pod: Pod) {
+    pub fn put(&mut self, pod: Pod) -> Result<(), PutError> {
+        if self.is_in_flight(&pod.uid) {
+            return Err(PutError::InFlight);
+        }
+        self.take_in(pod);
+        Ok(())
+    }
+
+    fn take_in(&mut self, pod: Pod) {
         if let Some(earlier) = self.ledger.pods.remove(&pod.uid) {
             self.ledger.unname(&earlier.name, &earlier.uid);
             for (name, devices) in earlier.devices() {
@@ -570,7 +614,7 @@ impl Node {
     // ---- planning
 
     fn plan(&self, request: &PodRequest, advice: &Advice, ask: bool) -> Result<Plan, ReserveError> {
-        if self.ledger.in_flight.contains_key(&request.uid) || self.ledger.releasing.contains(&request.uid) {
+        if self.is_in_flight(&request.uid) {
             return Err(ReserveError::InFlight);
         }
         let pod = self.ledger.pods.get(&request.uid);
@@ -582,12 +626,10 @@ impl Node {
             advice,
             ask,
             plan: Plan::default(),
+            free: BTreeMap::new(),
             passed_on: BTreeMap::new(),
         };
         planner.run()?;
-        if let (Some(blocked), false) = (&self.blocked, planner.plan.grants.is_empty()) {
-            return Err(blocked.clone().into());
-        }
         Ok(planner.plan)
     }
 
@@ -596,6 +638,14 @@ impl Node {
             let known = pod.source != Source::Imported && pod.fingerprint != 0;
             if known && pod.fingerprint != request.fingerprint {
                 return Err(ReserveError::SpecChanged);
+            }
+        }
+        let mut names = BTreeSet::new();
+        for container in &request.containers {
+            if !names.insert(&container.name) {
+                return Err(ReserveError::DuplicateContainer {
+                    container: container.name.clone(),
+                });
             }
         }
         match self.ledger.names.get(&request.name) {
@@ -621,11 +671,13 @@ struct Planner<'a> {
     advice: &'a Advice,
     ask: bool,
     plan: Plan,
+    /// What is free of each resource that has been looked at, less what the plan takes.
+    free: BTreeMap<&'a ResourceName, Bits>,
     /// Devices of init containers that later containers may take over.
     passed_on: BTreeMap<&'a ResourceName, BTreeSet<DeviceId>>,
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
     fn run(&mut self) -> Result<(), ReserveError> {
         let request = self.request;
         for (index, container) in request.containers.iter().enumerate() {
@@ -658,7 +710,9 @@ impl Planner<'_> {
                 match container.kind {
                     ContainerKind::Init => passed_on.extend(devices),
                     ContainerKind::Sidecar | ContainerKind::App => {
-                        passed_on.retain(|device| !devices.contains(device));
+                        for device in &devices {
+                            passed_on.remove(device);
+                        }
                     }
                 }
             }
@@ -670,10 +724,14 @@ impl Planner<'_> {
     fn choose(
         &mut self,
         index: usize,
-        name: &ResourceName,
+        name: &'a ResourceName,
         wanted: usize,
     ) -> Result<Option<Vec<DeviceId>>, ReserveError> {
-        let resource = self.node.resources.get(name);
+        let node = self.node;
+        if let Some(blocked) = &node.blocked {
+            return Err(blocked.clone().into());
+        }
+        let resource = node.resources.get(name);
         let Some(resource) = resource.filter(|resource| !resource.plugins.is_empty()) else {
             let last = resource.and_then(|resource| resource.last.clone());
             return Err(ReserveError::NotServed {
@@ -693,42 +751,38 @@ impl Planner<'_> {
                 endpoint,
             });
         };
-        let list = &resource.list;
-        let mut free = self.node.ledger.free.get(name).cloned().unwrap_or_default();
-        for id in self.plan.taken.get(name).into_iter().flatten() {
-            if let Some(place) = list.place_of(id.as_str()) {
-                free.remove(place);
-            }
-        }
-        let nothing = BTreeSet::new();
-        let passed_on = self.passed_on.get(name).unwrap_or(&nothing);
+        let list = &*resource.list;
+        let passed_on = self.passed_on_to(index, name, list);
+        let free = self
+            .free
+            .entry(name)
+            .or_insert_with(|| node.ledger.free.get(name).cloned().unwrap_or_default());
         let advice = self.advice.get(&(index, name.clone())).map(Vec::as_slice);
         let missing = wanted.saturating_sub(passed_on.len());
         let count = free.count();
         // With nothing to choose, there is nothing to ask.
-        if self.ask
-            && advice.is_none()
-            && plugin.options.preferred_allocation
-            && (missing < count && missing > 0 || missing == 0 && wanted < passed_on.len())
-        {
-            let must_include: Vec<DeviceId> = passed_on.iter().take(wanted).cloned().collect();
-            let mut available: BTreeSet<DeviceId> = free
-                .iter()
-                .map(|place| list.devices()[place].id.clone())
-                .collect();
-            available.extend(passed_on.iter().cloned());
-            let must_include = if missing == 0 { Vec::new() } else { must_include };
-            self.plan.question = Some(Question {
+        let among_free = missing > 0 && missing < count;
+        let among_passed_on = wanted < passed_on.len();
+        let asks = self.ask && advice.is_none() && plugin.options.preferred_allocation;
+        if asks && (among_free || among_passed_on) {
+            let mut question = Question {
                 container: index,
                 resource: name.clone(),
                 connection,
-                available: available.into_iter().collect(),
-                must_include,
+                available: passed_on.iter().cloned().collect(),
+                must_include: Vec::new(),
                 size: wanted,
-            });
+            };
+            if among_free {
+                let free = free.iter().filter_map(|place| list.id_at(place).cloned());
+                question.must_include = question.available.clone();
+                question.available.extend(free);
+                question.available.sort();
+            }
+            self.plan.question = Some(question);
             return Ok(None);
         }
-        let chosen = select(list, &free, passed_on, advice.unwrap_or_default(), wanted);
+        let chosen = select(list, free, &passed_on, advice.unwrap_or_default(), wanted);
         let Some(chosen) = chosen else {
             return Err(ReserveError::Insufficient {
                 resource: name.clone(),
@@ -741,5 +795,36 @@ impl Planner<'_> {
         let fresh = chosen.iter().filter(|id| !passed_on.contains(*id)).cloned();
         self.plan.taken.entry(name.clone()).or_default().extend(fresh);
         Ok(Some(chosen))
+    }
+
+    /// The devices that earlier init containers pass on to this one: healthy ones that no container holds which
+    /// may run beside it. What the plan itself gives away is no longer in the pool; what the pod held before, and
+    /// only a pod that was imported in part is here with something, may be anywhere.
+    fn passed_on_to(&self, index: usize, name: &ResourceName, list: &DeviceList) -> BTreeSet<DeviceId> {
+        let healthy = |id: &&DeviceId| {
+            let place = list.place_of(id.as_str());
+            place.is_some_and(|place| list.healthy().contains(place))
+        };
+        let pool = self.passed_on.get(name).into_iter().flatten();
+        let mut passed_on: BTreeSet<DeviceId> = pool.filter(healthy).cloned().collect();
+        if passed_on.is_empty() {
+            return passed_on;
+        }
+        let kind_of = |place: usize| self.request.containers.get(place).map(|each| each.kind);
+        let allocations = self.pod.into_iter().flat_map(|pod| &pod.allocations);
+        for held in allocations.filter(|held| held.resource == *name) {
+            let containers = &self.request.containers;
+            let ends_before_the_other = match containers.iter().position(|each| each.name == held.container) {
+                Some(place) => kind_of(place.min(index)) == Some(ContainerKind::Init),
+                // The spec does not say when it runs.
+                None => false,
+            };
+            if !ends_before_the_other {
+                for device in &held.devices {
+                    passed_on.remove(device);
+                }
+            }
+        }
+        passed_on
     }
 }

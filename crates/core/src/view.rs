@@ -211,7 +211,7 @@ impl Node {
             let ids = places
                 .into_iter()
                 .flatten()
-                .map(|place| resource.list.devices()[place].id.clone());
+                .filter_map(|place| resource.list.id_at(place).cloned());
             (name.clone(), ids.collect())
         };
         self.resources.iter().map(healthy).collect()
@@ -219,13 +219,12 @@ impl Node {
 
     /// Devices that more than one pod holds. Only an imported file can bring that about.
     pub fn doubly_held(&self) -> Vec<DeviceView> {
-        let twice = |name: &ResourceName| {
-            self.devices(name)
-                .into_iter()
-                .filter(|device| device.holders.len() > 1)
-                .collect::<Vec<_>>()
-        };
-        self.ledger.held.keys().flat_map(twice).collect()
+        let has_any = |held: &BTreeMap<DeviceId, Vec<PodUid>>| held.values().any(|holders| holders.len() > 1);
+        let resources = self.ledger.held.iter().filter(|(_, held)| has_any(held));
+        resources
+            .flat_map(|(name, _)| self.devices(name))
+            .filter(|device| device.holders.len() > 1)
+            .collect()
     }
 
     /// All connected plugins, oldest first.

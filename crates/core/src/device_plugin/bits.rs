@@ -82,3 +82,6 @@ fn ones(mut word: u64) -> impl Iterator<Item = usize> {
         Some(bit)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -65,6 +65,9 @@ pub(crate) struct Resource {
     pub(crate) list: Arc<DeviceList>,
     /// Whose list that is.
     pub(crate) in_force: Option<ConnectionId>,
+    /// When the list was last in force, if it is not: plugins that come and go without a list do not prolong the
+    /// grace period.
+    pub(crate) idle_since: Option<Moment>,
     /// The plugin that was seen last, and when it left.
     pub(crate) last: Option<Last>,
 }
@@ -105,10 +108,7 @@ impl Resource {
 
     /// Whether capacity still counts the list.
     pub(crate) fn counts(&self, now: Moment) -> bool {
-        match &self.last {
-            Some(last) if self.plugins.is_empty() => now.since(last.gone_since) <= GRACE_MS,
-            None if self.plugins.is_empty() => false,
-            _ => true,
-        }
+        let in_grace = |since: Moment| now.since(since) <= GRACE_MS;
+        self.in_force.is_some() || self.idle_since.is_some_and(in_grace)
     }
 }

@@ -109,6 +109,10 @@ impl Ledger {
         devices: impl IntoIterator<Item = DeviceId>,
         resource: Option<&Resource>,
     ) {
+        let mut devices = devices.into_iter().peekable();
+        if devices.peek().is_none() {
+            return;
+        }
         let held = self.held.entry(name.clone()).or_default();
         for device in devices {
             if let Some(resource) = resource

@@ -6,6 +6,10 @@ use alloc::vec::Vec;
 use super::bits::Bits;
 use crate::id::DeviceId;
 
+/// NUMA nodes from here on steer no choice: no machine has them, and a plugin that named a node per device would
+/// make every choice slow. The kubelet's limit is the same.
+const NODES: i64 = 64;
+
 /// One device of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
@@ -39,7 +43,8 @@ impl DeviceList {
                 _ => kept.push(device),
             }
         }
-        let mut healthy = Bits::none(kept.len());
+        let length = kept.len();
+        let mut healthy = Bits::none(length);
         let mut by_node: BTreeMap<i64, Bits> = BTreeMap::new();
         for (place, device) in kept.iter_mut().enumerate() {
             if device.healthy {
@@ -47,14 +52,14 @@ impl DeviceList {
             }
             device.nodes.sort_unstable();
             device.nodes.dedup();
-            for node in &device.nodes {
+            for node in device.nodes.iter().filter(|node| (0..NODES).contains(*node)) {
                 by_node
                     .entry(*node)
-                    .or_insert_with(|| Bits::none(named))
+                    .or_insert_with(|| Bits::none(length))
                     .insert(place);
             }
         }
-        let left_out = named - kept.len();
+        let left_out = named - length;
         (
             Self {
                 devices: kept,
@@ -85,7 +90,7 @@ impl DeviceList {
         &self.healthy
     }
 
-    /// The places of the devices on each NUMA node. Devices without one are in none.
+    /// The places of the devices on each NUMA node that counts. Devices without one are in none.
     pub fn by_node(&self) -> &BTreeMap<i64, Bits> {
         &self.by_node
     }
@@ -97,8 +102,16 @@ impl DeviceList {
             .ok()
     }
 
+    /// The name of the device at a place.
+    pub(crate) fn id_at(&self, place: usize) -> Option<&DeviceId> {
+        self.devices.get(place).map(|device| &device.id)
+    }
+
     /// A device by name.
     pub fn get(&self, id: &str) -> Option<&Device> {
         self.devices.get(self.place_of(id)?)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,8 @@
 //! What the runtime must add to a container, from the answers of all plugins involved.
 //!
 //! Answers are merged in the order of resource names. The first to set a variable, an annotation or a path in
-//! the container wins; another value for the same key is a [`Conflict`], reported and left out. CDI devices are
-//! named once each.
+//! the container wins; another value for the same key, or the same path to be used otherwise, is a [`Conflict`],
+//! reported and left out. CDI devices are named once each.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -94,32 +94,25 @@ pub fn merge<'a>(allocations: impl IntoIterator<Item = &'a Allocation>) -> (RunO
     let mut claims = Claims::default();
     for (resource, options) in by_resource {
         for (name, value) in &options.envs {
-            if claims.first(Contested::Env, name, value, resource) {
+            if claims.first(Contested::Env, name, (value, ""), resource) {
                 merged.envs.insert(name.clone(), value.clone());
             }
         }
         for mount in &options.mounts {
-            if claims.first(
-                Contested::Mount,
-                &mount.container_path,
-                &mount.host_path,
-                resource,
-            ) {
+            let access = if mount.read_only { "ro" } else { "rw" };
+            let value = (mount.host_path.as_str(), access);
+            if claims.first(Contested::Mount, &mount.container_path, value, resource) {
                 merged.mounts.push(mount.clone());
             }
         }
         for node in &options.device_nodes {
-            if claims.first(
-                Contested::DeviceNode,
-                &node.container_path,
-                &node.host_path,
-                resource,
-            ) {
+            let value = (node.host_path.as_str(), node.permissions.as_str());
+            if claims.first(Contested::DeviceNode, &node.container_path, value, resource) {
                 merged.device_nodes.push(node.clone());
             }
         }
         for (key, value) in &options.annotations {
-            if claims.first(Contested::Annotation, key, value, resource) {
+            if claims.first(Contested::Annotation, key, (value, ""), resource) {
                 merged.annotations.insert(key.clone(), value.clone());
             }
         }
@@ -132,16 +125,19 @@ pub fn merge<'a>(allocations: impl IntoIterator<Item = &'a Allocation>) -> (RunO
     (merged, claims.conflicts)
 }
 
+/// What is wanted for a key: the value or path, and how it may be used.
+type Value<'a> = (&'a str, &'a str);
+
 #[derive(Default)]
 struct Claims<'a> {
-    values: BTreeMap<(Contested, &'a str), (&'a str, &'a ResourceName)>,
+    values: BTreeMap<(Contested, &'a str), (Value<'a>, &'a ResourceName)>,
     cdi_devices: BTreeSet<&'a str>,
     conflicts: Vec<Conflict>,
 }
 
 impl<'a> Claims<'a> {
     /// Whether nobody has set this before. Somebody who set something else makes a conflict.
-    fn first(&mut self, what: Contested, key: &'a str, value: &'a str, resource: &'a ResourceName) -> bool {
+    fn first(&mut self, what: Contested, key: &'a str, value: Value<'a>, resource: &'a ResourceName) -> bool {
         let Some(&(earlier, kept)) = self.values.get(&(what, key)) else {
             self.values.insert((what, key), (value, resource));
             return true;
@@ -158,3 +154,6 @@ impl<'a> Claims<'a> {
         false
     }
 }
+
+#[cfg(test)]
+mod tests;

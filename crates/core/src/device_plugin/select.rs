@@ -16,78 +16,106 @@ use super::bits::Bits;
 use super::list::DeviceList;
 use crate::id::DeviceId;
 
-/// Picks `wanted` devices, or `None` if there are too few.
+/// Picks `wanted` devices and takes them out of `free`, or `None` if there are too few. No device that is passed
+/// on is free.
 pub(crate) fn select(
     list: &DeviceList,
-    free: &Bits,
+    free: &mut Bits,
     passed_on: &BTreeSet<DeviceId>,
     advice: &[DeviceId],
     wanted: usize,
 ) -> Option<Vec<DeviceId>> {
-    let mut chosen: Vec<DeviceId> = Vec::with_capacity(wanted);
-    let mut passed_on = passed_on.clone();
-    let advised: Vec<DeviceId> = advice
-        .iter()
-        .filter_map(|id| passed_on.take(id))
-        .take(wanted)
-        .collect();
-    chosen.extend(advised);
-    let missing = wanted - chosen.len();
-    chosen.extend(passed_on.into_iter().take(missing));
+    if wanted.saturating_sub(passed_on.len()) > free.count() {
+        return None;
+    }
+    let mut chosen = reuse(passed_on, advice, wanted);
     if chosen.len() < wanted {
-        let mut left = free.clone();
-        for id in &chosen {
-            left.remove(list.place_of(id.as_str()).unwrap_or(usize::MAX));
-        }
-        if left.count() < wanted - chosen.len() {
-            return None;
-        }
-        for place in advice.iter().filter_map(|id| list.place_of(id.as_str())) {
-            if chosen.len() < wanted && left.contains(place) {
-                left.remove(place);
-                chosen.push(list.devices()[place].id.clone());
-            }
-        }
-        take_by_node(list, &mut left, &mut chosen, wanted);
-        let missing = wanted - chosen.len();
-        chosen.extend(
-            left.iter()
-                .take(missing)
-                .map(|place| list.devices()[place].id.clone()),
-        );
+        let mut picks = Picks {
+            list,
+            free,
+            chosen: &mut chosen,
+            wanted,
+        };
+        picks.take(advice.iter().filter_map(|id| list.place_of(id.as_str())));
+        picks.take_by_node();
+        let rest: Vec<usize> = picks.free.iter().take(picks.missing()).collect();
+        picks.take(rest);
     }
     chosen.sort();
     (chosen.len() == wanted).then_some(chosen)
 }
 
-/// Fills up with devices that have a NUMA node.
-fn take_by_node(list: &DeviceList, left: &mut Bits, chosen: &mut Vec<DeviceId>, wanted: usize) {
-    // Nodes that the container is on already cost nothing.
-    let mut started: BTreeSet<i64> = chosen
-        .iter()
-        .filter_map(|id| list.get(id.as_str()))
-        .flat_map(|device| device.nodes.iter().copied())
-        .collect();
-    while chosen.len() < wanted {
-        let missing = wanted - chosen.len();
-        let candidates = list.by_node().iter().filter_map(|(&node, places)| {
-            let count = left.count_common(places);
-            (count > 0).then_some((node, count))
-        });
-        // Sorted ascending, the first is best.
-        let rank = |&(node, count): &(i64, usize)| {
-            let enough = count >= missing;
-            let size = if enough { count } else { usize::MAX - count };
-            (!started.contains(&node), !enough, size, node)
-        };
-        let Some((node, _)) = candidates.min_by_key(rank) else {
-            return;
-        };
-        let places: Vec<usize> = list.by_node()[&node].iter_common(left).take(missing).collect();
+/// As many as possible of the devices that are passed on, advised ones first.
+fn reuse(passed_on: &BTreeSet<DeviceId>, advice: &[DeviceId], wanted: usize) -> Vec<DeviceId> {
+    if passed_on.len() <= wanted {
+        return passed_on.iter().cloned().collect();
+    }
+    let mut left: BTreeSet<&DeviceId> = passed_on.iter().collect();
+    let advised = advice.iter().filter_map(|id| left.take(id)).take(wanted);
+    let mut chosen: Vec<DeviceId> = advised.cloned().collect();
+    let missing = wanted - chosen.len();
+    chosen.extend(left.into_iter().take(missing).cloned());
+    chosen
+}
+
+/// A choice that is being made.
+struct Picks<'a> {
+    list: &'a DeviceList,
+    free: &'a mut Bits,
+    chosen: &'a mut Vec<DeviceId>,
+    wanted: usize,
+}
+
+impl Picks<'_> {
+    fn missing(&self) -> usize {
+        self.wanted.saturating_sub(self.chosen.len())
+    }
+
+    /// Takes those of the places that are free, until there are enough.
+    fn take(&mut self, places: impl IntoIterator<Item = usize>) {
         for place in places {
-            left.remove(place);
-            chosen.push(list.devices()[place].id.clone());
+            if self.missing() == 0 {
+                return;
+            }
+            if self.free.contains(place)
+                && let Some(id) = self.list.id_at(place)
+            {
+                self.free.remove(place);
+                self.chosen.push(id.clone());
+            }
         }
-        started.insert(node);
+    }
+
+    /// Fills up with devices that have a NUMA node.
+    fn take_by_node(&mut self) {
+        // Nodes that the container is on already cost nothing.
+        let mut started: BTreeSet<i64> = self
+            .chosen
+            .iter()
+            .filter_map(|id| self.list.get(id.as_str()))
+            .flat_map(|device| device.nodes.iter().copied())
+            .collect();
+        while self.missing() > 0 {
+            let missing = self.missing();
+            let candidates = self.list.by_node().iter().filter_map(|(&node, places)| {
+                let count = self.free.count_common(places);
+                (count > 0).then_some((node, count, places))
+            });
+            // Sorted ascending, the first is best.
+            let rank = |&(node, count, _): &(i64, usize, &Bits)| {
+                let enough = count >= missing;
+                let size = if enough { count } else { usize::MAX - count };
+                (!started.contains(&node), !enough, size, node)
+            };
+            let Some((node, _, places)) = candidates.min_by_key(rank) else {
+                return;
+            };
+            let places: Vec<usize> = places.iter_common(self.free).take(missing).collect();
+            self.take(places);
+            started.insert(node);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,48 @@
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::Bits;
+
+#[test]
+fn places_are_in_order_across_words() {
+    let mut bits = Bits::none(200);
+    for place in [199, 0, 63, 64, 128] {
+        bits.insert(place);
+    }
+
+    assert_eq!(bits.iter().collect::<Vec<_>>(), vec![0, 63, 64, 128, 199]);
+    assert_eq!(bits.count(), 5);
+}
+
+#[test]
+fn places_beyond_the_list_are_ignored() {
+    let mut bits = Bits::none(3);
+
+    bits.insert(3);
+    bits.insert(usize::MAX);
+    bits.remove(usize::MAX);
+
+    assert_eq!(bits, Bits::none(3));
+    assert!(!bits.contains(usize::MAX));
+}
+
+#[test]
+fn what_two_sets_have_in_common_is_counted_and_listed() {
+    let (mut one, mut other) = (Bits::none(130), Bits::none(70));
+    for place in [1, 64, 65, 129] {
+        one.insert(place);
+    }
+    for place in [0, 1, 65] {
+        other.insert(place);
+    }
+
+    assert_eq!(one.count_common(&other), 2);
+    assert_eq!(one.iter_common(&other).collect::<Vec<_>>(), vec![1, 65]);
+}
+
+#[test]
+fn a_set_of_nothing_is_empty() {
+    let bits = Bits::none(0);
+
+    assert_eq!((bits.length(), bits.count(), bits.iter().next()), (0, 0, None));
+}

@@ -1,0 +1,530 @@
+//! What plugins offer, and what comes of it.
+
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::*;
+use crate::device_plugin::inventory::{GRACE_MS, Last};
+use crate::{Availability, Capacity, ConnectError, Restored};
+
+fn counts(node: &Node, now: Moment) -> (usize, usize) {
+    let Capacity {
+        capacity,
+        allocatable,
+        ..
+    } = node.capacity_of(&gpu(), now);
+    (capacity, allocatable)
+}
+
+fn listed(node: &Node) -> Vec<String> {
+    let devices = node.devices(&gpu()).into_iter().filter(|device| device.listed);
+    devices.map(|device| device.id.to_string()).collect()
+}
+
+// TestDevicePluginReRegistration
+#[test]
+fn a_second_plugin_with_the_same_devices_changes_no_count() {
+    let mut node = node_with_gpus(&["a", "b"]);
+
+    serve(&mut node, GPU, "second.sock", &["a", "b"]);
+
+    assert_eq!(counts(&node, START), (2, 2));
+}
+
+// TestDevicePluginReRegistration
+#[test]
+fn the_newest_list_counts_as_a_whole() {
+    let mut node = node_with_gpus(&["a", "b"]);
+
+    serve(&mut node, GPU, "second.sock", &["c"]);
+
+    assert_eq!(listed(&node), ["c"]);
+    assert_eq!(counts(&node, START), (1, 1));
+}
+
+// e2e "Device Plugin Multiple: DP2 takes long time to start working"
+#[test]
+fn a_second_plugin_without_a_list_leaves_the_first_one_serving() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "first.sock", &["a"]);
+
+    connect(&mut node, offer(GPU, "second.sock"));
+
+    assert_eq!(node.serving(&gpu()), Some(first));
+    assert_eq!(counts(&node, START), (1, 1));
+}
+
+// Spec §27.11: the kubelet does not bring the list of the other plugin back.
+#[test]
+fn when_the_newest_plugin_leaves_the_list_of_the_other_counts_again() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "first.sock", &["a", "b"]);
+    let second = serve(&mut node, GPU, "second.sock", &["z"]);
+
+    node.connection_lost(second, START);
+
+    assert_eq!(listed(&node), ["a", "b"]);
+    assert_eq!((node.serving(&gpu()), free(&node, GPU)), (Some(first), 2));
+}
+
+#[test]
+fn of_several_that_are_left_the_newest_list_counts() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "first.sock", &["a"]);
+    serve(&mut node, GPU, "second.sock", &["b"]);
+    node.devices_listed(first, list(&["a", "c"]));
+    let third = serve(&mut node, GPU, "third.sock", &["z"]);
+
+    node.connection_lost(third, START);
+
+    assert_eq!(
+        listed(&node),
+        ["a", "c"],
+        "the first plugin spoke after the second"
+    );
+}
+
+// e2e "Device Plugin Multiple: Basic rollout of device plugins with zero downtime"
+#[test]
+fn when_an_older_plugin_leaves_nothing_changes_for_the_newer() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "first.sock", &["a", "b"]);
+    let second = serve(&mut node, GPU, "second.sock", &["a", "b", "c"]);
+
+    node.connection_lost(first, START);
+
+    assert_eq!(
+        (node.serving(&gpu()), counts(&node, START)),
+        (Some(second), (3, 3))
+    );
+}
+
+// e2e "Device Plugin Multiple: DP2 changed its mind"
+#[test]
+fn an_older_plugin_that_repeats_its_list_is_the_newest_again() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "first.sock", &["a"]);
+    serve(&mut node, GPU, "second.sock", &["b"]);
+
+    let news = node.devices_listed(first, list(&["a"]));
+
+    assert!(news);
+    assert_eq!(
+        (node.serving(&gpu()), listed(&node)),
+        (Some(first), vec!["a".to_string()])
+    );
+}
+
+// Spec §27.13: the kubelet writes its file on every message.
+#[test]
+fn a_plugin_that_repeats_itself_changes_nothing() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a"]);
+    let before = everything(&node);
+
+    let news = node.devices_listed(only, list(&["a"]));
+
+    assert!(!news);
+    assert_eq!(everything(&node), before);
+}
+
+// Spec §27.1: in the kubelet this wedges the plugin.
+#[test]
+fn a_plugin_at_the_same_endpoint_replaces_the_one_before() {
+    let mut node = Node::default();
+    let old = serve(&mut node, GPU, "same.sock", &["a"]);
+
+    let (new, replaced) = node.plugin_connected(offer(GPU, "same.sock"), START).unwrap();
+
+    assert_eq!(replaced, Some(old));
+    assert_eq!(
+        node.plugins()
+            .iter()
+            .map(|plugin| plugin.connection)
+            .collect::<Vec<_>>(),
+        [new]
+    );
+    assert_eq!(node.availability(&gpu()), Availability::NotListed);
+}
+
+#[test]
+fn a_replaced_plugin_leaves_the_list_of_another_in_force() {
+    let mut node = Node::default();
+    let other = serve(&mut node, GPU, "other.sock", &["a"]);
+    serve(&mut node, GPU, "same.sock", &["b"]);
+
+    connect(&mut node, offer(GPU, "same.sock"));
+
+    assert_eq!(
+        (node.serving(&gpu()), listed(&node)),
+        (Some(other), vec!["a".to_string()])
+    );
+}
+
+#[test]
+fn one_endpoint_may_serve_two_resources() {
+    let mut node = Node::default();
+    serve(&mut node, GPU, "same.sock", &["a"]);
+
+    let (_, replaced) = node.plugin_connected(offer(NIC, "same.sock"), START).unwrap();
+
+    assert_eq!(replaced, None);
+    assert_eq!(node.plugins().len(), 2);
+}
+
+#[test]
+fn late_messages_of_a_replaced_connection_change_nothing() {
+    let mut node = Node::default();
+    let old = serve(&mut node, GPU, "same.sock", &["a"]);
+    serve(&mut node, GPU, "same.sock", &["a", "b"]);
+    let before = everything(&node);
+
+    let news = (
+        node.devices_listed(old, list(&["z"])),
+        node.connection_lost(old, START),
+    );
+
+    assert_eq!(news, (false, false));
+    assert_eq!(everything(&node), before);
+}
+
+#[test]
+fn late_messages_of_a_lost_connection_change_nothing() {
+    let mut node = Node::default();
+    let lost = serve(&mut node, GPU, "only.sock", &["a"]);
+    node.connection_lost(lost, START);
+    let before = everything(&node);
+
+    let news = (
+        node.devices_listed(lost, list(&["a"])),
+        node.connection_lost(lost, Moment(START.0 + 1)),
+    );
+
+    assert_eq!(news, (false, false));
+    assert_eq!(everything(&node), before);
+}
+
+#[test]
+fn a_second_plugin_of_another_user_is_refused() {
+    let mut node = node_with_gpus(&["a"]);
+    let before = everything(&node);
+    let stranger = Offer {
+        uid: 1001,
+        ..offer(GPU, "stranger.sock")
+    };
+
+    let refused = node.plugin_connected(stranger, START).unwrap_err();
+
+    assert_eq!(
+        refused.to_string(),
+        "acme.com/gpu is served by a plugin of user 0 at acme.com/gpu.sock; user 1001 may not serve it too"
+    );
+    assert_eq!(everything(&node), before);
+}
+
+#[test]
+fn another_user_cannot_take_over_the_endpoint_of_a_connected_plugin() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "same.sock", &["a"]);
+    let stranger = Offer {
+        uid: 1001,
+        ..offer(GPU, "same.sock")
+    };
+
+    let refused = node.plugin_connected(stranger, START);
+
+    assert!(
+        matches!(
+            refused,
+            Err(ConnectError::OtherUser {
+                first: 0,
+                uid: 1001,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    assert_eq!(node.serving(&gpu()), Some(first));
+}
+
+#[test]
+fn another_user_who_may_share_is_taken_in() {
+    let mut node = node_with_gpus(&["a"]);
+    let guest = Offer {
+        uid: 1001,
+        may_share: true,
+        ..offer(GPU, "guest.sock")
+    };
+
+    assert!(node.plugin_connected(guest, START).is_ok());
+    assert_eq!(node.plugins().len(), 2);
+}
+
+#[test]
+fn another_user_may_serve_what_nobody_serves_any_longer() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "same.sock", &["a"]);
+    node.connection_lost(first, START);
+    let next = Offer {
+        uid: 1001,
+        ..offer(GPU, "same.sock")
+    };
+
+    assert!(node.plugin_connected(next, START).is_ok());
+}
+
+// TestUpdateCapacityAllocatable; e2e "will lower allocatable to a number of unhealthy devices and then back"
+#[test]
+fn unhealthy_devices_count_towards_capacity_only() {
+    let mut node = Node::default();
+    let only = connect(&mut node, offer(GPU, "only.sock"));
+    let mut seen = Vec::new();
+
+    for devices in [
+        vec![healthy("a"), healthy("b"), unhealthy("c")],
+        vec![healthy("a"), healthy("b")],
+        vec![healthy("a"), unhealthy("b"), unhealthy("c")],
+        vec![unhealthy("b"), unhealthy("c")],
+        vec![],
+        vec![healthy("a")],
+    ] {
+        node.devices_listed(only, list_of(devices));
+        seen.push(counts(&node, START));
+    }
+
+    assert_eq!(seen, [(3, 2), (2, 2), (3, 1), (2, 0), (0, 0), (1, 1)]);
+}
+
+// TestGetAllocatableDevicesMultipleResources
+#[test]
+fn resources_do_not_touch_each_other() {
+    let mut node = node_serving(&[(GPU, &["a", "b"]), (NIC, &["a"])]);
+
+    let nic = node.serving(&NIC.into()).unwrap();
+    node.connection_lost(nic, START);
+
+    assert_eq!(counts(&node, START), (2, 2));
+    assert_eq!(node.capacity_of(&NIC.into(), START).allocatable, 0);
+}
+
+// TestUpdateCapacityAllocatable, TestEndpointSyncOnDisconnect; e2e "when device plugin is stopped after
+// provisioning devices, node allocatable will be set to zero"
+#[test]
+fn when_the_last_plugin_leaves_allocatable_is_zero_and_capacity_lasts_for_the_grace() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a", "b"]);
+
+    node.connection_lost(only, START);
+
+    assert_eq!(counts(&node, START), (2, 0));
+    assert_eq!(counts(&node, Moment(START.0 + GRACE_MS)), (2, 0));
+    assert_eq!(counts(&node, Moment(START.0 + GRACE_MS + 1)), (0, 0));
+    assert_eq!(
+        counts(&node, Moment(0)),
+        (2, 0),
+        "a clock that is set back ends nothing"
+    );
+}
+
+#[test]
+fn a_plugin_that_never_lists_does_not_bring_back_what_the_grace_has_ended() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a", "b"]);
+    node.connection_lost(only, START);
+    let later = Moment(START.0 + GRACE_MS + 1);
+
+    let (silent, _) = node.plugin_connected(offer(GPU, "only.sock"), later).unwrap();
+
+    assert_eq!(counts(&node, later), (0, 0));
+    node.connection_lost(silent, later);
+    assert_eq!(counts(&node, later), (0, 0));
+}
+
+#[test]
+fn a_plugin_that_crashes_before_its_list_does_not_prolong_the_grace() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a"]);
+    node.connection_lost(only, START);
+    let later = Moment(START.0 + GRACE_MS);
+    let (silent, _) = node.plugin_connected(offer(GPU, "only.sock"), later).unwrap();
+
+    node.connection_lost(silent, later);
+
+    assert_eq!(counts(&node, later), (1, 0));
+    assert_eq!(counts(&node, Moment(later.0 + 1)), (0, 0));
+}
+
+// e2e "when ListAndWatch fails immediately, node allocatable will be set to zero"
+#[test]
+fn a_plugin_that_leaves_before_its_first_list_counts_for_nothing() {
+    let mut node = Node::default();
+    let only = connect(&mut node, offer(GPU, "only.sock"));
+
+    node.connection_lost(only, START);
+
+    assert_eq!(counts(&node, START), (0, 0));
+}
+
+#[test]
+fn the_same_list_after_the_plugin_came_back_is_in_force_again() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "only.sock", &["a"]);
+    node.connection_lost(first, START);
+
+    serve(&mut node, GPU, "only.sock", &["a"]);
+
+    assert_eq!((counts(&node, START), free(&node, GPU)), ((1, 1), 1));
+}
+
+// TestUpdateCapacityAllocatable: after the checkpoint was read again
+#[test]
+fn after_a_restart_a_resource_is_known_and_counts_for_nothing() {
+    let last = Last {
+        endpoint: "old.sock".into(),
+        gone_since: START,
+    };
+    let resources = [(gpu(), Some(last.clone()))].into();
+
+    let node = Node::restore(Restored {
+        pods: vec![],
+        resources,
+    });
+
+    assert_eq!(node.capacity(START), [(gpu(), Capacity::default())].into());
+    assert_eq!(node.availability(&gpu()), Availability::Gone(Some(last)));
+}
+
+#[test]
+fn a_device_that_vanishes_while_held_stays_with_its_pod() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a", "b"]);
+    admit(&mut node, &gpu_pod("p", 1));
+
+    node.devices_listed(only, list(&["b"]));
+
+    assert_eq!(held(node.pod(&"p".into()).unwrap(), "main"), ["a"]);
+    assert_eq!(free(&node, GPU), 1);
+    assert_sound(&node);
+}
+
+#[test]
+fn a_device_that_comes_back_while_held_is_not_free() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a"]);
+    admit(&mut node, &gpu_pod("p", 1));
+    node.devices_listed(only, list(&[]));
+
+    node.devices_listed(only, list(&["a"]));
+
+    assert_eq!(free(&node, GPU), 0);
+    assert_sound(&node);
+}
+
+#[test]
+fn a_device_that_is_released_while_unlisted_is_free_when_it_comes_back() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a", "b"]);
+    admit(&mut node, &gpu_pod("p", 1));
+    node.devices_listed(only, list(&["b"]));
+    release(&mut node, "p");
+
+    node.devices_listed(only, list(&["a", "b"]));
+
+    assert_eq!(free(&node, GPU), 2);
+    assert_sound(&node);
+}
+
+#[test]
+fn a_device_that_is_released_while_unhealthy_is_not_free() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a"]);
+    admit(&mut node, &gpu_pod("p", 1));
+    node.devices_listed(only, list_of(vec![unhealthy("a")]));
+
+    release(&mut node, "p");
+
+    assert_eq!(free(&node, GPU), 0);
+    assert_sound(&node);
+}
+
+#[test]
+fn a_device_that_is_released_while_the_plugin_is_away_is_not_free() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["a"]);
+    admit(&mut node, &gpu_pod("p", 1));
+    node.connection_lost(only, START);
+
+    release(&mut node, "p");
+
+    assert_eq!(node.capacity_of(&gpu(), START).free, 0);
+    assert_sound(&node);
+}
+
+// Spec §27.3: a device that leaves the list during Allocate makes the kubelet crash.
+#[test]
+fn a_device_that_vanishes_while_reserved_is_committed_without_a_node() {
+    let mut node = Node::default();
+    let only = connect(&mut node, offer(GPU, "only.sock"));
+    node.devices_listed(only, list_of(vec![healthy_on("a", &[1]), healthy_on("b", &[1])]));
+    let request = gpu_pod("p", 2);
+    let id = reserve(&mut node, &request);
+    node.devices_listed(only, list_of(vec![healthy_on("b", &[1])]));
+
+    let pod = commit(&mut node, id, &request);
+
+    assert_eq!(
+        pod.allocations[0].nodes,
+        [(-1, ids(&["a"])), (1, ids(&["b"]))].into()
+    );
+    assert_sound(&node);
+}
+
+#[test]
+fn a_list_that_changes_during_a_reservation_does_not_free_what_is_set_aside() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "only.sock", &["b", "c"]);
+    let id = reserve(&mut node, &gpu_pod("p", 1));
+
+    node.devices_listed(only, list(&["a", "b", "c"]));
+
+    assert_eq!(granted(&node, id, "main"), ["b"]);
+    assert_eq!(
+        admit(&mut node, &gpu_pod("q", 2)).allocations[0].devices,
+        ids(&["a", "c"])
+    );
+    assert_sound(&node);
+}
+
+// TestGetContainerDevices
+#[test]
+fn a_device_on_two_nodes_is_recorded_under_both() {
+    let mut node = Node::default();
+    let only = connect(&mut node, offer(GPU, "only.sock"));
+    node.devices_listed(only, list_of(vec![healthy_on("a", &[0, 1])]));
+
+    let pod = admit(&mut node, &gpu_pod("p", 1));
+
+    assert_eq!(
+        pod.allocations[0].nodes,
+        [(0, ids(&["a"])), (1, ids(&["a"]))].into()
+    );
+}
+
+#[test]
+fn a_huge_number_of_nodes_is_harmless() {
+    let devices = (0..2_000)
+        .map(|number| healthy_on(&format!("{number:05}"), &[number]))
+        .collect();
+    let mut node = Node::default();
+    let only = connect(&mut node, offer(GPU, "only.sock"));
+
+    node.devices_listed(only, list_of(devices));
+
+    assert_eq!(
+        admit(&mut node, &gpu_pod("p", 2_000)).allocations[0]
+            .devices
+            .len(),
+        2_000
+    );
+}

@@ -1,0 +1,254 @@
+//! What a node says of itself.
+
+use alloc::collections::BTreeSet;
+use alloc::string::ToString;
+use alloc::vec;
+
+use super::*;
+use crate::device_plugin::inventory::Last;
+use crate::{Availability, PodUid};
+
+#[test]
+fn devices_are_those_listed_and_those_held() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "gpu.sock", &["a", "b"]);
+    admit(&mut node, &gpu_pod("p", 1));
+    node.devices_listed(only, list_of(vec![healthy_on("b", &[1]), unhealthy("c")]));
+
+    let devices = node.devices(&gpu());
+
+    let seen: Vec<_> = devices
+        .iter()
+        .map(|each| {
+            (
+                each.id.as_str(),
+                each.listed,
+                each.healthy,
+                &each.nodes[..],
+                each.holders.len(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("a", false, false, &[][..], 1),
+            ("b", true, true, &[1], 0),
+            ("c", true, false, &[], 0),
+        ]
+    );
+}
+
+#[test]
+fn devices_of_a_plugin_that_left_are_shown_as_such() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "gpu.sock", &["a"]);
+    node.connection_lost(only, START);
+
+    let devices = node.devices(&gpu());
+
+    assert_eq!((devices[0].listed, devices[0].healthy), (false, false));
+}
+
+// TestGetPodAndContainerForDevice
+#[test]
+fn the_same_id_under_two_resources_is_two_devices() {
+    let mut node = node_serving(&[(GPU, &["0"]), (NIC, &["0"])]);
+    admit(&mut node, &gpu_pod("p", 1));
+
+    let holders = |resource: &str| node.devices(&resource.into())[0].holders.clone();
+
+    assert_eq!((holders(GPU), holders(NIC)), (vec!["p".into()], vec![]));
+    assert!(node.devices(&"acme.com/unknown".into()).is_empty());
+}
+
+#[test]
+fn a_reserved_device_shows_its_pod() {
+    let mut node = node_with_gpus(&["a"]);
+
+    reserve(&mut node, &gpu_pod("p", 1));
+
+    assert_eq!(node.devices(&gpu())[0].holders, ["p".into()]);
+    assert_eq!(node.capacity_of(&gpu(), START).held, 1);
+}
+
+// TestGetAllocatableDevicesHealthTransition
+#[test]
+fn healthy_devices_follow_the_list_in_force() {
+    let mut node = Node::default();
+    let only = connect(&mut node, offer(GPU, "gpu.sock"));
+    node.devices_listed(only, list_of(vec![healthy("a"), unhealthy("b")]));
+    let before = node.healthy_devices();
+    node.devices_listed(only, list(&["a", "b"]));
+    let after = node.healthy_devices();
+    node.connection_lost(only, START);
+
+    assert_eq!(before, [(gpu(), ids(&["a"]))].into());
+    assert_eq!(after, [(gpu(), ids(&["a", "b"]))].into());
+    assert_eq!(node.healthy_devices(), [(gpu(), vec![])].into(), "the key stays");
+}
+
+// TestUpdatePluginResources
+#[test]
+fn allocatable_for_holders_is_raised_to_what_is_held_and_never_lowered() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "gpu.sock", &["a", "b", "c"]);
+    admit(&mut node, &gpu_pod("p", 2));
+
+    let serving = node.allocatable_for_holders(&gpu(), START);
+    node.connection_lost(only, START);
+    let away = node.allocatable_for_holders(&gpu(), START);
+
+    assert_eq!((serving, away), (3, 2));
+    assert_eq!(node.allocatable_for_holders(&NIC.into(), START), 0);
+}
+
+#[test]
+fn only_the_pods_of_a_synced_source_are_orphans() {
+    let mut node = node_with_gpus(&["a", "b", "c", "d", "e"]);
+    for (uid, source) in [
+        ("api", Source::Api),
+        ("gone", Source::Embedder),
+        ("there", Source::Embedder),
+    ] {
+        let request = PodRequest {
+            source,
+            ..gpu_pod(uid, 1)
+        };
+        admit(&mut node, &request);
+    }
+    node.put(imported("old", &[("main", GPU, &["d"])])).unwrap();
+    node.put(imported("also there", &[("main", GPU, &["e"])]))
+        .unwrap();
+    let active: BTreeSet<PodUid> = ["there".into(), "also there".into()].into();
+
+    let orphans = node.orphans(Source::Embedder, &active);
+
+    assert_eq!(orphans, ["gone".into(), "old".into()]);
+}
+
+#[test]
+fn an_adopted_pod_answers_to_its_new_source() {
+    let mut node = node_with_gpus(&["a"]);
+    node.put(imported("p", &[("main", GPU, &["a"])])).unwrap();
+    admit(&mut node, &gpu_pod("p", 1));
+
+    assert!(node.orphans(Source::Embedder, &BTreeSet::new()).is_empty());
+}
+
+#[test]
+fn devices_held_twice_are_reported_with_both_holders() {
+    let mut node = node_with_gpus(&["a", "b"]);
+    node.put(imported("p", &[("main", GPU, &["a", "b"])])).unwrap();
+    node.put(imported("q", &[("main", GPU, &["b"])])).unwrap();
+
+    let twice = node.doubly_held();
+
+    assert_eq!(twice.len(), 1);
+    assert_eq!(
+        (twice[0].id.as_str(), &twice[0].holders),
+        ("b", &vec!["p".into(), "q".into()])
+    );
+}
+
+#[test]
+fn plugins_show_what_they_said_and_whose_list_counts() {
+    let mut node = Node::default();
+    serve(&mut node, GPU, "first.sock", &["a", "b"]);
+    let second = serve(&mut node, GPU, "second.sock", &["c"]);
+    connect(&mut node, offer(GPU, "third.sock"));
+
+    let plugins = node.plugins();
+
+    let seen: Vec<_> = plugins
+        .iter()
+        .map(|each| (each.endpoint.as_str(), each.devices, each.in_force))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("first.sock", Some(2), false),
+            ("second.sock", Some(1), true),
+            ("third.sock", None, false)
+        ]
+    );
+    assert_eq!(node.plugin(second).unwrap().resource, gpu());
+    assert_eq!(second.to_string(), "1");
+}
+
+#[test]
+fn resources_show_whether_they_can_be_had() {
+    let mut node = node_with_gpus(&["a"]);
+    connect(&mut node, offer(NIC, "nic.sock"));
+    node.put(imported("p", &[("main", "acme.com/old", &["x"])]))
+        .unwrap();
+
+    let resources = node.resources(START);
+
+    let seen: Vec<_> = resources
+        .iter()
+        .map(|each| {
+            (
+                each.name.as_str(),
+                &each.availability,
+                each.plugins.len(),
+                each.capacity.held,
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (GPU, &Availability::Serving, 1, 0),
+            (NIC, &Availability::NotListed, 1, 0),
+            ("acme.com/old", &Availability::Gone(None), 0, 1),
+        ]
+    );
+}
+
+#[test]
+fn a_resource_that_is_gone_names_its_last_plugin() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "gpu.sock", &["a"]);
+    node.connection_lost(only, START);
+    let last = Last {
+        endpoint: "gpu.sock".into(),
+        gone_since: START,
+    };
+
+    assert_eq!(node.availability(&gpu()), Availability::Gone(Some(last.clone())));
+    assert_eq!(node.known_resources(), [(gpu(), Some(last))].into());
+}
+
+// TestGetDeviceRunContainerOptions
+#[test]
+fn run_options_are_those_of_one_container() {
+    let mut node = node_with_gpus(&["a", "b"]);
+    let request = pod("p", vec![app("one", &[(GPU, 1)]), app("two", &[(GPU, 1)])]);
+    let id = reserve(&mut node, &request);
+    let answer = |value: &str| {
+        let mut answer = Answer::default();
+        answer.options.envs.insert("GPU".into(), value.into());
+        (answer, false)
+    };
+    node.begin_commit(id, &request, vec![answer("first"), answer("second")])
+        .unwrap();
+    node.finish_commit(id);
+
+    let (options, conflicts) = node.run_options(&"p".into(), "two");
+
+    assert_eq!(options.envs["GPU"], "second");
+    assert!(conflicts.is_empty());
+    assert_eq!(node.run_options(&"p".into(), "three").0, Default::default());
+}
+
+#[test]
+fn pods_are_listed_by_uid() {
+    let mut node = node_with_gpus(&["a", "b"]);
+    admit(&mut node, &gpu_pod("q", 1));
+    admit(&mut node, &gpu_pod("p", 1));
+
+    let uids: Vec<_> = node.pods().map(|pod| pod.uid.as_str()).collect();
+
+    assert_eq!(uids, ["p", "q"]);
+}
