@@ -1,0 +1,42 @@
+//! Real plugin processes with scripted behaviour, for tests.
+//!
+//! ```text
+//!   test ──── Script (JSON) ────► plugin process ──── gRPC on unix sockets ────► devlet, kubelet
+//!     │ ───── commands (stdin) ──►      │
+//!     └ ◄──── events (stdout) ──────────┘
+//! ```
+//!
+//! A test says what the plugin is like ([`Script`]), starts it ([`Plugin::start`]), and from then on only reacts to
+//! what it tells: there are no sleeps. The process ends when its standard input does, so that it never outlives
+//! the test.
+//!
+//! Cargo does not build the binaries of other packages for a test, so the process is the test's own executable,
+//! started again: each test file that uses plugins says [`plugin_process!`] once. `testkit-plugin` is the same for
+//! people and scripts.
+//!
+//! Knows nothing of devlet: only the kubelet's protocols.
+
+// This is test code: a panic is how it reports.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod events;
+mod plugin;
+mod process;
+mod script;
+mod serve;
+
+pub use events::Event;
+pub use plugin::run;
+pub use process::{PATIENCE, Plugin, become_plugin_if_asked};
+pub use script::{Answer, Api, Device, DeviceNode, Door, Fault, Faults, Mount, Options, Script};
+
+/// Lets the executable of this test file be a plugin process.
+#[macro_export]
+macro_rules! plugin_process {
+    () => {
+        #[test]
+        fn plugin_process() {
+            $crate::become_plugin_if_asked();
+        }
+    };
+}

@@ -1,0 +1,205 @@
+//! The test's side of a plugin process.
+
+use std::collections::VecDeque;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use crate::events::Event;
+use crate::script::{Device, Fault, Script};
+
+/// How long a test waits for something that should happen at once, on a machine that is very busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+const VARIABLE: &str = "DEVLET_TESTKIT_SCRIPT";
+
+/// For [`plugin_process!`](crate::plugin_process): if this process was started to be a plugin, it is one and then
+/// ends.
+pub fn become_plugin_if_asked() {
+    let Some(script) = std::env::var_os(VARIABLE) else {
+        return;
+    };
+    let script = script.to_str().expect("the script is UTF-8");
+    // The line of the test harness is unfinished.
+    println!();
+    crate::run(serde_json::from_str(script).expect("the script is JSON"));
+    std::process::exit(0);
+}
+
+/// A running plugin. It is killed when dropped.
+#[derive(Debug)]
+pub struct Plugin {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<Event>,
+    /// Events that came while another one was waited for.
+    passed: VecDeque<Event>,
+    name: String,
+}
+
+impl Plugin {
+    /// Starts a plugin; it may not have registered yet.
+    pub fn start(script: &Script) -> Self {
+        let text = serde_json::to_string(script).expect("scripts are plain");
+        let mut command = Command::new(std::env::current_exe().expect("a test has an executable"));
+        command
+            .args(["--exact", "plugin_process", "--nocapture", "--test-threads=1"])
+            .env(VARIABLE, text)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the plugin starts");
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let Ok(line) = line else { return };
+                // Everything else is the test harness talking.
+                if let Ok(event) = serde_json::from_str(&line)
+                    && sender.send(event).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let name = script.resource.clone();
+        Self {
+            child,
+            stdin,
+            lines,
+            passed: VecDeque::new(),
+            name,
+        }
+    }
+
+    /// Starts a plugin, and returns once it has registered and its first list is out.
+    pub fn registered(script: &Script) -> Self {
+        let mut plugin = Self::start(script);
+        plugin.until(&Event::Registered);
+        plugin.until_list_of(script.devices.len());
+        plugin
+    }
+
+    /// Waits for an event; those that come before it can still be waited for.
+    pub fn until(&mut self, wanted: &Event) {
+        self.find(&format!("{wanted:?}"), |event| (event == wanted).then_some(()));
+    }
+
+    /// Waits until a list of this many devices has been sent.
+    pub fn until_list_of(&mut self, devices: usize) {
+        self.until(&Event::ListSent { devices });
+    }
+
+    /// Waits for a call; the devices that it names.
+    pub fn called(&mut self, method: &str) -> Vec<String> {
+        self.find(&format!("a call of {method}"), |event| match event {
+            Event::Called { method: called, ids } if called == method => Some(ids.clone()),
+            _ => None,
+        })
+    }
+
+    /// Waits until the kubelet refuses the plugin; its words.
+    pub fn refused(&mut self) -> String {
+        self.find("a refused registration", |event| match event {
+            Event::RegisterFailed { message, .. } => Some(message.clone()),
+            _ => None,
+        })
+    }
+
+    /// Waits for the first event that `pick` likes, and takes it out.
+    pub fn find<T>(&mut self, what: &str, mut pick: impl FnMut(&Event) -> Option<T>) -> T {
+        let found = self
+            .passed
+            .iter()
+            .enumerate()
+            .find_map(|(place, event)| Some((place, pick(event)?)));
+        if let Some((place, picked)) = found {
+            self.passed.remove(place);
+            return picked;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(event) => match pick(&event) {
+                    Some(picked) => return picked,
+                    None => self.passed.push_back(event),
+                },
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("{}: {what} did not come; came: {:?}", self.name, self.passed)
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("{} ended without {what}; came: {:?}", self.name, self.passed)
+                }
+            }
+        }
+    }
+
+    /// Whether such a call has come so far; does not wait.
+    pub fn was_called(&mut self, method: &str) -> bool {
+        self.passed.extend(self.lines.try_iter());
+        let is = |event: &Event| matches!(event, Event::Called { method: called, .. } if called == method);
+        self.passed.iter().any(is)
+    }
+
+    /// Gives a command and waits until it has been carried out.
+    pub fn command(&mut self, command: &str) {
+        let stdin = self.stdin.as_mut().expect("the plugin has not been told to end");
+        writeln!(stdin, "{command}").expect("the plugin runs");
+        let done = self.find(command, |event| match event {
+            Event::Done { command: done } if done == command => Some(Ok(())),
+            Event::Refused {
+                command: refused,
+                reason,
+            } if refused == command => Some(Err(reason.clone())),
+            _ => None,
+        });
+        if let Err(reason) = done {
+            panic!("{}: {command}: {reason}", self.name);
+        }
+    }
+
+    /// Another list, sent when this returns.
+    pub fn list(&mut self, devices: &[Device]) {
+        let text = serde_json::to_string(devices).expect("devices are plain");
+        self.command(&format!("list {text}"));
+        self.until_list_of(devices.len());
+    }
+
+    /// The health of one device.
+    pub fn health(&mut self, device: &str, health: &str) {
+        self.command(&format!("health {device} {health}"));
+    }
+
+    /// How a call is answered from now on.
+    pub fn fault(&mut self, method: &str, fault: Option<&Fault>) {
+        let text = serde_json::to_string(&fault).expect("faults are plain");
+        self.command(&format!("fault {method} {text}"));
+    }
+
+    /// Ends the plugin well; it is gone, and so are its sockets, when this returns.
+    pub fn exit(mut self) {
+        self.stdin = None;
+        self.child.wait().expect("the plugin is our child");
+    }
+
+    /// Waits until the plugin has died by itself.
+    pub fn died(mut self) {
+        let status = self.child.wait().expect("the plugin is our child");
+        assert!(!status.success(), "{} ended well", self.name);
+    }
+
+    /// Ends the plugin as by `kill -9`; its sockets stay behind.
+    pub fn kill(mut self) {
+        self.child.kill().expect("the plugin is our child");
+        self.child.wait().expect("the plugin is our child");
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
