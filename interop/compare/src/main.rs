@@ -299,6 +299,8 @@ fn guarded(compare: impl FnOnce() -> Differences) -> Differences {
 struct Report {
     compared: usize,
     failed: usize,
+    /// Differences that are left out.
+    meant: usize,
     kinds: BTreeMap<&'static str, usize>,
 }
 
@@ -309,10 +311,13 @@ impl Report {
             let mut to_show = Vec::new();
             for (case, differences) in cases.iter().zip(batch) {
                 self.compared += 1;
-                let repeated = matches!(case, Case::File(bytes) if lists_three_times(bytes));
-                let Some(first) = differences.0.first().filter(|_| !repeated) else {
+                let Some(first) = differences.0.first() else {
                     continue;
                 };
+                if matches!(case, Case::File(bytes) if lists_three_times(bytes)) {
+                    self.meant += 1;
+                    continue;
+                }
                 self.failed += 1;
                 let seen = self.kinds.entry(first.what).or_default();
                 *seen += 1;
@@ -344,6 +349,10 @@ impl Report {
         for (what, count) in &self.kinds {
             println!("{count:>8}  {what}");
         }
+        println!(
+            "{:>8}  left out: the same list three times under one key",
+            self.meant
+        );
         println!("{} passed, {} failed", self.compared - self.failed, self.failed);
         ExitCode::from(u8::from(self.failed > 0))
     }
