@@ -48,7 +48,7 @@ pub enum Problem {
     },
     /// One entry would be dropped, and its devices be free.
     #[error(
-        "entry {index} ({holder}) is dropped and its devices become free: the plugin's answer is {reason}"
+        "entry {index} ({holder}) is dropped and its devices become free: the plugin's answer does not decode, {reason}"
     )]
     DroppedEntry {
         /// Its place in the list, from 0.
@@ -90,11 +90,8 @@ pub enum Accident {
     /// The document is `null`.
     #[error("it is null")]
     Null,
-    /// The envelope has no `Data`.
-    #[error("it has no Data")]
-    NoData,
-    /// The inner document has no list of claims.
-    #[error("the document in Data has no ClaimInfoStateList")]
+    /// There is no list of claims.
+    #[error("it has no list of claims: Data, or ClaimInfoStateList in it, is missing")]
     NoClaimList,
 }
 
@@ -315,12 +312,7 @@ fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict
 
 fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
     if !checkpoint.has_claim_list {
-        let accident = if *checkpoint == envelope::Checkpoint::default() {
-            Accident::NoData
-        } else {
-            Accident::NoClaimList
-        };
-        verdict.problems.push(Problem::EmptyByAccident(accident));
+        verdict.problems.push(Problem::EmptyByAccident(Accident::NoClaimList));
         return;
     }
     if checkpoint.kind != envelope::KIND || checkpoint.api_version != envelope::API_VERSION {

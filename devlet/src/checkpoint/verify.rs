@@ -63,7 +63,7 @@ impl Judged {
     }
 
     fn line(&self) -> String {
-        let format = self.format.unwrap_or("unknown format");
+        let format = self.format.unwrap_or("cannot be decoded");
         let mut line = format!(
             "{}: {} ({format})",
             self.file,
