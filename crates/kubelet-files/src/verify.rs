@@ -90,6 +90,9 @@ pub enum Accident {
     /// The document is `null`.
     #[error("it is null")]
     Null,
+    /// It is of an old format that has no `Data`, with the checksum of an empty state of today.
+    #[error("it has no Data")]
+    NoData,
     /// There is no list of claims.
     #[error("it has no list of claims: Data, or ClaimInfoStateList in it, is missing")]
     NoClaimList,
