@@ -1,4 +1,5 @@
 //! `devlet checkpoint` on the built binary.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

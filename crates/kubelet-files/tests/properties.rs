@@ -1,4 +1,5 @@
 //! Whatever is written is read back as it was.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -89,7 +90,9 @@ fn as_v1(checkpoint: &Checkpoint, checksum: u64) -> Vec<u8> {
         entries.iter().map(entry).collect::<Vec<_>>()
     });
     let data = serde_json::json!({"PodDeviceEntries": entries, "RegisteredDevices": checkpoint.registered});
-    serde_json::json!({"Data": data, "Checksum": checksum}).to_string().into_bytes()
+    serde_json::json!({"Data": data, "Checksum": checksum})
+        .to_string()
+        .into_bytes()
 }
 
 proptest! {
@@ -148,8 +151,15 @@ proptest! {
 
 #[test]
 fn an_empty_list_of_skipped_operations_is_left_out() {
-    let driver = Driver { devices: None, skip_node_operations: Some(Vec::new()) };
+    let driver = Driver {
+        devices: None,
+        skip_node_operations: Some(Vec::new()),
+    };
     let drivers = Some(BTreeMap::from([("d".to_owned(), driver)]));
-    let claim = Claim { drivers, pods: Some(BTreeSet::new()), ..Claim::default() };
+    let claim = Claim {
+        drivers,
+        pods: Some(BTreeSet::new()),
+        ..Claim::default()
+    };
     assert!(!envelope::write(Some(&[claim])).contains("skipNodeOperations"));
 }
