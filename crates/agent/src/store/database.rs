@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -59,11 +59,21 @@ pub(crate) fn newest(migrations: Migrations<'_>) -> u32 {
 
 pub(crate) type Hash = [u8; 32];
 
-/// A kubelet file that is ours, by its number among all of them.
+/// A kubelet file that is ours, by its number among all of them, and the numbers of those that are forgotten.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirror {
     pub(crate) number: u64,
     pub(crate) hash: Hash,
+    pub(crate) forget: Vec<u64>,
+}
+
+/// What is known of the kubelet's file as it is on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InFile {
+    Absent,
+    Hash(Hash),
+    /// It has been replaced, but a power loss might bring the one before back.
+    Uncertain,
 }
 
 /// One value to be written; `None` removes it.
@@ -100,7 +110,10 @@ impl Surroundings {
         let resources = self.resources.iter();
         rows.extend(resources.map(|(name, record)| Row::Resource(name.clone(), record.clone())));
         let mirrors = self.mirrors.iter();
-        rows.extend(mirrors.map(|(&number, &hash)| Row::Mirror(Mirror { number, hash })));
+        rows.extend(mirrors.map(|(&number, &hash)| {
+            let forget = Vec::new();
+            Row::Mirror(Mirror { number, hash, forget })
+        }));
         rows
     }
 
@@ -115,8 +128,8 @@ impl Surroundings {
             Row::BootId(id) => self.boot_id = Some(id.clone()),
             Row::Mirror(mirror) => {
                 self.mirrors.insert(mirror.number, mirror.hash);
-                while self.mirrors.len() > REMEMBERED_MIRRORS {
-                    self.mirrors.pop_first();
+                for number in &mirror.forget {
+                    self.mirrors.remove(number);
                 }
             }
         }
@@ -126,11 +139,20 @@ impl Surroundings {
         self.mirrors.values().any(|known| known == hash)
     }
 
-    pub(crate) fn next_mirror(&self, hash: Hash) -> Mirror {
+    /// The record of a file that is about to be written in the place of one with the hash `in_file`, which must
+    /// stay known until it is gone.
+    pub(crate) fn next_mirror(&self, hash: Hash, in_file: InFile) -> Mirror {
         let last = self.mirrors.last_key_value().map_or(0, |(&number, _)| number);
+        let surplus = match in_file {
+            InFile::Uncertain => 0,
+            _ => (self.mirrors.len() + 1).saturating_sub(REMEMBERED_MIRRORS),
+        };
+        let old = self.mirrors.iter().take(surplus);
+        let forget = old.filter(|(_, hash)| in_file != InFile::Hash(**hash));
         Mirror {
             number: last + 1,
             hash,
+            forget: forget.map(|(&number, _)| number).collect(),
         }
     }
 }
@@ -409,8 +431,9 @@ fn write_rows<'a>(
                     none => none.insert(transaction.open_table(MIRRORS)?),
                 };
                 table.insert(mirror.number, mirror.hash.as_slice())?;
-                let count = u64::try_from(REMEMBERED_MIRRORS).unwrap_or(u64::MAX);
-                table.retain_in(..=mirror.number.saturating_sub(count), |_, _| false)?;
+                for number in &mirror.forget {
+                    table.remove(number)?;
+                }
             }
         }
     }
@@ -428,9 +451,7 @@ impl Snapshot {
             return Err(LoadError::Unreadable("it has no schema".into()));
         };
         let bytes = version.value();
-        let bytes = bytes
-            .try_into()
-            .map_err(|_| InvalidRecord::Length(bytes.len()))?;
+        let bytes = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
         Ok(u32::from_le_bytes(bytes))
     }
 
@@ -472,9 +493,7 @@ impl Snapshot {
         for mirror in mirrors.iter()? {
             let (number, hash) = mirror?;
             let bytes = hash.value();
-            let hash = bytes
-                .try_into()
-                .map_err(|_| InvalidRecord::Length(bytes.len()))?;
+            let hash = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
             around.mirrors.insert(number.value(), hash);
         }
         Ok(contents)
@@ -497,3 +516,7 @@ pub(crate) fn reason(error: &redb::Error) -> String {
     }
 }
 
+/// The schema that this version writes.
+pub(crate) fn newest_schema() -> u32 {
+    newest(MIGRATIONS)
+}

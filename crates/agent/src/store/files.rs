@@ -50,7 +50,8 @@ pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces a file as a whole: whoever looks, even after a crash, sees the old content or the new.
+/// Replaces a file as a whole: whoever looks, even after a crash, sees the old content or the new. Which one it is
+/// after a crash is certain only when the directory has been synced, too.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     // With a dot in front, as a kubelet does: it lists its directory without such names.
     let name = path
@@ -68,7 +69,7 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&temporary);
         return Err(error);
     }
-    sync_directory_of(path)
+    Ok(())
 }
 
 /// Writes a file of our own that was not there before, in a directory of our own.

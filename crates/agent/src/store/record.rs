@@ -133,7 +133,10 @@ impl PodRecord {
             Ok(SourceRecord::Imported) => Source::Imported,
             _ => return Err(InvalidRecord::Source(self.source)),
         };
-        let allocations = self.allocations.into_iter().map(AllocationRecord::into_allocation);
+        let allocations = self
+            .allocations
+            .into_iter()
+            .map(AllocationRecord::into_allocation);
         Ok(Pod {
             uid: uid.into(),
             name: PodName {

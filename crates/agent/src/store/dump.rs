@@ -1,0 +1,75 @@
+//! All of the database as JSON, for people.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use devlet_core::{Allocation, ContainerKind, Pod, Source};
+use serde_json::{Map, Value, json};
+
+use super::database::{Contents, Hash};
+
+pub(crate) fn contents(contents: &Contents) -> Value {
+    let around = &contents.around;
+    let blocked = around.blocked.as_ref();
+    let resources = around.resources.iter().map(|(name, record)| {
+        let endpoint = (!record.endpoint.is_empty()).then_some(record.endpoint.as_str());
+        let record = json!({ "endpoint": endpoint, "goneSince": record.gone_since });
+        (name.as_str().to_owned(), record)
+    });
+    let mirrors = around
+        .mirrors
+        .iter()
+        .map(|(number, hash)| json!({ "number": number, "sha256": hex(hash) }));
+    json!({
+        "schema": super::database::newest_schema(),
+        "bootId": around.boot_id,
+        "blocked": blocked.map(|blocked| json!({ "file": blocked.file, "reason": blocked.reason })),
+        "pods": contents.pods.values().map(pod).collect::<Vec<_>>(),
+        "resources": resources.collect::<Map<_, _>>(),
+        "mirrors": mirrors.collect::<Vec<_>>(),
+    })
+}
+
+fn pod(pod: &Pod) -> Value {
+    let source = match pod.source {
+        Source::Api => "api",
+        Source::Embedder => "embedder",
+        Source::Imported => "imported",
+    };
+    json!({
+        "uid": pod.uid.as_str(),
+        "namespace": pod.name.namespace,
+        "name": pod.name.name,
+        "source": source,
+        // Text, because not every reader of JSON has whole numbers of this size.
+        "fingerprint": format!("{:016x}", pod.fingerprint),
+        "beforeReboot": pod.before_reboot,
+        "allocations": pod.allocations.iter().map(allocation).collect::<Vec<_>>(),
+    })
+}
+
+fn allocation(allocation: &Allocation) -> Value {
+    let kind = allocation.kind.map(|kind| match kind {
+        ContainerKind::Init => "init",
+        ContainerKind::Sidecar => "sidecar",
+        ContainerKind::App => "app",
+    });
+    let texts =
+        |ids: &[devlet_core::DeviceId]| ids.iter().map(|id| id.as_str().to_owned()).collect::<Vec<_>>();
+    let nodes = allocation
+        .nodes
+        .iter()
+        .map(|(node, ids)| (node.to_string(), json!(texts(ids))));
+    json!({
+        "container": allocation.container.as_str(),
+        "kind": kind,
+        "resource": allocation.resource.as_str(),
+        "devices": texts(&allocation.devices),
+        "numaNodes": nodes.collect::<Map<_, _>>(),
+        "answer": STANDARD.encode(&allocation.answer.raw),
+        "preStartRequired": allocation.pre_start_required,
+    })
+}
+
+fn hex(hash: &Hash) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,221 @@
+//! A kubelet's file, as pods.
+//!
+//! The file says who holds what, and nothing else: no names, no specs. So it is the truth about allocations only.
+//! A pod that we know keeps its name, its source and its fingerprint, and an allocation that is the same keeps
+//! what the file cannot say.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use devlet_core::{
+    Allocation, ContainerName, DeviceId, DeviceView, Pod, PodName, PodUid, ResourceName, Source,
+};
+use devlet_kubelet_files::device_plugin::response::{self, InvalidResponse};
+use devlet_kubelet_files::device_plugin::{Checkpoint, Devices, Entry};
+use devlet_kubelet_files::{ChecksumMismatch, Document, Format, ReadError, Role};
+
+use super::answer::recorded;
+
+/// Why a file is not taken in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnreadableFile {
+    /// It does not decode.
+    #[error(transparent)]
+    Syntax(#[from] ReadError),
+    /// It decodes, but is not what was written.
+    #[error(transparent)]
+    Checksum(#[from] ChecksumMismatch),
+    /// It is another one of the kubelet's files.
+    #[error("it is a file about DRA claims, not about devices")]
+    OtherKind,
+}
+
+/// What came out of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImportReport {
+    /// What the file was written in.
+    pub format: Format,
+    /// What is different from before.
+    pub difference: Difference,
+    /// Devices that more than one pod holds now. All of them keep it; it is given to nobody else.
+    pub doubly_held: Vec<DeviceView>,
+    /// Allocations whose answer does not decode. The devices are held, but add nothing to the container.
+    pub undecodable: Vec<Undecodable>,
+    /// Entries that a later one for the same container and resource replaces, as in a kubelet.
+    pub replaced_entries: usize,
+}
+
+/// Which pods are different, by UID.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Difference {
+    /// New ones.
+    pub added: Vec<PodUid>,
+    /// Those that hold nothing any longer.
+    pub removed: Vec<PodUid>,
+    /// Those that hold something else.
+    pub changed: Vec<PodUid>,
+}
+
+/// An allocation whose answer does not decode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undecodable {
+    /// The pod.
+    pub pod: PodUid,
+    /// Its container.
+    pub container: ContainerName,
+    /// The resource.
+    pub resource: ResourceName,
+    /// What is wrong with it.
+    pub reason: InvalidResponse,
+}
+
+/// A file that has been read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Imported {
+    pub(crate) format: Format,
+    pub(crate) pods: BTreeMap<PodUid, Vec<Allocation>>,
+    pub(crate) resources: BTreeSet<ResourceName>,
+    pub(crate) undecodable: Vec<Undecodable>,
+    pub(crate) replaced_entries: usize,
+}
+
+impl Imported {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, UnreadableFile> {
+        let file = devlet_kubelet_files::read(bytes, Some(Role::DevicePlugin))?;
+        let format = file.format;
+        let Document::DevicePlugin(checkpoint) = file.verified()? else {
+            return Err(UnreadableFile::OtherKind);
+        };
+        Ok(Self::new(format, checkpoint))
+    }
+
+    fn new(format: Format, checkpoint: Checkpoint) -> Self {
+        let mut imported = Self {
+            format,
+            pods: BTreeMap::new(),
+            resources: BTreeSet::new(),
+            undecodable: Vec::new(),
+            replaced_entries: 0,
+        };
+        let checkpoint = checkpoint.into_per_numa();
+        let registered = checkpoint.registered.into_iter().flatten();
+        imported.resources.extend(registered.map(|(name, _)| name.into()));
+        for entry in checkpoint.entries.into_iter().flatten() {
+            imported.add(entry);
+        }
+        imported
+    }
+
+    fn add(&mut self, entry: Entry) {
+        let pod = PodUid::from(entry.pod_uid);
+        let mut devices: Vec<DeviceId> = entry.devices.ids().into_iter().map(DeviceId::from).collect();
+        devices.sort();
+        let Devices::PerNuma(nodes) = entry.devices else {
+            return;
+        };
+        let on_node = |ids: Option<Vec<String>>| {
+            let ids: BTreeSet<DeviceId> = ids.into_iter().flatten().map(DeviceId::from).collect();
+            ids.into_iter().collect()
+        };
+        let nodes = nodes.into_iter().flatten();
+        let raw = entry.alloc_resp.unwrap_or_default();
+        let undecodable = response::decode(&raw).err();
+        let allocation = Allocation {
+            container: entry.container.into(),
+            kind: None,
+            resource: entry.resource.into(),
+            devices,
+            nodes: nodes.map(|(node, ids)| (node, on_node(ids))).collect(),
+            answer: recorded(raw),
+            pre_start_required: false,
+        };
+        let (container, resource) = (allocation.container.clone(), allocation.resource.clone());
+        self.resources.insert(resource.clone());
+        let allocations = self.pods.entry(pod.clone()).or_default();
+        match find(allocations, &container, &resource) {
+            Some(place) => {
+                allocations[place] = allocation;
+                self.replaced_entries += 1;
+                self.undecodable.retain(|each| {
+                    (&each.pod, &each.container, &each.resource) != (&pod, &container, &resource)
+                });
+            }
+            None => allocations.push(allocation),
+        }
+        self.undecodable.extend(undecodable.map(|reason| Undecodable {
+            pod,
+            container,
+            resource,
+            reason,
+        }));
+    }
+
+    /// The pods to be written, given those that there are. Nothing is said about pods that the file does not have.
+    pub(crate) fn against<'a>(&self, known: impl Fn(&PodUid) -> Option<&'a Pod>) -> (Vec<Pod>, Difference) {
+        let mut difference = Difference::default();
+        let mut changed = Vec::new();
+        for (uid, allocations) in &self.pods {
+            match known(uid) {
+                None => {
+                    difference.added.push(uid.clone());
+                    changed.push(Pod {
+                        uid: uid.clone(),
+                        name: PodName::default(),
+                        source: Source::Imported,
+                        fingerprint: 0,
+                        before_reboot: false,
+                        allocations: allocations.clone(),
+                    });
+                }
+                Some(pod) => {
+                    let merged = merge(pod, allocations);
+                    if merged != *pod {
+                        difference.changed.push(uid.clone());
+                        changed.push(merged);
+                    }
+                }
+            }
+        }
+        (changed, difference)
+    }
+
+    pub(crate) fn report(&self, difference: Difference, doubly_held: Vec<DeviceView>) -> ImportReport {
+        ImportReport {
+            format: self.format,
+            difference,
+            doubly_held,
+            undecodable: self.undecodable.clone(),
+            replaced_entries: self.replaced_entries,
+        }
+    }
+}
+
+fn find(allocations: &[Allocation], container: &ContainerName, resource: &ResourceName) -> Option<usize> {
+    allocations
+        .iter()
+        .position(|each| each.container == *container && each.resource == *resource)
+}
+
+/// The pod with the allocations of a file: in its own order as far as it has them.
+fn merge(pod: &Pod, allocations: &[Allocation]) -> Pod {
+    let mut merged = Vec::with_capacity(allocations.len());
+    for ours in &pod.allocations {
+        if let Some(place) = find(allocations, &ours.container, &ours.resource) {
+            let theirs = &allocations[place];
+            // Neither is in the file.
+            merged.push(Allocation {
+                kind: ours.kind,
+                pre_start_required: ours.pre_start_required,
+                ..theirs.clone()
+            });
+        }
+    }
+    for theirs in allocations {
+        if find(&pod.allocations, &theirs.container, &theirs.resource).is_none() {
+            merged.push(theirs.clone());
+        }
+    }
+    Pod {
+        allocations: merged,
+        ..pod.clone()
+    }
+}

@@ -1,0 +1,279 @@
+//! The kubelet's file, kept in step with the database, and the resources that are known, kept in the database.
+//!
+//! Nobody waits for either, so both are done from time to time by a thread of their own:
+//!
+//! ```text
+//!   rung ──wait a while──► what is on disk ──hash──► record the hash ──synced──► replace the file
+//! ```
+//!
+//! The hash is on disk before the file is. So a file at start whose hash is not on record was written by somebody
+//! else: a kubelet. The file is made from a snapshot of the database, not from memory: it holds no lock while it
+//! is made, and it never contains what was not answered.
+//!
+//! While the node is blocked there is no mirror: it would be read as a state in which nothing is held.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use devlet_core::{DeviceId, Node, ResourceName};
+use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::database::{Hash, InFile, LoadError, Row, Snapshot, Surroundings};
+use super::files;
+use super::record::ResourceRecord;
+use super::writer::{Outbox, Phase, WriteError, settled};
+
+/// Mirrors take at most this part of the time.
+const SHARE_OF_TIME: u32 = 20;
+
+/// Why the kubelet's file is not up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum MirrorError {
+    /// Its hash cannot be recorded.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// What it should contain cannot be read.
+    #[error("the database cannot be read: {reason}")]
+    Read {
+        /// Why not.
+        reason: String,
+    },
+    /// The file cannot be replaced.
+    #[error("{} cannot be replaced", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl From<LoadError> for MirrorError {
+    fn from(error: LoadError) -> Self {
+        Self::Read {
+            reason: error.to_string(),
+        }
+    }
+}
+
+pub(crate) enum Call {
+    Ring,
+    Now(oneshot::Sender<Result<(), MirrorError>>),
+    Stop(oneshot::Sender<Result<(), MirrorError>>),
+    /// At once, with nothing written.
+    Quit,
+}
+
+/// How others say that something may have changed.
+#[derive(Debug, Clone)]
+pub(crate) struct Doorbell {
+    calls: Sender<Call>,
+    rung: Arc<AtomicBool>,
+}
+
+impl Doorbell {
+    pub(crate) fn new(calls: Sender<Call>, rung: Arc<AtomicBool>) -> Self {
+        Self { calls, rung }
+    }
+
+    pub(crate) fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // Nobody at home: the store is being stopped.
+            let _ = self.calls.send(Call::Ring);
+        }
+    }
+
+    pub(crate) fn quit(&self) {
+        let _ = self.calls.send(Call::Quit);
+    }
+
+    pub(crate) fn call(
+        &self,
+        call: fn(oneshot::Sender<Result<(), MirrorError>>) -> Call,
+    ) -> oneshot::Receiver<Result<(), MirrorError>> {
+        let (done, answer) = oneshot::channel();
+        let _ = self.calls.send(call(done));
+        answer
+    }
+}
+
+pub(crate) struct Mirrorer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) outbox: Outbox,
+    /// `None`: there is no kubelet's file to keep.
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) interval: Duration,
+    /// What is on disk, as far as it comes from here.
+    pub(crate) around: Surroundings,
+    /// What is in the file.
+    pub(crate) in_file: InFile,
+    pub(crate) calls: Receiver<Call>,
+    /// Whether somebody has rung since this last looked.
+    pub(crate) rung: Arc<AtomicBool>,
+}
+
+impl Mirrorer {
+    /// Until stopped, or until nobody is left who could ring.
+    pub(crate) fn run(mut self) {
+        let mut wait: Option<Instant> = None;
+        let mut pause = self.interval;
+        let mut was_failing = false;
+        loop {
+            let call = match wait {
+                None => self.calls.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(until) => self
+                    .calls
+                    .recv_timeout(until.saturating_duration_since(Instant::now())),
+            };
+            let answer = match call {
+                Ok(Call::Ring) => {
+                    wait.get_or_insert_with(|| Instant::now() + pause);
+                    continue;
+                }
+                Ok(Call::Now(answer)) => Some((answer, false)),
+                Ok(Call::Stop(answer)) => Some((answer, true)),
+                Err(RecvTimeoutError::Timeout) => None,
+                Ok(Call::Quit) | Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let started = Instant::now();
+            let result = self.reconcile();
+            pause = self.interval.max(started.elapsed() * SHARE_OF_TIME);
+            wait = result.is_err().then(|| Instant::now() + pause);
+            let is_failing = result.is_err();
+            match (answer, result) {
+                (Some((answer, last)), result) => {
+                    // Whoever asked and has gone needs no answer.
+                    let _ = answer.send(result);
+                    if last {
+                        return;
+                    }
+                }
+                (None, Err(error)) if !was_failing => {
+                    let source = std::error::Error::source(&error).map(ToString::to_string);
+                    tracing::warn!(%error, source, "the kubelet's file is out of date, trying again");
+                }
+                (None, _) => {}
+            }
+            was_failing = is_failing;
+        }
+    }
+
+    fn reconcile(&mut self) -> Result<(), MirrorError> {
+        // From here on, a change may be missing in what is read, so it must ring again.
+        self.rung.store(false, Ordering::Release);
+        let (known, healthy, blocked) = self.shared.read(|node| {
+            (
+                known_resources(node),
+                node.healthy_devices(),
+                node.blocked().is_some(),
+            )
+        });
+        let news = known.into_iter().filter(|(name, record)| {
+            let recorded = self.around.resources.get(name);
+            recorded != Some(record)
+        });
+        let news: Vec<Row> = news.map(|(name, record)| Row::Resource(name, record)).collect();
+        if !news.is_empty() {
+            self.write(&news)?;
+        }
+        let Some(path) = self.path.clone().filter(|_| !blocked) else {
+            return Ok(());
+        };
+        let snapshot = settled(self.outbox.read().blocking_recv())?;
+        let content = checkpoint(&snapshot, healthy)?;
+        drop(snapshot);
+        let content = device_plugin::write(&content);
+        let hash: Hash = Sha256::digest(&content).into();
+        if self.in_file == InFile::Hash(hash) {
+            return Ok(());
+        }
+        if !self.around.knows(&hash) {
+            let mirror = self.around.next_mirror(hash, self.in_file);
+            self.write(&[Row::Mirror(mirror)])?;
+        }
+        let failed = |source| MirrorError::File {
+            path: path.clone(),
+            source,
+        };
+        files::replace(&path, content.as_bytes()).map_err(failed)?;
+        self.in_file = InFile::Uncertain;
+        files::sync_directory_of(&path).map_err(failed)?;
+        self.in_file = InFile::Hash(hash);
+        self.shared.counters.mirrors.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn write(&mut self, rows: &[Row]) -> Result<(), WriteError> {
+        let answer = self.outbox.write(rows.to_vec(), Phase::Nothing);
+        settled(answer.blocking_recv())?;
+        rows.iter().for_each(|row| self.around.follow(row));
+        Ok(())
+    }
+}
+
+/// Every known resource with its plugin, or the trace of the last one.
+fn known_resources(node: &Node) -> BTreeMap<ResourceName, ResourceRecord> {
+    let mut known: BTreeMap<ResourceName, ResourceRecord> = node
+        .known_resources()
+        .into_iter()
+        .map(|(name, last)| {
+            let record = last.map(|last| ResourceRecord {
+                endpoint: last.endpoint,
+                gone_since: Some(last.gone_since.0),
+            });
+            (name, record.unwrap_or_default())
+        })
+        .collect();
+    // Oldest first, so that of several plugins the newest is remembered.
+    for plugin in node.plugins() {
+        let record = ResourceRecord {
+            endpoint: plugin.endpoint,
+            gone_since: None,
+        };
+        known.insert(plugin.resource, record);
+    }
+    known
+}
+
+/// What the kubelet's file should say, entries in the order of pods, containers and resources.
+fn checkpoint(
+    snapshot: &Snapshot,
+    healthy: BTreeMap<ResourceName, Vec<DeviceId>>,
+) -> Result<Checkpoint, LoadError> {
+    let mut entries = Vec::new();
+    snapshot.pods(|uid, record| {
+        let start = entries.len();
+        entries.extend(record.allocations.into_iter().map(|allocation| {
+            let nodes = allocation.devices_by_node().into_iter();
+            Entry {
+                pod_uid: uid.to_owned(),
+                devices: Devices::PerNuma(Some(nodes.map(|(node, ids)| (node, Some(ids))).collect())),
+                container: allocation.container,
+                resource: allocation.resource,
+                alloc_resp: Some(allocation.answer),
+            }
+        }));
+        if let Some(pod) = entries.get_mut(start..) {
+            pod.sort_by(|one, other| {
+                (&one.container, &one.resource).cmp(&(&other.container, &other.resource))
+            });
+        }
+    })?;
+    let texts = |ids: Vec<DeviceId>| ids.iter().map(|id| id.as_str().to_owned()).collect();
+    let registered = healthy
+        .into_iter()
+        .map(|(name, ids)| (name.as_str().to_owned(), Some(texts(ids))));
+    Ok(Checkpoint {
+        // As a kubelet: nothing, not an empty list.
+        entries: (!entries.is_empty()).then_some(entries),
+        registered: Some(registered.collect()),
+    })
+}

@@ -1,0 +1,390 @@
+//! The one lock around the node, and everything of it that must survive.
+//!
+//! ```text
+//!   workflows, reconcilers
+//!      │ read, update, hold         │ commit, release, import, forget
+//!      ▼                            ▼
+//!   ┌───────────────┐ 2nd phase ┌────────┐  one transaction   ┌──────────┐
+//!   │ Node (a lock) │ ◄──────── │ writer │ ─────────────────► │ database │
+//!   └───────────────┘           └────────┘  of all that waits └──────────┘
+//!                                   ▲ hash first                   │ snapshot
+//!                               ┌──────────┐  from time to time    │
+//!                               │ mirrorer │ ◄─────────────────────┘
+//!                               └──────────┘ ──► kubelet_internal_checkpoint
+//! ```
+//!
+//! - Closures that run under the lock cannot await.
+//! - Memory follows the disk: a change is true when it has been synced, and then it is answered. If that fails it
+//!   never was, and the caller gets the error.
+//! - A change that has been handed to the writer is carried out, even if its caller goes away.
+//! - A kubelet's file that we did not write is somebody else's word, and read at start (`open.rs`).
+//!
+//! Deliberately absent: the lock on the root directory (the caller's), and retries (the caller is told).
+
+mod answer;
+mod backend;
+mod database;
+mod dump;
+mod files;
+mod import;
+mod mirror;
+mod open;
+mod record;
+mod statistics;
+mod writer;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use devlet_core::device_plugin::ledger::Reservation;
+use devlet_core::device_plugin::run_options::Answer;
+use devlet_core::{
+    Advice, Moment, Node, Pod, PodRequest, PodUid, ReleaseError as ReleaseRefused, ReservationId,
+    ReserveError,
+};
+use tokio::sync::watch;
+
+pub use answer::answer;
+pub use backend::Storage;
+pub use import::{Difference, ImportReport, Undecodable, UnreadableFile};
+pub use mirror::MirrorError;
+pub use open::{Found, OnReboot, OpenError, OpenOptions, OpenReport, Reboot, SetAside, Takeover};
+pub use statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
+pub use writer::WriteError;
+
+use database::Row;
+use import::Imported;
+use mirror::{Call, Doorbell};
+use record::ResourceRecord;
+use statistics::Counters;
+use writer::{Outbox, Phase, settled};
+
+/// Tells the time.
+pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
+
+/// Why an allocation is not on disk.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommitError {
+    /// The reservation has ended, or the answers do not fit it.
+    #[error(transparent)]
+    Ended(#[from] devlet_core::CommitError),
+    /// It could not be written; all is as it was before the reservation.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Why a pod still holds what it holds.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReleaseError {
+    /// There is no such pod, or it is busy.
+    #[error(transparent)]
+    Refused(#[from] ReleaseRefused),
+    /// It could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Why a file was not imported. Nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ImportError {
+    /// Not a sound file.
+    #[error(transparent)]
+    Unreadable(#[from] UnreadableFile),
+    /// A pod of the file is being admitted, removed or imported.
+    #[error("another operation for pod {pod} is in flight")]
+    InFlight {
+        /// That pod.
+        pod: PodUid,
+    },
+    /// It could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Why the database cannot be shown.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DumpError {
+    /// It is not open.
+    #[error(transparent)]
+    Closed(#[from] WriteError),
+    /// It does not decode.
+    #[error("the database cannot be read: {reason}")]
+    Unreadable {
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Why a store did not end well. What was answered is on disk in any case.
+#[derive(Debug, thiserror::Error)]
+pub enum StopError {
+    /// The kubelet's file is not up to date: a kubelet must not take over.
+    #[error("the kubelet's file is out of date")]
+    Mirror(#[from] MirrorError),
+    /// It has been stopped before.
+    #[error("the store has been stopped")]
+    Stopped,
+}
+
+/// What the lock protects.
+#[derive(Debug)]
+pub(crate) struct State {
+    node: Node,
+    /// Pods that an import is about to write: nobody else may.
+    importing: BTreeSet<PodUid>,
+}
+
+impl State {
+    /// Claims the pods of a file: until [`State::give_back`] nobody else writes them.
+    fn begin_import(&mut self, imported: &Imported) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
+        let claimed: Vec<PodUid> = imported.pods.keys().cloned().collect();
+        let busy = |pod: &&PodUid| self.importing.contains(*pod) || self.node.is_in_flight(pod);
+        if let Some(pod) = claimed.iter().find(busy) {
+            return Err(ImportError::InFlight { pod: pod.clone() });
+        }
+        let (pods, difference) = imported.against(|uid| self.node.pod(uid));
+        let mut rows: Vec<Row> = pods.iter().map(Row::pod).collect();
+        let known = self.node.known_resources();
+        let new = imported
+            .resources
+            .iter()
+            .filter(|name| !known.contains_key(*name));
+        rows.extend(new.map(|name| Row::Resource(name.clone(), ResourceRecord::default())));
+        rows.push(Row::Blocked(None));
+        self.importing.extend(claimed.iter().cloned());
+        Ok((rows, Phase::Import { pods, claimed }, difference))
+    }
+
+    fn give_back(&mut self, claimed: &[PodUid]) {
+        for pod in claimed {
+            self.importing.remove(pod);
+        }
+    }
+}
+
+/// What the store's threads share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    latest: watch::Sender<u64>,
+    health: watch::Sender<Option<WriteError>>,
+    counters: Arc<Counters>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Transitions check before they change, so a panic in a closure leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read<T>(&self, question: impl FnOnce(&Node) -> T) -> T {
+        question(&self.lock().node)
+    }
+
+    fn change<T>(&self, transition: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let before = state.node.changes();
+        let answer = transition(&mut state);
+        let after = state.node.changes();
+        if after != before {
+            self.latest.send_replace(after);
+        }
+        answer
+    }
+
+    fn update<T>(&self, transition: impl FnOnce(&mut Node) -> T) -> T {
+        self.change(|state| transition(&mut state.node))
+    }
+}
+
+/// The node's state. Cheap to clone; all clones are the same store.
+#[derive(Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+    threads: Arc<Threads>,
+    clock: Clock,
+}
+
+/// The ways to the store's threads. They end with the last of those who could ask them for anything.
+#[derive(Debug)]
+pub(crate) struct Threads {
+    writer: Outbox,
+    mirrorer: Doorbell,
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.mirrorer.quit();
+        drop(self.writer.stop());
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Opens the state of a node, or makes it; see [`OpenOptions`].
+    pub fn open(options: OpenOptions) -> Result<(Self, OpenReport), OpenError> {
+        open::open(options)
+    }
+
+    /// Answers a question about the state.
+    pub fn read<T>(&self, question: impl FnOnce(&Node) -> T) -> T {
+        self.shared.read(question)
+    }
+
+    /// Applies facts: what the world says. What must be durable has its own ways.
+    pub fn update<T>(&self, transition: impl FnOnce(&mut Node) -> T) -> T {
+        let answer = self.shared.update(transition);
+        self.threads.mirrorer.ring();
+        answer
+    }
+
+    /// Follows [`Node::changes`].
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.shared.latest.subscribe()
+    }
+
+    /// The time.
+    pub fn now(&self) -> Moment {
+        (self.clock)()
+    }
+
+    /// Whether changes can be written; the reason if the last one could not. It heals by itself.
+    pub fn health(&self) -> Result<(), WriteError> {
+        self.shared.health.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// What has been counted since the store was opened.
+    pub fn statistics(&self) -> Statistics {
+        self.shared.counters.snapshot()
+    }
+
+    /// Sets aside every device that the pod needs, or nothing. `None`: it has all of them, on disk.
+    pub fn hold(&self, request: &PodRequest, advice: &Advice) -> Result<Option<Held>, ReserveError> {
+        let reserved = self.shared.change(|state| {
+            if state.importing.contains(&request.uid) {
+                return Err(ReserveError::InFlight);
+            }
+            let Some(id) = state.node.reserve(request, advice)? else {
+                return Ok(None);
+            };
+            Ok(state.node.reservation(id).cloned().map(|each| (id, each)))
+        })?;
+        Ok(reserved.map(|(id, reservation)| Held {
+            store: self.clone(),
+            id,
+            reservation,
+        }))
+    }
+
+    /// Takes everything from a pod. Done when that is on disk.
+    ///
+    /// Nothing has happened if the future is dropped before it was first polled; from then on it is carried out.
+    pub async fn release(&self, pod: &PodUid) -> Result<(), ReleaseError> {
+        self.shared.change(|state| {
+            if state.importing.contains(pod) {
+                return Err(ReleaseRefused::InFlight);
+            }
+            state.node.begin_release(pod)
+        })?;
+        let rows = vec![Row::Pod(pod.clone(), None)];
+        Ok(self.write(rows, Phase::Release(pod.clone())).await?)
+    }
+
+    /// Takes in a kubelet's file of any version: its pods are added or, if they are known, hold what it says.
+    /// Pods that it does not have stay. Afterwards pods are admitted again.
+    pub async fn import(&self, file: &[u8]) -> Result<ImportReport, ImportError> {
+        let imported = Imported::read(file)?;
+        let (rows, phase, difference) = self.shared.change(|state| state.begin_import(&imported))?;
+        self.write(rows, phase).await?;
+        let doubly_held = self.read(Node::doubly_held);
+        Ok(imported.report(difference, doubly_held))
+    }
+
+    /// The state that could not be read really was nothing: pods are admitted again.
+    pub async fn forget(&self) -> Result<(), WriteError> {
+        self.write(vec![Row::Blocked(None)], Phase::Forget).await
+    }
+
+    /// All of the database, for people.
+    pub async fn dump(&self) -> Result<serde_json::Value, DumpError> {
+        let snapshot = settled(self.threads.writer.read().await)?;
+        let unreadable = |error: database::LoadError| DumpError::Unreadable {
+            reason: error.to_string(),
+        };
+        Ok(dump::contents(&snapshot.contents().map_err(unreadable)?))
+    }
+
+    /// Writes the kubelet's file now, rather than in a while.
+    pub async fn mirror(&self) -> Result<(), MirrorError> {
+        let answer = self.threads.mirrorer.call(Call::Now).await;
+        answer.unwrap_or(Err(MirrorError::Write(WriteError::Stopped)))
+    }
+
+    /// Ends the store: what was handed over is written, the kubelet's file is brought up to date, the database
+    /// is closed. To be called when nobody changes anything any longer.
+    pub async fn stop(&self) -> Result<(), StopError> {
+        let mirrored = self.threads.mirrorer.call(Call::Stop).await;
+        let stopped = self.threads.writer.stop().await;
+        match mirrored {
+            Ok(mirrored) => mirrored?,
+            Err(_) => return Err(StopError::Stopped),
+        }
+        stopped.map_err(|_| StopError::Stopped)
+    }
+
+    async fn write(&self, rows: Vec<Row>, phase: Phase) -> Result<(), WriteError> {
+        settled(self.threads.writer.write(rows, phase).await)
+    }
+}
+
+/// A reservation that undoes itself.
+///
+/// Dropping it frees the devices, so an early return and a cancelled request both leave the node as it was.
+#[must_use = "dropping a hold frees the devices"]
+#[derive(Debug)]
+pub struct Held {
+    store: Store,
+    id: ReservationId,
+    reservation: Reservation,
+}
+
+impl Held {
+    /// What is set aside.
+    pub fn reservation(&self) -> &Reservation {
+        &self.reservation
+    }
+
+    /// The plugins have agreed: gives the devices to the pod. Done when that is on disk.
+    ///
+    /// `answers` are theirs, in the order of the grants, each with whether the plugin wants to be called before
+    /// each start; they come from [`answer()`]. If the future is dropped before it was first polled, the devices
+    /// are free again; from then on the change is carried out, whether somebody waits for it or not.
+    pub async fn commit(
+        self,
+        request: &PodRequest,
+        answers: Vec<(Answer, bool)>,
+    ) -> Result<Pod, CommitError> {
+        let store = &self.store;
+        let pod = store
+            .shared
+            .update(|node| node.begin_commit(self.id, request, answers))?;
+        store.write(vec![Row::pod(&pod)], Phase::Commit(self.id)).await?;
+        Ok(pod)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Does nothing once the commit has begun.
+        self.store.shared.update(|node| node.abort(self.id));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,574 @@
+//! What a start makes of what it finds.
+//!
+//! | database | kubelet's file | then |
+//! | --- | --- | --- |
+//! | none | none | nothing is held |
+//! | none | sound | it is imported |
+//! | none | unreadable | set aside; nobody is admitted until an operator decides |
+//! | readable | none, or its hash is on record | the database is right |
+//! | readable | sound, hash unknown | a kubelet wrote it: our state is archived, the file is imported |
+//! | readable | unreadable | set aside; the database is right |
+//! | unreadable | sound | set aside; the file is imported |
+//! | unreadable | none or unreadable | set aside; nobody is admitted until an operator decides |
+//!
+//! What is set aside keeps its old name until the new state is on disk. So a crash on the way leads to the same
+//! row of the table again, and never to the first one.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use devlet_core::{Blocked, DeviceView, Moment, Node, PodUid, Restored, Source};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
+
+use super::backend::Storage;
+use super::database::{Contents, Database, Hash, InFile, LoadError, Loaded, Place, Row, reason};
+use super::import::{Difference, ImportReport, Imported, UnreadableFile};
+use super::mirror::{Doorbell, Mirrorer};
+use super::record::BlockedRecord;
+use super::statistics::Counters;
+use super::writer::{Outbox, Writer};
+use super::{Clock, Shared, State, Store, Threads, dump, files};
+
+/// How long changes may be missing in the kubelet's file, unless the options say otherwise.
+const MIRROR_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Where the state is, and what is known about the machine.
+#[derive(Clone)]
+pub struct OpenOptions {
+    /// The database. Its directory must exist.
+    pub database: PathBuf,
+    /// The kubelet's file, imported and mirrored; `None` if there is none to care about.
+    pub checkpoint: Option<PathBuf>,
+    /// Tells one boot of the machine from another.
+    pub boot_id: String,
+    /// What becomes of pods of our API when the machine has been rebooted.
+    pub on_reboot: OnReboot,
+    /// Tells the time.
+    pub clock: Clock,
+    /// How long changes may be missing in the kubelet's file.
+    pub mirror_interval: Duration,
+    /// What is between the database and its file.
+    pub storage: Storage,
+}
+
+impl OpenOptions {
+    /// Options with the system's clock and everything else as usual.
+    pub fn new(database: impl Into<PathBuf>, boot_id: impl Into<String>) -> Self {
+        Self {
+            database: database.into(),
+            checkpoint: None,
+            boot_id: boot_id.into(),
+            on_reboot: OnReboot::Keep,
+            clock: Arc::new(system_time),
+            mirror_interval: MIRROR_INTERVAL,
+            storage: Storage::default(),
+        }
+    }
+}
+
+fn system_time() -> Moment {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// What becomes of pods of our API when the machine has been rebooted. Others are always kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnReboot {
+    /// They stay, marked as from before it.
+    #[default]
+    Keep,
+    /// They are released.
+    Release,
+}
+
+/// What was found and done at start.
+#[derive(Debug)]
+pub struct OpenReport {
+    /// What the state was made from.
+    pub found: Found,
+    /// What came out of the kubelet's file, if it was imported.
+    pub imported: Option<ImportReport>,
+    /// A kubelet has written the file since we did.
+    pub takeover: Option<Takeover>,
+    /// What could not be read.
+    pub set_aside: Vec<SetAside>,
+    /// The machine has been rebooted.
+    pub reboot: Option<Reboot>,
+    /// The database had not been closed, or was damaged and could be restored.
+    pub repaired: bool,
+    /// The schema that the database had, if it was an older one.
+    pub migrated_from: Option<u32>,
+    /// Devices that more than one pod holds.
+    pub doubly_held: Vec<DeviceView>,
+    /// Why nobody is admitted.
+    pub blocked: Option<Blocked>,
+}
+
+/// What the state was made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing, or nothing that can be read.
+    Nothing,
+    /// The database.
+    Database,
+    /// The kubelet's file.
+    KubeletFile,
+}
+
+/// Something that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetAside {
+    /// Where it was.
+    pub original: PathBuf,
+    /// Where it is.
+    pub kept: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// A kubelet was in charge in between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Takeover {
+    /// Where our state from before it is, as JSON.
+    pub archive: PathBuf,
+    /// What it changed.
+    pub difference: Difference,
+}
+
+/// The machine has been rebooted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reboot {
+    /// The boot before.
+    pub previous: String,
+    /// Pods that are marked as from before it.
+    pub kept: Vec<PodUid>,
+    /// Pods that were released.
+    pub released: Vec<PodUid>,
+}
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// One devlet per database.
+    #[error("{} is in use by another process", .path.display())]
+    InUse {
+        /// The database.
+        path: PathBuf,
+    },
+    /// Written by a later devlet.
+    #[error(
+        "{} has schema {found}, but this devlet knows only up to {known}; use the version that wrote it, or a \
+         later one",
+        .path.display()
+    )]
+    NewerSchema {
+        /// The database.
+        path: PathBuf,
+        /// Its schema.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+    /// The disk refuses.
+    #[error("{}: {reason}", .path.display())]
+    Disk {
+        /// The file.
+        path: PathBuf,
+        /// What the disk says.
+        reason: String,
+    },
+    /// A file that cannot be read cannot be set aside either.
+    #[error("{} cannot be read ({reason}) and cannot be set aside", .path.display())]
+    SetAside {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// Why it stays.
+        source: io::Error,
+    },
+    /// Our state cannot be archived, so the kubelet's is not taken in.
+    #[error("{} cannot be written", .path.display())]
+    Archive {
+        /// The archive.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// No thread to be had.
+    #[error("a thread cannot be started")]
+    Thread {
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// What is in the place of the kubelet's file.
+enum KubeletFile {
+    Absent,
+    Sound { imported: Imported, hash: Hash },
+    Unreadable { reason: String, hash: Option<Hash> },
+}
+
+impl KubeletFile {
+    fn read(path: Option<&Path>) -> Self {
+        let bytes = match path.map(std::fs::read) {
+            None => return Self::Absent,
+            Some(Ok(bytes)) => bytes,
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Self::Absent,
+            Some(Err(error)) => {
+                let reason = error.to_string();
+                return Self::Unreadable { reason, hash: None };
+            }
+        };
+        let hash = Sha256::digest(&bytes).into();
+        match Imported::read(&bytes) {
+            Ok(imported) => Self::Sound { imported, hash },
+            Err(error) => Self::Unreadable {
+                reason: UnreadableFile::to_string(&error),
+                hash: Some(hash),
+            },
+        }
+    }
+
+    fn hash(&self) -> Option<Hash> {
+        match self {
+            Self::Absent => None,
+            Self::Sound { hash, .. } => Some(*hash),
+            Self::Unreadable { hash, .. } => *hash,
+        }
+    }
+}
+
+pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenError> {
+    let counters = Arc::new(Counters::default());
+    let place = Place {
+        path: options.database.clone(),
+        storage: options.storage.clone(),
+        counters,
+    };
+    let mut opening = Opening {
+        now: (options.clock)(),
+        checkpoint: options.checkpoint.clone(),
+        in_file: InFile::Absent,
+        report: OpenReport {
+            found: Found::Nothing,
+            imported: None,
+            takeover: None,
+            set_aside: Vec::new(),
+            reboot: None,
+            repaired: false,
+            migrated_from: None,
+            doubly_held: Vec::new(),
+            blocked: None,
+        },
+        options: &options,
+        place: &place,
+    };
+    let file = KubeletFile::read(options.checkpoint.as_deref());
+    let (database, contents) = match place.open() {
+        Ok(loaded) => opening.with_database(loaded, file)?,
+        Err(LoadError::Absent) => opening.without_database(file, None)?,
+        Err(LoadError::Unreadable(reason)) => {
+            let lost = opening.keep_aside(&place.path, reason)?;
+            opening.without_database(file, Some(lost))?
+        }
+        Err(LoadError::InUse) => return Err(OpenError::InUse { path: place.path }),
+        Err(LoadError::Newer { found, known }) => {
+            let path = place.path;
+            return Err(OpenError::NewerSchema { path, found, known });
+        }
+        Err(LoadError::Io(error)) => return Err(opening.disk(error.to_string())),
+    };
+    let (in_file, mut report) = (opening.in_file, opening.report);
+    let node = restore(&contents, (options.clock)());
+    report.doubly_held = node.doubly_held();
+    report.blocked = node.blocked().cloned();
+    if let Some(imported) = &mut report.imported {
+        imported.doubly_held.clone_from(&report.doubly_held);
+    }
+    let store = start(options, place, database, contents, in_file, node)?;
+    Ok((store, report))
+}
+
+fn restore(contents: &Contents, now: Moment) -> Node {
+    let resources = contents.around.resources.iter();
+    let mut node = Node::restore(Restored {
+        pods: contents.pods.values().cloned().collect(),
+        resources: resources
+            .map(|(name, record)| (name.clone(), record.last(now)))
+            .collect(),
+    });
+    if let Some(blocked) = &contents.around.blocked {
+        let file = blocked.file.clone();
+        node.block(Blocked::UnreadableState { file });
+    }
+    node
+}
+
+fn start(
+    options: OpenOptions,
+    place: Place,
+    database: Database,
+    contents: Contents,
+    in_file: InFile,
+    node: Node,
+) -> Result<Store, OpenError> {
+    let (latest, _) = watch::channel(node.changes());
+    let (health, _) = watch::channel(None);
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State {
+            node,
+            importing: BTreeSet::new(),
+        }),
+        latest,
+        health,
+        counters: Arc::clone(&place.counters),
+    });
+    let (sender, inbox) = mpsc::channel();
+    let outbox = Outbox::new(sender, Arc::clone(&shared));
+    let (caller, calls) = mpsc::channel();
+    let rung = Arc::new(AtomicBool::new(false));
+    let doorbell = Doorbell::new(caller, Arc::clone(&rung));
+    let mirrorer = Mirrorer {
+        shared: Arc::clone(&shared),
+        outbox: outbox.clone(),
+        path: options.checkpoint,
+        interval: options.mirror_interval,
+        around: contents.around.clone(),
+        in_file,
+        calls,
+        rung,
+    };
+    let writer = Writer {
+        shared: Arc::clone(&shared),
+        place,
+        database: Some(database),
+        around: contents.around,
+        inbox,
+        doorbell: doorbell.clone(),
+    };
+    let thread = |name: &str, body: Box<dyn FnOnce() + Send>| {
+        let started = thread::Builder::new().name(name.into()).spawn(body);
+        started.map_err(|source| OpenError::Thread { source })
+    };
+    let threads = Arc::new(Threads {
+        writer: outbox,
+        mirrorer: doorbell.clone(),
+    });
+    thread("devlet-writer", Box::new(move || writer.run()))?;
+    thread("devlet-mirror", Box::new(move || mirrorer.run()))?;
+    // The file may be of an older version, or absent.
+    doorbell.ring();
+    Ok(Store {
+        shared,
+        threads,
+        clock: options.clock,
+    })
+}
+
+/// A start under way.
+struct Opening<'a> {
+    options: &'a OpenOptions,
+    place: &'a Place,
+    checkpoint: Option<PathBuf>,
+    now: Moment,
+    in_file: InFile,
+    report: OpenReport,
+}
+
+impl Opening<'_> {
+    fn with_database(
+        &mut self,
+        loaded: Loaded,
+        file: KubeletFile,
+    ) -> Result<(Database, Contents), OpenError> {
+        let Loaded {
+            database,
+            mut contents,
+            repaired,
+            migrated_from,
+        } = loaded;
+        self.report.found = Found::Database;
+        self.report.repaired = repaired;
+        self.report.migrated_from = migrated_from;
+        let is_known = file.hash().is_some_and(|hash| contents.around.knows(&hash));
+        let mut rows = Vec::new();
+        let mut remove = None;
+        match file {
+            KubeletFile::Absent => {}
+            KubeletFile::Sound { hash, .. } | KubeletFile::Unreadable { hash: Some(hash), .. }
+                if is_known =>
+            {
+                self.in_file = InFile::Hash(hash);
+            }
+            KubeletFile::Sound { imported, hash } => {
+                self.in_file = InFile::Hash(hash);
+                rows.extend(self.take_over(&mut contents, &imported, hash)?);
+            }
+            KubeletFile::Unreadable { reason, .. } => {
+                remove = self.checkpoint.clone();
+                if let Some(path) = &remove {
+                    self.keep_aside(path, reason)?;
+                }
+            }
+        }
+        rows.extend(self.reboot(&mut contents));
+        if !rows.is_empty() {
+            let written = database.write(&rows);
+            written.map_err(|error| self.disk(reason(&error)))?;
+        }
+        if let Some(path) = remove {
+            self.remove(&path)?;
+        }
+        Ok((database, contents))
+    }
+
+    /// `lost` is a database that could not be read.
+    fn without_database(
+        &mut self,
+        file: KubeletFile,
+        lost: Option<SetAside>,
+    ) -> Result<(Database, Contents), OpenError> {
+        let mut contents = Contents::default();
+        contents.around.boot_id = Some(self.options.boot_id.clone());
+        let mut remove = None;
+        let mut blame = lost;
+        match file {
+            KubeletFile::Absent => {}
+            KubeletFile::Sound { imported, hash } => {
+                self.report.found = Found::KubeletFile;
+                self.in_file = InFile::Hash(hash);
+                self.adopt(&mut contents, &imported, hash);
+                blame = None;
+            }
+            KubeletFile::Unreadable { reason, .. } => {
+                remove = self.checkpoint.clone();
+                if let Some(path) = &remove {
+                    blame = Some(self.keep_aside(path, reason)?);
+                }
+            }
+        }
+        contents.around.blocked = blame.map(|blame| BlockedRecord {
+            file: blame.kept.display().to_string(),
+            reason: blame.reason,
+        });
+        let created = self.place.create(&contents.rows());
+        let database = created.map_err(|error| self.disk(reason(&error)))?;
+        if let Some(path) = remove {
+            self.remove(&path)?;
+        }
+        Ok((database, contents))
+    }
+
+    /// Takes in the pods, resources and hash of a file, and says what is to be written.
+    fn adopt(&mut self, contents: &mut Contents, imported: &Imported, hash: Hash) -> (Vec<Row>, Difference) {
+        let (pods, mut difference) = imported.against(|uid| contents.pods.get(uid));
+        let gone = contents
+            .pods
+            .keys()
+            .filter(|uid| !imported.pods.contains_key(*uid));
+        difference.removed.extend(gone.cloned());
+        let mut rows: Vec<Row> = pods.iter().map(Row::pod).collect();
+        for pod in pods {
+            contents.pods.insert(pod.uid.clone(), pod);
+        }
+        for uid in &difference.removed {
+            contents.pods.remove(uid);
+            rows.push(Row::Pod(uid.clone(), None));
+        }
+        let around = &mut contents.around;
+        let known = &around.resources;
+        let new = imported
+            .resources
+            .iter()
+            .filter(|name| !known.contains_key(*name));
+        rows.extend(new.map(|name| Row::Resource(name.clone(), Default::default())));
+        rows.push(Row::Mirror(around.next_mirror(hash, InFile::Hash(hash))));
+        rows.iter().for_each(|row| around.follow(row));
+        self.report.imported = Some(imported.report(difference.clone(), Vec::new()));
+        (rows, difference)
+    }
+
+    /// A kubelet was in charge in between.
+    fn take_over(
+        &mut self,
+        contents: &mut Contents,
+        imported: &Imported,
+        hash: Hash,
+    ) -> Result<Vec<Row>, OpenError> {
+        let directory = self.place.path.with_file_name("archive");
+        let path = directory.join(format!("{}.json", files::timestamp(self.now)));
+        let archive = format!("{:#}\n", dump::contents(contents));
+        let archive = files::write_new(&path, archive.as_bytes())
+            .map_err(|source| OpenError::Archive { path, source })?;
+        let (rows, difference) = self.adopt(contents, imported, hash);
+        self.report.takeover = Some(Takeover { archive, difference });
+        Ok(rows)
+    }
+
+    /// If the machine has been rebooted: what is to be written about it.
+    fn reboot(&mut self, contents: &mut Contents) -> Vec<Row> {
+        let now = &self.options.boot_id;
+        let before = contents.around.boot_id.replace(now.clone());
+        let Some(previous) = before.filter(|before| before != now) else {
+            return Vec::new();
+        };
+        let release = |source| self.options.on_reboot == OnReboot::Release && source == Source::Api;
+        let mut reboot = Reboot {
+            previous,
+            kept: Vec::new(),
+            released: Vec::new(),
+        };
+        let mut rows = vec![Row::BootId(now.clone())];
+        contents.pods.retain(|uid, pod| {
+            let released = release(pod.source);
+            if released {
+                reboot.released.push(uid.clone());
+                rows.push(Row::Pod(uid.clone(), None));
+            } else {
+                reboot.kept.push(uid.clone());
+                pod.before_reboot = true;
+                rows.push(Row::pod(pod));
+            }
+            !released
+        });
+        self.report.reboot = Some(reboot);
+        rows
+    }
+
+    fn keep_aside(&mut self, path: &Path, reason: String) -> Result<SetAside, OpenError> {
+        let kept = files::keep_aside(path, self.now).map_err(|source| OpenError::SetAside {
+            path: path.to_owned(),
+            reason: reason.clone(),
+            source,
+        })?;
+        let set_aside = SetAside {
+            original: path.to_owned(),
+            kept,
+            reason,
+        };
+        self.report.set_aside.push(set_aside.clone());
+        Ok(set_aside)
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), OpenError> {
+        files::remove(path).map_err(|error| OpenError::Disk {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        })
+    }
+
+    fn disk(&self, reason: String) -> OpenError {
+        OpenError::Disk {
+            path: self.place.path.clone(),
+            reason,
+        }
+    }
+}

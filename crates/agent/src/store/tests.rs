@@ -1,0 +1,164 @@
+//! On real files, with a disk that can be told to fail, to wait, and to forget.
+
+mod disk;
+mod durability;
+mod mirroring;
+mod power_loss;
+mod schema;
+mod starting;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
+use devlet_core::device_plugin::list::{Device, DeviceList};
+use devlet_core::{
+    Advice, ConnectionId, ContainerKind, ContainerRequest, Moment, Pod, PodName, PodRequest, Source,
+};
+use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
+
+use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer};
+
+pub(super) const GPU: &str = "acme.com/gpu";
+pub(super) const NOW: Moment = Moment(1_790_000_000_123);
+
+/// A directory with a database and a kubelet's file, or the places for them.
+pub(super) struct Root(tempfile::TempDir);
+
+impl Root {
+    pub(super) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(super) fn database(&self) -> PathBuf {
+        self.path().join("state.redb")
+    }
+
+    pub(super) fn checkpoint(&self) -> PathBuf {
+        self.path().join("kubelet_internal_checkpoint")
+    }
+
+    pub(super) fn options(&self) -> OpenOptions {
+        OpenOptions {
+            checkpoint: Some(self.checkpoint()),
+            clock: Arc::new(|| NOW),
+            // Tests ask for it.
+            mirror_interval: Duration::from_secs(3600),
+            ..OpenOptions::new(self.database(), "boot-1")
+        }
+    }
+
+    pub(super) fn open(&self) -> Store {
+        self.open_with_report().0
+    }
+
+    pub(super) fn open_with_report(&self) -> (Store, OpenReport) {
+        Store::open(self.options()).unwrap()
+    }
+
+    pub(super) fn open_on(&self, storage: Storage) -> Store {
+        let options = OpenOptions {
+            storage,
+            ..self.options()
+        };
+        Store::open(options).unwrap().0
+    }
+
+    /// Names in the directory, sorted.
+    pub(super) fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    }
+}
+
+/// A plugin that offers this many devices, named 00, 01 and so on, on two NUMA nodes.
+pub(super) fn offer(store: &Store, resource: &str, count: usize) -> ConnectionId {
+    let devices = (0..count).map(|number| Device {
+        id: format!("{number:02}").into(),
+        healthy: true,
+        nodes: vec![i64::from(number >= count / 2)],
+    });
+    let (list, _) = DeviceList::new(devices.collect());
+    store.update(|node| {
+        let offer = Offer {
+            resource: resource.into(),
+            endpoint: "/run/plugin.sock".into(),
+            uid: 0,
+            may_share: false,
+            options: PluginOptions::default(),
+        };
+        let (connection, _) = node.plugin_connected(offer, NOW).unwrap();
+        node.devices_listed(connection, list);
+        connection
+    })
+}
+
+pub(super) fn request(uid: &str, gpus: usize) -> PodRequest {
+    PodRequest {
+        uid: uid.into(),
+        name: PodName {
+            namespace: "default".into(),
+            name: uid.into(),
+        },
+        source: Source::Api,
+        fingerprint: 7,
+        containers: vec![ContainerRequest {
+            name: "main".into(),
+            kind: ContainerKind::App,
+            wants: BTreeMap::from([(GPU.into(), gpus)]),
+        }],
+    }
+}
+
+/// An answer with one variable, and with field 99, which nobody knows.
+pub(super) const RAW: &[u8] = b"\x0a\x06\x0a\x01K\x12\x01V\x9a\x06\x03new";
+
+pub(super) async fn admit_raw(store: &Store, uid: &str, gpus: usize, raw: &[u8]) -> Result<Pod, CommitError> {
+    let request = request(uid, gpus);
+    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    held.commit(&request, vec![(answer(raw).unwrap(), true)]).await
+}
+
+pub(super) async fn admit(store: &Store, uid: &str, gpus: usize) -> Result<Pod, CommitError> {
+    admit_raw(store, uid, gpus, RAW).await
+}
+
+pub(super) fn pods(store: &Store) -> Vec<Pod> {
+    store.read(|node| node.pods().cloned().collect())
+}
+
+pub(super) fn uids(store: &Store) -> Vec<String> {
+    let uids = pods(store);
+    uids.iter().map(|pod| pod.uid.to_string()).collect()
+}
+
+pub(super) fn free(store: &Store) -> usize {
+    store.read(|node| node.capacity_of(&GPU.into(), NOW).free)
+}
+
+/// A kubelet's file in which each pod's container `main` holds these devices.
+pub(super) fn kubelet_file(pods: &[(&str, &[&str])]) -> String {
+    let entries = pods.iter().map(|(uid, devices)| Entry {
+        pod_uid: (*uid).into(),
+        container: "main".into(),
+        resource: GPU.into(),
+        devices: Devices::PerNuma(Some(BTreeMap::from([(
+            0,
+            Some(devices.iter().map(|&id| id.into()).collect()),
+        )]))),
+        alloc_resp: Some(RAW.to_vec()),
+    });
+    device_plugin::write(&Checkpoint {
+        entries: Some(entries.collect()),
+        registered: Some(BTreeMap::from([(GPU.into(), Some(Vec::new()))])),
+    })
+}

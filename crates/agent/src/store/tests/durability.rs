@@ -1,0 +1,518 @@
+//! What was answered is there afterwards; what failed never was.
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt as _;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
+use devlet_core::{Advice, Blocked, ReserveError};
+
+use super::disk::Disk;
+use super::*;
+use crate::store::{ReleaseError, WriteError};
+
+/// Polls once: what can be done without waiting is done.
+fn start<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[tokio::test]
+async fn a_restart_brings_back_every_pod_as_it_was() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    admit(&store, "a", 3).await.unwrap();
+    admit(&store, "b", 1).await.unwrap();
+    admit(&store, "c", 1).await.unwrap();
+    store.release(&"b".into()).await.unwrap();
+    let before = pods(&store);
+    store.stop().await.unwrap();
+
+    let (store, report) = root.open_with_report();
+
+    assert_eq!(pods(&store), before);
+    assert_eq!(uids(&store), ["a", "c"]);
+    assert!(!report.repaired);
+    let allocation = &before[0].allocations[0];
+    assert_eq!(&*allocation.answer.raw, RAW, "unknown fields survive");
+    assert_eq!(allocation.answer.options.envs["K"], "V");
+    assert!(allocation.pre_start_required);
+    assert_eq!(allocation.nodes[&0].len(), 3);
+    offer(&store, GPU, 8);
+    assert_eq!(free(&store), 4);
+}
+
+#[tokio::test]
+async fn a_killed_process_leaves_what_was_answered() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    admit(&store, "a", 2).await.unwrap();
+    // A killed process leaves the file as it is at that moment.
+    let after = Root::new();
+    std::fs::copy(root.database(), after.database()).unwrap();
+
+    let (revived, report) = after.open_with_report();
+
+    assert_eq!(pods(&revived), pods(&store));
+    assert!(report.repaired);
+}
+
+#[tokio::test]
+async fn a_readmission_waits_for_nothing_and_writes_nothing() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    admit(&store, "a", 2).await.unwrap();
+    let syncs = store.statistics().syncs;
+
+    let held = store.hold(&request("a", 2), &Advice::new()).unwrap();
+
+    assert!(held.is_none());
+    assert_eq!(store.statistics().syncs, syncs);
+}
+
+#[tokio::test]
+async fn a_lone_change_costs_one_sync_and_a_question_none() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 8);
+    store.mirror().await.unwrap();
+    let syncs = disk.syncs();
+
+    admit(&store, "a", 1).await.unwrap();
+    assert_eq!(disk.syncs(), syncs + 1);
+    store.release(&"a".into()).await.unwrap();
+    assert_eq!(disk.syncs(), syncs + 2);
+    pods(&store);
+    store.dump().await.unwrap();
+    assert_eq!(disk.syncs(), syncs + 2);
+    assert_eq!(
+        store.statistics().batches.count,
+        store.statistics().write_durations.count
+    );
+}
+
+#[tokio::test]
+async fn changes_that_come_together_share_a_sync() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 32);
+    store.mirror().await.unwrap();
+    let syncs = disk.syncs();
+
+    disk.hold_syncs();
+    let mut first = pin!(admit(&store, "first", 1));
+    assert!(start(&mut first).is_pending());
+    disk.wait_for_a_sync();
+    let names: Vec<String> = (0..20).map(|number| format!("pod-{number:02}")).collect();
+    let mut others: Vec<_> = names
+        .iter()
+        .map(|name| Box::pin(admit(&store, name, 1)))
+        .collect();
+    for other in &mut others {
+        assert!(start(&mut other.as_mut()).is_pending());
+    }
+    disk.let_syncs_go();
+    first.await.unwrap();
+    for other in others {
+        other.await.unwrap();
+    }
+
+    assert_eq!(disk.syncs(), syncs + 2, "one for the first, one for all others");
+    assert_eq!(pods(&store).len(), 21);
+    let batches = store.statistics().batches;
+    let of_at_most = |count: f64| {
+        batches
+            .buckets
+            .iter()
+            .find(|(bound, _)| *bound == count)
+            .unwrap()
+            .1
+    };
+    assert_eq!(
+        of_at_most(32.0) - of_at_most(16.0),
+        1,
+        "a batch of 20: {batches:?}"
+    );
+}
+
+#[tokio::test]
+async fn memory_follows_the_disk_and_not_the_other_way() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 2);
+
+    disk.hold_syncs();
+    let mut admission = pin!(admit(&store, "a", 1));
+    assert!(start(&mut admission).is_pending());
+    disk.wait_for_a_sync();
+    assert_eq!(uids(&store), Vec::<String>::new(), "not before it is on disk");
+    assert_eq!(free(&store), 1, "but nobody else gets the device");
+    disk.let_syncs_go();
+    admission.await.unwrap();
+    assert_eq!(uids(&store), ["a"]);
+
+    disk.hold_syncs();
+    let uid = "a".into();
+    let mut removal = pin!(store.release(&uid));
+    assert!(start(&mut removal).is_pending());
+    disk.wait_for_a_sync();
+    assert_eq!(uids(&store), ["a"]);
+    assert_eq!(free(&store), 1);
+    disk.let_syncs_go();
+    removal.await.unwrap();
+    assert_eq!(free(&store), 2);
+}
+
+#[tokio::test]
+async fn a_failed_sync_changes_nothing_and_heals() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 4);
+    admit(&store, "kept", 1).await.unwrap();
+    let before = pods(&store);
+
+    disk.fail_syncs(Some(ErrorKind::StorageFull));
+    let refused = admit(&store, "refused", 1).await.unwrap_err();
+    let removal = store.release(&"kept".into()).await.unwrap_err();
+
+    let CommitError::Write(error) = refused else {
+        panic!("{refused:?}");
+    };
+    let WriteError::Disk { path, kind, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!((path, *kind), (&root.database(), Some(ErrorKind::StorageFull)));
+    let text = error.to_string();
+    assert_eq!(
+        text,
+        format!("{} cannot be written: no storage space", path.display())
+    );
+    assert!(
+        matches!(removal, ReleaseError::Write(WriteError::Disk { .. })),
+        "{removal:?}"
+    );
+    assert!(store.health().is_err());
+    assert_eq!(pods(&store), before);
+    assert_eq!(free(&store), 3);
+
+    disk.fail_syncs(None);
+    admit(&store, "later", 2).await.unwrap();
+
+    assert_eq!(store.health(), Ok(()));
+    let before = pods(&store);
+    store.stop().await.unwrap();
+    let store = root.open();
+    assert_eq!(pods(&store), before, "what was refused is not on disk either");
+    assert_eq!(uids(&store), ["kept", "later"]);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_and_heals_without_being_asked() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 4);
+    disk.fail_writes(Some(ErrorKind::StorageFull));
+    admit(&store, "refused", 1).await.unwrap_err();
+    let mut health = store.shared.health.subscribe();
+
+    disk.fail_writes(None);
+
+    let healed = health.wait_for(Option::is_none);
+    tokio::time::timeout(Duration::from_secs(60), healed)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        root.names().iter().filter(|name| name.ends_with(".new")).count(),
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_failed_batch_fails_for_everyone_in_it() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 4);
+
+    disk.hold_syncs();
+    let mut first = pin!(admit(&store, "first", 1));
+    assert!(start(&mut first).is_pending());
+    disk.wait_for_a_sync();
+    let (mut one, mut two) = (pin!(admit(&store, "one", 1)), pin!(admit(&store, "two", 1)));
+    assert!(start(&mut one).is_pending());
+    assert!(start(&mut two).is_pending());
+    disk.fail_syncs(Some(ErrorKind::Other));
+    disk.let_syncs_go();
+
+    first.await.unwrap_err();
+    one.await.unwrap_err();
+    two.await.unwrap_err();
+    assert_eq!(free(&store), 4);
+}
+
+#[tokio::test]
+async fn a_hold_that_is_dropped_frees_its_devices() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 2);
+    let held = store.hold(&request("a", 2), &Advice::new()).unwrap().unwrap();
+    assert_eq!(held.reservation().grants[0].devices.len(), 2);
+    assert_eq!(free(&store), 0);
+
+    drop(held);
+
+    assert_eq!(free(&store), 2);
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_before_the_hand_over_leaves_nothing() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 2);
+    let request = request("a", 2);
+    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let commit = held.commit(&request, vec![(answer(RAW).unwrap(), false)]);
+
+    drop(commit);
+
+    assert_eq!(free(&store), 2);
+    assert_eq!(store.dump().await.unwrap()["pods"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_after_the_hand_over_has_its_pod() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 2);
+    disk.hold_syncs();
+    {
+        let mut admission = pin!(admit(&store, "a", 1));
+        assert!(start(&mut admission).is_pending());
+        disk.wait_for_a_sync();
+    }
+    let refused = store.hold(&request("a", 1), &Advice::new()).unwrap_err();
+    assert_eq!(refused, ReserveError::InFlight);
+    disk.let_syncs_go();
+
+    admit(&store, "b", 1).await.unwrap();
+    assert_eq!(uids(&store), ["a", "b"]);
+    {
+        let uid = "a".into();
+        let mut removal = pin!(store.release(&uid));
+        assert!(start(&mut removal).is_pending());
+    }
+    store.stop().await.unwrap();
+    assert_eq!(uids(&root.open()), ["b"]);
+}
+
+#[tokio::test]
+async fn a_stopped_store_refuses_changes_and_gives_devices_back() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 2);
+    store.stop().await.unwrap();
+
+    let refused = admit(&store, "a", 1).await;
+
+    assert_eq!(refused, Err(CommitError::Write(WriteError::Stopped)));
+    assert_eq!(free(&store), 2);
+    assert!(store.stop().await.is_err());
+}
+
+#[tokio::test]
+async fn those_who_wait_for_changes_are_woken() {
+    let root = Root::new();
+    let store = root.open();
+    let mut changed = store.changed();
+    changed.mark_unchanged();
+
+    offer(&store, GPU, 2);
+
+    assert!(changed.has_changed().unwrap());
+    assert_eq!(
+        *changed.borrow_and_update(),
+        store.read(devlet_core::Node::changes)
+    );
+    admit(&store, "a", 1).await.unwrap();
+    assert_eq!(
+        *changed.borrow_and_update(),
+        store.read(devlet_core::Node::changes)
+    );
+    store.update(|_| ());
+    assert!(!changed.has_changed().unwrap());
+}
+
+#[tokio::test]
+async fn files_are_for_us_only() {
+    let root = Root::new();
+    let store = root.open();
+    store.mirror().await.unwrap();
+    for path in [root.database(), root.checkpoint()] {
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", path.display());
+    }
+    store.stop().await.unwrap();
+
+    std::fs::set_permissions(root.database(), std::fs::Permissions::from_mode(0o644)).unwrap();
+    let _store = root.open();
+    let mode = std::fs::metadata(root.database()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn the_last_plugin_of_a_resource_is_remembered() {
+    let root = Root::new();
+    let store = root.open();
+    let connection = offer(&store, GPU, 2);
+    offer(&store, "acme.com/nic", 2);
+    store.update(|node| node.connection_lost(connection, Moment(5)));
+    store.stop().await.unwrap();
+
+    let store = root.open();
+
+    let known = store.read(devlet_core::Node::known_resources);
+    let last = |name: &str| known[name].clone().unwrap();
+    assert_eq!(last(GPU).gone_since, Moment(5));
+    assert_eq!(
+        last("acme.com/nic").gone_since,
+        NOW,
+        "nobody watched it since the start"
+    );
+    assert_eq!(last("acme.com/nic").endpoint, "/run/plugin.sock");
+}
+
+#[tokio::test]
+async fn everything_is_in_a_dump() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 4);
+    admit(&store, "a", 1).await.unwrap();
+    store.mirror().await.unwrap();
+
+    let dump = store.dump().await.unwrap();
+
+    assert_eq!(dump["schema"], 1);
+    assert_eq!(dump["bootId"], "boot-1");
+    assert_eq!(dump["pods"][0]["name"], "a");
+    let allocation = &dump["pods"][0]["allocations"][0];
+    assert_eq!(allocation["devices"], serde_json::json!(["00"]));
+    assert_eq!(allocation["numaNodes"], serde_json::json!({ "0": ["00"] }));
+    assert_eq!(dump["resources"][GPU]["endpoint"], "/run/plugin.sock");
+    assert_eq!(dump["mirrors"].as_array().unwrap().len(), 1);
+    assert_eq!(dump["blocked"], serde_json::Value::Null);
+}
+
+#[tokio::test]
+async fn a_blocked_node_stays_blocked_until_told_otherwise() {
+    let root = Root::new();
+    std::fs::write(root.checkpoint(), "{ broken").unwrap();
+    let (store, report) = root.open_with_report();
+    let Some(Blocked::UnreadableState { file }) = report.blocked else {
+        panic!("{report:?}");
+    };
+    assert!(Path::new(&file).exists());
+    store.stop().await.unwrap();
+
+    let (store, report) = root.open_with_report();
+    assert!(report.blocked.is_some());
+    assert!(report.set_aside.is_empty());
+    offer(&store, GPU, 2);
+    let refused = store.hold(&request("a", 1), &Advice::new()).unwrap_err();
+    assert!(matches!(refused, ReserveError::Blocked(_)), "{refused:?}");
+    assert!(
+        !root.checkpoint().exists(),
+        "an empty mirror would say that nothing is held"
+    );
+
+    store.forget().await.unwrap();
+    admit(&store, "a", 1).await.unwrap();
+    store.stop().await.unwrap();
+    assert!(root.checkpoint().exists());
+    let (_store, report) = root.open_with_report();
+    assert_eq!(report.blocked, None);
+}
+
+#[tokio::test]
+async fn an_import_unblocks_and_lasts() {
+    let root = Root::new();
+    std::fs::write(root.checkpoint(), "{ broken").unwrap();
+    let store = root.open();
+    store.import(b"{ broken, too").await.unwrap_err();
+    assert!(store.read(|node| node.blocked().is_some()));
+
+    let file = kubelet_file(&[("k", &["00"])]);
+    let report = store.import(file.as_bytes()).await.unwrap();
+
+    assert_eq!(report.difference.added, ["k".into()]);
+    assert_eq!(store.read(|node| node.blocked().cloned()), None);
+    store.stop().await.unwrap();
+    let (store, report) = root.open_with_report();
+    assert_eq!(report.blocked, None);
+    assert_eq!(uids(&store), ["k"]);
+    let pod = &pods(&store)[0];
+    assert_eq!((pod.source, pod.fingerprint), (Source::Imported, 0));
+}
+
+#[tokio::test]
+async fn an_import_adds_to_what_is_held() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 4);
+    admit(&store, "ours", 1).await.unwrap();
+    let file = kubelet_file(&[("k", &["00", "03"])]);
+
+    disk.hold_syncs();
+    let mut import = pin!(store.import(file.as_bytes()));
+    assert!(start(&mut import).is_pending());
+    let refused = store.hold(&request("k", 1), &Advice::new()).unwrap_err();
+    assert_eq!(
+        refused,
+        ReserveError::InFlight,
+        "nobody else writes a pod that is being imported"
+    );
+    disk.let_syncs_go();
+    let report = import.await.unwrap();
+
+    assert_eq!(uids(&store), ["k", "ours"]);
+    let twice: Vec<&str> = report
+        .doubly_held
+        .iter()
+        .map(|device| device.id.as_str())
+        .collect();
+    assert_eq!(twice, ["00"]);
+    assert_eq!(free(&store), 2);
+    store.release(&"ours".into()).await.unwrap();
+    assert_eq!(free(&store), 2, "one holder is left");
+    store.release(&"k".into()).await.unwrap();
+    assert_eq!(free(&store), 4);
+}
+
+#[tokio::test]
+async fn a_failed_import_changes_nothing() {
+    let root = Root::new();
+    let disk = Disk::default();
+    std::fs::write(root.checkpoint(), "{ broken").unwrap();
+    let store = root.open_on(disk.storage());
+    let file = kubelet_file(&[("k", &["00"])]);
+
+    disk.fail_syncs(Some(ErrorKind::Other));
+    store.import(file.as_bytes()).await.unwrap_err();
+    store.forget().await.unwrap_err();
+    assert!(store.read(|node| node.blocked().is_some()));
+    assert_eq!(uids(&store), Vec::<String>::new());
+
+    disk.fail_syncs(None);
+    store.import(file.as_bytes()).await.unwrap();
+    assert_eq!(uids(&store), ["k"]);
+}

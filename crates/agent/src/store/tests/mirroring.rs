@@ -1,0 +1,179 @@
+//! The kubelet's file, as we write it.
+
+use devlet_kubelet_files::{Role, verify};
+
+use super::disk::Disk;
+use super::*;
+use crate::store::{MirrorError, StopError};
+
+fn read(root: &Root) -> String {
+    std::fs::read_to_string(root.checkpoint()).unwrap()
+}
+
+#[tokio::test]
+async fn a_mirror_is_what_a_kubelet_would_write() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 4);
+    offer(&store, "acme.com/nic", 1);
+    admit(&store, "b", 3).await.unwrap();
+    admit(&store, "a", 1).await.unwrap();
+
+    store.mirror().await.unwrap();
+
+    let entry = |uid: &str, nodes: &[(i64, &[&str])]| Entry {
+        pod_uid: uid.into(),
+        container: "main".into(),
+        resource: GPU.into(),
+        devices: Devices::PerNuma(Some(
+            nodes
+                .iter()
+                .map(|(node, ids)| (*node, Some(ids.iter().map(|&id| id.into()).collect())))
+                .collect(),
+        )),
+        alloc_resp: Some(RAW.to_vec()),
+    };
+    let ids = |ids: &[&str]| Some(ids.iter().map(|&id| id.into()).collect());
+    let devices = pods(&store)[0].allocations[0].devices[0].to_string();
+    assert_eq!(
+        devices, "03",
+        "pod b has the first node and one device of the second"
+    );
+    let expected = Checkpoint {
+        entries: Some(vec![
+            entry("a", &[(1, &["03"])]),
+            entry("b", &[(0, &["00", "01"]), (1, &["02"])]),
+        ]),
+        registered: Some(BTreeMap::from([
+            (GPU.into(), ids(&["00", "01", "02", "03"])),
+            ("acme.com/nic".into(), ids(&["00"])),
+        ])),
+    };
+    assert_eq!(read(&root), device_plugin::write(&expected));
+    assert!(verify(read(&root).as_bytes(), Some(Role::DevicePlugin)).is_fine());
+}
+
+#[tokio::test]
+async fn a_mirror_of_nothing_is_a_kubelets_empty_file() {
+    let root = Root::new();
+    let store = root.open();
+    store.stop().await.unwrap();
+    let empty = include_str!("../../../../kubelet-files/testdata/deviceplugin/v2-empty.json");
+    assert_eq!(read(&root), empty.trim_end());
+}
+
+#[tokio::test]
+async fn an_imported_file_comes_back_in_the_newest_format() {
+    let root = Root::new();
+    let v1 = include_bytes!("../../../../kubelet-files/testdata/deviceplugin/v1-one-pod.json");
+    std::fs::write(root.checkpoint(), v1).unwrap();
+    let store = root.open();
+    store.mirror().await.unwrap();
+
+    let verdict = verify(read(&root).as_bytes(), Some(Role::DevicePlugin));
+    assert!(verdict.is_fine(), "{verdict:?}");
+    let before = pods(&store);
+    store.stop().await.unwrap();
+    std::fs::remove_file(root.database()).unwrap();
+    assert_eq!(pods(&root.open()), before, "nothing is lost on the way");
+}
+
+#[tokio::test]
+async fn a_mirror_that_says_nothing_new_is_not_written() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 4);
+    store.mirror().await.unwrap();
+    let (syncs, mirrors) = (disk.syncs(), store.statistics().mirrors);
+
+    store.mirror().await.unwrap();
+
+    assert_eq!((disk.syncs(), store.statistics().mirrors), (syncs, mirrors));
+}
+
+#[tokio::test]
+async fn a_hash_is_on_disk_before_its_mirror() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    store.mirror().await.unwrap();
+    offer(&store, GPU, 4);
+    admit(&store, "a", 1).await.unwrap();
+    let before = read(&root);
+
+    disk.fail_syncs(Some(std::io::ErrorKind::Other));
+    let refused = store.mirror().await.unwrap_err();
+
+    assert!(matches!(refused, MirrorError::Write(_)), "{refused:?}");
+    assert_eq!(read(&root), before);
+    disk.fail_syncs(None);
+    admit(&store, "b", 1).await.unwrap();
+    store.mirror().await.unwrap();
+    assert!(read(&root).contains("\"b\""));
+}
+
+#[tokio::test]
+async fn a_mirror_that_cannot_be_written_harms_nobody() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 64);
+    store.mirror().await.unwrap();
+    let before = read(&root);
+    // Its temporary name is taken by a directory with something in it.
+    let obstacle = root.path().join(".kubelet_internal_checkpoint.new");
+    std::fs::create_dir_all(obstacle.join("x")).unwrap();
+
+    // More often than hashes are remembered.
+    for number in 0..40 {
+        admit(&store, &format!("pod-{number}"), 1).await.unwrap();
+        let refused = store.mirror().await.unwrap_err();
+        assert!(matches!(refused, MirrorError::File { .. }), "{refused:?}");
+    }
+    assert_eq!(store.health(), Ok(()));
+    assert!(store.dump().await.unwrap()["mirrors"].as_array().unwrap().len() < 20);
+    let refused = store.stop().await.unwrap_err();
+    assert!(matches!(refused, StopError::Mirror(_)), "{refused:?}");
+
+    assert_eq!(read(&root), before);
+    std::fs::remove_dir_all(obstacle).unwrap();
+    let (store, report) = root.open_with_report();
+    assert!(
+        report.takeover.is_none(),
+        "the file is still known as ours: {report:?}"
+    );
+    assert_eq!(pods(&store).len(), 40);
+}
+
+#[tokio::test]
+async fn a_mirror_comes_by_itself() {
+    let root = Root::new();
+    let options = OpenOptions {
+        mirror_interval: Duration::ZERO,
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    offer(&store, GPU, 4);
+    admit(&store, "a", 1).await.unwrap();
+    // The last word is the mirrorer's; only its own clock says when.
+    let written = async {
+        while !std::fs::read_to_string(root.checkpoint()).is_ok_and(|file| file.contains("\"a\"")) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), written)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn without_a_kubelets_file_there_is_no_mirror() {
+    let root = Root::new();
+    let options = OpenOptions {
+        checkpoint: None,
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    store.stop().await.unwrap();
+    assert_eq!(root.names(), ["state.redb"]);
+}

@@ -1,0 +1,367 @@
+//! A disk that loses power at every sync.
+//!
+//! Between two syncs a disk may write what it got in any order, or not at all. So at every sync many disks are
+//! made: what was synced before, with some of the writes since, some of them torn. Each must open, and contain
+//! the state before the change that is under way, or the state after it, and nothing else.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use devlet_core::PodUid;
+use redb::StorageBackend;
+use redb::backends::FileBackend;
+
+use super::*;
+use crate::store::database::Place;
+
+/// What drives are trusted with: a sector is written as a whole or not at all.
+const SECTOR: usize = 512;
+
+type State = BTreeMap<PodUid, Pod>;
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Write(usize, Vec<u8>),
+    Length(usize),
+}
+
+impl Operation {
+    fn apply(&self, image: &mut Vec<u8>) {
+        match self {
+            Self::Write(offset, data) => {
+                let end = offset + data.len();
+                if image.len() < end {
+                    image.resize(end, 0);
+                }
+                image[*offset..end].copy_from_slice(data);
+            }
+            Self::Length(length) => image.resize(*length, 0),
+        }
+    }
+
+    /// Only the sectors for which `kept` holds.
+    fn torn(&self, kept: impl Fn(usize) -> bool) -> Vec<Self> {
+        match self {
+            Self::Length(_) => Vec::new(),
+            Self::Write(offset, data) => data
+                .chunks(SECTOR)
+                .enumerate()
+                .filter(|(number, _)| kept(*number))
+                .map(|(number, chunk)| Self::Write(offset + number * SECTOR, chunk.to_vec()))
+                .collect(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Recording {
+    synced: Vec<u8>,
+    pending: Vec<Operation>,
+    /// The states that a disk may be in.
+    allowed: Vec<State>,
+    armed: bool,
+    syncs: usize,
+    images: usize,
+    changed: usize,
+    problems: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Recorder(Arc<Mutex<Recording>>);
+
+#[derive(Debug)]
+struct Recorded {
+    file: FileBackend,
+    recorder: Recorder,
+}
+
+impl Recorder {
+    fn storage(&self) -> Storage {
+        let recorder = self.clone();
+        Storage::new(move |file| {
+            // Another file: from its beginning.
+            let mut recording = recorder.0.lock().unwrap();
+            recording.synced.clear();
+            recording.pending.clear();
+            drop(recording);
+            Box::new(Recorded {
+                file,
+                recorder: recorder.clone(),
+            })
+        })
+    }
+
+    fn note(&self, operation: Operation) {
+        self.0.lock().unwrap().pending.push(operation);
+    }
+
+    fn sync(&self) {
+        let mut recording = self.0.lock().unwrap();
+        if recording.armed {
+            recording.syncs += 1;
+                "sync {} pending {} len {}",
+                recording.syncs,
+                recording.pending.len(),
+                recording.synced.len()
+            );
+            for lost in losses(&recording.pending, recording.syncs) {
+                let mut image = recording.synced.clone();
+                lost.iter().for_each(|operation| operation.apply(&mut image));
+                recording.check(image);
+            }
+        }
+        let pending = std::mem::take(&mut recording.pending);
+        pending
+            .iter()
+            .for_each(|operation| operation.apply(&mut recording.synced));
+    }
+}
+
+impl Recording {
+    fn check(&mut self, image: Vec<u8>) {
+        self.images += 1;
+        let found = load(image);
+        let sync = self.syncs;
+        match found {
+            Ok(state) if self.allowed.contains(&state) => {
+                self.changed += usize::from(self.allowed.last() == Some(&state));
+            }
+            Ok(state) => {
+                let uids: Vec<_> = state.keys().collect();
+                self.problems
+                    .push(format!("sync {sync}: an impossible state: {uids:?}"));
+            }
+            Err(problem) => self.problems.push(format!("sync {sync}: {problem}")),
+        }
+    }
+}
+
+/// What a start would read from a disk with this content.
+fn load(image: Vec<u8>) -> Result<State, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state.redb");
+    std::fs::write(&path, b"the content is elsewhere").unwrap();
+    let image = Mutex::new(Some(image));
+    let place = Place {
+        path,
+        storage: Storage::new(move |_| Box::new(Memory(Mutex::new(image.lock().unwrap().take().unwrap())))),
+        counters: Arc::default(),
+    };
+    let loaded = place.open().map_err(|error| error.to_string())?;
+    Ok(loaded.contents.pods)
+}
+
+/// Ways in which these writes may have reached the disk.
+fn losses(pending: &[Operation], seed: usize) -> Vec<Vec<Operation>> {
+    let count = pending.len();
+    let pick = |kept: &dyn Fn(usize) -> bool| -> Vec<Operation> {
+        let kept = pending.iter().enumerate().filter(|(number, _)| kept(*number));
+        kept.map(|(_, operation)| operation.clone()).collect()
+    };
+    let mut losses = vec![Vec::new(), pending.to_vec()];
+    for number in 0..count {
+        losses.push(pick(&|other| other < number));
+        losses.push(pick(&|other| other == number));
+        losses.push(pick(&|other| other != number));
+        for half in [true, false] {
+            // All others, and the beginning or the end of this one.
+            let middle = match &pending[number] {
+                Operation::Write(_, data) => data.len().div_ceil(SECTOR) / 2,
+                Operation::Length(_) => 0,
+            };
+            let mut torn = pick(&|other| other < number);
+            torn.extend(pending[number].torn(|sector| (sector < middle) == half));
+            torn.extend(pending[number + 1..].iter().cloned());
+            losses.push(torn);
+        }
+    }
+    // And at random, with a fixed seed.
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed as u64 + 1);
+    for _ in 0..24 {
+        let mut any = Vec::new();
+        for operation in pending {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            match random % 4 {
+                0 => {}
+                1 => any.extend(operation.torn(|sector| (random >> (sector % 60)) & 4 == 0)),
+                _ => any.push(operation.clone()),
+            }
+        }
+        losses.push(any);
+    }
+    losses
+}
+
+impl StorageBackend for Recorded {
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.recorder
+            .note(Operation::Length(usize::try_from(len).unwrap()));
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.recorder.sync();
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let offset_in_image = usize::try_from(offset).unwrap();
+        self.recorder
+            .note(Operation::Write(offset_in_image, data.to_vec()));
+        self.file.write(offset, data)
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.file.close()
+    }
+}
+
+/// A disk in memory.
+#[derive(Debug)]
+struct Memory(Mutex<Vec<u8>>);
+
+impl StorageBackend for Memory {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.lock().unwrap().len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let image = self.0.lock().unwrap();
+        let start = usize::try_from(offset).unwrap();
+        let source = image.get(start..start + out.len());
+        out.copy_from_slice(source.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.lock().unwrap().resize(usize::try_from(len).unwrap(), 0);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        Operation::Write(usize::try_from(offset).unwrap(), data.to_vec()).apply(&mut self.0.lock().unwrap());
+        Ok(())
+    }
+}
+
+/// An answer of this size.
+fn big_answer(size: usize) -> Vec<u8> {
+    let mut raw = RAW.to_vec();
+    // Field 100, which nobody knows.
+    raw.extend([0xa2, 0x06]);
+    let mut length = size;
+    while length >= 0x80 {
+        raw.push(0x80 | u8::try_from(length & 0x7f).unwrap());
+        length >>= 7;
+    }
+    raw.push(u8::try_from(length).unwrap());
+    raw.extend(std::iter::repeat_n(b'x', size));
+    raw
+}
+
+enum Step {
+    Admit(&'static str, usize),
+    Remove(&'static str),
+    Import(&'static str),
+}
+
+#[tokio::test]
+async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
+    let root = Root::new();
+    let recorder = Recorder::default();
+    let store = root.open_on(recorder.storage());
+    offer(&store, GPU, 64);
+    recorder.0.lock().unwrap().armed = true;
+    let steps = [
+        Step::Admit("a", 0),
+        Step::Admit("b", 100),
+        Step::Remove("a"),
+        // Larger than a page; then larger than the file.
+        Step::Admit("c", 20_000),
+        Step::Admit("d", 2_500_000),
+        Step::Remove("c"),
+        Step::Import("k"),
+        Step::Admit("e", 5_000),
+        Step::Remove("d"),
+        Step::Admit("a", 0),
+        Step::Remove("k"),
+    ];
+    let state = |store: &Store| -> State {
+        let pods = pods(store);
+        pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect()
+    };
+    for step in steps {
+        let before = state(&store);
+        let mut after = before.clone();
+        match &step {
+            Step::Remove(uid) => {
+                after.remove(*uid);
+            }
+            Step::Admit(uid, size) => {
+                // What it will get, from a store of its own in the same state.
+                let raw = big_answer(*size);
+                let twin = twin(&store).await;
+                admit_raw(&twin, uid, 1, &raw).await.unwrap();
+                after = state(&twin);
+            }
+            Step::Import(uid) => {
+                let twin = twin(&store).await;
+                twin.import(kubelet_file(&[(uid, &["50", "51"])]).as_bytes())
+                    .await
+                    .unwrap();
+                after = state(&twin);
+            }
+        }
+        recorder.0.lock().unwrap().allowed = vec![before, after.clone()];
+        match step {
+            Step::Admit(uid, size) => {
+                admit_raw(&store, uid, 1, &big_answer(size)).await.unwrap();
+            }
+            Step::Remove(uid) => store.release(&uid.into()).await.unwrap(),
+            Step::Import(uid) => {
+                let file = kubelet_file(&[(uid, &["50", "51"])]);
+                store.import(file.as_bytes()).await.unwrap();
+            }
+        }
+        // Answered: from now on it is there, whatever happens.
+        let recording = &mut *recorder.0.lock().unwrap();
+        recording.allowed = vec![after];
+        let image = recording.synced.clone();
+        recording.check(image);
+    }
+    let recording = recorder.0.lock().unwrap();
+    assert_eq!(recording.problems, Vec::<String>::new());
+    assert!(recording.syncs >= 11, "{}", recording.syncs);
+    assert!(recording.images > 500, "{}", recording.images);
+    // Some disks have the change already, others not yet.
+    assert!((recording.syncs..recording.images).contains(&recording.changed));
+}
+
+/// Another store with the same pods and the same plugin.
+async fn twin(store: &Store) -> Store {
+    let root = Root::new();
+    let options = OpenOptions {
+        checkpoint: None,
+        ..root.options()
+    };
+    let (twin, _) = Store::open(options).unwrap();
+    offer(&twin, GPU, 64);
+    let pods = pods(store);
+    twin.update(|node| pods.into_iter().for_each(|pod| node.put(pod).unwrap()));
+    twin
+}
