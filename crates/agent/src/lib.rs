@@ -1,3 +1,4 @@
 //! The node as a library: everything that touches the world.
 
 pub mod grpc;
+pub mod store;
