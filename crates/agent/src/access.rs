@@ -37,9 +37,9 @@ impl Access {
 
     /// Whether this user may serve the resource beside a plugin of another user: only one that a rule names.
     pub fn may_share(&self, uid: u32, resource: &str) -> bool {
-        self.register.iter().any(|rule| {
-            resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid)
-        })
+        self.register
+            .iter()
+            .any(|rule| resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid))
     }
 
     /// Whether this user may have anything to do with registration at all.
@@ -58,8 +58,15 @@ mod tests {
     use super::*;
 
     fn access() -> Access {
-        let rule = RegisterRule { resource: "acme.com/*".into(), uids: vec![1001] };
-        Access { own_uid: 500, register: vec![rule], admit: vec![1002] }
+        let rule = RegisterRule {
+            resource: "acme.com/*".into(),
+            uids: vec![1001],
+        };
+        Access {
+            own_uid: 500,
+            register: vec![rule],
+            admit: vec![1002],
+        }
     }
 
     #[test]

@@ -20,13 +20,16 @@ use crate::device_plugin::plugins::Plugins;
 use crate::device_plugin::registration::RegistrationService;
 use crate::grpc::server::{self, ServeError};
 use crate::grpc::uds::{self, ListenError};
+use crate::metrics::Metrics;
+use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
 use crate::plugin_registry::watcher::{WatchError, Watcher};
-use crate::plugin_registry;
-use crate::store::{self, OpenError, OpenReport, Store, StoreError};
+use crate::store::{self, OpenError, OpenReport, StopError, Store, WriteError};
 use crate::workflow::admit::{self, AdmitError, RealCalls};
 use crate::workflow::register::Registrar;
 use crate::workflow::start_container::{self, StartContainerError};
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Directories are for us and our group.
 const DIRECTORY_MODE: u32 = 0o750;
@@ -62,6 +65,12 @@ pub enum StartError {
     /// The directory of plugins' sockets cannot be watched.
     #[error(transparent)]
     Watch(#[from] WatchError),
+    /// The kernel does not say which boot this is.
+    #[error("cannot read {BOOT_ID}: {source}")]
+    BootId {
+        /// What the system says.
+        source: io::Error,
+    },
     /// The state cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -78,7 +87,7 @@ pub enum RemoveError {
     InFlight,
     /// It could not be written down.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Write(#[from] WriteError),
 }
 
 /// A running node. Clones are the same node.
@@ -92,6 +101,7 @@ struct Inner {
     config: Arc<Config>,
     store: Store,
     plugins: Plugins,
+    metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
     /// Held as long as we run.
@@ -109,27 +119,55 @@ impl Agent {
         // Before anything is touched: a live kubelet keeps its directory.
         let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
         remove_stale_sockets(&config);
-        let (store, report) = store::open(store::OpenOptions::new(&config))?;
-        let (tasks, stop, plugins) = (TaskTracker::new(), CancellationToken::new(), Plugins::default());
+        let (store, report) = Store::open(open_options(&config)?)?;
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (plugins, metrics) = (Plugins::default(), Metrics::default());
         let registrar = Registrar {
             config: Arc::clone(&config),
             store: store.clone(),
             plugins: plugins.clone(),
+            metrics: metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
         };
         let watcher = Watcher::new(config.plugins_registry())?;
-        tasks.spawn(watch(watcher, Handshake { registrar: registrar.clone() }, stop.clone()));
+        tasks.spawn(watch(
+            watcher,
+            Handshake {
+                registrar: registrar.clone(),
+            },
+            stop.clone(),
+        ));
 
         let service = RegistrationService::new(registrar);
-        let routes = Routes::new(v1beta1::registration_server::RegistrationServer::new(service.clone()))
-            .add_service(v1alpha2::registration_server::RegistrationServer::new(service));
+        let routes = Routes::new(v1beta1::registration_server::RegistrationServer::new(
+            service.clone(),
+        ))
+        .add_service(v1alpha2::registration_server::RegistrationServer::new(service));
         let access = config.access.clone();
         let listener = listener.admit(move |peer| access.may_knock(peer.uid));
-        let serving = server::serve(listener, routes, config.limits.clone(), stop.clone().cancelled_owned());
+        let serving = server::serve(
+            listener,
+            routes,
+            config.limits.clone(),
+            stop.clone().cancelled_owned(),
+        );
         tasks.spawn(report_end(serving));
-        let inner = Inner { config, store, plugins, tasks, stop, _lock: lock };
-        Ok((Self { inner: Arc::new(inner) }, report))
+        let inner = Inner {
+            config,
+            store,
+            plugins,
+            metrics,
+            tasks,
+            stop,
+            _lock: lock,
+        };
+        Ok((
+            Self {
+                inner: Arc::new(inner),
+            },
+            report,
+        ))
     }
 
     /// How the node is set up.
@@ -140,6 +178,11 @@ impl Agent {
     /// The node's state, for questions.
     pub fn store(&self) -> &Store {
         &self.inner.store
+    }
+
+    /// What is counted and measured.
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
     }
 
     /// Completes when the node is asked to stop.
@@ -159,8 +202,18 @@ impl Agent {
         deadline: Instant,
         waiting: impl FnMut(&ReserveError),
     ) -> Result<Pod, AdmitError> {
-        let Inner { store, plugins, config, .. } = &*self.inner;
-        let calls = RealCalls { plugins, deadlines: &config.deadlines };
+        let Inner {
+            store,
+            plugins,
+            config,
+            metrics,
+            ..
+        } = &*self.inner;
+        let calls = RealCalls {
+            plugins,
+            deadlines: &config.deadlines,
+            metrics,
+        };
         admit::admit(store, &calls, request, deadline, waiting).await
     }
 
@@ -172,7 +225,12 @@ impl Agent {
         container: &str,
         deadline: Instant,
     ) -> Result<(RunOptions, Vec<Conflict>), StartContainerError> {
-        let Inner { store, plugins, config, .. } = &*self.inner;
+        let Inner {
+            store,
+            plugins,
+            config,
+            ..
+        } = &*self.inner;
         start_container::start_container(store, plugins, &config.deadlines, pod, container, deadline).await
     }
 
@@ -185,9 +243,9 @@ impl Agent {
             changes.borrow_and_update();
             match store.release(pod).await {
                 Ok(()) => return Ok(()),
-                Err(store::ReleasePodError::Refused(ReleaseError::Unknown)) => return Err(RemoveError::Unknown),
-                Err(store::ReleasePodError::Refused(ReleaseError::InFlight)) => {}
-                Err(store::ReleasePodError::Store(error)) => return Err(error.into()),
+                Err(store::ReleaseError::Refused(ReleaseError::Unknown)) => return Err(RemoveError::Unknown),
+                Err(store::ReleaseError::Refused(ReleaseError::InFlight)) => {}
+                Err(store::ReleaseError::Write(error)) => return Err(error.into()),
             }
             if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
                 return Err(RemoveError::InFlight);
@@ -198,13 +256,16 @@ impl Agent {
     /// An embedder's complete list of active pods: those of its own that are not on it, and imported ones, are
     /// gone for good and are removed. The pods that were.
     pub async fn pods_synced(&self, active: &BTreeSet<PodUid>) -> Vec<PodUid> {
-        let orphans = self.inner.store.read(|node| node.orphans(Source::Embedder, active));
+        let orphans = self
+            .inner
+            .store
+            .read(|node| node.orphans(Source::Embedder, active));
         let mut removed = Vec::new();
         for pod in orphans {
             match self.inner.store.release(&pod).await {
                 Ok(()) => removed.push(pod),
-                Err(store::ReleasePodError::Refused(_)) => {}
-                Err(store::ReleasePodError::Store(error)) => {
+                Err(store::ReleaseError::Refused(_)) => {}
+                Err(store::ReleaseError::Write(error)) => {
                     tracing::warn!(%pod, %error, "pod that is gone keeps its devices for now");
                 }
             }
@@ -213,11 +274,11 @@ impl Agent {
     }
 
     /// Stops the node: plugins are let go, and everything is on disk when this returns.
-    pub async fn stop(&self) {
+    pub async fn stop(&self) -> Result<(), StopError> {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
-        self.inner.store.stop().await;
+        self.inner.store.stop().await
     }
 }
 
@@ -233,19 +294,44 @@ async fn report_end(serving: impl Future<Output = Result<(), ServeError>>) {
     }
 }
 
+fn open_options(config: &Config) -> Result<store::OpenOptions, StartError> {
+    let boot_id = std::fs::read_to_string(BOOT_ID).map_err(|source| StartError::BootId { source })?;
+    let mut options = store::OpenOptions::new(config.database(), boot_id.trim());
+    options.checkpoint = Some(config.kubelet_checkpoint());
+    options.on_reboot = config.on_reboot;
+    Ok(options)
+}
+
 fn make_directory(path: &Path) -> Result<(), StartError> {
-    let failed = |source| StartError::Directory { path: path.to_owned(), source };
-    DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path).map_err(failed)
+    let failed = |source| StartError::Directory {
+        path: path.to_owned(),
+        source,
+    };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(DIRECTORY_MODE)
+        .create(path)
+        .map_err(failed)
 }
 
 fn lock(config: &Config) -> Result<File, StartError> {
     let path = config.lock();
-    let failed = |source| StartError::Lock { path: path.clone(), source };
+    let failed = |source| StartError::Lock {
+        path: path.clone(),
+        source,
+    };
     let mut options = OpenOptions::new();
-    let file = options.create(true).write(true).mode(0o600).open(&path).map_err(failed)?;
+    let file = options
+        .create(true)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(StartError::Locked { root: config.root.clone() }),
+        Err(std::fs::TryLockError::WouldBlock) => Err(StartError::Locked {
+            root: config.root.clone(),
+        }),
         Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
     }
 }
@@ -253,7 +339,9 @@ fn lock(config: &Config) -> Result<File, StartError> {
 /// Sockets of plugins that have ended. Those of live plugins stay: they register again when they see ours.
 fn remove_stale_sockets(config: &Config) {
     use std::os::unix::fs::FileTypeExt as _;
-    let Ok(entries) = std::fs::read_dir(config.device_plugins()) else { return };
+    let Ok(entries) = std::fs::read_dir(config.device_plugins()) else {
+        return;
+    };
     for entry in entries.flatten() {
         let path = entry.path();
         let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());

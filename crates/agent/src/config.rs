@@ -9,6 +9,7 @@ use devlet_core::ResourceName;
 use crate::access::Access;
 use crate::device_plugin::resource_name;
 use crate::grpc::server::ServerLimits;
+pub use crate::store::OnReboot;
 
 /// How a node is set up. [`Config::new`] has the defaults.
 #[derive(Debug, Clone)]
@@ -77,16 +78,6 @@ impl Deadlines {
     }
 }
 
-/// What becomes of pods of our API after a reboot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnReboot {
-    /// They keep their devices, marked as from before it.
-    #[default]
-    Keep,
-    /// They are removed.
-    Release,
-}
-
 impl Config {
     /// The defaults, for a root directory.
     pub fn new(root: impl Into<PathBuf>) -> Self {
@@ -96,7 +87,10 @@ impl Config {
             deadlines: Deadlines::default(),
             wait: Duration::from_secs(60),
             foreign: Vec::new(),
-            access: Access { own_uid, ..Access::default() },
+            access: Access {
+                own_uid,
+                ..Access::default()
+            },
             on_reboot: OnReboot::default(),
             limits: ServerLimits::default(),
         }
@@ -152,11 +146,20 @@ mod tests {
         let seconds = Duration::from_secs;
         let patterns = [("acme.com/*", 5), ("acme.com/gpu", 7), ("*", 3)];
         let by_resource = patterns.map(|(pattern, time)| (pattern.to_owned(), seconds(time)));
-        let deadlines =
-            Deadlines { allocate_by_resource: BTreeMap::from(by_resource), ..Deadlines::default() };
+        let deadlines = Deadlines {
+            allocate_by_resource: BTreeMap::from(by_resource),
+            ..Deadlines::default()
+        };
         for (resource, time) in [("acme.com/gpu", 7), ("acme.com/nic", 5), ("other.org/x", 3)] {
-            assert_eq!(deadlines.allocate_of(&resource.into()), seconds(time), "{resource}");
+            assert_eq!(
+                deadlines.allocate_of(&resource.into()),
+                seconds(time),
+                "{resource}"
+            );
         }
-        assert_eq!(Deadlines::default().allocate_of(&"acme.com/gpu".into()), seconds(30));
+        assert_eq!(
+            Deadlines::default().allocate_of(&"acme.com/gpu".into()),
+            seconds(30)
+        );
     }
 }

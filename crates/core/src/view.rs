@@ -201,6 +201,15 @@ impl Node {
         views.into_values().collect()
     }
 
+    /// Whether the plugin that serves a resource calls a device healthy.
+    pub fn is_healthy(&self, name: &ResourceName, device: &DeviceId) -> bool {
+        let healthy = |resource: &crate::device_plugin::inventory::Resource| {
+            let listed = resource.list.get(device.as_str());
+            resource.in_force.is_some() && listed.is_some_and(|device| device.healthy)
+        };
+        self.resources.get(name).is_some_and(healthy)
+    }
+
     /// The healthy devices of every resource, for the kubelet's file.
     pub fn healthy_devices(&self) -> BTreeMap<ResourceName, Vec<DeviceId>> {
         let healthy = |(name, resource): (&ResourceName, &crate::device_plugin::inventory::Resource)| {

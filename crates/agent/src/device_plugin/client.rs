@@ -11,15 +11,19 @@ use devlet_core::{DeviceId, Question};
 use devlet_kubelet_api::device_plugin::v1alpha2::device_plugin_client::DevicePluginClient as Client2017;
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
-use prost::bytes::{Buf as _, Bytes};
+use http::uri::PathAndQuery;
 use prost::Message as _;
+use prost::bytes::{Buf as _, Bytes};
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
-use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::wire;
-use crate::grpc::uds::MAX_MESSAGE_BYTES;
+use crate::grpc::channel::Channel;
+use crate::grpc::uds::{Dialed, Gone, MAX_MESSAGE_BYTES};
+
+/// How long a connection may take to end after a call on it failed for that reason.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Which generation of the protocol a plugin speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +45,13 @@ pub enum CallError {
         /// How long we waited.
         deadline: Duration,
     },
-    /// The plugin, or the way to it, refused.
+    /// The plugin went away under the call.
+    #[error("{method}: the plugin went away")]
+    Gone {
+        /// The call.
+        method: &'static str,
+    },
+    /// The plugin refused.
     #[error("{method}: {} ({:?})", .status.message(), .status.code())]
     Refused {
         /// The call.
@@ -71,9 +81,9 @@ pub enum InvalidAnswer {
 }
 
 impl CallError {
-    /// Whether the plugin may simply have gone away, so that waiting for it helps.
+    /// Whether the plugin went away, so that waiting for it helps.
     pub fn is_gone(&self) -> bool {
-        matches!(self, Self::Refused { status, .. } if matches!(status.code(), Code::Unavailable | Code::Cancelled))
+        matches!(self, Self::Gone { .. })
     }
 }
 
@@ -81,12 +91,17 @@ impl CallError {
 #[derive(Debug, Clone)]
 pub struct PluginClient {
     channel: Channel,
+    gone: Gone,
     api: Api,
 }
 
 impl PluginClient {
-    pub fn new(channel: Channel, api: Api) -> Self {
-        Self { channel, api }
+    pub fn new(dialed: &Dialed, api: Api) -> Self {
+        Self {
+            channel: dialed.channel.clone(),
+            gone: dialed.gone(),
+            api,
+        }
     }
 
     /// What the plugin wants to be asked.
@@ -96,7 +111,13 @@ impl PluginClient {
         }
         let mut client = DevicePluginClient::new(self.channel.clone());
         let method = "GetDevicePluginOptions";
-        let options = within(method, deadline, client.get_device_plugin_options(v1beta1::Empty {})).await?;
+        let options = self
+            .within(
+                method,
+                deadline,
+                client.get_device_plugin_options(v1beta1::Empty {}),
+            )
+            .await?;
         Ok(PluginOptions {
             pre_start_required: options.pre_start_required,
             preferred_allocation: options.get_preferred_allocation_available,
@@ -109,12 +130,16 @@ impl PluginClient {
             Api::V1beta1 => {
                 let client = DevicePluginClient::new(self.channel.clone());
                 let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
-                Ok(Lists::V1beta1(client.list_and_watch(v1beta1::Empty {}).await?.into_inner()))
+                Ok(Lists::V1beta1(
+                    client.list_and_watch(v1beta1::Empty {}).await?.into_inner(),
+                ))
             }
             Api::V1alpha2 => {
                 let client = Client2017::new(self.channel.clone());
                 let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
-                Ok(Lists::V1alpha2(client.list_and_watch(v1alpha2::Empty {}).await?.into_inner()))
+                Ok(Lists::V1alpha2(
+                    client.list_and_watch(v1alpha2::Empty {}).await?.into_inner(),
+                ))
             }
         }
     }
@@ -135,9 +160,13 @@ impl PluginClient {
         let client = DevicePluginClient::new(self.channel.clone());
         let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
         let call = client.get_preferred_allocation(request);
-        let answer = within("GetPreferredAllocation", deadline, call).await?;
+        let answer = self.within("GetPreferredAllocation", deadline, call).await?;
         let first = answer.container_responses.into_iter().next();
-        Ok(first.into_iter().flat_map(|each| each.device_ids).map(DeviceId::from).collect())
+        Ok(first
+            .into_iter()
+            .flat_map(|each| each.device_ids)
+            .map(DeviceId::from)
+            .collect())
     }
 
     /// Hands devices to a container; the answer as bytes of a `ContainerAllocateResponse`.
@@ -145,24 +174,38 @@ impl PluginClient {
         const METHOD: &str = "Allocate";
         let (path, request) = match self.api {
             Api::V1beta1 => {
-                let container = v1beta1::ContainerAllocateRequest { devices_ids: texts(devices) };
-                let request = v1beta1::AllocateRequest { container_requests: vec![container] };
+                let container = v1beta1::ContainerAllocateRequest {
+                    devices_ids: texts(devices),
+                };
+                let request = v1beta1::AllocateRequest {
+                    container_requests: vec![container],
+                };
                 ("/v1beta1.DevicePlugin/Allocate", request.encode_to_vec())
             }
             Api::V1alpha2 => {
-                let request = v1alpha2::AllocateRequest { devices_ids: texts(devices) };
+                let request = v1alpha2::AllocateRequest {
+                    devices_ids: texts(devices),
+                };
                 ("/deviceplugin.DevicePlugin/Allocate", request.encode_to_vec())
             }
         };
-        let answer = within(METHOD, deadline, self.call_with_bytes(path, request)).await?;
+        let answer = self
+            .within(METHOD, deadline, self.call_with_bytes(path, request))
+            .await?;
         if self.api == Api::V1alpha2 {
             return Ok(answer);
         }
         let answer = AllocateAnswer::decode(answer).map_err(|error| {
             let problem = InvalidAnswer::Damaged(error.to_string());
-            CallError::Invalid { method: METHOD, problem }
+            CallError::Invalid {
+                method: METHOD,
+                problem,
+            }
         })?;
-        let no_container = CallError::Invalid { method: METHOD, problem: InvalidAnswer::NoContainer };
+        let no_container = CallError::Invalid {
+            method: METHOD,
+            problem: InvalidAnswer::NoContainer,
+        };
         answer.containers.into_iter().next().ok_or(no_container)
     }
 
@@ -172,9 +215,34 @@ impl PluginClient {
             return Ok(());
         }
         let mut client = DevicePluginClient::new(self.channel.clone());
-        let request = v1beta1::PreStartContainerRequest { devices_ids: texts(devices) };
-        within("PreStartContainer", deadline, client.pre_start_container(request)).await?;
+        let request = v1beta1::PreStartContainerRequest {
+            devices_ids: texts(devices),
+        };
+        self.within("PreStartContainer", deadline, client.pre_start_container(request))
+            .await?;
         Ok(())
+    }
+
+    async fn within<T>(
+        &self,
+        method: &'static str,
+        deadline: Duration,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, CallError> {
+        let status = match tokio::time::timeout(deadline, call).await {
+            Err(_) => return Err(CallError::TimedOut { method, deadline }),
+            Ok(Ok(response)) => return Ok(response.into_inner()),
+            Ok(Err(status)) => status,
+        };
+        // A plugin may say so itself; only if its connection ends, too, there is something to wait for.
+        let looks_gone = matches!(status.code(), Code::Unavailable | Code::Cancelled);
+        if looks_gone && tokio::time::timeout(FAREWELL, self.gone.wait()).await.is_ok() {
+            return Err(CallError::Gone { method });
+        }
+        Err(CallError::Refused {
+            method,
+            status: Box::new(status),
+        })
     }
 
     async fn call_with_bytes(
@@ -183,26 +251,17 @@ impl PluginClient {
         request: Vec<u8>,
     ) -> Result<tonic::Response<Bytes>, Status> {
         let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-        let path = tonic::codegen::http::uri::PathAndQuery::from_static(path);
-        grpc.unary(Request::new(Bytes::from(request)), path, AsBytes).await
+        grpc.ready()
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let path = PathAndQuery::from_static(path);
+        grpc.unary(Request::new(Bytes::from(request)), path, AsBytes)
+            .await
     }
 }
 
 fn texts(devices: &[DeviceId]) -> Vec<String> {
     devices.iter().map(ToString::to_string).collect()
-}
-
-async fn within<T>(
-    method: &'static str,
-    deadline: Duration,
-    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-) -> Result<T, CallError> {
-    match tokio::time::timeout(deadline, call).await {
-        Err(_) => Err(CallError::TimedOut { method, deadline }),
-        Ok(Err(status)) => Err(CallError::Refused { method, status: Box::new(status) }),
-        Ok(Ok(response)) => Ok(response.into_inner()),
-    }
 }
 
 /// A plugin's device lists.

@@ -38,7 +38,7 @@ pub(crate) struct Connection {
     /// Another registration took this one's place, or the node stops.
     pub(crate) dismissed: CancellationToken,
     /// Keeps the client reachable.
-    pub(crate) entered: Entered,
+    pub(crate) _entered: Entered,
 }
 
 /// Follows a plugin until it is gone for good.
@@ -94,7 +94,9 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
-            registrar.store.update(|node| node.devices_listed(connection.id, list));
+            registrar
+                .store
+                .update(|node| node.devices_listed(connection.id, list));
         }
         Ok::<(), tonic::Status>(())
     };
@@ -110,7 +112,9 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
 
 fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
     let now = registrar.store.now();
-    let news = registrar.store.update(|node| node.connection_lost(connection.id, now));
+    let news = registrar
+        .store
+        .update(|node| node.connection_lost(connection.id, now));
     connection.dialed.hang_up();
     if news {
         let (resource, conn) = (&candidate.resource, connection.id);
@@ -127,6 +131,8 @@ fn registered_anew(registrar: &Registrar, candidate: &Candidate) -> bool {
     let endpoint = candidate.socket.display().to_string();
     registrar.store.read(|node| {
         let plugins = node.plugins();
-        plugins.iter().any(|plugin| plugin.resource == candidate.resource && plugin.endpoint == endpoint)
+        plugins
+            .iter()
+            .any(|plugin| plugin.resource == candidate.resource && plugin.endpoint == endpoint)
     })
 }

@@ -33,7 +33,10 @@ impl Plugins {
     ) -> Entered {
         let mut clients = self.clients.write().unwrap_or_else(PoisonError::into_inner);
         clients.insert(connection, (client, dismissed));
-        Entered { plugins: self.clone(), connection }
+        Entered {
+            plugins: self.clone(),
+            connection,
+        }
     }
 
     /// Ends the task of a connection that has been replaced.
@@ -55,7 +58,11 @@ pub struct Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let mut clients = self.plugins.clients.write().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = self
+            .plugins
+            .clients
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         clients.remove(&self.connection);
     }
 }

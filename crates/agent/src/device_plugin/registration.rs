@@ -18,7 +18,9 @@ use crate::workflow::register::{Candidate, Registrar};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidOffer {
     /// The text is the kubelet's.
-    #[error("requested API version {version:?} is not supported by kubelet. Supported version is [{supported:?}]")]
+    #[error(
+        "requested API version {version:?} is not supported by kubelet. Supported version is [{supported:?}]"
+    )]
     Version {
         /// What the plugin speaks.
         version: String,
@@ -69,7 +71,12 @@ impl RegistrationService {
             return Err(InvalidOffer::Endpoint(endpoint.to_owned()));
         }
         let uid = caller.ok_or(InvalidOffer::UnknownCaller)?.uid;
-        Ok(Candidate { resource, socket: self.registrar.config.device_plugins().join(name), api, uid })
+        Ok(Candidate {
+            resource,
+            socket: self.registrar.config.device_plugins().join(name),
+            api,
+            uid,
+        })
     }
 }
 
@@ -82,7 +89,9 @@ impl server::Registration for RegistrationService {
         let caller = request.extensions().get::<PeerCred>().copied();
         let wish = request.into_inner();
         let wish = (wish.version, wish.endpoint.as_str(), wish.resource_name.as_str());
-        let candidate = self.candidate(wish, Api::V1beta1, caller.as_ref()).map_err(refusal)?;
+        let candidate = self
+            .candidate(wish, Api::V1beta1, caller.as_ref())
+            .map_err(refusal)?;
         let resource = candidate.resource.clone();
         match self.registrar.register(candidate).await {
             Ok(_) => Ok(Response::new(v1beta1::Empty {})),
@@ -104,7 +113,9 @@ impl server_2017::Registration for RegistrationService {
         let caller = request.extensions().get::<PeerCred>().copied();
         let wish = request.into_inner();
         let wish = (wish.version, wish.endpoint.as_str(), wish.resource_name.as_str());
-        let candidate = self.candidate(wish, Api::V1alpha2, caller.as_ref()).map_err(refusal)?;
+        let candidate = self
+            .candidate(wish, Api::V1alpha2, caller.as_ref())
+            .map_err(refusal)?;
         let (registrar, stop) = (self.registrar.clone(), self.registrar.stop.clone());
         self.registrar.tasks.spawn(async move {
             let resource = candidate.resource.clone();

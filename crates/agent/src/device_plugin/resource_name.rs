@@ -20,7 +20,11 @@ pub fn parse(text: &str) -> Result<ResourceName, InvalidResourceName> {
             && !prefix.starts_with("requests.")
             && !text.contains("kubernetes.io/")
     });
-    if valid { Ok(ResourceName::from(text)) } else { Err(InvalidResourceName(text.to_owned())) }
+    if valid {
+        Ok(ResourceName::from(text))
+    } else {
+        Err(InvalidResourceName(text.to_owned()))
+    }
 }
 
 fn is_subdomain(text: &str) -> bool {
@@ -99,7 +103,14 @@ mod tests {
     #[test]
     fn plain_kubernetes_and_foreign_names_are_not_ours() {
         let foreign = ["example.org/*".to_owned(), "acme.com/seat".to_owned()];
-        for name in ["cpu", "memory", "kubernetes.io/x", "a.kubernetes.io/x", "example.org/x", "acme.com/seat"] {
+        for name in [
+            "cpu",
+            "memory",
+            "kubernetes.io/x",
+            "a.kubernetes.io/x",
+            "example.org/x",
+            "acme.com/seat",
+        ] {
             assert!(!is_ours(name, &foreign), "{name}");
         }
         for name in ["acme.com/gpu", "notkubernetes.io/gpu", "acme.com/seats"] {

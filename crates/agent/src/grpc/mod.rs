@@ -5,4 +5,5 @@ pub mod channel;
 mod huffman;
 pub mod server;
 mod severable;
+pub mod status;
 pub mod uds;

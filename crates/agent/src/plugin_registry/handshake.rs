@@ -1,7 +1,7 @@
 //! The task of one socket in `plugins_registry`: ask who is there, take it in, tell it.
 //!
-//! 1. `GetInfo`; 2. validate; 3. register; 4. `NotifyRegistrationStatus`. A failure is retried after a pause that
-//! doubles, until the socket goes or is made anew.
+//! `GetInfo`, validate, register, `NotifyRegistrationStatus`. A failure is retried after a pause that doubles, until
+//! the socket goes or is made anew.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -108,16 +108,25 @@ impl Handshake {
         let deadlines = &self.registrar.config.deadlines;
         let dialed = uds::connect(socket, Instant::now() + deadlines.dial)
             .await
-            .map_err(|source| HandshakeError::Dial { socket: socket.to_owned(), source })?;
+            .map_err(|source| HandshakeError::Dial {
+                socket: socket.to_owned(),
+                source,
+            })?;
         let mut client = RegistrationClient::new(dialed.channel.clone());
         let info = client.get_info(InfoRequest {});
         let info = call("GetInfo", socket, deadlines.info, info).await?;
         let taken_in = self.take_in(info, socket, &dialed).await;
         let status = match &taken_in {
-            Ok(()) => RegistrationStatus { plugin_registered: true, error: String::new() },
+            Ok(()) => RegistrationStatus {
+                plugin_registered: true,
+                error: String::new(),
+            },
             Err(error) if error.is_for_the_plugin() => {
                 let error = format!("RegisterPlugin error -- {error}");
-                RegistrationStatus { plugin_registered: false, error }
+                RegistrationStatus {
+                    plugin_registered: false,
+                    error,
+                }
             }
             Err(_) => return taken_in,
         };
@@ -129,7 +138,10 @@ impl Handshake {
 
     async fn take_in(&self, info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<(), HandshakeError> {
         if info.r#type != DEVICE_PLUGIN {
-            return Err(HandshakeError::Kind { kind: info.r#type, socket: socket.to_owned() });
+            return Err(HandshakeError::Kind {
+                kind: info.r#type,
+                socket: socket.to_owned(),
+            });
         }
         let candidate = candidate(info, socket, dialed)?;
         self.registrar.register(candidate).await?;
@@ -138,16 +150,29 @@ impl Handshake {
 }
 
 fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candidate, InvalidPlugin> {
-    if !info.supported_versions.iter().any(|version| version == v1beta1::VERSION) {
+    if !info
+        .supported_versions
+        .iter()
+        .any(|version| version == v1beta1::VERSION)
+    {
         return Err(InvalidPlugin::Version(info.supported_versions));
     }
     let resource = resource_name::parse(&info.name)?;
-    let endpoint = if info.endpoint.is_empty() { socket.to_owned() } else { PathBuf::from(&info.endpoint) };
+    let endpoint = if info.endpoint.is_empty() {
+        socket.to_owned()
+    } else {
+        PathBuf::from(&info.endpoint)
+    };
     if !endpoint.is_absolute() {
         return Err(InvalidPlugin::Endpoint(info.endpoint));
     }
     // Whoever could put the socket there asks.
-    Ok(Candidate { resource, socket: endpoint, api: Api::V1beta1, uid: dialed.peer.uid })
+    Ok(Candidate {
+        resource,
+        socket: endpoint,
+        api: Api::V1beta1,
+        uid: dialed.peer.uid,
+    })
 }
 
 async fn call<T>(
@@ -161,5 +186,9 @@ async fn call<T>(
         Ok(Err(status)) => format!("{} ({:?})", status.message(), status.code()),
         Err(_) => format!("no answer within {} s", deadline.as_secs_f32()),
     };
-    Err(HandshakeError::Call { method, socket: socket.to_owned(), problem })
+    Err(HandshakeError::Call {
+        method,
+        socket: socket.to_owned(),
+        problem,
+    })
 }

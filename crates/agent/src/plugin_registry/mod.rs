@@ -17,7 +17,11 @@ use handshake::Handshake;
 use watcher::{Identity, WatchError, Watcher};
 
 /// Watches the directory until `stop`.
-pub async fn run(mut watcher: Watcher, handshake: Handshake, stop: CancellationToken) -> Result<(), WatchError> {
+pub async fn run(
+    mut watcher: Watcher,
+    handshake: Handshake,
+    stop: CancellationToken,
+) -> Result<(), WatchError> {
     let tasks = TaskTracker::new();
     let mut running: BTreeMap<PathBuf, (Identity, CancellationToken)> = BTreeMap::new();
     loop {

@@ -50,10 +50,16 @@ impl Watcher {
         let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
         let start = || -> io::Result<AsyncFd<OwnedFd>> {
             std::fs::read_dir(&directory)?;
+            // Its successor is unsafe for types whose descriptor may change; an `OwnedFd` has the same one for life.
+            #[allow(deprecated)]
             AsyncFd::new(inotify::init(flags)?)
         };
         match start() {
-            Ok(inotify) => Ok(Self { directory, inotify, last: None }),
+            Ok(inotify) => Ok(Self {
+                directory,
+                inotify,
+                last: None,
+            }),
             Err(source) => Err(WatchError { directory, source }),
         }
     }
@@ -68,7 +74,10 @@ impl Watcher {
                 self.last = Some(sockets.clone());
                 return Ok(sockets);
             }
-            self.wait().await.map_err(|source| WatchError { directory: self.directory.clone(), source })?;
+            self.wait().await.map_err(|source| WatchError {
+                directory: self.directory.clone(),
+                source,
+            })?;
         }
     }
 
@@ -102,7 +111,9 @@ impl Watcher {
         if let Err(error) = inotify::add_watch(self.inotify.get_ref(), directory, flags) {
             tracing::warn!(directory = %directory.display(), %error, "directory is not watched");
         }
-        let Ok(entries) = std::fs::read_dir(directory) else { return };
+        let Ok(entries) = std::fs::read_dir(directory) else {
+            return;
+        };
         for entry in entries.flatten() {
             let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
             // Not through links: who may write here must not make us dial elsewhere.
@@ -114,7 +125,11 @@ impl Watcher {
                 self.scan(&entry.path(), depth + 1, sockets);
             } else if about.file_type().is_socket() {
                 let changed = (about.ctime(), about.ctime_nsec());
-                let identity = Identity { device: about.dev(), inode: about.ino(), changed };
+                let identity = Identity {
+                    device: about.dev(),
+                    inode: about.ino(),
+                    changed,
+                };
                 sockets.insert(entry.path(), identity);
             }
         }
@@ -192,7 +207,10 @@ mod tests {
 
     #[test]
     fn a_directory_that_does_not_exist_is_an_error() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let _guard = runtime.enter();
         let error = Watcher::new("/does/not/exist".into()).unwrap_err();
         assert_eq!(error.to_string(), "cannot watch /does/not/exist");

@@ -21,8 +21,8 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::Deadlines;
 use crate::device_plugin::client::{CallError, InvalidAnswer};
 use crate::device_plugin::plugins::Plugins;
-use crate::device_plugin::wire;
-use crate::store::{Store, StoreError};
+use crate::metrics::Metrics;
+use crate::store::{self, CommitError, Store};
 
 /// How often devices that vanish while a plugin is being called are chosen anew.
 const ATTEMPTS: usize = 5;
@@ -57,13 +57,16 @@ pub enum AdmitError {
     },
     /// It could not be written down.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Commit(#[from] CommitError),
 }
 
 /// The calls that an admission makes.
 pub trait PluginCalls {
     /// `GetPreferredAllocation`.
-    fn preferred(&self, question: &Question) -> impl Future<Output = Result<Vec<devlet_core::DeviceId>, CallError>> + Send;
+    fn preferred(
+        &self,
+        question: &Question,
+    ) -> impl Future<Output = Result<Vec<devlet_core::DeviceId>, CallError>> + Send;
     /// `Allocate`.
     fn allocate(
         &self,
@@ -77,6 +80,7 @@ pub trait PluginCalls {
 pub struct RealCalls<'a> {
     pub plugins: &'a Plugins,
     pub deadlines: &'a Deadlines,
+    pub metrics: &'a Metrics,
 }
 
 impl PluginCalls for RealCalls<'_> {
@@ -88,18 +92,26 @@ impl PluginCalls for RealCalls<'_> {
     }
 
     async fn allocate(&self, connection: ConnectionId, grant: &Grant) -> Result<Answer, CallError> {
-        let Some(client) = self.plugins.client(connection) else { return Err(gone("Allocate")) };
-        let raw = client.allocate(&grant.devices, self.deadlines.allocate_of(&grant.resource)).await?;
-        wire::answer(&raw).map_err(|error| {
+        let Some(client) = self.plugins.client(connection) else {
+            return Err(gone("Allocate"));
+        };
+        let called = Instant::now();
+        let raw = client
+            .allocate(&grant.devices, self.deadlines.allocate_of(&grant.resource))
+            .await;
+        self.metrics.allocated(&grant.resource, called.elapsed());
+        store::answer(&raw?[..]).map_err(|error| {
             let problem = InvalidAnswer::Damaged(error.to_string());
-            CallError::Invalid { method: "Allocate", problem }
+            CallError::Invalid {
+                method: "Allocate",
+                problem,
+            }
         })
     }
 }
 
 fn gone(method: &'static str) -> CallError {
-    let status = Box::new(tonic::Status::unavailable("the plugin is gone"));
-    CallError::Refused { method, status }
+    CallError::Gone { method }
 }
 
 /// Admits a pod. `waiting` is told each time what is being waited for.
@@ -134,7 +146,12 @@ pub async fn admit(
         match timeout_at(deadline, changes.changed()).await {
             Ok(Ok(())) => {}
             // The store has stopped, or time is up.
-            Ok(Err(_)) | Err(_) => return Err(AdmitError::TimedOut { waited: started.elapsed(), reason }),
+            Ok(Err(_)) | Err(_) => {
+                return Err(AdmitError::TimedOut {
+                    waited: started.elapsed(),
+                    reason,
+                });
+            }
         }
     }
 }
@@ -156,14 +173,18 @@ async fn attempt(
         Ok(None) => {
             // It has everything already.
             let pod = store.read(|node| node.pod(&request.uid).cloned());
-            return Ok(pod.map_or(Attempt::Wait(ReserveError::InFlight), |pod| Attempt::Admitted(Box::new(pod))));
+            return Ok(pod.map_or(Attempt::Wait(ReserveError::InFlight), |pod| {
+                Attempt::Admitted(Box::new(pod))
+            }));
         }
         Err(
-            reason @ (ReserveError::NotServed { .. } | ReserveError::NotListed { .. } | ReserveError::InFlight),
+            reason @ (ReserveError::NotServed { .. }
+            | ReserveError::NotListed { .. }
+            | ReserveError::InFlight),
         ) => return Ok(Attempt::Wait(reason)),
         Err(refused) => return Err(AdmitError::Refused(refused)),
     };
-    let grants = held.grants();
+    let grants = held.reservation().grants.clone();
     let connections: Option<Vec<(ConnectionId, bool)>> = store.read(|node| {
         let plugin = |grant: &Grant| {
             let connection = node.serving(&grant.resource)?;
@@ -171,12 +192,19 @@ async fn attempt(
         };
         grants.iter().map(plugin).collect()
     });
-    let Some(connections) = connections else { return Ok(Attempt::Wait(ReserveError::InFlight)) };
-    let answers = try_join_all(grants.iter().zip(&connections).map(async |(grant, (connection, pre_start))| {
-        let answer = calls.allocate(*connection, grant).await;
-        let named = |source| AdmitError::Plugin { resource: grant.resource.clone(), source };
-        answer.map(|answer| (answer, *pre_start)).map_err(named)
-    }))
+    let Some(connections) = connections else {
+        return Ok(Attempt::Wait(ReserveError::InFlight));
+    };
+    let answers = try_join_all(grants.iter().zip(&connections).map(
+        async |(grant, (connection, pre_start))| {
+            let answer = calls.allocate(*connection, grant).await;
+            let named = |source| AdmitError::Plugin {
+                resource: grant.resource.clone(),
+                source,
+            };
+            answer.map(|answer| (answer, *pre_start)).map_err(named)
+        },
+    ))
     .await;
     let answers = match answers {
         Ok(answers) => answers,
@@ -212,7 +240,10 @@ async fn ask(store: &Store, calls: &impl PluginCalls, request: &PodRequest) -> A
 fn vanished(node: &devlet_core::Node, grants: &[Grant]) -> Option<ResourceName> {
     let lost = |grant: &&Grant| {
         node.serving(&grant.resource).is_some()
-            && grant.devices.iter().any(|device| !node.is_healthy(&grant.resource, device))
+            && grant
+                .devices
+                .iter()
+                .any(|device| !node.is_healthy(&grant.resource, device))
     };
     grants.iter().find(lost).map(|grant| grant.resource.clone())
 }

@@ -14,6 +14,7 @@ use crate::device_plugin::client::{Api, CallError, PluginClient};
 use crate::device_plugin::connection::{self, Connection};
 use crate::device_plugin::plugins::Plugins;
 use crate::grpc::uds::{self, DialError};
+use crate::metrics::Metrics;
 use crate::store::Store;
 
 /// A well-formed wish to serve a resource.
@@ -67,6 +68,7 @@ pub struct Registrar {
     pub(crate) config: Arc<Config>,
     pub(crate) store: Store,
     pub(crate) plugins: Plugins,
+    pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -75,21 +77,31 @@ impl Registrar {
     /// Takes a plugin in, and follows it until it is gone for good.
     pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
         let connection = self.connect(&candidate).await?;
+        self.metrics.registered(&candidate.resource);
         let id = connection.id;
         tracing::info!(
             resource = %candidate.resource, endpoint = %candidate.socket.display(), conn = %id,
             "device plugin registered"
         );
-        self.tasks.spawn(connection::follow(self.clone(), candidate, connection));
+        self.tasks
+            .spawn(connection::follow(self.clone(), candidate, connection));
         Ok(id)
     }
 
     /// Dials a plugin and tells the node.
     pub(crate) async fn connect(&self, candidate: &Candidate) -> Result<Connection, RegisterError> {
-        let Candidate { resource, socket, api, uid } = candidate;
+        let Candidate {
+            resource,
+            socket,
+            api,
+            uid,
+        } = candidate;
         let access = &self.config.access;
         if !access.may_register(*uid, resource.as_str()) {
-            return Err(RegisterError::NotAllowed { uid: *uid, resource: resource.clone() });
+            return Err(RegisterError::NotAllowed {
+                uid: *uid,
+                resource: resource.clone(),
+            });
         }
         let deadlines = &self.config.deadlines;
         let dialed = uds::connect(socket, Instant::now() + deadlines.dial).await?;
@@ -97,11 +109,18 @@ impl Registrar {
         for owner in [dialed.owner, dialed.peer.uid] {
             if owner != *uid && !(*uid == 0 && access.may_register(owner, resource.as_str())) {
                 let socket = socket.clone();
-                return Err(RegisterError::NotTheirs { socket, owner, uid: *uid });
+                return Err(RegisterError::NotTheirs {
+                    socket,
+                    owner,
+                    uid: *uid,
+                });
             }
         }
-        let client = PluginClient::new(dialed.channel.clone(), *api);
-        let options = client.options(deadlines.options).await.map_err(RegisterError::Options)?;
+        let client = PluginClient::new(&dialed, *api);
+        let options = client
+            .options(deadlines.options)
+            .await
+            .map_err(RegisterError::Options)?;
         let offer = Offer {
             resource: resource.clone(),
             endpoint: socket.display().to_string(),
@@ -116,6 +135,12 @@ impl Registrar {
         }
         let dismissed = self.stop.child_token();
         let entered = self.plugins.enter(id, client.clone(), dismissed.clone());
-        Ok(Connection { id, client, dialed, dismissed, entered })
+        Ok(Connection {
+            id,
+            client,
+            dialed,
+            dismissed,
+            _entered: entered,
+        })
     }
 }

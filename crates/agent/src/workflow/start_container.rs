@@ -47,8 +47,14 @@ pub async fn start_container(
 ) -> Result<(RunOptions, Vec<Conflict>), StartContainerError> {
     let to_tell: Option<BTreeMap<ResourceName, Vec<DeviceId>>> = store.read(|node| {
         let pod = node.pod(pod)?;
-        let wants = pod.allocations_of(container).filter(|allocation| allocation.pre_start_required);
-        Some(wants.map(|each| (each.resource.clone(), each.devices.clone())).collect())
+        let wants = pod
+            .allocations_of(container)
+            .filter(|allocation| allocation.pre_start_required);
+        Some(
+            wants
+                .map(|each| (each.resource.clone(), each.devices.clone()))
+                .collect(),
+        )
     });
     for (resource, devices) in to_tell.ok_or(StartContainerError::UnknownPod)? {
         tell(store, plugins, deadlines.pre_start, &resource, &devices, deadline).await?;
@@ -77,7 +83,12 @@ async fn tell(
             match client.pre_start(devices, patience).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_gone() => {}
-                Err(source) => return Err(StartContainerError::Plugin { resource: resource.clone(), source }),
+                Err(source) => {
+                    return Err(StartContainerError::Plugin {
+                        resource: resource.clone(),
+                        source,
+                    });
+                }
             }
         }
         if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
