@@ -41,8 +41,9 @@ pub(crate) fn select(
         let rest: Vec<usize> = picks.free.iter().take(picks.missing()).collect();
         picks.take(rest);
     }
+    debug_assert_eq!(chosen.len(), wanted, "what is passed on is not free");
     chosen.sort();
-    (chosen.len() == wanted).then_some(chosen)
+    Some(chosen)
 }
 
 /// As many as possible of the devices that are passed on, advised ones first.
