@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::{cdi, checkpoint};
+use crate::{cdi, checkpoint, node};
 
 /// The kubelet's device managers, standing alone.
 #[derive(Debug, Parser)]
@@ -20,6 +20,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    #[command(flatten)]
+    Node(node::Command),
     /// Read, verify, convert and repair the kubelet's device state files
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),

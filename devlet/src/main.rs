@@ -5,6 +5,7 @@ mod checkpoint;
 mod cli;
 mod files;
 mod manual;
+mod node;
 mod output;
 
 use std::process::ExitCode;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Checkpoint(command) => checkpoint::run(command),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { out } => manual::man(&out),
+        Command::Node(command) => node::run(command),
     };
     match ended {
         Ok(Outcome::Fine) => ExitCode::SUCCESS,

@@ -13,6 +13,8 @@ pub(crate) enum Output {
     /// For people
     #[default]
     Table,
+    /// For people, with more columns where there are more
+    Wide,
     /// For programs
     Json,
     /// For programs and people
@@ -34,7 +36,7 @@ pub(crate) fn print<T: Serialize>(
     table: impl FnOnce(&T) -> String,
 ) -> anyhow::Result<()> {
     let mut text = match output {
-        Output::Table => table(value),
+        Output::Table | Output::Wide => table(value),
         Output::Json => serde_json::to_string_pretty(value)?,
         Output::Yaml => serde_saphyr::to_string(value)?,
     };

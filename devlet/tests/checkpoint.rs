@@ -8,11 +8,17 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 fn testdata(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/kubelet-files/testdata").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../crates/kubelet-files/testdata")
+        .join(path)
 }
 
 fn devlet(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_devlet")).args(args).stdin(Stdio::null()).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_devlet"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
 }
 
 fn on(command: &[&str], path: &Path) -> Output {
@@ -56,10 +62,16 @@ fn show_names_every_format() {
 fn show_as_json_has_the_whole_document() {
     let document = shown("deviceplugin/v2-full-response.json");
     let sum = 1_664_235_135;
-    assert_eq!(document["checksum"], serde_json::json!({"stored": sum, "computed": sum, "valid": true}));
+    assert_eq!(
+        document["checksum"],
+        serde_json::json!({"stored": sum, "computed": sum, "valid": true})
+    );
     let entry = &document["entries"][0];
     assert_eq!(entry["podUID"], "9d1c3e1a-7b1f-4a57-8e0a-aaaaaaaaaaaa");
-    assert_eq!(entry["numaNodes"], serde_json::json!({"0": ["GPU-fef8089b"], "1": ["GPU-0a1b2c3d"]}));
+    assert_eq!(
+        entry["numaNodes"],
+        serde_json::json!({"0": ["GPU-fef8089b"], "1": ["GPU-0a1b2c3d"]})
+    );
     assert_eq!(entry["response"]["envs"]["EMPTY"], "");
     assert_eq!(entry["response"]["mounts"][0]["readOnly"], true);
     assert_eq!(entry["response"]["devices"][1]["permissions"], "mrw");
@@ -70,7 +82,10 @@ fn show_as_json_has_the_whole_document() {
 
 #[test]
 fn show_as_yaml_says_the_same_as_json() {
-    let yaml = on(&["show", "-o", "yaml"], &testdata("dra/envelope-v1/04-share-id.json"));
+    let yaml = on(
+        &["show", "-o", "yaml"],
+        &testdata("dra/envelope-v1/04-share-id.json"),
+    );
     let document: Value = serde_saphyr::from_slice(&yaml.stdout).unwrap();
     let json = shown("dra/envelope-v1/04-share-id.json");
     assert_eq!(document["claims"], json["claims"]);
@@ -98,7 +113,9 @@ fn show_lets_nothing_in_a_file_steer_the_terminal() {
     for command in [&["show"][..], &["verify"], &["repair"]] {
         let output = on(command, &path);
         let text = stdout(&output) + &stderr(&output);
-        let bad = text.chars().find(|c| c.is_control() && *c != '\n' || *c == '\u{202e}');
+        let bad = text
+            .chars()
+            .find(|c| c.is_control() && *c != '\n' || *c == '\u{202e}');
         assert_eq!(bad, None, "{command:?}: {text:?}");
     }
 }
@@ -107,13 +124,27 @@ fn show_lets_nothing_in_a_file_steer_the_terminal() {
 fn verify_judges_each_file_on_a_line_and_the_worst_decides() {
     let good = testdata("deviceplugin/v2-one-pod.json");
     let odd = testdata("deviceplugin/lenient-duplicate-keys.json");
-    let fine = devlet(&["checkpoint", "verify", good.to_str().unwrap(), odd.to_str().unwrap()]);
+    let fine = devlet(&[
+        "checkpoint",
+        "verify",
+        good.to_str().unwrap(),
+        odd.to_str().unwrap(),
+    ]);
     assert_eq!(fine.status.code(), Some(0), "{}", stdout(&fine));
     assert_eq!(stdout(&fine).lines().count(), 2);
-    assert!(stdout(&fine).contains("key \"0\" stands twice"), "{}", stdout(&fine));
+    assert!(
+        stdout(&fine).contains("key \"0\" stands twice"),
+        "{}",
+        stdout(&fine)
+    );
 
     let old = testdata("deviceplugin/v1-one-pod.json");
-    let bad = devlet(&["checkpoint", "verify", good.to_str().unwrap(), old.to_str().unwrap()]);
+    let bad = devlet(&[
+        "checkpoint",
+        "verify",
+        good.to_str().unwrap(),
+        old.to_str().unwrap(),
+    ]);
     assert_eq!(bad.status.code(), Some(1));
     let text = stdout(&bad);
     assert!(text.contains("BAD (device-plugin-v1)"), "{text}");
@@ -138,8 +169,16 @@ fn an_unreadable_path_is_an_error_of_usage_and_the_other_files_are_judged_all_th
     let good = testdata("deviceplugin/v2-one-pod.json");
     let output = devlet(&["checkpoint", "verify", "/does/not/exist", good.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("cannot read /does/not/exist: No such file"), "{}", stderr(&output));
-    assert!(stdout(&output).contains("ok (device-plugin-v2)"), "{}", stdout(&output));
+    assert!(
+        stderr(&output).contains("cannot read /does/not/exist: No such file"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(
+        stdout(&output).contains("ok (device-plugin-v2)"),
+        "{}",
+        stdout(&output)
+    );
 }
 
 #[test]
@@ -159,7 +198,11 @@ fn bad_paths_get_a_clear_error() {
         for command in [&["show"][..], &["verify"], &["convert"], &["repair"]] {
             let output = on(command, path);
             assert_eq!(output.status.code(), Some(2), "{command:?} {}", path.display());
-            assert!(stderr(&output).starts_with("error: cannot read"), "{}", stderr(&output));
+            assert!(
+                stderr(&output).starts_with("error: cannot read"),
+                "{}",
+                stderr(&output)
+            );
             assert!(stderr(&output).contains(says), "{}", stderr(&output));
         }
     }
@@ -170,11 +213,24 @@ fn garbage_is_refused_without_a_backtrace() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("garbage");
     let elf: Vec<u8> = (0..=255).cycle().take(100_000).collect();
-    for content in [&b""[..], b"\0\0\0\0", b"\x7fELF", b"[[[[", b"\xff\xfe\x00", &elf, b"{\"a\":1}"] {
+    for content in [
+        &b""[..],
+        b"\0\0\0\0",
+        b"\x7fELF",
+        b"[[[[",
+        b"\xff\xfe\x00",
+        &elf,
+        b"{\"a\":1}",
+    ] {
         std::fs::write(&path, content).unwrap();
         for command in [&["show"][..], &["verify"], &["convert"], &["repair"]] {
             let output = on(command, &path);
-            assert_eq!(output.status.code(), Some(1), "{command:?} {content:.20?}: {}", stderr(&output));
+            assert_eq!(
+                output.status.code(),
+                Some(1),
+                "{command:?} {content:.20?}: {}",
+                stderr(&output)
+            );
             assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
         }
     }
@@ -184,7 +240,10 @@ fn garbage_is_refused_without_a_backtrace() {
 fn convert_writes_v2_to_standard_output() {
     let output = on(&["convert"], &testdata("deviceplugin/v1-one-pod.json"));
     assert_eq!(output.status.code(), Some(0));
-    assert_eq!(output.stdout, std::fs::read(testdata("deviceplugin/v2-one-pod.json")).unwrap());
+    assert_eq!(
+        output.stdout,
+        std::fs::read(testdata("deviceplugin/v2-one-pod.json")).unwrap()
+    );
     assert!(stderr(&output).contains("NUMA node 0"), "{}", stderr(&output));
 }
 
@@ -205,7 +264,10 @@ fn convert_in_place_keeps_a_backup_and_the_mode_and_never_overwrites_a_backup() 
         std::fs::read(testdata("deviceplugin/v2-one-pod.json")).unwrap()
     );
     for file in [&path, &backup] {
-        assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o7777, 0o640);
+        assert_eq!(
+            std::fs::metadata(file).unwrap().permissions().mode() & 0o7777,
+            0o640
+        );
     }
 
     let again = on(&["convert", "--in-place"], &path);
@@ -222,23 +284,41 @@ fn convert_refuses_a_damaged_file_and_points_to_repair() {
     let args = ["convert", "--out", out.to_str().unwrap()];
     let output = on(&args, &testdata("deviceplugin/corrupt-checksum-wrong.json"));
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("devlet checkpoint repair"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("devlet checkpoint repair"),
+        "{}",
+        stderr(&output)
+    );
     assert!(!out.exists());
 }
 
 #[test]
 fn convert_refuses_the_format_of_another_kind_of_file() {
-    let output = on(&["convert", "--to", "dra-envelope-v1"], &testdata("deviceplugin/v2-one-pod.json"));
+    let output = on(
+        &["convert", "--to", "dra-envelope-v1"],
+        &testdata("deviceplugin/v2-one-pod.json"),
+    );
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("its newest format is device-plugin-v2"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("its newest format is device-plugin-v2"),
+        "{}",
+        stderr(&output)
+    );
     assert_eq!(stdout(&output), "");
 }
 
 #[test]
 fn convert_to_a_directory_that_does_not_exist_says_so() {
-    let output = on(&["convert", "--out", "/does/not/exist/file"], &testdata("deviceplugin/v2-one-pod.json"));
+    let output = on(
+        &["convert", "--out", "/does/not/exist/file"],
+        &testdata("deviceplugin/v2-one-pod.json"),
+    );
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("cannot write /does/not/exist/file"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("cannot write /does/not/exist/file"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -254,12 +334,19 @@ fn repair_writes_only_when_told_and_what_it_writes_verifies() {
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 
     let out = directory.path().join("repaired");
-    let output = on(&["repair", "-o", "json", "--out", out.to_str().unwrap()], &damaged);
+    let output = on(
+        &["repair", "-o", "json", "--out", out.to_str().unwrap()],
+        &damaged,
+    );
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["kept"]["entries"].as_array().unwrap().len(), 2);
     assert!(!report["dropped"].as_array().unwrap().is_empty());
     assert_eq!(on(&["verify"], &out).status.code(), Some(0));
-    assert_eq!(std::fs::read(&damaged).unwrap(), &whole[..500], "the damaged file was touched");
+    assert_eq!(
+        std::fs::read(&damaged).unwrap(),
+        &whole[..500],
+        "the damaged file was touched"
+    );
 }
 
 #[test]
@@ -278,7 +365,12 @@ fn a_reader_that_leaves_early_is_no_error() {
 
 #[test]
 fn wrong_usage_is_exit_code_two() {
-    for args in [&["checkpoint"][..], &["checkpoint", "verify"], &["checkpoint", "show", "-o", "xml", "f"], &["nope"]] {
+    for args in [
+        &["checkpoint"][..],
+        &["checkpoint", "verify"],
+        &["checkpoint", "show", "-o", "xml", "f"],
+        &["nope"],
+    ] {
         assert_eq!(devlet(args).status.code(), Some(2), "{args:?}");
     }
 }
@@ -292,7 +384,11 @@ fn standard_input_is_read_for_a_dash() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert!(stdout(&output).contains("default/example-2"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("default/example-2"),
+        "{}",
+        stdout(&output)
+    );
 }
 
 #[test]
@@ -303,7 +399,10 @@ fn every_command_has_help_and_those_that_work_on_files_have_examples() {
         assert!(stdout(&help).contains("Exit codes:"), "{command}");
     }
     for shell in ["bash", "zsh", "fish"] {
-        assert!(stdout(&devlet(&["completions", shell])).contains("checkpoint"), "{shell}");
+        assert!(
+            stdout(&devlet(&["completions", shell])).contains("checkpoint"),
+            "{shell}"
+        );
     }
     let directory = tempfile::tempdir().unwrap();
     let out = devlet(&["man", "--out", directory.path().to_str().unwrap()]);

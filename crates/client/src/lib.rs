@@ -23,6 +23,7 @@ mod client;
 pub mod locate;
 
 pub use client::{Client, ConnectError, MAX_MESSAGE_BYTES};
+pub use tonic::{Code, Status, Streaming};
 
 /// The messages and the service of package `devlet.v1`.
 // tonic qualifies every name.

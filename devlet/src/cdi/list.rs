@@ -10,13 +10,16 @@ use crate::output::{self, Output, table};
 pub(super) fn run(directories: &Directories, output: Output) -> anyhow::Result<Outcome> {
     let registry = directories.load();
     let listed = Listed::of(&registry);
-    if output == Output::Table {
+    if matches!(output, Output::Table | Output::Wide) {
         for problem in &listed.problems {
             output::warn(&format!("warning: {problem}"));
         }
         if listed.devices.is_empty() {
-            let searched: Vec<String> =
-                registry.directories().iter().map(|directory| directory.display().to_string()).collect();
+            let searched: Vec<String> = registry
+                .directories()
+                .iter()
+                .map(|directory| directory.display().to_string())
+                .collect();
             output::warn(&format!("no devices in {}", searched.join(" and ")));
             return Ok(Outcome::Fine);
         }
@@ -69,15 +72,24 @@ impl Listed {
         // Conflicts stand with the devices already.
         let beside = |problem: &&Problem| !matches!(problem, Problem::Conflict { .. });
         Self {
-            devices: registry.definitions().map(|definition| DefinitionShown::of(&definition)).collect(),
-            problems: registry.problems().iter().filter(beside).map(ToString::to_string).collect(),
+            devices: registry
+                .definitions()
+                .map(|definition| DefinitionShown::of(&definition))
+                .collect(),
+            problems: registry
+                .problems()
+                .iter()
+                .filter(beside)
+                .map(ToString::to_string)
+                .collect(),
         }
     }
 
     fn table(&self) -> String {
-        let rows = self.devices.iter().map(|device| {
-            [&device.name, &device.state, &device.cdi_version, &device.file].map(Clone::clone)
-        });
+        let rows = self
+            .devices
+            .iter()
+            .map(|device| [&device.name, &device.state, &device.cdi_version, &device.file].map(Clone::clone));
         table(["DEVICE", "STATE", "VERSION", "FILE"], rows)
     }
 }

@@ -16,9 +16,11 @@ use crate::output::OutputArg;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// List all devices, and which definition of each counts
-    #[command(after_help = "Examples:\n  devlet cdi list\n  devlet cdi list --cdi-dir ./specs -o json\n\n\
+    #[command(
+        after_help = "Examples:\n  devlet cdi list\n  devlet cdi list --cdi-dir ./specs -o json\n\n\
         Files and directories that cannot be used are reported on standard error, and in JSON and YAML under \
-        \"problems\". Exit codes: 0 listed, 2 wrong usage.")]
+        \"problems\". Exit codes: 0 listed, 2 wrong usage."
+    )]
     List {
         #[command(flatten)]
         directories: Directories,
@@ -37,9 +39,11 @@ pub(crate) enum Command {
         output: OutputArg,
     },
     /// Check spec files, or everything in the directories
-    #[command(after_help = "Examples:\n  devlet cdi validate\n  devlet cdi validate vendor.yaml other.json\n\n\
+    #[command(
+        after_help = "Examples:\n  devlet cdi validate\n  devlet cdi validate vendor.yaml other.json\n\n\
         Exit codes: 0 all are valid, 1 one is not, or two define the same device, 2 wrong usage or an \
-        unreadable path.")]
+        unreadable path."
+    )]
     Validate {
         /// The files; without any, those of the directories
         files: Vec<PathBuf>,
@@ -49,11 +53,13 @@ pub(crate) enum Command {
         output: OutputArg,
     },
     /// Show what devices change in a container, or change an OCI runtime spec
-    #[command(after_help = "Examples:\n  devlet cdi resolve vendor.com/gpu=gpu0 vendor.com/nic=vf3\n  \
+    #[command(
+        after_help = "Examples:\n  devlet cdi resolve vendor.com/gpu=gpu0 vendor.com/nic=vf3\n  \
         devlet cdi resolve vendor.com/gpu=gpu0 --oci-spec config.json > changed.json\n\n\
         With --oci-spec the changed runtime spec is printed as JSON; the file itself stays as it is. Exit \
         codes: 0 resolved, 1 a name is unknown or unusable, or the runtime spec is no such thing, 2 wrong \
-        usage or an unreadable path.")]
+        usage or an unreadable path."
+    )]
     Resolve {
         /// Qualified names, vendor/class=name
         #[arg(required = true, value_name = "NAME")]
@@ -76,7 +82,7 @@ pub(crate) struct Directories {
 }
 
 impl Directories {
-    fn load(&self) -> Registry {
+    pub(crate) fn load(&self) -> Registry {
         if self.directories.is_empty() {
             Registry::load(DEFAULT_DIRECTORIES)
         } else {
@@ -88,13 +94,22 @@ impl Directories {
 pub(crate) fn run(command: Command) -> anyhow::Result<Outcome> {
     match command {
         Command::List { directories, output } => list::run(&directories, output.output),
-        Command::Show { name, directories, output } => show::run(&name, &directories, output.output),
-        Command::Validate { files, directories, output } => {
-            validate::run(&files, &directories, output.output)
-        }
-        Command::Resolve { names, oci_spec, directories, output } => {
-            resolve::run(&names, oci_spec.as_deref(), &directories, output.output)
-        }
+        Command::Show {
+            name,
+            directories,
+            output,
+        } => show::run(&name, &directories, output.output),
+        Command::Validate {
+            files,
+            directories,
+            output,
+        } => validate::run(&files, &directories, output.output),
+        Command::Resolve {
+            names,
+            oci_spec,
+            directories,
+            output,
+        } => resolve::run(&names, oci_spec.as_deref(), &directories, output.output),
     }
 }
 
@@ -109,16 +124,31 @@ fn edit_lines(edits: &ContainerEdits) -> Vec<[String; 2]> {
         add("device node", node_text(node));
     }
     for device in &edits.net_devices {
-        add("network device", format!("{} as {}", device.host_interface_name, device.name));
+        add(
+            "network device",
+            format!("{} as {}", device.host_interface_name, device.name),
+        );
     }
     for mount in &edits.mounts {
         let options = mount.options.join(",");
-        let options = if options.is_empty() { String::new() } else { format!(" ({options})") };
-        add("mount", format!("{} on {}{options}", mount.host_path, mount.container_path));
+        let options = if options.is_empty() {
+            String::new()
+        } else {
+            format!(" ({options})")
+        };
+        add(
+            "mount",
+            format!("{} on {}{options}", mount.host_path, mount.container_path),
+        );
     }
     for hook in &edits.hooks {
         // The first argument is the name that the program gets to see.
-        let arguments: String = hook.args.iter().skip(1).map(|argument| format!(" {argument}")).collect();
+        let arguments: String = hook
+            .args
+            .iter()
+            .skip(1)
+            .map(|argument| format!(" {argument}"))
+            .collect();
         add("hook", format!("{}: {}{arguments}", hook.hook_name, hook.path));
     }
     if let Some(rdt) = &edits.intel_rdt {

@@ -29,7 +29,10 @@ pub(super) fn run(
     let mut oci: Value = match serde_json::from_slice(&bytes) {
         Ok(value) => value,
         Err(error) => {
-            output::warn(&format!("error: {}: not an OCI runtime spec: {error}", path.display()));
+            output::warn(&format!(
+                "error: {}: not an OCI runtime spec: {error}",
+                path.display()
+            ));
             return Ok(Outcome::Bad);
         }
     };
@@ -37,7 +40,11 @@ pub(super) fn run(
         return Ok(refuse(&error));
     }
     // A runtime spec is JSON, so that is what a table of it is.
-    let output = if output == Output::Table { Output::Json } else { output };
+    let output = if output == Output::Yaml {
+        Output::Yaml
+    } else {
+        Output::Json
+    };
     output::print(output, &oci, |_| String::new())?;
     Ok(Outcome::Fine)
 }

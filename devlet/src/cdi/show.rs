@@ -21,8 +21,12 @@ pub(super) fn run(name: &str, directories: &Directories, output: Output) -> anyh
         }
     };
     // It resolves, so the name is one and the device is there.
-    let Ok(qualified) = name.parse::<QualifiedName>() else { return Ok(Outcome::Bad) };
-    let Some(definition) = registry.get(&qualified) else { return Ok(Outcome::Bad) };
+    let Ok(qualified) = name.parse::<QualifiedName>() else {
+        return Ok(Outcome::Bad);
+    };
+    let Some(definition) = registry.get(&qualified) else {
+        return Ok(Outcome::Bad);
+    };
     let shown = Shown {
         name: qualified.to_string(),
         vendor: qualified.vendor().to_owned(),
@@ -30,7 +34,10 @@ pub(super) fn run(name: &str, directories: &Directories, output: Output) -> anyh
         file: definition.file.path.display().to_string(),
         cdi_version: definition.file.spec.version.clone(),
         annotations: definition.device.annotations.clone(),
-        definitions: registry.definitions_of(&qualified).map(|each| DefinitionShown::of(&each)).collect(),
+        definitions: registry
+            .definitions_of(&qualified)
+            .map(|each| DefinitionShown::of(&each))
+            .collect(),
         edits,
     };
     output::print(output, &shown, Shown::table)?;
@@ -64,11 +71,16 @@ impl Shown {
             output::shown(&self.cdi_version),
         );
         for other in self.definitions.iter().filter(|definition| !definition.usable) {
-            text.push_str(&format!("Also in:  {} ({})\n", output::shown(&other.file), other.state));
+            text.push_str(&format!(
+                "Also in:  {} ({})\n",
+                output::shown(&other.file),
+                other.state
+            ));
         }
         let annotations = self.annotations.iter();
-        let mut rows: Vec<[String; 2]> =
-            annotations.map(|(key, value)| ["annotation".to_owned(), format!("{key}={value}")]).collect();
+        let mut rows: Vec<[String; 2]> = annotations
+            .map(|(key, value)| ["annotation".to_owned(), format!("{key}={value}")])
+            .collect();
         rows.extend(edit_lines(&self.edits));
         text.push_str(&format!("\n{}", table(["EDIT", "VALUE"], rows)));
         text

@@ -9,11 +9,7 @@ use super::Directories;
 use crate::Outcome;
 use crate::output::{self, Output};
 
-pub(super) fn run(
-    paths: &[PathBuf],
-    directories: &Directories,
-    output: Output,
-) -> anyhow::Result<Outcome> {
+pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) -> anyhow::Result<Outcome> {
     let mut unreadable = None;
     let mut results = Vec::new();
     if paths.is_empty() {
@@ -39,7 +35,7 @@ pub(super) fn run(
             }
         }
         results.sort_by(|one, other| one.file.cmp(&other.file));
-        if results.is_empty() && output == Output::Table {
+        if results.is_empty() && matches!(output, Output::Table | Output::Wide) {
             output::warn("there are no spec files");
         }
     }
@@ -56,7 +52,10 @@ pub(super) fn run(
         }
     }
     output::print(output, &results, |results| {
-        results.iter().map(|result| result.line() + "\n").collect::<String>()
+        results
+            .iter()
+            .map(|result| result.line() + "\n")
+            .collect::<String>()
     })?;
     if let Some(error) = unreadable {
         return Err(error);
@@ -105,7 +104,11 @@ impl Judged {
     }
 
     fn line(&self) -> String {
-        let mut line = format!("{}: {}", self.file, if self.problems.is_empty() { "ok" } else { "BAD" });
+        let mut line = format!(
+            "{}: {}",
+            self.file,
+            if self.problems.is_empty() { "ok" } else { "BAD" }
+        );
         if let (Some(kind), Some(stated), Some(needed)) =
             (&self.kind, &self.cdi_version, &self.minimum_version)
         {

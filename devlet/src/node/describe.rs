@@ -1,0 +1,366 @@
+//! `devlet describe`
+
+use clap::ValueEnum;
+use devlet_client::{Client, v1};
+use serde::Serialize;
+
+use super::shown::{Device, Plugin, Pod, PodId, Resource, or_dash};
+use super::{ConnectArg, time};
+use crate::Outcome;
+use crate::output::{self, Output, OutputArg, shown, table};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What it is
+    kind: Kind,
+    /// What it is called
+    name: String,
+    #[command(flatten)]
+    connect: ConnectArg,
+    #[command(flatten)]
+    output: OutputArg,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// A pod, by name, namespace/name or UID
+    #[value(alias = "pods")]
+    Pod,
+    /// A resource, acme.com/gpu
+    #[value(alias = "resources")]
+    Resource,
+    /// A device, by id or RESOURCE/ID
+    #[value(alias = "devices")]
+    Device,
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
+    let client = args.connect.connect().await?;
+    let output = args.output.output;
+    match args.kind {
+        Kind::Pod => pod(&client, args.name, output).await,
+        Kind::Resource => resource(&client, args.name, output).await,
+        Kind::Device => device(&client, &args.name, output).await,
+    }
+}
+
+fn no_such(what: &str, name: &str) -> Outcome {
+    output::warn(&format!("error: no such {what}: {name}"));
+    output::warn(&format!("hint: devlet get {what}s shows what there is"));
+    Outcome::Bad
+}
+
+async fn pod(client: &Client, name: String, output: Output) -> anyhow::Result<Outcome> {
+    let listed = client
+        .list_pods(v1::ListPodsRequest { pod: name.clone() })
+        .await?;
+    let Some(pod) = listed.pods.into_iter().next() else {
+        return Ok(no_such("pod", &name));
+    };
+    output::print(output, &Pod::from(pod), pod_text)?;
+    Ok(Outcome::Fine)
+}
+
+fn pod_text(pod: &Pod) -> String {
+    let boot = if pod.before_reboot {
+        ", before the machine last booted"
+    } else {
+        ""
+    };
+    let source = match pod.source {
+        "api" => "a caller of devlet's API; held until it is removed",
+        "embedder" => "the program that devlet is part of",
+        "imported" => "a kubelet's file",
+        other => other,
+    };
+    let mut text = format!(
+        "Name:       {}\nNamespace:  {}\nUID:        {}\nFrom:       {source}{boot}\n",
+        shown(&or_dash(pod.id.name.clone())),
+        shown(&or_dash(pod.id.namespace.clone())),
+        shown(&pod.id.uid),
+    );
+    for container in &pod.containers {
+        let kind = container
+            .kind
+            .map(|kind| format!(" ({kind})"))
+            .unwrap_or_default();
+        text.push_str(&format!("\nContainer {}{kind}\n", shown(&container.name)));
+        let devices = container.devices.iter().map(|held| {
+            let pre_start = if held.pre_start_required { "yes" } else { "no" };
+            let nodes: Vec<String> = held.numa_nodes.keys().map(ToString::to_string).collect();
+            [
+                held.resource.clone(),
+                held.ids.join(","),
+                or_dash(nodes.join(",")),
+                pre_start.to_owned(),
+            ]
+        });
+        text.push_str(&indented(&table(
+            ["RESOURCE", "DEVICES", "NUMA", "PRE-START"],
+            devices,
+        )));
+        let lines = container.options.lines();
+        if !lines.is_empty() {
+            text.push_str(&format!("\n{}", indented(&table(["OPTION", "VALUE"], lines))));
+        }
+        for conflict in &container.conflicts {
+            text.push_str(&format!(
+                "  conflict: {} {}: {} was followed, {} was not\n",
+                conflict.what,
+                shown(&conflict.key),
+                shown(&conflict.kept),
+                shown(&conflict.dropped)
+            ));
+        }
+    }
+    text
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// What `-o json` prints. The keys are an interface.
+#[derive(Debug, Serialize)]
+struct ResourceShown {
+    #[serde(flatten)]
+    resource: Resource,
+    connections: Vec<Plugin>,
+    devices: Vec<Device>,
+}
+
+async fn resource(client: &Client, name: String, output: Output) -> anyhow::Result<Outcome> {
+    let resources = client
+        .list_resources(v1::ListResourcesRequest {})
+        .await?
+        .resources;
+    let Some(resource) = resources.into_iter().find(|resource| resource.name == name) else {
+        return Ok(no_such("resource", &name));
+    };
+    let plugins = client.list_plugins(v1::ListPluginsRequest {}).await?.plugins;
+    let devices = client
+        .list_devices(v1::ListDevicesRequest {
+            resource: name.clone(),
+        })
+        .await?
+        .devices;
+    let shown = ResourceShown {
+        resource: resource.into(),
+        connections: plugins
+            .into_iter()
+            .filter(|each| each.resource == name)
+            .map(Plugin::from)
+            .collect(),
+        devices: devices.into_iter().map(Device::from).collect(),
+    };
+    output::print(output, &shown, ResourceShown::table)?;
+    Ok(Outcome::Fine)
+}
+
+impl ResourceShown {
+    fn table(&self) -> String {
+        let resource = &self.resource;
+        let mut text = format!(
+            "Name:         {}\nState:        {}\nCapacity:     {}\nAllocatable:  {}\nHeld:         {}\nFree:         {}\n",
+            shown(&resource.name),
+            resource.state_text(),
+            resource.capacity,
+            resource.allocatable,
+            resource.held,
+            resource.free,
+        );
+        if resource.last_plugin.is_some() {
+            text.push_str(&format!("Last plugin:  {}\n", shown(&resource.last_text())));
+        }
+        if !self.connections.is_empty() {
+            let plugins = self.connections.iter().map(|plugin| {
+                let devices = plugin
+                    .devices
+                    .map_or_else(|| "-".to_owned(), |number| number.to_string());
+                let (state, age) = (plugin.state_text().to_owned(), time::age(plugin.connected_at_ms));
+                [
+                    plugin.endpoint.clone(),
+                    devices,
+                    state,
+                    age,
+                    plugin.uid.to_string(),
+                    plugin.options_text(),
+                ]
+            });
+            let header = ["PLUGIN", "DEVICES", "STATE", "CONNECTED", "UID", "OPTIONS"];
+            text.push_str(&format!("\n{}", table(header, plugins)));
+        }
+        if !self.devices.is_empty() {
+            let devices = self.devices.iter().map(|device| {
+                let health = device.health_text().to_owned();
+                [
+                    device.id.clone(),
+                    health,
+                    device.numa_text(),
+                    device.holders_text(),
+                ]
+            });
+            text.push_str(&format!(
+                "\n{}",
+                table(["DEVICE", "HEALTH", "NUMA", "HELD BY"], devices)
+            ));
+        }
+        text
+    }
+}
+
+/// What `-o json` prints. The keys are an interface.
+#[derive(Debug, Serialize)]
+struct DeviceShown {
+    #[serde(flatten)]
+    device: Device,
+    containers: Vec<Holder>,
+}
+
+/// A container that has the device.
+#[derive(Debug, Serialize)]
+struct Holder {
+    pod: PodId,
+    container: String,
+}
+
+async fn device(client: &Client, name: &str, output: Output) -> anyhow::Result<Outcome> {
+    let devices = client
+        .list_devices(v1::ListDevicesRequest::default())
+        .await?
+        .devices;
+    let mut named = named(devices, name);
+    let device = match (named.pop(), named.len()) {
+        (Some(device), 0) => Device::from(device),
+        (None, _) => return Ok(no_such("device", name)),
+        (Some(last), _) => {
+            named.push(last);
+            let names: Vec<String> = named
+                .iter()
+                .map(|each| format!("{}/{}", each.resource, each.id))
+                .collect();
+            output::warn(&format!(
+                "error: {name} may be {}: name one of them",
+                names.join(" or ")
+            ));
+            return Ok(Outcome::Bad);
+        }
+    };
+    let mut containers = Vec::new();
+    for holder in &device.holders {
+        let pods = client
+            .list_pods(v1::ListPodsRequest {
+                pod: holder.uid.clone(),
+            })
+            .await;
+        // A pod that was removed in the meantime holds nothing.
+        for pod in pods.map(|list| list.pods).unwrap_or_default() {
+            for container in pod.containers {
+                let has = |held: &v1::HeldDevices| {
+                    held.resource == device.resource && held.ids.contains(&device.id)
+                };
+                if container.devices.iter().any(has) {
+                    containers.push(Holder {
+                        pod: holder.clone(),
+                        container: container.name,
+                    });
+                }
+            }
+        }
+    }
+    output::print(output, &DeviceShown { device, containers }, DeviceShown::table)?;
+    Ok(Outcome::Fine)
+}
+
+/// Ids are unique within a resource only.
+fn named(devices: Vec<v1::Device>, name: &str) -> Vec<v1::Device> {
+    let in_full = |device: &v1::Device| {
+        let rest = name.strip_prefix(&device.resource);
+        rest.and_then(|rest| rest.strip_prefix(['/', '='])) == Some(device.id.as_str())
+    };
+    devices
+        .into_iter()
+        .filter(|device| device.id == name || in_full(device))
+        .collect()
+}
+
+impl DeviceShown {
+    fn table(&self) -> String {
+        let device = &self.device;
+        let mut text = format!(
+            "Resource:    {}\nId:          {}\nHealth:      {}\nNUMA nodes:  {}\n",
+            shown(&device.resource),
+            shown(&device.id),
+            device.health_text(),
+            device.numa_text(),
+        );
+        if device.holders.is_empty() {
+            text.push_str("Held by:     nobody\n");
+        }
+        for holder in &device.holders {
+            let containers: Vec<&str> = self
+                .containers
+                .iter()
+                .filter(|each| each.pod.uid == holder.uid)
+                .map(|each| each.container.as_str())
+                .collect();
+            let containers = if containers.is_empty() {
+                String::new()
+            } else {
+                format!(", in {}", containers.join(" and "))
+            };
+            text.push_str(&format!(
+                "Held by:     {}{}\n",
+                shown(&holder.short()),
+                shown(&containers)
+            ));
+        }
+        if device.holders.len() > 1 {
+            text.push_str("Note:        it is not given to anybody until all of them are gone\n");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::shown::samples;
+
+    #[test]
+    fn a_device_is_found_by_its_id_or_in_full() {
+        let device = |resource: &str, id: &str| v1::Device {
+            resource: resource.into(),
+            id: id.into(),
+            ..Default::default()
+        };
+        let devices = vec![
+            device("acme.com/gpu", "0"),
+            device("acme.com/nic", "0"),
+            device("acme.com/nic", "1/2"),
+        ];
+        let found = |name: &str| named(devices.clone(), name).len();
+        assert_eq!(found("0"), 2);
+        assert_eq!(found("acme.com/gpu/0"), 1);
+        assert_eq!(found("acme.com/gpu=0"), 1);
+        assert_eq!(found("acme.com/nic/1/2"), 1);
+        assert_eq!(found("1/2"), 1);
+        assert_eq!(found("acme.com/gpu0"), 0);
+    }
+
+    #[test]
+    fn a_pod_is_described_container_by_container() {
+        let text = pod_text(&Pod::from(samples::pod()));
+        for expected in [
+            "Name:       job1\n",
+            "Container main (app)\n",
+            "/dev/null as /dev/gpu (rw)",
+            "/opt/acme on /usr/acme (read-only)",
+            "GPU=gpu-0",
+            "acme.com/slot=3",
+            "acme.com/gpu=gpu-0",
+        ] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! `devlet get`
+
+use clap::ValueEnum;
+use devlet_client::{Status, Streaming, v1};
+use serde::Serialize;
+
+use super::shown::{Device, Plugin, Pod, Resource, or_dash};
+use super::{ConnectArg, time};
+use crate::Outcome;
+use crate::output::{self, Output, OutputArg, table};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to list
+    kind: Kind,
+    /// Only devices of this resource
+    #[arg(long, value_name = "NAME")]
+    resource: Option<String>,
+    /// Print everything again after each change, until interrupted
+    #[arg(short, long)]
+    watch: bool,
+    #[command(flatten)]
+    connect: ConnectArg,
+    #[command(flatten)]
+    output: OutputArg,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// What plugins offer
+    #[value(alias = "resource")]
+    Resources,
+    /// Each device, and who holds it
+    #[value(alias = "device")]
+    Devices,
+    /// Device plugins that are connected
+    #[value(alias = "plugin")]
+    Plugins,
+    /// Pods that were admitted
+    #[value(alias = "pod")]
+    Pods,
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
+    if args.resource.is_some() && args.kind != Kind::Devices {
+        anyhow::bail!("--resource is for devices: devlet get devices --resource NAME");
+    }
+    let client = args.connect.connect().await?;
+    let show = Show {
+        output: args.output.output,
+        watch: args.watch,
+    };
+    match args.kind {
+        Kind::Resources => {
+            let request = v1::ListResourcesRequest {};
+            show.run::<_, Resources>(client.list_resources(request), client.watch_resources(request))
+                .await
+        }
+        Kind::Devices => {
+            let request = v1::ListDevicesRequest {
+                resource: args.resource.unwrap_or_default(),
+            };
+            show.run::<_, Devices>(
+                client.list_devices(request.clone()),
+                client.watch_devices(request),
+            )
+            .await
+        }
+        Kind::Plugins => {
+            let request = v1::ListPluginsRequest {};
+            show.run::<_, Plugins>(client.list_plugins(request), client.watch_plugins(request))
+                .await
+        }
+        Kind::Pods => {
+            let request = v1::ListPodsRequest::default();
+            show.run::<_, Pods>(client.list_pods(request.clone()), client.watch_pods(request))
+                .await
+        }
+    }
+}
+
+struct Show {
+    output: Output,
+    watch: bool,
+}
+
+/// Something that is listed.
+trait Listing: Serialize {
+    fn table(&self, wide: bool) -> String;
+}
+
+impl Show {
+    async fn run<M, L: Listing + From<M>>(
+        &self,
+        list: impl Future<Output = Result<M, Status>>,
+        watch: impl Future<Output = Result<Streaming<M>, Status>>,
+    ) -> anyhow::Result<Outcome> {
+        let wide = self.output == Output::Wide;
+        if !self.watch {
+            output::print(self.output, &L::from(list.await?), |listing| listing.table(wide))?;
+            return Ok(Outcome::Fine);
+        }
+        let mut updates = watch.await?;
+        let mut first = true;
+        while let Some(update) = updates.message().await? {
+            output::out(&text_of_update(self.output, &L::from(update), first)?)?;
+            first = false;
+        }
+        output::warn("devlet has stopped");
+        Ok(Outcome::Fine)
+    }
+}
+
+/// One of many: programs must see where it ends, people where it begins.
+fn text_of_update<L: Listing>(output: Output, listing: &L, first: bool) -> anyhow::Result<String> {
+    let separator = if first { "" } else { "\n" };
+    Ok(match output {
+        Output::Json => serde_json::to_string(listing)? + "\n",
+        Output::Yaml => format!("---\n{}\n", serde_saphyr::to_string(listing)?.trim_end()),
+        Output::Table | Output::Wide => {
+            format!("{separator}{}", listing.table(output == Output::Wide))
+        }
+    })
+}
+
+macro_rules! listings {
+    ($($list:ident { $field:ident: $item:ident } from $message:ident;)*) => {$(
+        /// What `-o json` prints. The keys are an interface.
+        #[derive(Debug, Serialize)]
+        struct $list {
+            revision: u64,
+            $field: Vec<$item>,
+        }
+
+        impl From<v1::$message> for $list {
+            fn from(list: v1::$message) -> Self {
+                let $field = list.$field.into_iter().map($item::from).collect();
+                Self { revision: list.revision, $field }
+            }
+        }
+    )*};
+}
+
+listings! {
+    Resources { resources: Resource } from ResourceList;
+    Devices { devices: Device } from DeviceList;
+    Plugins { plugins: Plugin } from PluginList;
+    Pods { pods: Pod } from PodList;
+}
+
+impl Listing for Resources {
+    fn table(&self, wide: bool) -> String {
+        let numbers = |each: &Resource| {
+            [each.capacity, each.allocatable, each.held, each.free].map(|number| number.to_string())
+        };
+        if wide {
+            let header = [
+                "NAME",
+                "CAPACITY",
+                "ALLOCATABLE",
+                "HELD",
+                "FREE",
+                "STATE",
+                "PLUGINS",
+                "LAST PLUGIN",
+            ];
+            let row = |each: &Resource| {
+                let [capacity, allocatable, held, free] = numbers(each);
+                let (state, plugins) = (each.state_text().to_owned(), or_dash(each.plugins.join(", ")));
+                [
+                    each.name.clone(),
+                    capacity,
+                    allocatable,
+                    held,
+                    free,
+                    state,
+                    plugins,
+                    or_dash(each.last_text()),
+                ]
+            };
+            table(header, self.resources.iter().map(row))
+        } else {
+            let row = |each: &Resource| {
+                let [capacity, allocatable, held, free] = numbers(each);
+                [
+                    each.name.clone(),
+                    capacity,
+                    allocatable,
+                    held,
+                    free,
+                    each.state_text().to_owned(),
+                ]
+            };
+            let header = ["NAME", "CAPACITY", "ALLOCATABLE", "HELD", "FREE", "STATE"];
+            table(header, self.resources.iter().map(row))
+        }
+    }
+}
+
+impl Listing for Devices {
+    fn table(&self, wide: bool) -> String {
+        let short = |each: &Device| {
+            let health = each.health_text().to_owned();
+            [
+                each.resource.clone(),
+                each.id.clone(),
+                health,
+                each.numa_text(),
+                each.holders_text(),
+            ]
+        };
+        if !wide {
+            return table(
+                ["RESOURCE", "ID", "HEALTH", "NUMA", "HELD BY"],
+                self.devices.iter().map(short),
+            );
+        }
+        let row = |each: &Device| {
+            let [resource, id, health, numa, holders] = short(each);
+            let uids: Vec<&str> = each.holders.iter().map(|holder| holder.uid.as_str()).collect();
+            [resource, id, health, numa, holders, or_dash(uids.join(", "))]
+        };
+        table(
+            ["RESOURCE", "ID", "HEALTH", "NUMA", "HELD BY", "POD UID"],
+            self.devices.iter().map(row),
+        )
+    }
+}
+
+impl Listing for Plugins {
+    fn table(&self, wide: bool) -> String {
+        let short = |each: &Plugin| {
+            let devices = each
+                .devices
+                .map_or_else(|| "-".to_owned(), |number| number.to_string());
+            let (state, age) = (each.state_text().to_owned(), time::age(each.connected_at_ms));
+            [each.resource.clone(), each.endpoint.clone(), devices, state, age]
+        };
+        if !wide {
+            let header = ["RESOURCE", "ENDPOINT", "DEVICES", "STATE", "CONNECTED"];
+            return table(header, self.plugins.iter().map(short));
+        }
+        let row = |each: &Plugin| {
+            let [resource, endpoint, devices, state, age] = short(each);
+            let (uid, options) = (each.uid.to_string(), each.options_text());
+            [
+                resource,
+                endpoint,
+                devices,
+                state,
+                age,
+                uid,
+                options,
+                each.connection.clone(),
+            ]
+        };
+        let header = [
+            "RESOURCE",
+            "ENDPOINT",
+            "DEVICES",
+            "STATE",
+            "CONNECTED",
+            "UID",
+            "OPTIONS",
+            "CONNECTION",
+        ];
+        table(header, self.plugins.iter().map(row))
+    }
+}
+
+impl Listing for Pods {
+    fn table(&self, wide: bool) -> String {
+        let short = |each: &Pod| {
+            let devices: Vec<String> = each
+                .devices()
+                .iter()
+                .map(|(resource, ids)| format!("{resource}={}", ids.len()))
+                .collect();
+            let id = &each.id;
+            let (namespace, name) = (or_dash(id.namespace.clone()), or_dash(id.name.clone()));
+            [
+                namespace,
+                name,
+                id.uid.clone(),
+                each.source.to_owned(),
+                or_dash(devices.join(", ")),
+            ]
+        };
+        if !wide {
+            return table(
+                ["NAMESPACE", "NAME", "UID", "SOURCE", "DEVICES"],
+                self.pods.iter().map(short),
+            );
+        }
+        let row = |each: &Pod| {
+            let [namespace, name, uid, source, devices] = short(each);
+            let ids: Vec<&str> = each.devices().into_values().flatten().collect();
+            let admitted = if each.before_reboot {
+                "before the last boot"
+            } else {
+                "since the last boot"
+            };
+            [
+                namespace,
+                name,
+                uid,
+                source,
+                devices,
+                or_dash(ids.join(",")),
+                admitted.to_owned(),
+            ]
+        };
+        let header = ["NAMESPACE", "NAME", "UID", "SOURCE", "DEVICES", "IDS", "ADMITTED"];
+        table(header, self.pods.iter().map(row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::shown::samples;
+
+    fn pods() -> Pods {
+        Pods::from(v1::PodList {
+            revision: 7,
+            pods: vec![samples::pod()],
+        })
+    }
+
+    #[test]
+    fn pods_are_one_line_each_and_wide_shows_the_ids() {
+        let lines: Vec<String> = pods().table(false).lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(
+            lines[1].split_whitespace().collect::<Vec<_>>(),
+            ["default", "job1", "u-1", "api", "acme.com/gpu=1"]
+        );
+        assert!(pods().table(true).contains("gpu-0"));
+    }
+
+    #[test]
+    fn every_update_is_a_line_of_json_or_a_yaml_document() {
+        let json = text_of_update(Output::Json, &pods(), false).unwrap();
+        assert_eq!(json.lines().count(), 1);
+        assert!(
+            json.starts_with(r#"{"revision":7,"pods":[{"uid":"u-1""#),
+            "{json}"
+        );
+        let yaml = text_of_update(Output::Yaml, &pods(), false).unwrap();
+        assert!(yaml.starts_with("---\nrevision: 7\n"), "{yaml}");
+        let second = text_of_update(Output::Table, &pods(), false).unwrap();
+        assert!(second.starts_with("\nNAMESPACE"), "{second}");
+    }
+
+    #[test]
+    fn a_resource_without_a_plugin_says_which_one_left() {
+        let last = v1::LastPlugin {
+            endpoint: "/run/gpu.sock".into(),
+            gone_since_ms: 0,
+        };
+        let resource = v1::Resource {
+            name: "acme.com/gpu".into(),
+            capacity: 2,
+            state: v1::ResourceState::Gone.into(),
+            last_plugin: Some(last),
+            ..Default::default()
+        };
+        let resources = Resources::from(v1::ResourceList {
+            revision: 1,
+            resources: vec![resource],
+        });
+        assert!(resources.table(false).contains("no plugin"));
+        assert!(resources.table(true).contains("/run/gpu.sock, gone for "));
+        let json = serde_json::to_value(&resources).unwrap();
+        assert_eq!(
+            json["resources"][0]["lastPlugin"]["goneSince"],
+            "1970-01-01T00:00:00Z"
+        );
+        assert_eq!(json["resources"][0]["state"], "gone");
+    }
+
+    #[test]
+    fn devices_and_plugins_say_how_they_are() {
+        let device = |id: &str, listed, healthy| v1::Device {
+            id: id.into(),
+            listed,
+            healthy,
+            ..Default::default()
+        };
+        let devices = vec![
+            device("a", true, true),
+            device("b", true, false),
+            device("c", false, false),
+        ];
+        let text = Devices::from(v1::DeviceList { revision: 1, devices }).table(false);
+        for expected in ["healthy", "unhealthy", "not listed"] {
+            assert!(text.contains(expected), "{text}");
+        }
+        let plugin = |devices, in_force| v1::Plugin {
+            devices,
+            in_force,
+            ..Default::default()
+        };
+        let plugins = vec![plugin(Some(2), true), plugin(Some(1), false), plugin(None, false)];
+        let text = Plugins::from(v1::PluginList { revision: 1, plugins }).table(true);
+        for expected in ["serving", "standby", "no list yet"] {
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+}

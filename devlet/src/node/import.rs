@@ -1,0 +1,91 @@
+//! `devlet import` and `devlet forget`: what an operator decides about a kubelet's file.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use devlet_client::v1;
+use serde::Serialize;
+
+use super::ConnectArg;
+use super::shown::{PodId, pod_text};
+use crate::output::{self, OutputArg, count};
+use crate::{Outcome, files};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ImportArgs {
+    /// The file, - for standard input
+    file: PathBuf,
+    #[command(flatten)]
+    connect: ConnectArg,
+    #[command(flatten)]
+    output: OutputArg,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ForgetArgs {
+    /// The file, as `devlet status` names it
+    file: PathBuf,
+    #[command(flatten)]
+    connect: ConnectArg,
+}
+
+pub(super) async fn import(args: ImportArgs) -> anyhow::Result<Outcome> {
+    let content = files::read(&args.file)?;
+    let client = args.connect.connect().await?;
+    let name = args.file.display().to_string();
+    let imported = client.import(v1::ImportRequest { content, name }).await?;
+    let texts = |pods: &[v1::PodId]| pods.iter().map(pod_text).collect();
+    let report = Report {
+        added_texts: texts(&imported.added),
+        changed_texts: texts(&imported.changed),
+        added: imported.added.into_iter().map(PodId::from).collect(),
+        changed: imported.changed.into_iter().map(PodId::from).collect(),
+        notes: imported.notes,
+    };
+    output::print(args.output.output, &report, Report::table)?;
+    Ok(Outcome::Fine)
+}
+
+/// What `-o json` prints. The keys are an interface.
+#[derive(Debug, Serialize)]
+struct Report {
+    added: Vec<PodId>,
+    changed: Vec<PodId>,
+    notes: Vec<String>,
+    #[serde(skip)]
+    added_texts: Vec<String>,
+    #[serde(skip)]
+    changed_texts: Vec<String>,
+}
+
+impl Report {
+    fn table(&self) -> String {
+        let mut text = format!(
+            "imported: {} new, {} changed\n",
+            count(self.added.len(), "pod"),
+            self.changed.len()
+        );
+        for (what, pods) in [("added", &self.added_texts), ("changed", &self.changed_texts)] {
+            for pod in pods {
+                text.push_str(&format!("{what:<9}{}\n", output::shown(pod)));
+            }
+        }
+        for note in &self.notes {
+            text.push_str(&format!("note:    {}\n", output::shown(note)));
+        }
+        text
+    }
+}
+
+pub(super) async fn forget(args: ForgetArgs) -> anyhow::Result<Outcome> {
+    // Where devlet runs, a relative path means something else.
+    let file = std::path::absolute(&args.file).context("cannot tell the current directory")?;
+    let client = args.connect.connect().await?;
+    client
+        .forget(v1::ForgetRequest {
+            file: file.display().to_string(),
+        })
+        .await?;
+    output::out("forgotten: pods are admitted again\n")?;
+    Ok(Outcome::Fine)
+}

@@ -1,0 +1,148 @@
+//! Commands that talk to a running devlet.
+//!
+//! One file per command, and what they share: `shown` has the shapes that `-o json` prints, `progress` the line
+//! that says what is being waited for.
+//!
+//! What the node refuses is told in its words, with exit code 1; a node that cannot be reached is exit code 2.
+
+mod admit;
+mod describe;
+mod get;
+mod import;
+mod options;
+mod progress;
+mod remove;
+mod runtime;
+mod shown;
+mod state;
+mod status;
+mod time;
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use devlet_client::{Client, Status, locate};
+
+use crate::Outcome;
+use crate::output::{self, OutputArg};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Say how a running devlet is doing
+    #[command(after_help = "Examples:\n  devlet status\n  devlet status -o json\n\n\
+        Exit codes: 0 pods can be admitted, 1 they cannot, 2 devlet cannot be reached.")]
+    Status {
+        #[command(flatten)]
+        connect: ConnectArg,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// List resources, devices, plugins or pods
+    #[command(
+        after_help = "Examples:\n  devlet get resources\n  devlet get devices --resource acme.com/gpu -o wide\n  \
+        devlet get pods --watch\n\n\
+        With --watch everything is printed anew after each change: a line of JSON, or a YAML document, each time. \
+        Exit codes: 0 listed, 1 refused, 2 devlet cannot be reached."
+    )]
+    Get(get::Args),
+    /// Show all there is to know about a pod, a resource or a device
+    #[command(
+        after_help = "Examples:\n  devlet describe pod job1\n  devlet describe resource acme.com/gpu\n  \
+        devlet describe device acme.com/gpu/gpu-0\n\n\
+        A pod is named by its name, namespace/name or UID; a device by its id or RESOURCE/ID. Exit codes: 0 shown, \
+        1 there is no such thing, 2 devlet cannot be reached."
+    )]
+    Describe(describe::Args),
+    /// Give a pod the devices that it asks for
+    #[command(after_help = "Examples:\n  devlet admit -f pod.yaml\n  \
+        devlet admit --name job1 --limit acme.com/gpu=2 -o json\n\n\
+        A pod gets everything or nothing, and keeps it until it is removed; admitting it again shows what it has. \
+        Exit codes: 0 admitted, 1 refused, 2 wrong usage, an unreadable file, or devlet cannot be reached.")]
+    Admit(admit::Args),
+    /// Print what a container needs to use its devices, right before it starts
+    #[command(after_help = "Examples:\n  devlet options job1\n  \
+        podman run $(devlet options job1 --format podman) IMAGE\n  \
+        devlet options job1 main --format oci --oci-spec config.json > changed.json\n\n\
+        Plugins that want to know that a container starts are told, unless --no-start is given. Arguments are quoted \
+        for a shell where need be; then `eval` is needed. Exit codes: 0 printed, 1 refused, 2 wrong usage, an \
+        unreadable file, or devlet cannot be reached.")]
+    Options(options::Args),
+    /// Take its devices from a pod
+    #[command(
+        after_help = "Examples:\n  devlet remove job1\n  devlet remove team-a/job1\n\n\
+        Stop its containers first. Exit codes: 0 removed, 1 there is no such pod, or it cannot be removed, 2 devlet \
+        cannot be reached."
+    )]
+    Remove(remove::Args),
+    /// Take over the pods of a kubelet's kubelet_internal_checkpoint
+    #[command(
+        after_help = "Examples:\n  devlet checkpoint repair damaged --out repaired && devlet import repaired\n\n\
+        Pods that the file has are added or hold what it says; other pods stay. If nobody was admitted because a file \
+        could not be read, that ends. Exit codes: 0 imported, 1 the file is bad or devlet refused, 2 an unreadable \
+        path, or devlet cannot be reached."
+    )]
+    Import(import::ImportArgs),
+    /// Declare that a state file that could not be read held nothing
+    #[command(
+        after_help = "Examples:\n  devlet forget /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint.unreadable\n\n\
+        The file is the one that `devlet status` names. Devices of pods that it knew count as free afterwards. Exit \
+        codes: 0 done, 1 devlet refused, 2 devlet cannot be reached."
+    )]
+    Forget(import::ForgetArgs),
+    /// Look into the database
+    #[command(subcommand)]
+    State(state::Command),
+}
+
+/// Which devlet to talk to.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConnectArg {
+    /// The root directory of the devlet to talk to [default: $DEVLET_ROOT, or else the first of the user's own state
+    /// directory and /var/lib/kubelet in which one answers]
+    #[arg(long, value_name = "DIR")]
+    root_dir: Option<PathBuf>,
+}
+
+impl ConnectArg {
+    async fn connect(&self) -> anyhow::Result<Client> {
+        let sockets = locate::sockets(self.root_dir.as_deref());
+        Ok(Client::connect_any(&sockets).await?)
+    }
+}
+
+pub(crate) fn run(command: Command) -> anyhow::Result<Outcome> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = runtime.context("cannot start")?.block_on(dispatch(command));
+    match ended.map_err(anyhow::Error::downcast::<Status>) {
+        Ok(outcome) => Ok(outcome),
+        Err(Ok(status)) => refused(&status),
+        Err(Err(error)) => Err(error),
+    }
+}
+
+async fn dispatch(command: Command) -> anyhow::Result<Outcome> {
+    match command {
+        Command::Status { connect, output } => status::run(&connect, output.output).await,
+        Command::Get(args) => get::run(args).await,
+        Command::Describe(args) => describe::run(args).await,
+        Command::Admit(args) => admit::run(args).await,
+        Command::Options(args) => options::run(args).await,
+        Command::Remove(args) => remove::run(args).await,
+        Command::Import(args) => import::import(args).await,
+        Command::Forget(args) => import::forget(args).await,
+        Command::State(command) => state::run(command).await,
+    }
+}
+
+fn refused(status: &Status) -> anyhow::Result<Outcome> {
+    // What comes from the other side has no cause on this one.
+    if std::error::Error::source(status).is_some() {
+        anyhow::bail!("the connection to devlet is lost: {}", status.message());
+    }
+    let text = status.message();
+    let code = status.code();
+    let text = if text.is_empty() { code.description() } else { text };
+    output::warn(&format!("error: {text}"));
+    Ok(Outcome::Bad)
+}

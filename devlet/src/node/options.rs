@@ -1,0 +1,226 @@
+//! `devlet options`
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use devlet_client::{Client, v1};
+use serde_json::Value;
+
+use super::progress::Progress;
+use super::runtime::{self, Engine};
+use super::shown::{Admitted, Container, conflict_texts, pod_text};
+use super::{ConnectArg, time};
+use crate::cdi::Directories;
+use crate::output::{self, Output};
+use crate::{Outcome, files};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Its name, namespace/name or UID
+    pod: String,
+    /// The container; all of them, or the only one, if not given
+    container: Option<String>,
+    /// In which shape
+    #[arg(long, value_name = "FORMAT", default_value = "json")]
+    format: Format,
+    /// With --format oci: the OCI runtime spec to change, - for standard input
+    #[arg(long, value_name = "FILE")]
+    oci_spec: Option<PathBuf>,
+    /// Only show; do not tell plugins that the container is about to start
+    #[arg(long)]
+    no_start: bool,
+    /// How long to wait for plugins that must be told and are not there [default: as configured, 60s]
+    #[arg(long, value_name = "DURATION", value_parser = time::duration)]
+    wait: Option<Duration>,
+    #[command(flatten)]
+    directories: Directories,
+    #[command(flatten)]
+    connect: ConnectArg,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// The same as `devlet admit -o json`
+    Json,
+    /// Arguments for `podman run`
+    Podman,
+    /// Arguments for `docker run`
+    Docker,
+    /// An OCI runtime spec, CDI devices resolved
+    Oci,
+    /// Only the environment variables, NAME=value lines for a shell
+    Env,
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
+    if args.oci_spec.is_some() && args.format != Format::Oci {
+        anyhow::bail!("--oci-spec is for --format oci");
+    }
+    let client = args.connect.connect().await?;
+    let listed = client
+        .list_pods(v1::ListPodsRequest {
+            pod: args.pod.clone(),
+        })
+        .await?;
+    let Some(pod) = listed.pods.into_iter().next() else {
+        output::warn(&format!("error: no such pod: {}", args.pod));
+        return Ok(Outcome::Bad);
+    };
+    let containers = match chosen(&pod, args.container.as_deref(), args.format) {
+        Ok(containers) => containers,
+        Err(problem) => {
+            output::warn(&format!("error: {problem}"));
+            return Ok(Outcome::Bad);
+        }
+    };
+    let containers = if args.no_start {
+        containers
+    } else {
+        let wait_ms = args.wait.map(time::milliseconds);
+        start(&client, &pod, containers, wait_ms).await?
+    };
+    for conflict in containers.iter().flat_map(conflict_texts) {
+        output::warn(&format!("warning: {conflict}"));
+    }
+    let shown = Admitted {
+        pod: pod.id.unwrap_or_default().into(),
+        containers: containers.into_iter().map(Container::from).collect(),
+    };
+    print(&args, &shown)
+}
+
+/// The containers to show. Only JSON has room for several.
+fn chosen(pod: &v1::Pod, name: Option<&str>, format: Format) -> Result<Vec<v1::Container>, String> {
+    if let Some(name) = name {
+        let known = pod.containers.iter().find(|container| container.name == name);
+        // One without devices is not on record, and needs nothing.
+        let container = known.cloned().unwrap_or_else(|| v1::Container {
+            name: name.to_owned(),
+            ..Default::default()
+        });
+        return Ok(vec![container]);
+    }
+    if pod.containers.len() > 1 && format != Format::Json {
+        let names: Vec<&str> = pod
+            .containers
+            .iter()
+            .map(|container| container.name.as_str())
+            .collect();
+        return Err(format!(
+            "the pod has several containers: name one of {}",
+            names.join(", ")
+        ));
+    }
+    Ok(pod.containers.clone())
+}
+
+async fn start(
+    client: &Client,
+    pod: &v1::Pod,
+    containers: Vec<v1::Container>,
+    wait_ms: Option<u64>,
+) -> anyhow::Result<Vec<v1::Container>> {
+    let id = pod.id.clone().unwrap_or_default();
+    let mut started = Vec::new();
+    for container in containers {
+        let mut progress = Progress::new();
+        if container.devices.iter().any(|held| held.pre_start_required) {
+            progress.waiting_for(&format!(
+                "the plugins of container {} of {}",
+                container.name,
+                pod_text(&id)
+            ));
+        }
+        let request = v1::StartContainerRequest {
+            pod: id.uid.clone(),
+            container: container.name,
+            wait_ms,
+        };
+        let answer = progress.during(client.start_container(request)).await?;
+        started.extend(answer.container);
+    }
+    Ok(started)
+}
+
+fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
+    if args.format == Format::Json {
+        output::print(Output::Json, shown, |_| String::new())?;
+        return Ok(Outcome::Fine);
+    }
+    let none = super::shown::RunOptions::default();
+    let options = shown
+        .containers
+        .first()
+        .map_or(&none, |container| &container.options);
+    let text = match args.format {
+        Format::Podman => runtime::arguments(options, Engine::Podman),
+        Format::Docker => runtime::arguments(options, Engine::Docker),
+        Format::Env => Ok(runtime::variables(options)),
+        Format::Json | Format::Oci => {
+            let mut oci = match &args.oci_spec {
+                None => Value::Object(serde_json::Map::new()),
+                Some(path) => match serde_json::from_slice(&files::read(path)?) {
+                    Ok(oci) => oci,
+                    Err(error) => {
+                        output::warn(&format!(
+                            "error: {}: not an OCI runtime spec: {error}",
+                            path.display()
+                        ));
+                        return Ok(Outcome::Bad);
+                    }
+                },
+            };
+            match runtime::apply(options, &args.directories.load(), &mut oci) {
+                Ok(()) => Ok(serde_json::to_string_pretty(&oci)? + "\n"),
+                Err(error) => Err(error),
+            }
+        }
+    };
+    match text {
+        Ok(text) => {
+            output::out(&text)?;
+            Ok(Outcome::Fine)
+        }
+        Err(problem) => {
+            output::warn(&format!("error: {problem}"));
+            Ok(Outcome::Bad)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::shown::samples;
+
+    #[test]
+    fn without_a_name_the_only_container_is_meant() {
+        let chosen_names = |pod: &v1::Pod, name, format| {
+            let containers = chosen(pod, name, format)?;
+            Ok::<_, String>(
+                containers
+                    .into_iter()
+                    .map(|container| container.name)
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let mut pod = samples::pod();
+        assert_eq!(chosen_names(&pod, None, Format::Podman).unwrap(), ["main"]);
+        pod.containers.push(v1::Container {
+            name: "side".into(),
+            ..Default::default()
+        });
+        assert_eq!(chosen_names(&pod, None, Format::Json).unwrap(), ["main", "side"]);
+        assert_eq!(
+            chosen_names(&pod, Some("side"), Format::Docker).unwrap(),
+            ["side"]
+        );
+        assert!(
+            chosen_names(&pod, None, Format::Env)
+                .unwrap_err()
+                .contains("main, side")
+        );
+        assert_eq!(chosen_names(&pod, Some("bare"), Format::Env).unwrap(), ["bare"]);
+    }
+}

@@ -1,0 +1,256 @@
+//! Run options in the shapes that container runtimes take.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use devlet_cdi::{ContainerEdits, InjectError, Registry};
+use serde_json::Value;
+
+use super::shown::RunOptions;
+
+/// Whose command line it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Engine {
+    Podman,
+    Docker,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Podman => "podman",
+            Self::Docker => "docker",
+        })
+    }
+}
+
+/// Why options do not fit a shape.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UnfitError {
+    #[error("{engine} has no way to name the device node {path}, which has a colon in it; use --format oci")]
+    Colon { engine: Engine, path: String },
+    #[error("the annotations of the OCI spec are not an object")]
+    Annotations,
+    #[error(transparent)]
+    Inject(#[from] InjectError),
+}
+
+/// Arguments for `podman run` or `docker run`, quoted for a shell where need be.
+pub(super) fn arguments(options: &RunOptions, engine: Engine) -> Result<String, UnfitError> {
+    let mut arguments = Vec::new();
+    for (name, value) in &options.envs {
+        arguments.push(format!("--env={name}={value}"));
+    }
+    for node in &options.device_nodes {
+        for path in [&node.host_path, &node.container_path] {
+            if path.contains(':') {
+                return Err(UnfitError::Colon {
+                    engine,
+                    path: path.clone(),
+                });
+            }
+        }
+        let permissions = if node.permissions.is_empty() {
+            "rwm"
+        } else {
+            &node.permissions
+        };
+        arguments.push(format!(
+            "--device={}:{}:{permissions}",
+            node.host_path, node.container_path
+        ));
+    }
+    for mount in &options.mounts {
+        let source = field("source", &mount.host_path);
+        let target = field("target", &mount.container_path);
+        let read_only = if mount.read_only { ",readonly" } else { "" };
+        arguments.push(format!("--mount=type=bind,{source},{target}{read_only}"));
+    }
+    for (key, value) in &options.annotations {
+        arguments.push(format!("--annotation={key}={value}"));
+    }
+    for name in &options.cdi_devices {
+        arguments.push(format!("--device={name}"));
+    }
+    let quoted: Vec<Cow<'_, str>> = arguments.iter().map(|argument| quote(argument)).collect();
+    Ok(if quoted.is_empty() {
+        String::new()
+    } else {
+        quoted.join(" ") + "\n"
+    })
+}
+
+/// A field of a mount, which both engines read as CSV.
+fn field(key: &str, value: &str) -> String {
+    if value.contains([',', '"', '\n']) {
+        format!("\"{key}={}\"", value.replace('"', "\"\""))
+    } else {
+        format!("{key}={value}")
+    }
+}
+
+/// `NAME=value` lines, quoted for a shell where need be.
+pub(super) fn variables(options: &RunOptions) -> String {
+    options
+        .envs
+        .iter()
+        .map(|(name, value)| format!("{name}={}\n", quote(value)))
+        .collect()
+}
+
+/// The text as one word of a shell.
+fn quote(text: &str) -> Cow<'_, str> {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "_@%+=:,./-".contains(character);
+    if !text.is_empty() && text.chars().all(plain) {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(format!("'{}'", text.replace('\'', r"'\''")))
+    }
+}
+
+/// Changes an OCI runtime spec; on an error it may be changed in part. CDI devices come last, as in container
+/// runtimes.
+pub(super) fn apply(options: &RunOptions, registry: &Registry, oci: &mut Value) -> Result<(), UnfitError> {
+    let mount = |mount: &super::shown::Mount| {
+        let mode = if mount.read_only { "ro" } else { "rw" };
+        devlet_cdi::Mount {
+            host_path: mount.host_path.clone(),
+            container_path: mount.container_path.clone(),
+            options: ["rbind", "rprivate", mode].map(str::to_owned).to_vec(),
+            mount_type: "bind".to_owned(),
+        }
+    };
+    let node = |node: &super::shown::DeviceNode| devlet_cdi::DeviceNode {
+        path: node.container_path.clone(),
+        host_path: node.host_path.clone(),
+        permissions: node.permissions.clone(),
+        ..Default::default()
+    };
+    let mut edits = ContainerEdits {
+        env: options
+            .envs
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect(),
+        device_nodes: options.device_nodes.iter().map(node).collect(),
+        mounts: options.mounts.iter().map(mount).collect(),
+        ..Default::default()
+    };
+    edits.append(
+        &registry
+            .resolve(&options.cdi_devices)
+            .map_err(InjectError::from)?,
+    );
+    edits.apply(oci).map_err(InjectError::from)?;
+    if !options.annotations.is_empty()
+        && let Some(oci) = oci.as_object_mut()
+    {
+        let annotations = oci
+            .entry("annotations")
+            .or_insert_with(|| Value::Object(serde_json::Map::new()));
+        let annotations = annotations.as_object_mut().ok_or(UnfitError::Annotations)?;
+        annotations.extend(
+            options
+                .annotations
+                .iter()
+                .map(|(key, value)| (key.clone(), value.as_str().into())),
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::node::shown::{Admitted, Mount, samples};
+
+    fn options() -> RunOptions {
+        Admitted::from(samples::pod()).containers.remove(0).options
+    }
+
+    #[test]
+    fn engines_get_one_argument_for_each_option() {
+        let expected = "--env=GPU=gpu-0 --device=/dev/null:/dev/gpu:rw \
+                        --mount=type=bind,source=/opt/acme,target=/usr/acme,readonly --annotation=acme.com/slot=3 \
+                        --device=acme.com/gpu=gpu-0\n";
+        for engine in [Engine::Podman, Engine::Docker] {
+            assert_eq!(arguments(&options(), engine).unwrap(), expected);
+        }
+        assert_eq!(arguments(&RunOptions::default(), Engine::Podman).unwrap(), "");
+    }
+
+    #[test]
+    fn what_a_shell_would_take_apart_is_quoted() {
+        let mut options = RunOptions::default();
+        options.envs.insert("A".into(), "it's $HOME; rm -rf /\n".into());
+        options.envs.insert("B".into(), String::new());
+        options.envs.insert("C".into(), "plain-1".into());
+        assert_eq!(
+            variables(&options),
+            "A='it'\\''s $HOME; rm -rf /\n'\nB=''\nC=plain-1\n"
+        );
+        assert!(
+            arguments(&options, Engine::Docker)
+                .unwrap()
+                .starts_with("'--env=A=it'\\''s ")
+        );
+    }
+
+    #[test]
+    fn a_comma_in_a_path_stays_in_the_path() {
+        let mount = Mount {
+            container_path: "/c".into(),
+            host_path: "/a,b\"c".into(),
+            read_only: false,
+        };
+        let options = RunOptions {
+            mounts: vec![mount],
+            ..Default::default()
+        };
+        let text = arguments(&options, Engine::Podman).unwrap();
+        assert_eq!(text, "'--mount=type=bind,\"source=/a,b\"\"c\",target=/c'\n");
+    }
+
+    #[test]
+    fn a_colon_in_a_device_node_is_refused_rather_than_misread() {
+        let mut options = options();
+        options.device_nodes[0].host_path = "/dev/disk/by-path/pci-0000:00".into();
+        let refused = arguments(&options, Engine::Docker).unwrap_err().to_string();
+        assert!(
+            refused.contains("docker") && refused.contains("pci-0000:00"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn an_oci_spec_gets_everything_cdi_devices_included() {
+        let specs = tempfile::tempdir().unwrap();
+        let spec = json!({
+            "cdiVersion": "0.3.0",
+            "kind": "acme.com/gpu",
+            "devices": [{"name": "gpu-0", "containerEdits": {"env": ["FROM_CDI=1"]}}],
+        });
+        std::fs::write(specs.path().join("acme.json"), spec.to_string()).unwrap();
+        let registry = Registry::load([specs.path()]);
+        let mut oci = json!({"ociVersion": "1.2.0", "process": {"env": ["PATH=/bin"]}, "future": 1});
+
+        apply(&options(), &registry, &mut oci).unwrap();
+
+        assert_eq!(
+            oci["process"]["env"],
+            json!(["PATH=/bin", "GPU=gpu-0", "FROM_CDI=1"])
+        );
+        assert_eq!(oci["linux"]["devices"][0]["path"], "/dev/gpu");
+        assert_eq!(oci["mounts"][0]["destination"], "/usr/acme");
+        assert_eq!(oci["mounts"][0]["options"], json!(["rbind", "rprivate", "ro"]));
+        assert_eq!(oci["annotations"], json!({"acme.com/slot": "3"}));
+        assert_eq!(oci["future"], 1);
+
+        let mut oci = json!({});
+        let unknown = apply(&options(), &Registry::load([specs.path().join("no")]), &mut oci);
+        assert!(unknown.unwrap_err().to_string().contains("acme.com/gpu=gpu-0"));
+        assert_eq!(oci, json!({}));
+    }
+}

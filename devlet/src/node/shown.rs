@@ -1,0 +1,582 @@
+//! What the node says, in the shapes that `-o json` prints. The keys are an interface.
+
+use std::collections::BTreeMap;
+
+use devlet_client::v1;
+use serde::Serialize;
+
+use super::time;
+
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct PodId {
+    pub(super) uid: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+impl From<v1::PodId> for PodId {
+    fn from(id: v1::PodId) -> Self {
+        Self {
+            uid: id.uid,
+            namespace: id.namespace,
+            name: id.name,
+        }
+    }
+}
+
+impl PodId {
+    /// `namespace/name`, or the UID of a pod without a name.
+    pub(super) fn short(&self) -> String {
+        if self.name.is_empty() {
+            self.uid.clone()
+        } else {
+            format!("{}/{}", self.namespace, self.name)
+        }
+    }
+}
+
+/// `namespace/name (UID)`, or the UID of a pod without a name.
+pub(super) fn pod_text(id: &v1::PodId) -> String {
+    if id.name.is_empty() {
+        id.uid.clone()
+    } else {
+        format!("{}/{} ({})", id.namespace, id.name, id.uid)
+    }
+}
+
+/// A pod with what its containers need to run: the answer to `devlet admit` and `devlet options`.
+#[derive(Debug, Serialize)]
+pub(super) struct Admitted {
+    pub(super) pod: PodId,
+    pub(super) containers: Vec<Container>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Container {
+    pub(super) name: String,
+    pub(super) devices: Vec<Devices>,
+    #[serde(flatten)]
+    pub(super) options: RunOptions,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Devices {
+    pub(super) resource: String,
+    pub(super) ids: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RunOptions {
+    pub(super) envs: BTreeMap<String, String>,
+    pub(super) mounts: Vec<Mount>,
+    pub(super) device_nodes: Vec<DeviceNode>,
+    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) cdi_devices: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Mount {
+    pub(super) container_path: String,
+    pub(super) host_path: String,
+    pub(super) read_only: bool,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct DeviceNode {
+    pub(super) container_path: String,
+    pub(super) host_path: String,
+    pub(super) permissions: String,
+}
+
+impl From<v1::RunOptions> for RunOptions {
+    fn from(options: v1::RunOptions) -> Self {
+        let mount = |mount: v1::Mount| Mount {
+            container_path: mount.container_path,
+            host_path: mount.host_path,
+            read_only: mount.read_only,
+        };
+        let node = |node: v1::DeviceNode| DeviceNode {
+            container_path: node.container_path,
+            host_path: node.host_path,
+            permissions: node.permissions,
+        };
+        Self {
+            envs: options.envs,
+            mounts: options.mounts.into_iter().map(mount).collect(),
+            device_nodes: options.device_nodes.into_iter().map(node).collect(),
+            annotations: options.annotations,
+            cdi_devices: options.cdi_devices,
+        }
+    }
+}
+
+impl RunOptions {
+    /// For people: what it is, and what it says.
+    pub(super) fn lines(&self) -> Vec<[String; 2]> {
+        let line = |what: &str, text: String| [what.to_owned(), text];
+        let envs = self
+            .envs
+            .iter()
+            .map(|(name, value)| line("env", format!("{name}={value}")));
+        let nodes = self
+            .device_nodes
+            .iter()
+            .map(|node| line("device node", node.text()));
+        let mounts = self.mounts.iter().map(|mount| line("mount", mount.text()));
+        let annotations = self.annotations.iter();
+        let annotations = annotations.map(|(key, value)| line("annotation", format!("{key}={value}")));
+        let cdi = self
+            .cdi_devices
+            .iter()
+            .map(|name| line("CDI device", name.clone()));
+        envs.chain(nodes)
+            .chain(mounts)
+            .chain(annotations)
+            .chain(cdi)
+            .collect()
+    }
+}
+
+impl Mount {
+    fn text(&self) -> String {
+        let mode = if self.read_only { " (read-only)" } else { "" };
+        format!("{} on {}{mode}", self.host_path, self.container_path)
+    }
+}
+
+impl DeviceNode {
+    fn text(&self) -> String {
+        format!(
+            "{} as {} ({})",
+            self.host_path, self.container_path, self.permissions
+        )
+    }
+}
+
+impl From<v1::Container> for Container {
+    fn from(container: v1::Container) -> Self {
+        let held = |held: v1::HeldDevices| Devices {
+            resource: held.resource,
+            ids: held.ids,
+        };
+        Self {
+            name: container.name,
+            devices: container.devices.into_iter().map(held).collect(),
+            options: container.options.unwrap_or_default().into(),
+        }
+    }
+}
+
+impl From<v1::Pod> for Admitted {
+    fn from(pod: v1::Pod) -> Self {
+        Self {
+            pod: pod.id.unwrap_or_default().into(),
+            containers: pod.containers.into_iter().map(Container::from).collect(),
+        }
+    }
+}
+
+/// Where plugins of a container disagree, for people.
+pub(super) fn conflict_texts(container: &v1::Container) -> impl Iterator<Item = String> {
+    container.conflicts.iter().map(|conflict| {
+        let what = match conflict.what.as_str() {
+            "env" => "the variable",
+            "mount" => "the mount on",
+            "deviceNode" => "the device node",
+            "annotation" => "the annotation",
+            other => other,
+        };
+        format!(
+            "container {}: the plugins of {} and {} disagree about {what} {}; the former was followed",
+            container.name, conflict.kept, conflict.dropped, conflict.key
+        )
+    })
+}
+
+/// A pod, as `get` and `describe` have it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Pod {
+    #[serde(flatten)]
+    pub(super) id: PodId,
+    pub(super) source: &'static str,
+    pub(super) before_reboot: bool,
+    pub(super) containers: Vec<PodContainer>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodContainer {
+    pub(super) name: String,
+    /// `None` if a kubelet's file is all that is known.
+    pub(super) kind: Option<&'static str>,
+    pub(super) devices: Vec<PodDevices>,
+    #[serde(flatten)]
+    pub(super) options: RunOptions,
+    pub(super) conflicts: Vec<Conflict>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodDevices {
+    pub(super) resource: String,
+    pub(super) ids: Vec<String>,
+    pub(super) pre_start_required: bool,
+    /// Devices by NUMA node, -1 for those without one.
+    pub(super) numa_nodes: BTreeMap<i64, Vec<String>>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Conflict {
+    pub(super) what: String,
+    pub(super) key: String,
+    pub(super) kept: String,
+    pub(super) dropped: String,
+}
+
+impl From<v1::Pod> for Pod {
+    fn from(pod: v1::Pod) -> Self {
+        let source = match pod.source() {
+            v1::PodSource::Unspecified => "unknown",
+            v1::PodSource::Api => "api",
+            v1::PodSource::Embedder => "embedder",
+            v1::PodSource::Imported => "imported",
+        };
+        Self {
+            id: pod.id.unwrap_or_default().into(),
+            source,
+            before_reboot: pod.before_reboot,
+            containers: pod.containers.into_iter().map(PodContainer::from).collect(),
+        }
+    }
+}
+
+impl From<v1::Container> for PodContainer {
+    fn from(container: v1::Container) -> Self {
+        let kind = match container.kind() {
+            v1::ContainerKind::Unspecified => None,
+            v1::ContainerKind::Init => Some("init"),
+            v1::ContainerKind::Sidecar => Some("sidecar"),
+            v1::ContainerKind::App => Some("app"),
+        };
+        let held = |held: v1::HeldDevices| PodDevices {
+            resource: held.resource,
+            ids: held.ids,
+            pre_start_required: held.pre_start_required,
+            numa_nodes: held.numa.into_iter().map(|numa| (numa.node, numa.ids)).collect(),
+        };
+        let conflict = |conflict: v1::Conflict| Conflict {
+            what: conflict.what,
+            key: conflict.key,
+            kept: conflict.kept,
+            dropped: conflict.dropped,
+        };
+        Self {
+            name: container.name,
+            kind,
+            devices: container.devices.into_iter().map(held).collect(),
+            options: container.options.unwrap_or_default().into(),
+            conflicts: container.conflicts.into_iter().map(conflict).collect(),
+        }
+    }
+}
+
+impl Pod {
+    /// Every device once, by resource: within a pod, containers may pass devices on.
+    pub(super) fn devices(&self) -> BTreeMap<&str, std::collections::BTreeSet<&str>> {
+        let mut devices: BTreeMap<&str, std::collections::BTreeSet<&str>> = BTreeMap::new();
+        for held in self.containers.iter().flat_map(|container| &container.devices) {
+            devices
+                .entry(&held.resource)
+                .or_default()
+                .extend(held.ids.iter().map(String::as_str));
+        }
+        devices
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Resource {
+    pub(super) name: String,
+    pub(super) capacity: u64,
+    pub(super) allocatable: u64,
+    pub(super) held: u64,
+    pub(super) free: u64,
+    pub(super) state: &'static str,
+    pub(super) plugins: Vec<String>,
+    /// The plugin that left last, while there is none.
+    pub(super) last_plugin: Option<LastPlugin>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LastPlugin {
+    pub(super) endpoint: String,
+    pub(super) gone_since: String,
+    #[serde(skip)]
+    pub(super) gone_since_ms: u64,
+}
+
+impl From<v1::Resource> for Resource {
+    fn from(resource: v1::Resource) -> Self {
+        let state = match resource.state() {
+            v1::ResourceState::Unspecified => "unknown",
+            v1::ResourceState::Serving => "serving",
+            v1::ResourceState::NotListed => "notListed",
+            v1::ResourceState::Gone => "gone",
+        };
+        let last = |last: v1::LastPlugin| LastPlugin {
+            endpoint: last.endpoint,
+            gone_since: time::moment(last.gone_since_ms),
+            gone_since_ms: last.gone_since_ms,
+        };
+        Self {
+            name: resource.name,
+            capacity: resource.capacity,
+            allocatable: resource.allocatable,
+            held: resource.held,
+            free: resource.free,
+            state,
+            plugins: resource.plugins,
+            last_plugin: resource.last_plugin.map(last),
+        }
+    }
+}
+
+impl Resource {
+    /// For people.
+    pub(super) fn state_text(&self) -> &'static str {
+        match self.state {
+            "notListed" => "no list yet",
+            "gone" => "no plugin",
+            state => state,
+        }
+    }
+
+    /// For people: the plugin that left, and when.
+    pub(super) fn last_text(&self) -> String {
+        self.last_plugin.as_ref().map_or_else(String::new, |last| {
+            format!("{}, gone for {}", last.endpoint, time::age(last.gone_since_ms))
+        })
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Device {
+    pub(super) resource: String,
+    pub(super) id: String,
+    pub(super) listed: bool,
+    pub(super) healthy: bool,
+    pub(super) numa_nodes: Vec<i64>,
+    pub(super) holders: Vec<PodId>,
+}
+
+impl From<v1::Device> for Device {
+    fn from(device: v1::Device) -> Self {
+        Self {
+            resource: device.resource,
+            id: device.id,
+            listed: device.listed,
+            healthy: device.healthy,
+            numa_nodes: device.numa_nodes,
+            holders: device.holders.into_iter().map(PodId::from).collect(),
+        }
+    }
+}
+
+impl Device {
+    /// For people.
+    pub(super) fn health_text(&self) -> &'static str {
+        match (self.listed, self.healthy) {
+            (false, _) => "not listed",
+            (true, true) => "healthy",
+            (true, false) => "unhealthy",
+        }
+    }
+
+    /// For people.
+    pub(super) fn numa_text(&self) -> String {
+        let nodes: Vec<String> = self.numa_nodes.iter().map(ToString::to_string).collect();
+        or_dash(nodes.join(","))
+    }
+
+    /// For people.
+    pub(super) fn holders_text(&self) -> String {
+        let holders: Vec<String> = self.holders.iter().map(PodId::short).collect();
+        or_dash(holders.join(", "))
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Plugin {
+    pub(super) resource: String,
+    pub(super) endpoint: String,
+    /// The user that it runs as.
+    pub(super) uid: u32,
+    pub(super) pre_start_required: bool,
+    pub(super) preferred_allocation: bool,
+    pub(super) connected_at: String,
+    #[serde(skip)]
+    pub(super) connected_at_ms: u64,
+    /// `None` before its first list.
+    pub(super) devices: Option<u64>,
+    pub(super) in_force: bool,
+    pub(super) connection: String,
+}
+
+impl From<v1::Plugin> for Plugin {
+    fn from(plugin: v1::Plugin) -> Self {
+        Self {
+            resource: plugin.resource,
+            endpoint: plugin.endpoint,
+            uid: plugin.uid,
+            pre_start_required: plugin.pre_start_required,
+            preferred_allocation: plugin.preferred_allocation,
+            connected_at: time::moment(plugin.connected_at_ms),
+            connected_at_ms: plugin.connected_at_ms,
+            devices: plugin.devices,
+            in_force: plugin.in_force,
+            connection: plugin.connection,
+        }
+    }
+}
+
+impl Plugin {
+    /// For people.
+    pub(super) fn state_text(&self) -> &'static str {
+        match (self.in_force, self.devices) {
+            (true, _) => "serving",
+            (false, Some(_)) => "standby",
+            (false, None) => "no list yet",
+        }
+    }
+
+    /// For people.
+    pub(super) fn options_text(&self) -> String {
+        let options = [
+            (self.pre_start_required, "pre-start"),
+            (self.preferred_allocation, "preferred"),
+        ];
+        let set: Vec<&str> = options
+            .iter()
+            .filter(|(set, _)| *set)
+            .map(|(_, name)| *name)
+            .collect();
+        or_dash(set.join(","))
+    }
+}
+
+/// Something to see where there is nothing.
+pub(super) fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".to_owned() } else { text }
+}
+
+#[cfg(test)]
+pub(super) mod samples {
+    use super::*;
+
+    /// A pod with one container, one device and one option of each kind.
+    pub(in crate::node) fn pod() -> v1::Pod {
+        let options = v1::RunOptions {
+            envs: BTreeMap::from([("GPU".to_owned(), "gpu-0".to_owned())]),
+            mounts: vec![v1::Mount {
+                container_path: "/usr/acme".into(),
+                host_path: "/opt/acme".into(),
+                read_only: true,
+            }],
+            device_nodes: vec![v1::DeviceNode {
+                container_path: "/dev/gpu".into(),
+                host_path: "/dev/null".into(),
+                permissions: "rw".into(),
+            }],
+            annotations: BTreeMap::from([("acme.com/slot".to_owned(), "3".to_owned())]),
+            cdi_devices: vec!["acme.com/gpu=gpu-0".into()],
+        };
+        let devices = v1::HeldDevices {
+            resource: "acme.com/gpu".into(),
+            ids: vec!["gpu-0".into()],
+            pre_start_required: true,
+            numa: vec![v1::NumaDevices {
+                node: 1,
+                ids: vec!["gpu-0".into()],
+            }],
+        };
+        let container = v1::Container {
+            name: "main".into(),
+            kind: v1::ContainerKind::App.into(),
+            devices: vec![devices],
+            options: Some(options),
+            conflicts: Vec::new(),
+        };
+        v1::Pod {
+            id: Some(v1::PodId {
+                uid: "u-1".into(),
+                namespace: "default".into(),
+                name: "job1".into(),
+            }),
+            source: v1::PodSource::Api.into(),
+            before_reboot: false,
+            containers: vec![container],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_admitted_pod_has_exactly_the_documented_keys() {
+        let shown = serde_json::to_value(Admitted::from(samples::pod())).unwrap();
+        let expected = json!({
+            "pod": {"uid": "u-1", "namespace": "default", "name": "job1"},
+            "containers": [{
+                "name": "main",
+                "devices": [{"resource": "acme.com/gpu", "ids": ["gpu-0"]}],
+                "envs": {"GPU": "gpu-0"},
+                "mounts": [{"containerPath": "/usr/acme", "hostPath": "/opt/acme", "readOnly": true}],
+                "deviceNodes": [{"containerPath": "/dev/gpu", "hostPath": "/dev/null", "permissions": "rw"}],
+                "annotations": {"acme.com/slot": "3"},
+                "cdiDevices": ["acme.com/gpu=gpu-0"],
+            }],
+        });
+        assert_eq!(shown, expected);
+        let keys: Vec<&String> = shown.as_object().unwrap().keys().collect();
+        assert_eq!(keys.len(), 2);
+    }
+
+    #[test]
+    fn a_container_without_devices_has_all_keys_too() {
+        let bare = v1::Container {
+            name: "log".into(),
+            ..Default::default()
+        };
+        let expected = json!({
+            "name": "log", "devices": [], "envs": {}, "mounts": [], "deviceNodes": [], "annotations": {},
+            "cdiDevices": [],
+        });
+        assert_eq!(serde_json::to_value(Container::from(bare)).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_listed_pod_says_more() {
+        let shown = serde_json::to_value(Pod::from(samples::pod())).unwrap();
+        assert_eq!(shown["uid"], "u-1");
+        assert_eq!(shown["source"], "api");
+        assert_eq!(shown["containers"][0]["kind"], "app");
+        assert_eq!(
+            shown["containers"][0]["devices"][0]["numaNodes"],
+            json!({"1": ["gpu-0"]})
+        );
+        assert_eq!(shown["containers"][0]["envs"], json!({"GPU": "gpu-0"}));
+    }
+}

@@ -1,0 +1,136 @@
+//! `devlet status`
+
+use devlet_client::v1;
+use serde::Serialize;
+
+use super::{ConnectArg, time};
+use crate::Outcome;
+use crate::output::{self, Output, shown};
+
+pub(super) async fn run(connect: &ConnectArg, output: Output) -> anyhow::Result<Outcome> {
+    let status = connect.connect().await?.status(v1::StatusRequest {}).await?;
+    let ready = status.ready;
+    output::print(output, &Shown::from(status), Shown::table)?;
+    Ok(if ready { Outcome::Fine } else { Outcome::Bad })
+}
+
+/// What `-o json` prints. The keys are an interface.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown {
+    version: String,
+    root_dir: String,
+    pid: i64,
+    started_at: String,
+    #[serde(skip)]
+    started_at_ms: u64,
+    revision: u64,
+    ready: bool,
+    pods: u64,
+    pods_before_reboot: u64,
+    plugins: u64,
+    resources: u64,
+    resources_without_plugin: u64,
+    problems: Vec<Problem>,
+}
+
+#[derive(Debug, Serialize)]
+struct Problem {
+    what: String,
+    hint: String,
+    blocking: bool,
+}
+
+impl From<v1::StatusResponse> for Shown {
+    fn from(status: v1::StatusResponse) -> Self {
+        let problem = |problem: v1::Problem| Problem {
+            what: problem.what,
+            hint: problem.hint,
+            blocking: problem.blocking,
+        };
+        Self {
+            version: status.version,
+            root_dir: status.root_dir,
+            pid: status.pid,
+            started_at: time::moment(status.started_at_ms),
+            started_at_ms: status.started_at_ms,
+            revision: status.revision,
+            ready: status.ready,
+            pods: status.pods,
+            pods_before_reboot: status.pods_before_reboot,
+            plugins: status.plugins,
+            resources: status.resources,
+            resources_without_plugin: status.resources_without_plugin,
+            problems: status.problems.into_iter().map(problem).collect(),
+        }
+    }
+}
+
+impl Shown {
+    fn table(&self) -> String {
+        let ready = if self.ready {
+            "ready: pods can be admitted"
+        } else {
+            "not ready: no pod is admitted"
+        };
+        let and = |number: u64, what: &str| {
+            if number == 0 {
+                String::new()
+            } else {
+                format!(" ({number} {what})")
+            }
+        };
+        let mut text = format!(
+            "devlet {}, pid {}, running for {}\nRoot:       {}\nState:      {ready}\nResources:  {}{}\nPlugins:    {}\n\
+             Pods:       {}{}\n",
+            shown(&self.version),
+            self.pid,
+            time::age(self.started_at_ms),
+            shown(&self.root_dir),
+            self.resources,
+            and(self.resources_without_plugin, "without a plugin"),
+            self.plugins,
+            self.pods,
+            and(self.pods_before_reboot, "from before the last boot"),
+        );
+        for problem in &self.problems {
+            text.push_str(&format!("\nProblem:    {}\n", shown(&problem.what)));
+            if !problem.hint.is_empty() {
+                text.push_str(&format!("            {}\n", shown(&problem.hint)));
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_are_told_with_what_to_do() {
+        let problem = v1::Problem {
+            what: "the disk is full".into(),
+            hint: "make room".into(),
+            blocking: true,
+        };
+        let status = v1::StatusResponse {
+            version: "0.1.0".into(),
+            root_dir: "/var/lib/kubelet".into(),
+            pods: 3,
+            pods_before_reboot: 1,
+            problems: vec![problem],
+            ..Default::default()
+        };
+        let text = Shown::from(status).table();
+        assert!(text.contains("State:      not ready"), "{text}");
+        assert!(
+            text.contains("Pods:       3 (1 from before the last boot)\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("\nProblem:    the disk is full\n            make room\n"),
+            "{text}"
+        );
+    }
+}

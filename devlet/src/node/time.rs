@@ -1,0 +1,68 @@
+//! Points in time and durations, as people write and read them.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use jiff::{SignedDuration, Timestamp};
+
+/// `90s`, `1m30s`, `500ms`, or a number of seconds.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    if let Ok(seconds) = text.parse() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    let parsed = text.parse::<SignedDuration>().ok();
+    let duration = parsed.and_then(|duration| Duration::try_from(duration).ok());
+    duration.ok_or_else(|| "not a duration; write 90s, 1m30s or 500ms".to_owned())
+}
+
+pub(super) fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Milliseconds since the epoch, as RFC 3339 has it.
+pub(super) fn moment(milliseconds: u64) -> String {
+    let moment = i64::try_from(milliseconds)
+        .ok()
+        .and_then(|time| Timestamp::from_millisecond(time).ok());
+    moment.map_or_else(|| milliseconds.to_string(), |moment| moment.to_string())
+}
+
+/// How long ago that was: `12s`, `3m`, `5h`, `2d`.
+pub(super) fn age(milliseconds: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = now.saturating_sub(Duration::from_millis(milliseconds)).as_secs();
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        for (text, milliseconds) in [
+            ("60s", 60_000),
+            ("1m30s", 90_000),
+            ("500ms", 500),
+            ("7", 7000),
+            ("0", 0),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for text in ["", "soon", "-5s", "1.5.2"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn moments_are_shown_in_utc() {
+        assert_eq!(moment(1_700_000_000_123), "2023-11-14T22:13:20.123Z");
+        assert_eq!(moment(u64::MAX), u64::MAX.to_string());
+        assert!(age(0).ends_with('d'));
+        assert_eq!(age(u64::MAX), "0s");
+    }
+}
