@@ -484,10 +484,10 @@ impl Node {
 
     /// The pod is on disk. Does nothing unless [`Node::begin_commit`] was called.
     pub fn finish_commit(&mut self, id: ReservationId) {
-        let Entry::Occupied(entry) = self.ledger.reservations.entry(id) else {
+        let Entry::Occupied(mut entry) = self.ledger.reservations.entry(id) else {
             return;
         };
-        let Some(pod) = entry.get().committing.clone() else {
+        let Some(pod) = entry.get_mut().committing.take() else {
             return;
         };
         let reservation = entry.remove();
@@ -797,9 +797,9 @@ impl<'a> Planner<'a> {
         Ok(Some(chosen))
     }
 
-    /// The devices that earlier init containers pass on to this one: healthy ones that no container holds which
-    /// may run beside it. What the plan itself gives away is no longer in the pool; what the pod held before, and
-    /// only a pod that was imported in part is here with something, may be anywhere.
+    /// The devices that earlier init containers pass on to this one: healthy ones, and none of a container that may
+    /// run beside it. What the plan gives to such a container leaves the pool by itself. What the pod held before
+    /// must be looked for: a file may know a later container and not this one.
     fn passed_on_to(&self, index: usize, name: &ResourceName, list: &DeviceList) -> BTreeSet<DeviceId> {
         let healthy = |id: &&DeviceId| {
             let place = list.place_of(id.as_str());
