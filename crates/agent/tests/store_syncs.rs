@@ -1,0 +1,129 @@
+//! How often the kernel is asked to sync, counted by strace: once for a lone admission, less than once each for
+//! admissions that come together, and never for a question.
+//!
+//! The test runs itself again under strace. Between the cases it looks for files whose names say where it is.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use devlet_agent::store::{OpenOptions, Store, answer};
+use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
+use devlet_core::device_plugin::list::{Device, DeviceList};
+use devlet_core::{Advice, ContainerKind, ContainerRequest, PodName, PodRequest, Source};
+
+const GPU: &str = "acme.com/gpu";
+const TOGETHER: usize = 64;
+
+fn request(uid: &str) -> PodRequest {
+    PodRequest {
+        uid: uid.into(),
+        name: PodName {
+            namespace: "default".into(),
+            name: uid.into(),
+        },
+        source: Source::Api,
+        fingerprint: 1,
+        containers: vec![ContainerRequest {
+            name: "main".into(),
+            kind: ContainerKind::App,
+            wants: BTreeMap::from([(GPU.into(), 1)]),
+        }],
+    }
+}
+
+async fn admit(store: Store, uid: String) {
+    let request = request(&uid);
+    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let answers = vec![(answer(&b""[..]).unwrap(), false)];
+    held.commit(&request, answers).await.unwrap();
+}
+
+/// Leaves a line in the trace.
+fn mark(name: &str) {
+    let _ = Path::new("/devlet-test").join(name).exists();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "runs under strace, started by the other test"]
+async fn traced() {
+    let root = tempfile::tempdir().unwrap();
+    let options = OpenOptions {
+        mirror_interval: Duration::from_secs(3600),
+        ..OpenOptions::new(root.path().join("state.redb"), "boot")
+    };
+    let (store, _) = Store::open(options).unwrap();
+    let devices = (0..=TOGETHER).map(|number| Device {
+        id: format!("{number:03}").into(),
+        healthy: true,
+        nodes: Vec::new(),
+    });
+    let (list, _) = DeviceList::new(devices.collect());
+    let now = store.now();
+    store.update(|node| {
+        let offer = Offer {
+            resource: GPU.into(),
+            endpoint: "/run/plugin.sock".into(),
+            uid: 0,
+            may_share: false,
+            options: PluginOptions::default(),
+        };
+        let (connection, _) = node.plugin_connected(offer, now).unwrap();
+        node.devices_listed(connection, list);
+    });
+    mark("lone");
+    admit(store.clone(), "lone".into()).await;
+    mark("together");
+    let admissions = (0..TOGETHER).map(|number| tokio::spawn(admit(store.clone(), format!("pod-{number}"))));
+    for admission in admissions.collect::<Vec<_>>() {
+        admission.await.unwrap();
+    }
+    mark("questions");
+    assert_eq!(store.read(|node| node.pods().count()), TOGETHER + 1);
+    assert!(store.hold(&request("lone"), &Advice::new()).unwrap().is_none());
+    store.dump().await.unwrap();
+    mark("end");
+}
+
+#[test]
+fn syncs_as_the_kernel_sees_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    let traced = Command::new("strace")
+        .args([
+            "-f",
+            "-qq",
+            "-e",
+            "trace=fsync,fdatasync,sync_file_range,syncfs,sync,msync,statx,stat,newfstatat",
+        ])
+        .arg("-o")
+        .arg(&trace)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "traced", "--ignored", "--test-threads=1"])
+        .output()
+        .expect("strace is installed");
+    assert!(
+        traced.status.success(),
+        "{}",
+        String::from_utf8_lossy(&traced.stdout)
+    );
+
+    let trace = std::fs::read_to_string(trace).unwrap();
+    let mut syncs: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut place = "start";
+    for line in trace.lines() {
+        if let Some((_, after)) = line.split_once("/devlet-test/") {
+            place = after.split('"').next().unwrap();
+        }
+        // A call that is interrupted by another thread stands in the trace twice.
+        if line.contains("sync") && !line.contains("resumed>") {
+            *syncs.entry(place).or_default() += 1;
+        }
+    }
+    let count = |place: &str| syncs.get(place).copied().unwrap_or(0);
+    assert!(count("start") > 0, "the trace works: {syncs:?}");
+    assert_eq!(count("lone"), 1, "{syncs:?}");
+    assert!((1..TOGETHER).contains(&count("together")), "{syncs:?}");
+    assert_eq!(count("questions"), 0, "{syncs:?}");
+}
