@@ -1,0 +1,366 @@
+use super::*;
+
+const FULL: &str = r"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train
+  namespace: team-a
+  uid: 5a1b
+  labels: {app: train}
+spec:
+  restartPolicy: Never
+  initContainers:
+  - name: fetch
+    image: fetch:1
+    resources: {limits: {acme.com/nic: 1, cpu: 500m}}
+  - name: proxy
+    restartPolicy: Always
+    resources: {limits: {acme.com/nic: '2'}}
+  containers:
+  - name: main
+    image: train:1
+    resources:
+      limits: {acme.com/gpu: 2, memory: 4Gi, kubernetes.io/x: 1, other.org/seat: 3}
+      requests: {acme.com/gpu: '2', cpu: 1}
+  - name: log
+  ephemeralContainers:
+  - name: debug
+    resources: {limits: {acme.com/gpu: 7}}
+";
+
+fn parsed(text: &str) -> Result<PodRequest, InvalidManifest> {
+    parse(text, Source::Api, &["other.org/*".to_owned()])
+}
+
+fn refused(text: &str) -> String {
+    parsed(text).unwrap_err().to_string()
+}
+
+/// A pod whose only container has these resources.
+fn with_resources(resources: &str) -> String {
+    format!("metadata: {{name: a}}\nspec: {{containers: [{{name: main, resources: {resources}}}]}}")
+}
+
+fn wants(container: &ContainerRequest) -> Vec<(&str, usize)> {
+    container
+        .wants
+        .iter()
+        .map(|(name, count)| (name.as_str(), *count))
+        .collect()
+}
+
+#[test]
+fn a_pod_is_read_as_far_as_devices_are_concerned() {
+    let pod = parsed(FULL).unwrap();
+    assert_eq!(pod.uid.as_str(), "5a1b");
+    assert_eq!(
+        (pod.name.namespace.as_str(), pod.name.name.as_str()),
+        ("team-a", "train")
+    );
+    assert_eq!(pod.source, Source::Api);
+    let containers: Vec<_> = pod
+        .containers
+        .iter()
+        .map(|each| (each.name.as_str(), each.kind, wants(each)))
+        .collect();
+    let expected = [
+        ("fetch", ContainerKind::Init, vec![("acme.com/nic", 1)]),
+        ("proxy", ContainerKind::Sidecar, vec![("acme.com/nic", 2)]),
+        ("main", ContainerKind::App, vec![("acme.com/gpu", 2)]),
+        ("log", ContainerKind::App, vec![]),
+    ];
+    assert_eq!(containers, expected);
+}
+
+#[test]
+fn json_and_yaml_say_the_same() {
+    let yaml =
+        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 1k}}}]}";
+    let json = r#"{"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a", "creationTimestamp": null},
+        "spec": {"containers": [{"name": "b", "resources": {"limits": {"acme.com/gpu": 1e3}}}]}, "status": {}}"#;
+    assert_eq!(parsed(yaml), parsed(json));
+    assert_eq!(
+        wants(&parsed(json).unwrap().containers[0]),
+        [("acme.com/gpu", 1000)]
+    );
+    // YAML that begins as JSON does.
+    assert!(parsed("{metadata: {name: a}, spec: {containers: [{name: b}]}}").is_ok());
+    assert!(parsed("---\nmetadata: {name: a}\nspec: {containers: [{name: b}]}\n...\n").is_ok());
+}
+
+#[test]
+fn without_a_uid_it_is_derived_from_namespace_and_name() {
+    let pod = parsed(&with_resources("{}")).unwrap();
+    assert_eq!(pod.name.namespace, "default");
+    // Fixed for ever: pods on disk have such UIDs.
+    assert_eq!(pod.uid.as_str(), "0c80a151-aeaf-52e7-a551-916eb2229a51");
+    let other = PodName {
+        namespace: "team-a".into(),
+        name: "a".into(),
+    };
+    assert_ne!(derived_uid(&other), pod.uid);
+    let empty = parsed("metadata: {name: a, uid: ''}\nspec: {containers: [{name: b}]}").unwrap();
+    assert_eq!(empty.uid, pod.uid);
+}
+
+#[test]
+fn the_fingerprint_follows_what_is_asked_for_and_nothing_else() {
+    let print = |text: &str| parsed(text).unwrap().fingerprint;
+    let one =
+        print("metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 1}}}]}");
+    assert_ne!(one, 0);
+    for same in [
+        "metadata: {name: c, labels: {x: y}}\nspec: {containers: [{name: b, image: i, resources: {limits: {acme.com/gpu: '1'}}}]}",
+        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {cpu: 1, acme.com/gpu: 1, acme.com/nic: 0}}}]}",
+        "metadata: {name: a}\nspec: {initContainers: [], containers: [{name: b, resources: {limits: {acme.com/gpu: 1000m}}}]}",
+    ] {
+        assert_eq!(print(same), one, "{same}");
+    }
+    for other in [
+        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 2}}}]}",
+        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/nic: 1}}}]}",
+        "metadata: {name: a}\nspec: {containers: [{name: c, resources: {limits: {acme.com/gpu: 1}}}]}",
+        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 1}}}, {name: c}]}",
+        "metadata: {name: a}\nspec: {initContainers: [{name: b, resources: {limits: {acme.com/gpu: 1}}}], containers: [{name: c}]}",
+    ] {
+        assert_ne!(print(other), one, "{other}");
+    }
+}
+
+#[test]
+fn the_fingerprint_never_changes_between_versions() {
+    assert_eq!(parsed(FULL).unwrap().fingerprint, 0xad22_c98b_f880_e8cb);
+}
+
+#[test]
+fn quantities_are_those_of_kubernetes_and_parts_of_a_device_count_as_one() {
+    for (text, count) in [
+        ("0", 0),
+        ("2", 2),
+        ("+2", 2),
+        ("007", 7),
+        ("2.", 2),
+        (".5", 1),
+        ("1.0", 1),
+        ("1.000000000000000000000000001", 2),
+        ("500m", 1),
+        ("1500m", 2),
+        ("2000m", 2),
+        ("1u", 1),
+        ("1n", 1),
+        ("0m", 0),
+        ("-0", 0),
+        ("1k", 1000),
+        ("1.5k", 1500),
+        ("2M", 2_000_000),
+        ("1Ki", 1024),
+        ("0.5Ki", 512),
+        ("1.0001Ki", 1025),
+        ("2Mi", 2 << 20),
+        ("1e3", 1000),
+        ("1E3", 1000),
+        ("1E", 1_000_000_000_000_000_000),
+        ("1e-3", 1),
+        ("12e-1", 2),
+        ("1e+2", 100),
+        ("0e999999999999999999999", 0),
+        ("1e-999999999999999999999", 1),
+        ("9223372036854775807", 9_223_372_036_854_775_807),
+        ("0000000000000000000000000000000000000000000000001", 1),
+    ] {
+        assert_eq!(quantity(text), Ok(count), "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_quantity_is_refused() {
+    use InvalidQuantity::{Malformed, Negative, TooLarge};
+    for (text, problem) in [
+        ("", Malformed),
+        (".", Malformed),
+        ("-", Malformed),
+        ("k", Malformed),
+        ("1 ", Malformed),
+        (" 1", Malformed),
+        ("1.2.3", Malformed),
+        ("1K", Malformed),
+        ("1ki", Malformed),
+        ("1mi", Malformed),
+        ("1e", Malformed),
+        ("1e+", Malformed),
+        ("1e1.5", Malformed),
+        ("1e--1", Malformed),
+        ("--1", Malformed),
+        ("two", Malformed),
+        ("0x2", Malformed),
+        ("1_000", Malformed),
+        ("٣", Malformed),
+        ("NaN", Malformed),
+        ("inf", Malformed),
+        ("-1", Negative),
+        ("-500m", Negative),
+        ("9223372036854775808", TooLarge),
+        ("10E", TooLarge),
+        ("16Ei", TooLarge),
+        ("1e19", TooLarge),
+        ("1e999999999999999999999", TooLarge),
+    ] {
+        assert_eq!(quantity(text), Err(problem), "{text}");
+    }
+}
+
+#[test]
+fn a_bad_quantity_is_told_with_container_resource_and_value() {
+    assert_eq!(
+        refused(&with_resources("{limits: {acme.com/gpu: two}}")),
+        "container main: acme.com/gpu: \"two\" is not a quantity: write a number such as 2"
+    );
+    assert_eq!(
+        refused(&with_resources("{limits: {acme.com/gpu: -1}}")),
+        "container main: acme.com/gpu: \"-1\" is not a quantity: it is negative"
+    );
+    // Not ours: somebody else's to judge.
+    assert!(parsed(&with_resources("{limits: {cpu: lots, other.org/x: many}}")).is_ok());
+    for not_even_text in ["[1]", "{a: b}", "null", "true"] {
+        let text = with_resources(&format!("{{limits: {{acme.com/gpu: {not_even_text}}}}}"));
+        assert!(parsed(&text).is_err(), "{not_even_text}");
+    }
+}
+
+#[test]
+fn devices_are_asked_for_in_limits() {
+    let only = refused(&with_resources("{requests: {acme.com/gpu: 1}}"));
+    assert_eq!(
+        only,
+        "container main: acme.com/gpu is in requests only; devices are asked for in resources.limits"
+    );
+    let differ = refused(&with_resources(
+        "{requests: {acme.com/gpu: 1}, limits: {acme.com/gpu: 2}}",
+    ));
+    assert!(
+        differ.starts_with("container main: requests of acme.com/gpu (1) differ from its limits (2);"),
+        "{differ}"
+    );
+    assert!(
+        parsed(&with_resources(
+            "{requests: {acme.com/gpu: 1k}, limits: {acme.com/gpu: 1000}}"
+        ))
+        .is_ok()
+    );
+    assert!(
+        parsed(&with_resources(
+            "{requests: {cpu: 1, other.org/x: 1}, limits: {cpu: 2}}"
+        ))
+        .is_ok()
+    );
+    let pod_level = "metadata: {name: a}\nspec: {resources: {limits: {cpu: 1, acme.com/gpu: 1}}, containers: [{name: b}]}";
+    assert!(refused(pod_level).contains("acme.com/gpu is asked for by the pod"));
+}
+
+#[test]
+fn a_resource_that_no_plugin_could_serve_is_refused_rather_than_waited_for() {
+    for name in [
+        "Acme.com/gpu",
+        "acme.com/",
+        "acme.com/a/b",
+        "requests.acme.com/gpu",
+    ] {
+        let text = with_resources(&format!("{{limits: {{{name}: 1}}}}"));
+        assert!(refused(&text).contains(name), "{name}");
+    }
+}
+
+#[test]
+fn claims_are_refused_rather_than_forgotten() {
+    assert!(refused(&with_resources("{claims: [{name: gpu}]}")).contains("resource claims"));
+    assert!(parsed(&with_resources("{claims: []}")).is_ok());
+}
+
+#[test]
+fn what_is_no_pod_is_refused_with_what_it_is() {
+    let two = "metadata: {name: a}\nspec: {containers: [{name: b}]}\n";
+    for (text, expected) in [
+        ("", "the manifest is empty"),
+        (" \n", "the manifest is empty"),
+        ("null", "the manifest is empty"),
+        ("---\n", "the manifest is empty"),
+        ("# nothing\n", "the manifest is empty"),
+        ("just text", "the manifest is not a Pod:"),
+        ("[1, 2]", "the manifest is not a Pod:"),
+        ("{\"kind\": \"Pod\",", "the manifest is not a Pod:"),
+        (
+            "kind: Deployment\napiVersion: apps/v1",
+            "the manifest is a apps/v1 Deployment, not a v1 Pod",
+        ),
+        ("kind: Pod\napiVersion: v2", "the manifest is a v2 Pod"),
+        ("kind: Pod", "metadata is missing"),
+        ("metadata: {}\nspec: {}", "metadata.name is missing"),
+        (
+            "metadata: {generateName: a-}\nspec: {}",
+            "metadata.name is missing",
+        ),
+        ("metadata: {name: a}", "spec is missing"),
+        ("metadata: {name: a}\nspec: {}", "spec.containers is missing"),
+        (
+            "metadata: {name: a}\nspec: {containers: []}",
+            "spec.containers is missing",
+        ),
+        (
+            "metadata: {name: a}\nspec: {containers: [{image: b}]}",
+            "spec.containers.name: \"\" is not",
+        ),
+        (
+            "metadata: {name: a}\nspec: {initContainers: [{name: B}], containers: [{name: b}]}",
+            "spec.initContainers.name: \"B\"",
+        ),
+        (
+            "metadata: {name: a}\nspec: {containers: [{name: b}, {name: b}]}",
+            "two containers are called b",
+        ),
+        (
+            "metadata: {name: a}\nspec: {initContainers: [{name: b}], containers: [{name: b}]}",
+            "two containers are called b",
+        ),
+        (
+            "metadata: {name: A_1}\nspec: {containers: [{name: b}]}",
+            "metadata.name: \"A_1\" is not a lower-case DNS name",
+        ),
+        (
+            "metadata: {name: a, namespace: b.c}\nspec: {containers: [{name: b}]}",
+            "metadata.namespace: \"b.c\"",
+        ),
+        (
+            "metadata: {name: a, uid: a b}\nspec: {containers: [{name: b}]}",
+            "metadata.uid: \"a b\"",
+        ),
+        (
+            &format!("{two}---\n{two}"),
+            "several documents (---): admit one pod at a time",
+        ),
+        (
+            "metadata: {name: a, name: b}\nspec: {containers: [{name: b}]}",
+            "the manifest is not a Pod:",
+        ),
+    ] {
+        let refused = refused(text);
+        assert!(refused.contains(expected), "{text:?}: {refused}");
+    }
+    assert!(refused(&" ".repeat(MAX_BYTES + 1)).contains("at most 1048576"));
+}
+
+#[test]
+fn aliases_cannot_blow_a_manifest_up() {
+    let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..30 {
+        let before = level - 1;
+        let aliases = vec![format!("*a{before}"); 10].join(", ");
+        bomb.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
+    }
+    bomb.push_str("metadata: {name: a}\nspec: {containers: [{name: b}]}\n");
+    assert!(refused(&bomb).contains("not a Pod"));
+    let deep = "[".repeat(100_000);
+    assert!(refused(&deep).contains("not a Pod"));
+    let deep = format!("{{\"metadata\": {}", "{\"a\":".repeat(100_000));
+    assert!(refused(&deep).contains("not a Pod"));
+}
