@@ -3,6 +3,8 @@
 //!
 //! The test runs itself again under strace. Between the cases it looks for files whose names say where it is.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;

@@ -97,8 +97,9 @@ async fn a_hash_is_on_disk_before_its_mirror() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
-    store.mirror().await.unwrap();
     offer(&store, GPU, 4);
+    // With it the resource is on disk; what is left is the hash.
+    store.mirror().await.unwrap();
     admit(&store, "a", 1).await.unwrap();
     let before = read(&root);
 

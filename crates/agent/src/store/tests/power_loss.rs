@@ -272,7 +272,12 @@ fn big_answer(size: usize) -> Vec<u8> {
 enum Step {
     Admit(&'static str, usize),
     Remove(&'static str),
-    Import(&'static str),
+    /// Two pods in one change.
+    Import(&'static str, &'static str),
+}
+
+fn file_of(one: &str, other: &str) -> String {
+    kubelet_file(&[(one, &["50", "51"]), (other, &["52"])])
 }
 
 #[tokio::test]
@@ -288,7 +293,7 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
         Step::Remove("a"),
         // Larger than a page.
         Step::Admit("c", 20_000),
-        Step::Import("k"),
+        Step::Import("k", "l"),
         Step::Admit("e", 5_000),
         Step::Remove("c"),
         Step::Admit("a", 0),
@@ -315,11 +320,9 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
                 admit_raw(&twin, uid, 1, &raw).await.unwrap();
                 after = state(&twin);
             }
-            Step::Import(uid) => {
+            Step::Import(one, other) => {
                 let twin = twin(&store).await;
-                twin.import(kubelet_file(&[(uid, &["50", "51"])]).as_bytes())
-                    .await
-                    .unwrap();
+                twin.import(file_of(one, other).as_bytes()).await.unwrap();
                 after = state(&twin);
             }
         }
@@ -329,9 +332,8 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
                 admit_raw(&store, uid, 1, &big_answer(size)).await.unwrap();
             }
             Step::Remove(uid) => store.release(&uid.into()).await.unwrap(),
-            Step::Import(uid) => {
-                let file = kubelet_file(&[(uid, &["50", "51"])]);
-                store.import(file.as_bytes()).await.unwrap();
+            Step::Import(one, other) => {
+                store.import(file_of(one, other).as_bytes()).await.unwrap();
             }
         }
         // Answered: from now on it is there, whatever happens.
