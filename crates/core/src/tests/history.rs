@@ -25,7 +25,11 @@ enum Step {
     Connect(Newcomer),
     List(u8, Vec<(usize, bool, Option<i64>)>),
     Lose(u8),
-    Reserve { pod: usize, shape: usize, taste: usize },
+    Reserve {
+        pod: usize,
+        shape: usize,
+        taste: usize,
+    },
     Abort(u8),
     BeginCommit(u8),
     WriteCommit(u8),
@@ -36,6 +40,12 @@ enum Step {
     FinishRelease(usize),
     CancelRelease(usize),
     Import(usize, Vec<(usize, usize, Vec<usize>)>),
+    /// A pod is imported in part and at once admitted.
+    Adopt {
+        pod: usize,
+        known: u8,
+        first: usize,
+    },
     Restart,
     Block(bool),
     Wait(u64),
@@ -95,7 +105,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => pod().prop_map(Step::FinishRelease),
         1 => pod().prop_map(Step::CancelRelease),
         1 => (pod(), proptest::collection::vec(holding, 0..4)).prop_map(|(pod, held)| Step::Import(pod, held)),
-        2 => (pod(), any::<u8>(), 0..DEVICES).prop_map(|(pod, known, first)| half_known(pod, known, first)),
+        2 => (pod(), any::<u8>(), 0..DEVICES).prop_map(|(pod, known, first)| Step::Adopt { pod, known, first }),
         1 => Just(Step::Restart),
         1 => any::<bool>().prop_map(Step::Block),
         1 => (0..2 * GRACE_MS).prop_map(Step::Wait),
@@ -139,7 +149,7 @@ fn shapes() -> Vec<Vec<ContainerRequest>> {
 }
 
 /// A file that knows some of the containers of a pod's usual spec, which share as much as they can.
-fn half_known(pod: usize, known: u8, first: usize) -> Step {
+fn half_known(pod: usize, known: u8, first: usize) -> Vec<(usize, usize, Vec<usize>)> {
     let mut holdings = Vec::new();
     for (place, container) in shapes()[USUAL[pod]].iter().enumerate() {
         let name = CONTAINERS
@@ -151,7 +161,7 @@ fn half_known(pod: usize, known: u8, first: usize) -> Step {
             holdings.push((name.unwrap(), resource.unwrap(), devices.collect()));
         }
     }
-    Step::Import(pod, holdings)
+    holdings
 }
 
 fn uid(pod: usize) -> PodUid {
@@ -324,6 +334,11 @@ impl World {
                 }
             }
             Step::Import(pod, holdings) => self.import(*pod, holdings),
+            Step::Adopt { pod, known, first } => {
+                self.import(*pod, &half_known(*pod, *known, *first));
+                self.check();
+                self.reserve(&request(*pod, USUAL[*pod]), 0);
+            }
             Step::Restart => self.restart(),
             Step::Block(true) => self.node.block(Blocked::UnreadableState { file: "f".into() }),
             Step::Block(false) => self.node.unblock(),
@@ -455,6 +470,15 @@ impl World {
             .pods
             .get(&request.uid)
             .is_some_and(|pod| holds_all(pod, request));
+        let known = self
+            .pods
+            .get(&request.uid)
+            .filter(|pod| pod.source != Source::Imported);
+        let spec_changed = known.is_some_and(|pod| pod.fingerprint != request.fingerprint);
+        assert!(
+            outcome.is_err() || !spec_changed,
+            "another spec under the same UID"
+        );
         match outcome {
             Ok(None) => {
                 assert!(holds_all, "admitted without its devices");
@@ -468,6 +492,10 @@ impl World {
                     "a number was used twice"
                 );
                 self.check_grants(request, &grants, &holders);
+                assert!(
+                    grants.is_empty() || self.node.blocked().is_none(),
+                    "a blocked node gave devices"
+                );
                 self.reservations.push(ReservationModel {
                     id,
                     request: request.clone(),
