@@ -5,6 +5,7 @@ pub mod agent;
 pub mod config;
 pub mod device_plugin;
 pub mod grpc;
+pub mod host;
 pub mod manifest;
 pub mod metrics;
 pub mod plugin_registry;

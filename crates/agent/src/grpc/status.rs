@@ -1,10 +1,241 @@
 //! Which gRPC code stands for which error. Nothing else in the crate chooses one.
+//!
+//! The message is always the error's own text.
 
 use std::fmt::Display;
 
-use tonic::Status;
+use devlet_core::ReserveError;
+use devlet_core::device_plugin::inventory::Last;
+use tonic::{Code, Status};
+
+use crate::agent::RemoveError;
+use crate::device_plugin::client::CallError;
+use crate::host::{ForgetError, NotAllowed, PodLookupError, Stopping};
+use crate::manifest::InvalidManifest;
+use crate::store::{CommitError, DumpError, ImportError, WriteError};
+use crate::workflow::admit::AdmitError;
+use crate::workflow::start_container::StartContainerError;
 
 /// For a device plugin: a kubelet returns plain Go errors, which arrive as `UNKNOWN` with their text.
 pub(crate) fn refusal(error: impl Display) -> Status {
     Status::unknown(error.to_string())
+}
+
+/// An error that callers of our API get to see.
+trait Coded: Display {
+    fn code(&self) -> Code;
+}
+
+macro_rules! statuses {
+    ($($error:ty),* $(,)?) => {$(
+        impl From<$error> for Status {
+            fn from(error: $error) -> Self {
+                Self::new(error.code(), error.to_string())
+            }
+        }
+    )*};
+}
+
+statuses!(
+    DumpError,
+    ForgetError,
+    ImportError,
+    InvalidManifest,
+    NotAllowed,
+    PodLookupError,
+    RemoveError,
+    StartContainerError,
+    Stopping,
+    WriteError,
+);
+
+impl From<AdmitError> for Status {
+    fn from(error: AdmitError) -> Self {
+        let since = match &error {
+            AdmitError::TimedOut {
+                reason: ReserveError::NotServed { last, .. },
+                ..
+            } => last.as_ref().map(gone_since),
+            _ => None,
+        };
+        Self::new(error.code(), format!("{error}{}", since.unwrap_or_default()))
+    }
+}
+
+/// The core knows when a plugin left, but not how to say it.
+fn gone_since(last: &Last) -> String {
+    let moment = i64::try_from(last.gone_since.0).ok();
+    let moment = moment.and_then(|milliseconds| jiff::Timestamp::from_millisecond(milliseconds).ok());
+    moment.map_or_else(String::new, |moment| format!(" and is gone since {moment}"))
+}
+
+impl Coded for InvalidManifest {
+    fn code(&self) -> Code {
+        Code::InvalidArgument
+    }
+}
+
+impl Coded for NotAllowed {
+    fn code(&self) -> Code {
+        Code::PermissionDenied
+    }
+}
+
+impl Coded for Stopping {
+    fn code(&self) -> Code {
+        Code::Unavailable
+    }
+}
+
+impl Coded for PodLookupError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unknown { .. } => Code::NotFound,
+            Self::Ambiguous { .. } => Code::InvalidArgument,
+        }
+    }
+}
+
+impl Coded for ForgetError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NothingBlocked | Self::OtherFile { .. } => Code::FailedPrecondition,
+            Self::Write(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for ReserveError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Blocked(_) => Code::FailedPrecondition,
+            Self::DuplicateContainer { .. } => Code::InvalidArgument,
+            Self::NotServed { .. } | Self::NotListed { .. } => Code::Unavailable,
+            Self::Insufficient { .. } => Code::ResourceExhausted,
+            Self::InFlight => Code::Aborted,
+            Self::RequestChanged { .. } | Self::SpecChanged | Self::NameTaken { .. } => Code::AlreadyExists,
+        }
+    }
+}
+
+impl Coded for CallError {
+    fn code(&self) -> Code {
+        match self {
+            Self::TimedOut { .. } => Code::DeadlineExceeded,
+            // The plugin's own code is about its own affairs.
+            Self::Refused { .. } | Self::Invalid { .. } | Self::Gone { .. } => Code::Aborted,
+        }
+    }
+}
+
+impl Coded for AdmitError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Refused(reason) => reason.code(),
+            Self::TimedOut { .. } => Code::DeadlineExceeded,
+            Self::Plugin { source, .. } => source.code(),
+            Self::Vanishing { .. } => Code::Aborted,
+            Self::Commit(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for CommitError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Ended(_) => Code::Aborted,
+            Self::Write(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for WriteError {
+    /// It heals by itself, or another devlet will be there: trying again is right.
+    fn code(&self) -> Code {
+        Code::Unavailable
+    }
+}
+
+impl Coded for RemoveError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unknown => Code::NotFound,
+            Self::InFlight => Code::DeadlineExceeded,
+            Self::Write(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for StartContainerError {
+    fn code(&self) -> Code {
+        match self {
+            Self::UnknownPod => Code::NotFound,
+            Self::Plugin { source, .. } => source.code(),
+            Self::TimedOut { .. } => Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl Coded for ImportError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unreadable(_) => Code::InvalidArgument,
+            Self::InFlight { .. } => Code::Aborted,
+            Self::Write(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for DumpError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Closed(error) => error.code(),
+            Self::Unreadable { .. } => Code::DataLoss,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use devlet_core::Moment;
+
+    use super::*;
+
+    #[test]
+    fn who_gave_up_is_told_for_what_and_since_when_it_is_gone() {
+        let last = Last {
+            endpoint: "/run/gpu.sock".into(),
+            gone_since: Moment(1_700_000_000_000),
+        };
+        let reason = ReserveError::NotServed {
+            resource: "acme.com/gpu".into(),
+            last: Some(last),
+        };
+        let status = Status::from(AdmitError::TimedOut {
+            waited: Duration::from_secs(60),
+            reason,
+        });
+        assert_eq!(status.code(), Code::DeadlineExceeded);
+        assert_eq!(
+            status.message(),
+            "gave up after 60 s: no device plugin offers acme.com/gpu; the last one answered at /run/gpu.sock and is \
+             gone since 2023-11-14T22:13:20Z"
+        );
+    }
+
+    #[test]
+    fn too_few_devices_and_another_spec_are_told_apart() {
+        let code = |reason| Status::from(AdmitError::Refused(reason)).code();
+        let few = ReserveError::Insufficient {
+            resource: "acme.com/gpu".into(),
+            wanted: 3,
+            free: 1,
+            healthy: 2,
+            total: 2,
+        };
+        assert_eq!(code(few), Code::ResourceExhausted);
+        assert_eq!(code(ReserveError::SpecChanged), Code::AlreadyExists);
+    }
 }

@@ -1,0 +1,616 @@
+//! Our own API, `devlet.v1`, on `devlet/devlet.sock`.
+//!
+//! Parse, do, answer: what things mean is in the `.proto` file, what happens in the workflows, and which code an
+//! error gets in `grpc/status.rs`. Whoever can open the socket may ask; changing anything takes a user that the
+//! configuration allows.
+//!
+//! An admission lives as long as its stream: if the caller leaves, it is dropped, and what was set aside is free
+//! again. Streams end when the node stops, so that stopping does not wait for them.
+
+mod convert;
+mod problems;
+
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use devlet_client::v1;
+use devlet_client::v1::devlet_server::{Devlet, DevletServer};
+use devlet_core::{Blocked, Moment, Node, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+use crate::agent::Agent;
+use crate::grpc::server;
+use crate::grpc::uds::{self, ListenError, PeerCred};
+use crate::manifest;
+use crate::store::{OpenReport, WriteError};
+
+/// The largest request: a kubelet's file of a node with more containers than any has.
+const LARGEST_REQUEST: usize = 64 << 20;
+
+/// Longer than anybody waits, and short enough to be added to any point in time.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The pause between two snapshots of a watch: changes come in bursts.
+const WATCH_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often a watch looks at what changes by the clock alone: the capacity of a plugin that left.
+const WATCH_CLOCK: Duration = Duration::from_secs(1);
+
+/// The caller may not change anything.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}; allow it under access.admit in devlet's configuration", who(.uid.as_ref()))]
+pub struct NotAllowed {
+    /// The caller, if the kernel says.
+    pub uid: Option<u32>,
+}
+
+fn who(uid: Option<&u32>) -> String {
+    match uid {
+        Some(uid) => format!("user {uid} may not admit or remove pods"),
+        None => "a user that is not known may not admit or remove pods".to_owned(),
+    }
+}
+
+/// Why a text does not lead to a pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodLookupError {
+    /// None is called that.
+    #[error("no such pod: {name}")]
+    Unknown {
+        /// The text.
+        name: String,
+    },
+    /// Several are.
+    #[error("several pods are called {name}: name one of {}", .pods.join(", "))]
+    Ambiguous {
+        /// The text.
+        name: String,
+        /// With their namespaces.
+        pods: Vec<String>,
+    },
+}
+
+/// Why a file is not forgotten.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ForgetError {
+    /// There is nothing to decide.
+    #[error("there is no file to forget: pods are admitted")]
+    NothingBlocked,
+    /// It is about another file.
+    #[error("the file that could not be read is {file}")]
+    OtherFile {
+        /// That file.
+        file: String,
+    },
+    /// It could not be written down.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// The node ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("devlet is stopping")]
+pub struct Stopping;
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Host {
+    agent: Agent,
+    started: Moment,
+    /// What a human should know of how the node started.
+    findings: Arc<Vec<v1::Problem>>,
+}
+
+/// Serves our API for a node until it stops.
+pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
+    let listener = uds::listen(agent.config().api_socket(), uds::DEFAULT_MODE)?;
+    let service = DevletServer::new(Host::new(agent.clone(), report));
+    let routes = Routes::new(service.max_decoding_message_size(LARGEST_REQUEST));
+    let limits = agent.config().limits.clone();
+    let serving = server::serve(listener, routes, limits, agent.stopping().cancelled_owned());
+    agent.spawn(async move {
+        if let Err(error) = serving.await {
+            tracing::error!(%error, "devlet's own API is not served any longer");
+        }
+    });
+    Ok(())
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl Host {
+    /// The service for a node that was opened with this report.
+    pub fn new(agent: Agent, report: &OpenReport) -> Self {
+        let started = agent.store().now();
+        let findings = Arc::new(problems::of_start(report));
+        Self {
+            agent,
+            started,
+            findings,
+        }
+    }
+
+    fn read<T>(&self, question: impl FnOnce(&Node) -> T) -> T {
+        self.agent.store().read(question)
+    }
+
+    /// Whether the caller may change anything.
+    fn allow<T>(&self, request: &Request<T>) -> Result<(), NotAllowed> {
+        let uid = request.extensions().get::<PeerCred>().map(|peer| peer.uid);
+        if uid.is_some_and(|uid| self.agent.config().access.may_admit(uid)) {
+            Ok(())
+        } else {
+            Err(NotAllowed { uid })
+        }
+    }
+
+    fn deadline(&self, wait_ms: Option<u64>) -> Instant {
+        let wait = wait_ms.map_or(self.agent.config().wait, Duration::from_millis);
+        Instant::now() + wait.min(LONGEST_WAIT)
+    }
+
+    /// Sends what `list` says now and after each change, as long as somebody listens.
+    fn watch<T, L>(
+        &self,
+        clock: Option<Duration>,
+        list: impl Fn(&Host) -> Vec<T> + Send + Sync + 'static,
+        wrap: fn(u64, Vec<T>) -> L,
+    ) -> Response<Answers<L>>
+    where
+        T: Clone + PartialEq + Send + Sync + 'static,
+        L: Send + 'static,
+    {
+        let (sender, receiver) = mpsc::channel(1);
+        let host = self.clone();
+        self.agent.spawn(async move {
+            let stop = host.agent.stopping();
+            tokio::select! {
+                () = host.follow(clock, list, wrap, &sender) => {}
+                () = sender.closed() => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Response::new(Box::pin(ReceiverStream::new(receiver)))
+    }
+
+    async fn follow<T: Clone + PartialEq, L>(
+        &self,
+        clock: Option<Duration>,
+        list: impl Fn(&Host) -> Vec<T>,
+        wrap: fn(u64, Vec<T>) -> L,
+        sender: &mpsc::Sender<Result<L, Status>>,
+    ) {
+        let mut changes = self.agent.store().changed();
+        let mut last = None;
+        loop {
+            let revision = *changes.borrow_and_update();
+            let items = list(self);
+            if last.as_ref() != Some(&items) {
+                if sender.send(Ok(wrap(revision, items.clone()))).await.is_err() {
+                    return;
+                }
+                last = Some(items);
+            }
+            let changed = changes.changed();
+            let ended = match clock {
+                None => changed.await.is_err(),
+                Some(clock) => matches!(tokio::time::timeout(clock, changed).await, Ok(Err(_))),
+            };
+            if ended {
+                return;
+            }
+            tokio::time::sleep(WATCH_PAUSE).await;
+        }
+    }
+
+    fn resources(&self) -> Vec<v1::Resource> {
+        let now = self.agent.store().now();
+        self.read(|node| convert::resources(node, now))
+    }
+
+    fn devices(&self, resource: &str) -> Vec<v1::Device> {
+        self.read(|node| {
+            if !resource.is_empty() {
+                return convert::devices(node, &ResourceName::from(resource));
+            }
+            let now = self.agent.store().now();
+            let names = node.capacity(now).into_keys();
+            names.flat_map(|name| convert::devices(node, &name)).collect()
+        })
+    }
+
+    fn plugins(&self) -> Vec<v1::Plugin> {
+        self.read(|node| node.plugins().into_iter().map(convert::plugin).collect())
+    }
+
+    fn pods(&self) -> Vec<v1::Pod> {
+        let mut pods: Vec<v1::Pod> = self.read(|node| node.pods().map(convert::pod).collect());
+        pods.sort_by_cached_key(|pod| {
+            let id = pod.id.clone().unwrap_or_default();
+            (id.namespace, id.name, id.uid)
+        });
+        pods
+    }
+
+    /// The pod that a caller means, or none.
+    fn pods_called(&self, name: &str) -> Vec<v1::Pod> {
+        if name.is_empty() {
+            return self.pods();
+        }
+        self.read(|node| {
+            let uid = find(node, name).ok();
+            let pod = uid.and_then(|uid| node.pod(&uid));
+            pod.map(convert::pod).into_iter().collect()
+        })
+    }
+}
+
+/// The pod that a caller means: by UID, `namespace/name`, or a name that only one namespace has.
+fn find(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
+    let uid = PodUid::from(name);
+    if node.pod(&uid).is_some() {
+        return Ok(uid);
+    }
+    let unknown = || PodLookupError::Unknown {
+        name: name.to_owned(),
+    };
+    if let Some((namespace, name)) = name.split_once('/') {
+        let name = PodName {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        return node
+            .pod_named(&name)
+            .map(|pod| pod.uid.clone())
+            .ok_or_else(unknown);
+    }
+    let named: Vec<_> = node
+        .pods()
+        .filter(|pod| !name.is_empty() && pod.name.name == name)
+        .collect();
+    match named[..] {
+        [] => Err(unknown()),
+        [pod] => Ok(pod.uid.clone()),
+        [..] => {
+            let full = named
+                .iter()
+                .map(|pod| format!("{}/{}", pod.name.namespace, pod.name.name));
+            Err(PodLookupError::Ambiguous {
+                name: name.to_owned(),
+                pods: full.collect(),
+            })
+        }
+    }
+}
+
+/// The same among pods that are still being admitted, of which only the UID is known: the caller's, or the one
+/// that a name stands for.
+fn find_in_flight(node: &Node, name: &str) -> Option<PodUid> {
+    let (namespace, short) = name.split_once('/').unwrap_or(("default", name));
+    let derived = manifest::derived_uid(&PodName {
+        namespace: namespace.to_owned(),
+        name: short.to_owned(),
+    });
+    [PodUid::from(name), derived]
+        .into_iter()
+        .find(|uid| node.is_in_flight(uid))
+}
+
+/// Completes "waiting for ...".
+fn awaited(reason: &ReserveError) -> String {
+    match reason {
+        ReserveError::NotServed { resource, .. } => format!("a plugin that offers {resource}"),
+        ReserveError::NotListed { resource, endpoint } => {
+            format!("the plugin at {endpoint} to list its {resource}")
+        }
+        ReserveError::InFlight => "another operation for this pod to end".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn waiting(reason: &ReserveError, waited: Duration) -> v1::Waiting {
+    let resource = match reason {
+        ReserveError::NotServed { resource, .. } | ReserveError::NotListed { resource, .. } => {
+            resource.to_string()
+        }
+        _ => String::new(),
+    };
+    v1::Waiting {
+        awaited: awaited(reason),
+        reason: reason.to_string(),
+        resource,
+        waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+/// Admits a pod, and tells the caller when what is waited for changes.
+async fn admission(
+    agent: &Agent,
+    request: &PodRequest,
+    deadline: Instant,
+    sender: &mpsc::Sender<Result<v1::AdmitEvent, Status>>,
+) -> Result<v1::Pod, Status> {
+    let started = Instant::now();
+    let mut last = None;
+    let admitted = agent.admit(request, deadline, |reason| {
+        if last.as_ref() == Some(reason) {
+            return;
+        }
+        last = Some(reason.clone());
+        let event = v1::admit_event::Event::Waiting(waiting(reason, started.elapsed()));
+        // A caller that does not read along misses a reason, and gets to know the next.
+        let _ = sender.try_send(Ok(v1::AdmitEvent { event: Some(event) }));
+    });
+    let pod = admitted.await?;
+    Ok(convert::pod_with(&pod, &request.containers))
+}
+
+#[tonic::async_trait]
+impl Devlet for Host {
+    type AdmitStream = Answers<v1::AdmitEvent>;
+    type WatchResourcesStream = Answers<v1::ResourceList>;
+    type WatchDevicesStream = Answers<v1::DeviceList>;
+    type WatchPluginsStream = Answers<v1::PluginList>;
+    type WatchPodsStream = Answers<v1::PodList>;
+
+    async fn admit(&self, request: Request<v1::AdmitRequest>) -> Result<Response<Self::AdmitStream>, Status> {
+        self.allow(&request)?;
+        let v1::AdmitRequest {
+            manifest: text,
+            wait_ms,
+        } = request.into_inner();
+        let request = manifest::parse(&text, Source::Api, &self.agent.config().foreign)?;
+        let deadline = self.deadline(wait_ms);
+        let (sender, receiver) = mpsc::channel(16);
+        let agent = self.agent.clone();
+        self.agent.spawn(async move {
+            let stop = agent.stopping();
+            let ended = tokio::select! {
+                ended = admission(&agent, &request, deadline, &sender) => ended,
+                () = sender.closed() => {
+                    tracing::info!(pod = %request.uid, "pod is not admitted: its caller has left");
+                    return;
+                }
+                () = stop.cancelled() => Err(Stopping.into()),
+            };
+            match &ended {
+                Ok(_) => tracing::info!(pod = %request.uid, "pod admitted"),
+                Err(status) => {
+                    tracing::info!(pod = %request.uid, reason = status.message(), "pod is not admitted");
+                }
+            }
+            let event = ended.map(|pod| v1::AdmitEvent {
+                event: Some(v1::admit_event::Event::Admitted(pod)),
+            });
+            // If nobody is there any longer, the pod is found admitted when it is admitted again.
+            let _ = sender.send(event).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<v1::StartContainerRequest>,
+    ) -> Result<Response<v1::StartContainerResponse>, Status> {
+        self.allow(&request)?;
+        let request = request.into_inner();
+        let pod = self.read(|node| find(node, &request.pod))?;
+        let deadline = self.deadline(request.wait_ms);
+        let (options, conflicts) = self
+            .agent
+            .start_container(&pod, &request.container, deadline)
+            .await?;
+        for conflict in &conflicts {
+            tracing::warn!(
+                %pod, container = request.container, what = convert::contested(conflict.what), key = conflict.key,
+                kept = %conflict.kept, dropped = %conflict.dropped, "device plugins disagree"
+            );
+        }
+        let (id, container) = self.read(|node| {
+            let id = convert::pod_id(node, &pod);
+            let pod = node.pod(&pod);
+            (
+                id,
+                convert::container(pod, &request.container, options, conflicts),
+            )
+        });
+        Ok(Response::new(v1::StartContainerResponse {
+            pod: Some(id),
+            container: Some(container),
+        }))
+    }
+
+    async fn remove_pod(
+        &self,
+        request: Request<v1::RemovePodRequest>,
+    ) -> Result<Response<v1::RemovePodResponse>, Status> {
+        self.allow(&request)?;
+        let request = request.into_inner();
+        let (pod, id) = self.read(|node| {
+            let pod =
+                find(node, &request.pod).or_else(|error| find_in_flight(node, &request.pod).ok_or(error))?;
+            let id = convert::pod_id(node, &pod);
+            Ok::<_, PodLookupError>((pod, id))
+        })?;
+        self.agent.remove(&pod, self.deadline(request.wait_ms)).await?;
+        tracing::info!(%pod, "pod removed");
+        Ok(Response::new(v1::RemovePodResponse { pod: Some(id) }))
+    }
+
+    async fn list_resources(
+        &self,
+        _: Request<v1::ListResourcesRequest>,
+    ) -> Result<Response<v1::ResourceList>, Status> {
+        let revision = self.read(Node::changes);
+        Ok(Response::new(resource_list(revision, self.resources())))
+    }
+
+    async fn list_devices(
+        &self,
+        request: Request<v1::ListDevicesRequest>,
+    ) -> Result<Response<v1::DeviceList>, Status> {
+        let revision = self.read(Node::changes);
+        let devices = self.devices(&request.get_ref().resource);
+        Ok(Response::new(device_list(revision, devices)))
+    }
+
+    async fn list_plugins(
+        &self,
+        _: Request<v1::ListPluginsRequest>,
+    ) -> Result<Response<v1::PluginList>, Status> {
+        let revision = self.read(Node::changes);
+        Ok(Response::new(plugin_list(revision, self.plugins())))
+    }
+
+    async fn list_pods(
+        &self,
+        request: Request<v1::ListPodsRequest>,
+    ) -> Result<Response<v1::PodList>, Status> {
+        let name = &request.get_ref().pod;
+        let revision = self.read(Node::changes);
+        if !name.is_empty() {
+            self.read(|node| find(node, name))?;
+        }
+        Ok(Response::new(pod_list(revision, self.pods_called(name))))
+    }
+
+    async fn watch_resources(
+        &self,
+        _: Request<v1::ListResourcesRequest>,
+    ) -> Result<Response<Self::WatchResourcesStream>, Status> {
+        Ok(self.watch(Some(WATCH_CLOCK), Self::resources, resource_list))
+    }
+
+    async fn watch_devices(
+        &self,
+        request: Request<v1::ListDevicesRequest>,
+    ) -> Result<Response<Self::WatchDevicesStream>, Status> {
+        let resource = request.into_inner().resource;
+        Ok(self.watch(None, move |host| host.devices(&resource), device_list))
+    }
+
+    async fn watch_plugins(
+        &self,
+        _: Request<v1::ListPluginsRequest>,
+    ) -> Result<Response<Self::WatchPluginsStream>, Status> {
+        Ok(self.watch(None, Self::plugins, plugin_list))
+    }
+
+    async fn watch_pods(
+        &self,
+        request: Request<v1::ListPodsRequest>,
+    ) -> Result<Response<Self::WatchPodsStream>, Status> {
+        let name = request.into_inner().pod;
+        Ok(self.watch(None, move |host| host.pods_called(&name), pod_list))
+    }
+
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+        let health = self.agent.store().health();
+        let resources = self.resources();
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let gone = |resource: &&v1::Resource| resource.state() == v1::ResourceState::Gone;
+        let root = &self.agent.config().root;
+        Ok(Response::new(self.read(|node| {
+            let mut problems = problems::of_now(node, health.as_ref().err());
+            let ready = !problems.iter().any(|problem| problem.blocking);
+            problems.extend(self.findings.iter().cloned());
+            v1::StatusResponse {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                root_dir: root.display().to_string(),
+                pid: i64::from(std::process::id()),
+                started_at_ms: self.started.0,
+                revision: node.changes(),
+                ready,
+                pods: count(node.pods().count()),
+                pods_before_reboot: count(node.pods().filter(|pod| pod.before_reboot).count()),
+                plugins: count(node.plugins().len()),
+                resources: count(resources.len()),
+                resources_without_plugin: count(resources.iter().filter(gone).count()),
+                problems,
+            }
+        })))
+    }
+
+    async fn import(
+        &self,
+        request: Request<v1::ImportRequest>,
+    ) -> Result<Response<v1::ImportResponse>, Status> {
+        self.allow(&request)?;
+        let request = request.into_inner();
+        let report = self.agent.store().import(&request.content).await?;
+        tracing::info!(
+            file = request.name,
+            added = report.difference.added.len(),
+            changed = report.difference.changed.len(),
+            "kubelet's file imported"
+        );
+        let ids =
+            |uids: &[PodUid]| self.read(|node| uids.iter().map(|uid| convert::pod_id(node, uid)).collect());
+        Ok(Response::new(v1::ImportResponse {
+            added: ids(&report.difference.added),
+            changed: ids(&report.difference.changed),
+            notes: problems::import_notes(&report),
+        }))
+    }
+
+    async fn forget(
+        &self,
+        request: Request<v1::ForgetRequest>,
+    ) -> Result<Response<v1::ForgetResponse>, Status> {
+        self.allow(&request)?;
+        let file = request.into_inner().file;
+        let blocked = self.read(|node| node.blocked().cloned());
+        match blocked {
+            None => return Err(ForgetError::NothingBlocked.into()),
+            Some(Blocked::UnreadableState { file: kept }) if !is_same_file(&file, &kept) => {
+                return Err(ForgetError::OtherFile { file: kept }.into());
+            }
+            Some(Blocked::UnreadableState { .. }) => {}
+        }
+        self.agent.store().forget().await.map_err(ForgetError::Write)?;
+        tracing::info!(
+            file,
+            "state that could not be read is forgotten: pods are admitted again"
+        );
+        Ok(Response::new(v1::ForgetResponse {}))
+    }
+
+    async fn dump_state(
+        &self,
+        _: Request<v1::DumpStateRequest>,
+    ) -> Result<Response<v1::DumpStateResponse>, Status> {
+        let json = self.agent.store().dump().await?.to_string();
+        Ok(Response::new(v1::DumpStateResponse { json }))
+    }
+}
+
+fn is_same_file(one: &str, other: &str) -> bool {
+    let real = |path: &str| Path::new(path).canonicalize().ok();
+    one == other || real(one).is_some_and(|path| Some(path) == real(other))
+}
+
+fn resource_list(revision: u64, resources: Vec<v1::Resource>) -> v1::ResourceList {
+    v1::ResourceList { revision, resources }
+}
+
+fn device_list(revision: u64, devices: Vec<v1::Device>) -> v1::DeviceList {
+    v1::DeviceList { revision, devices }
+}
+
+fn plugin_list(revision: u64, plugins: Vec<v1::Plugin>) -> v1::PluginList {
+    v1::PluginList { revision, plugins }
+}
+
+fn pod_list(revision: u64, pods: Vec<v1::Pod>) -> v1::PodList {
+    v1::PodList { revision, pods }
+}
+
+#[cfg(test)]
+mod tests;

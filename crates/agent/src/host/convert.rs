@@ -1,0 +1,207 @@
+//! From the core's views to the messages of our API.
+
+use devlet_client::v1;
+use devlet_core::device_plugin::run_options::{self, Conflict, Contested, RunOptions};
+use devlet_core::{
+    Allocation, Availability, ContainerKind, ContainerRequest, Moment, Node, PluginView, Pod, PodUid,
+    ResourceName, ResourceView, Source,
+};
+
+pub(super) fn resources(node: &Node, now: Moment) -> Vec<v1::Resource> {
+    node.resources(now)
+        .into_iter()
+        .map(|view| resource(node, view))
+        .collect()
+}
+
+fn resource(node: &Node, view: ResourceView) -> v1::Resource {
+    let (state, last) = match view.availability {
+        Availability::Serving => (v1::ResourceState::Serving, None),
+        Availability::NotListed => (v1::ResourceState::NotListed, None),
+        Availability::Gone(last) => (v1::ResourceState::Gone, last),
+    };
+    let plugins = view.plugins.iter().filter_map(|id| node.plugin(*id));
+    v1::Resource {
+        capacity: number(view.capacity.capacity),
+        allocatable: number(view.capacity.allocatable),
+        held: number(view.capacity.held),
+        free: number(view.capacity.free),
+        state: state.into(),
+        plugins: plugins.map(|plugin| plugin.endpoint).collect(),
+        last_plugin: last.map(|last| v1::LastPlugin {
+            endpoint: last.endpoint,
+            gone_since_ms: last.gone_since.0,
+        }),
+        name: view.name.to_string(),
+    }
+}
+
+fn number(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+pub(super) fn devices(node: &Node, resource: &ResourceName) -> Vec<v1::Device> {
+    let device = |view: devlet_core::DeviceView| v1::Device {
+        resource: view.resource.to_string(),
+        id: view.id.to_string(),
+        listed: view.listed,
+        healthy: view.healthy,
+        numa_nodes: view.nodes,
+        holders: view.holders.iter().map(|uid| pod_id(node, uid)).collect(),
+    };
+    node.devices(resource).into_iter().map(device).collect()
+}
+
+pub(super) fn plugin(view: PluginView) -> v1::Plugin {
+    v1::Plugin {
+        resource: view.resource.to_string(),
+        endpoint: view.endpoint,
+        uid: view.uid,
+        pre_start_required: view.options.pre_start_required,
+        preferred_allocation: view.options.preferred_allocation,
+        connected_at_ms: view.connected_at.0,
+        devices: view.devices.map(number),
+        in_force: view.in_force,
+        connection: view.connection.to_string(),
+    }
+}
+
+/// What a pod is called. One that is only being admitted has no name yet.
+pub(super) fn pod_id(node: &Node, uid: &PodUid) -> v1::PodId {
+    node.pod(uid).map_or_else(
+        || v1::PodId {
+            uid: uid.to_string(),
+            ..Default::default()
+        },
+        id_of,
+    )
+}
+
+fn id_of(pod: &Pod) -> v1::PodId {
+    v1::PodId {
+        uid: pod.uid.to_string(),
+        namespace: pod.name.namespace.clone(),
+        name: pod.name.name.clone(),
+    }
+}
+
+/// A pod with those of its containers that hold devices.
+pub(super) fn pod(pod: &Pod) -> v1::Pod {
+    let mut names: Vec<&str> = Vec::new();
+    for allocation in &pod.allocations {
+        // Allocations of one container stand together.
+        if names.last() != Some(&allocation.container.as_str()) {
+            names.push(allocation.container.as_str());
+        }
+    }
+    let containers = names.into_iter().map(|name| container_of(pod, name));
+    message(pod, containers.collect())
+}
+
+/// A pod with all of its containers, as the request names them.
+pub(super) fn pod_with(pod: &Pod, requests: &[ContainerRequest]) -> v1::Pod {
+    let container = |request: &ContainerRequest| v1::Container {
+        kind: kind(Some(request.kind)).into(),
+        ..container_of(pod, request.name.as_str())
+    };
+    message(pod, requests.iter().map(container).collect())
+}
+
+fn message(pod: &Pod, containers: Vec<v1::Container>) -> v1::Pod {
+    let source = match pod.source {
+        Source::Api => v1::PodSource::Api,
+        Source::Embedder => v1::PodSource::Embedder,
+        Source::Imported => v1::PodSource::Imported,
+    };
+    v1::Pod {
+        id: Some(id_of(pod)),
+        source: source.into(),
+        before_reboot: pod.before_reboot,
+        containers,
+    }
+}
+
+fn container_of(pod: &Pod, name: &str) -> v1::Container {
+    let (options, conflicts) = run_options::merge(pod.allocations_of(name));
+    container(Some(pod), name, options, conflicts)
+}
+
+/// A container of a pod, with options that are known already.
+pub(super) fn container(
+    pod: Option<&Pod>,
+    name: &str,
+    options: RunOptions,
+    conflicts: Vec<Conflict>,
+) -> v1::Container {
+    let mut held: Vec<&Allocation> = pod
+        .into_iter()
+        .flat_map(|pod| &pod.allocations)
+        .filter(|allocation| allocation.container.as_str() == name)
+        .collect();
+    held.sort_by(|one, other| one.resource.cmp(&other.resource));
+    let conflict = |conflict: Conflict| v1::Conflict {
+        what: contested(conflict.what).to_owned(),
+        key: conflict.key,
+        kept: conflict.kept.to_string(),
+        dropped: conflict.dropped.to_string(),
+    };
+    v1::Container {
+        name: name.to_owned(),
+        kind: kind(held.first().and_then(|allocation| allocation.kind)).into(),
+        devices: held.into_iter().map(held_devices).collect(),
+        options: Some(run_options_message(options)),
+        conflicts: conflicts.into_iter().map(conflict).collect(),
+    }
+}
+
+fn kind(kind: Option<ContainerKind>) -> v1::ContainerKind {
+    match kind {
+        None => v1::ContainerKind::Unspecified,
+        Some(ContainerKind::Init) => v1::ContainerKind::Init,
+        Some(ContainerKind::Sidecar) => v1::ContainerKind::Sidecar,
+        Some(ContainerKind::App) => v1::ContainerKind::App,
+    }
+}
+
+fn held_devices(allocation: &Allocation) -> v1::HeldDevices {
+    let texts = |ids: &[devlet_core::DeviceId]| ids.iter().map(ToString::to_string).collect();
+    let numa = allocation.nodes.iter().map(|(&node, ids)| v1::NumaDevices {
+        node,
+        ids: texts(ids),
+    });
+    v1::HeldDevices {
+        resource: allocation.resource.to_string(),
+        ids: texts(&allocation.devices),
+        pre_start_required: allocation.pre_start_required,
+        numa: numa.collect(),
+    }
+}
+
+fn run_options_message(options: RunOptions) -> v1::RunOptions {
+    let mount = |mount: run_options::Mount| v1::Mount {
+        container_path: mount.container_path,
+        host_path: mount.host_path,
+        read_only: mount.read_only,
+    };
+    let node = |node: run_options::DeviceNode| v1::DeviceNode {
+        container_path: node.container_path,
+        host_path: node.host_path,
+        permissions: node.permissions,
+    };
+    v1::RunOptions {
+        envs: options.envs,
+        mounts: options.mounts.into_iter().map(mount).collect(),
+        device_nodes: options.device_nodes.into_iter().map(node).collect(),
+        annotations: options.annotations,
+        cdi_devices: options.cdi_devices,
+    }
+}
+
+pub(super) fn contested(what: Contested) -> &'static str {
+    match what {
+        Contested::Env => "env",
+        Contested::Mount => "mount",
+        Contested::DeviceNode => "deviceNode",
+        Contested::Annotation => "annotation",
+    }
+}

@@ -1,0 +1,97 @@
+//! What a human should look at, in words.
+
+use devlet_client::v1::Problem;
+use devlet_core::{Blocked, DeviceView, Node};
+
+use crate::store::{ImportReport, OpenReport, WriteError};
+
+/// What is wrong now.
+pub(super) fn of_now(node: &Node, health: Option<&WriteError>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if let Some(blocked) = node.blocked() {
+        let Blocked::UnreadableState { file } = blocked;
+        problems.push(Problem {
+            what: blocked.to_string(),
+            hint: format!(
+                "devlet checkpoint repair {file} --out repaired && devlet import repaired, or devlet forget {file}"
+            ),
+            blocking: true,
+        });
+    }
+    if let Some(error) = health {
+        problems.push(Problem {
+            what: format!("changes cannot be written: {error}"),
+            hint: "pods that run are not touched; it goes on by itself once the disk takes writes".to_owned(),
+            blocking: true,
+        });
+    }
+    problems.extend(node.doubly_held().iter().map(|device| Problem {
+        what: doubly_held(device),
+        hint: "it is given to nobody else until all of them are gone: devlet remove UID".to_owned(),
+        blocking: false,
+    }));
+    problems
+}
+
+fn doubly_held(device: &DeviceView) -> String {
+    let holders: Vec<&str> = device.holders.iter().map(devlet_core::PodUid::as_str).collect();
+    format!(
+        "device {} of {} is held by pods {}",
+        device.id,
+        device.resource,
+        holders.join(" and ")
+    )
+}
+
+/// What was found at start, and stays worth knowing.
+pub(super) fn of_start(report: &OpenReport) -> Vec<Problem> {
+    let note = |what: String, hint: String| Problem {
+        what,
+        hint,
+        blocking: false,
+    };
+    let aside = report.set_aside.iter().map(|aside| {
+        let what = format!(
+            "at start, {} could not be read: {}",
+            aside.original.display(),
+            aside.reason
+        );
+        note(what, format!("it is kept as {}", aside.kept.display()))
+    });
+    let takeover = report.takeover.iter().map(|takeover| {
+        let difference = &takeover.difference;
+        let what = format!(
+            "at start, a kubelet was found to have been in charge: {} pods added, {} removed, {} changed",
+            difference.added.len(),
+            difference.removed.len(),
+            difference.changed.len()
+        );
+        note(
+            what,
+            format!("the state from before it is in {}", takeover.archive.display()),
+        )
+    });
+    aside.chain(takeover).collect()
+}
+
+/// What was odd about an imported file.
+pub(super) fn import_notes(report: &ImportReport) -> Vec<String> {
+    let doubly = report.doubly_held.iter().map(|device| {
+        let what = doubly_held(device);
+        format!("{what}; it is given to nobody else until all of them are gone")
+    });
+    let undecodable = report.undecodable.iter().map(|each| {
+        format!(
+            "the answer of the plugin of {} for container {} of pod {} does not decode ({}): the devices are held, \
+             but add nothing to the container",
+            each.resource, each.container, each.pod, each.reason
+        )
+    });
+    let replaced = (report.replaced_entries > 0).then(|| {
+        format!(
+            "{} entries are replaced by later ones for the same container and resource",
+            report.replaced_entries
+        )
+    });
+    doubly.chain(undecodable).chain(replaced).collect()
+}
