@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::{cdi, checkpoint, node};
+use crate::{cdi, checkpoint, config, node, serve};
 
 /// The kubelet's device managers, standing alone.
 #[derive(Debug, Parser)]
@@ -20,6 +20,20 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run the node: device plugins register, pods get their devices
+    #[command(
+        after_help = "Examples:\n  devlet serve --sample\n  devlet serve --http 127.0.0.1:7350\n  \
+        devlet serve --config /etc/devlet.yaml --log json\n\n\
+        Stops on SIGTERM and SIGINT. Exit codes: 0 stopped, 2 wrong usage, or it cannot start: the root directory is \
+        in use by another devlet or a kubelet, or cannot be written."
+    )]
+    Serve(serve::Args),
+    /// The device plugin of `serve --sample`
+    #[command(hide = true)]
+    SamplePlugin(serve::sample::Args),
+    /// Show what can be set
+    #[command(subcommand)]
+    Config(config::Command),
     #[command(flatten)]
     Node(node::Command),
     /// Read, verify, convert and repair the kubelet's device state files

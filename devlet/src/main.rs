@@ -3,10 +3,12 @@
 mod cdi;
 mod checkpoint;
 mod cli;
+mod config;
 mod files;
 mod manual;
 mod node;
 mod output;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -27,8 +29,11 @@ fn main() -> ExitCode {
     let ended = match cli.command {
         Command::Cdi(command) => cdi::run(command),
         Command::Checkpoint(command) => checkpoint::run(command),
+        Command::Config(command) => config::run(command),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { out } => manual::man(&out),
+        Command::SamplePlugin(args) => serve::run_sample(&args),
+        Command::Serve(args) => serve::run(args),
         Command::Node(command) => node::run(command),
     };
     match ended {

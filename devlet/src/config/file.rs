@@ -1,0 +1,318 @@
+//! The configuration file: YAML, every key optional, none unknown.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use devlet_agent::access::RegisterRule;
+use devlet_agent::config::{Config, Deadlines, OnReboot};
+use devlet_agent::grpc::server::ServerLimits;
+use serde::{Deserialize, Serialize};
+
+use super::duration::Span;
+use crate::files;
+
+/// What can be set. Keys that are absent have their defaults.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub(crate) struct Settings {
+    pub(crate) root_dir: Option<PathBuf>,
+    pub(crate) http: Option<SocketAddr>,
+    pub(crate) log: LogFormat,
+    pub(crate) log_level: Option<String>,
+    wait: Span,
+    deadlines: DeadlineSettings,
+    foreign: Vec<String>,
+    access: AccessSettings,
+    on_reboot: RebootSetting,
+    limits: LimitSettings,
+}
+
+/// The shape of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct DeadlineSettings {
+    dial: Span,
+    options: Span,
+    preferred: Span,
+    allocate: Span,
+    allocate_by_resource: BTreeMap<String, Span>,
+    pre_start: Span,
+    info: Span,
+    notify: Span,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct AccessSettings {
+    register: Vec<RegisterSetting>,
+    admit: Vec<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RegisterSetting {
+    resource: String,
+    uids: Vec<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RebootSetting {
+    #[default]
+    Keep,
+    Release,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct LimitSettings {
+    connections_per_uid: usize,
+    streams_per_connection: u32,
+    preface: Span,
+    drain: Span,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            root_dir: None,
+            http: None,
+            log: LogFormat::default(),
+            log_level: None,
+            // The root does not matter here.
+            wait: Span(Config::new("").wait),
+            deadlines: DeadlineSettings::default(),
+            foreign: Vec::new(),
+            access: AccessSettings::default(),
+            on_reboot: RebootSetting::default(),
+            limits: LimitSettings::default(),
+        }
+    }
+}
+
+impl Default for DeadlineSettings {
+    fn default() -> Self {
+        let Deadlines {
+            dial,
+            options,
+            preferred,
+            allocate,
+            allocate_by_resource: _,
+            pre_start,
+            info,
+            notify,
+        } = Deadlines::default();
+        Self {
+            dial: Span(dial),
+            options: Span(options),
+            preferred: Span(preferred),
+            allocate: Span(allocate),
+            allocate_by_resource: BTreeMap::new(),
+            pre_start: Span(pre_start),
+            info: Span(info),
+            notify: Span(notify),
+        }
+    }
+}
+
+impl Default for LimitSettings {
+    fn default() -> Self {
+        let limits = ServerLimits::default();
+        Self {
+            connections_per_uid: limits.connections_per_uid,
+            streams_per_connection: limits.streams_per_connection,
+            preface: Span(limits.preface),
+            drain: Span(limits.drain),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let bytes = files::read(path)?;
+        let about = || format!("{} is not a configuration", path.display());
+        let text = String::from_utf8(bytes).with_context(about)?;
+        Self::parse(&text).with_context(about)
+    }
+
+    pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
+        // A file of comments only is no document at all.
+        let empty = text
+            .lines()
+            .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
+        if empty {
+            return Ok(Self::default());
+        }
+        serde_saphyr::from_str(text).map_err(|error| {
+            let text = error.without_snippet().to_string();
+            match nearest(&text) {
+                Some(key) => anyhow::anyhow!("{text}; did you mean {key}?"),
+                None => anyhow::anyhow!(text),
+            }
+        })
+    }
+
+    /// The node that these settings describe.
+    pub(crate) fn node(&self, root: PathBuf) -> Config {
+        let mut config = Config::new(root);
+        let deadlines = &self.deadlines;
+        let by_resource = deadlines.allocate_by_resource.iter();
+        config.deadlines = Deadlines {
+            dial: deadlines.dial.0,
+            options: deadlines.options.0,
+            preferred: deadlines.preferred.0,
+            allocate: deadlines.allocate.0,
+            allocate_by_resource: by_resource.map(|(name, span)| (name.clone(), span.0)).collect(),
+            pre_start: deadlines.pre_start.0,
+            info: deadlines.info.0,
+            notify: deadlines.notify.0,
+        };
+        config.wait = self.wait.0;
+        config.foreign.clone_from(&self.foreign);
+        let rule = |rule: &RegisterSetting| RegisterRule {
+            resource: rule.resource.clone(),
+            uids: rule.uids.clone(),
+        };
+        config.access.register = self.access.register.iter().map(rule).collect();
+        config.access.admit.clone_from(&self.access.admit);
+        config.on_reboot = match self.on_reboot {
+            RebootSetting::Keep => OnReboot::Keep,
+            RebootSetting::Release => OnReboot::Release,
+        };
+        config.limits = ServerLimits {
+            connections_per_uid: self.limits.connections_per_uid,
+            streams_per_connection: self.limits.streams_per_connection,
+            preface: self.limits.preface.0,
+            drain: self.limits.drain.0,
+        };
+        config
+    }
+}
+
+/// The known key that is most like the unknown one that serde complains about.
+fn nearest(complaint: &str) -> Option<&str> {
+    let (_, rest) = complaint.split_once("unknown field `")?;
+    let (unknown, expected) = rest.split_once('`')?;
+    let expected = expected.split(" at line").next()?;
+    let known = expected.split(|character: char| !character.is_ascii_alphanumeric());
+    known
+        .map(|key| {
+            (
+                strsim::jaro_winkler(&unknown.to_lowercase(), &key.to_lowercase()),
+                key,
+            )
+        })
+        .filter(|(likeness, _)| *likeness > 0.75)
+        .max_by(|one, other| one.0.total_cmp(&other.0))
+        .map(|(_, key)| key)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_key_reaches_the_node() {
+        let text = "
+rootDir: /srv/node
+http: 127.0.0.1:7350
+log: json
+logLevel: debug
+wait: 5m
+deadlines: {dial: 1s, options: 2s, preferred: 3s, allocate: 4s, preStart: 5s, info: 6s, notify: 7s,
+  allocateByResource: {acme.com/*: 90s}}
+foreign: [example.org/*]
+access: {register: [{resource: acme.com/*, uids: [1001]}], admit: [1002]}
+onReboot: release
+limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s}
+";
+        let settings = Settings::parse(text).unwrap();
+        let config = settings.node("/srv/node".into());
+        let seconds = Duration::from_secs;
+        assert_eq!(settings.root_dir, Some("/srv/node".into()));
+        assert_eq!(settings.http, Some(SocketAddr::from(([127, 0, 0, 1], 7350))));
+        assert_eq!(
+            (settings.log, settings.log_level.as_deref()),
+            (LogFormat::Json, Some("debug"))
+        );
+        assert_eq!(config.wait, seconds(300));
+        assert_eq!(config.deadlines.allocate_of(&"acme.com/gpu".into()), seconds(90));
+        let of = &config.deadlines;
+        let all = [
+            of.dial,
+            of.options,
+            of.preferred,
+            of.allocate,
+            of.pre_start,
+            of.info,
+            of.notify,
+        ];
+        assert_eq!(all, [1, 2, 3, 4, 5, 6, 7].map(seconds));
+        assert_eq!(config.foreign, ["example.org/*"]);
+        assert!(config.access.may_register(1001, "acme.com/gpu") && config.access.may_admit(1002));
+        assert_eq!(config.on_reboot, OnReboot::Release);
+        let limits = config.limits;
+        assert_eq!(
+            (limits.connections_per_uid, limits.streams_per_connection),
+            (8, 9)
+        );
+        assert_eq!((limits.preface, limits.drain), (seconds(10), seconds(11)));
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_nearest_known_one() {
+        for (text, hint) in [
+            ("rootdir: /x", "did you mean rootDir?"),
+            ("deadlines:\n  alocate: 5s", "did you mean allocate?"),
+            ("access: {registers: []}", "did you mean register?"),
+            ("onreboot: keep", "did you mean onReboot?"),
+        ] {
+            let problem = Settings::parse(text).unwrap_err().to_string();
+            assert!(
+                problem.contains("unknown field") && problem.contains(hint),
+                "{problem}"
+            );
+        }
+        let problem = Settings::parse("zebra: 1").unwrap_err().to_string();
+        assert!(
+            problem.contains("`zebra`") && !problem.contains("did you mean"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_with_its_place() {
+        for text in [
+            "wait: 30",
+            "wait: soon",
+            "onReboot: forget",
+            "http: localhost",
+            "foreign: x",
+        ] {
+            let problem = Settings::parse(text).unwrap_err().to_string();
+            assert!(problem.contains("line 1"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn an_empty_file_sets_nothing() {
+        for text in ["", "# nothing yet\n", "\n"] {
+            assert_eq!(Settings::parse(text).unwrap(), Settings::default());
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! `devlet config`: what can be set, and what is.
+//!
+//! `file` has the keys; `duration` how times are written; `print` the same as text with explanations.
+
+mod duration;
+mod file;
+mod print;
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use crate::{Outcome, output};
+
+pub(crate) use file::{LogFormat, Settings};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print what is set, as a configuration file
+    #[command(after_help = "Examples:\n  devlet config print --defaults > devlet.yaml\n  \
+        devlet config print --config devlet.yaml\n\n\
+        Exit codes: 0 printed, 2 the file cannot be read or is not a configuration.")]
+    Print {
+        /// The defaults, whatever a file says
+        #[arg(long, conflicts_with = "config")]
+        defaults: bool,
+        /// The file to read
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Without explanations
+        #[arg(long)]
+        plain: bool,
+    },
+}
+
+pub(crate) fn run(command: Command) -> anyhow::Result<Outcome> {
+    let Command::Print {
+        defaults: _,
+        config,
+        plain,
+    } = command;
+    let settings = match config {
+        Some(path) => Settings::read(&path)?,
+        None => Settings::default(),
+    };
+    output::out(&print::text(&settings, plain)?)?;
+    Ok(Outcome::Fine)
+}

@@ -1,0 +1,290 @@
+//! A device plugin to try things with: harmless devices on two NUMA nodes.
+//!
+//! `serve --sample` starts it as a process of its own, `devlet sample-plugin`, which knows nothing of devlet: it
+//! speaks the kubelet's protocol on the kubelet's socket, as any plugin does. It ends when its standard input
+//! does, so that it never outlives the daemon, however that ends.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use devlet_agent::agent::Agent;
+use devlet_agent::grpc::server::{self, ServerLimits};
+use devlet_agent::grpc::uds;
+use devlet_core::Availability;
+use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
+use devlet_kubelet_api::device_plugin::v1beta1::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
+    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, DeviceSpec, Empty, HEALTHY,
+    KUBELET_SOCKET, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo, VERSION,
+};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+/// What is offered.
+pub(super) const RESOURCE: &str = "sample.devlet.dev/widget";
+
+/// The devices: name, NUMA node, and the harmless device of the host that each of them is.
+pub(super) const DEVICES: [(&str, i64, &str); 8] = [
+    ("widget-0", 0, "/dev/null"),
+    ("widget-1", 0, "/dev/zero"),
+    ("widget-2", 0, "/dev/null"),
+    ("widget-3", 0, "/dev/zero"),
+    ("widget-4", 1, "/dev/null"),
+    ("widget-5", 1, "/dev/zero"),
+    ("widget-6", 1, "/dev/null"),
+    ("widget-7", 1, "/dev/zero"),
+];
+
+const SOCKET: &str = "sample-widget.sock";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The root directory of the node
+    #[arg(long, value_name = "DIR")]
+    root_dir: PathBuf,
+}
+
+/// The plugin's process, as the daemon sees it.
+#[derive(Debug)]
+pub(super) struct Sample {
+    child: Child,
+    /// Apart from the child, because waiting for that would close it.
+    stdin: Option<ChildStdin>,
+}
+
+/// Starts the plugin, and returns once its devices can be had.
+pub(super) async fn start(agent: &Agent, root: &Path) -> anyhow::Result<Sample> {
+    let program = std::env::current_exe().context("the sample plugin cannot be started")?;
+    let mut command = Command::new(program);
+    command.arg("sample-plugin").arg("--root-dir").arg(root);
+    // In a group of its own, so that Ctrl-C in a terminal is for the daemon alone.
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .process_group(0);
+    let mut child = command.spawn().context("the sample plugin cannot be started")?;
+    let stdin = child.stdin.take();
+    let deadline = Instant::now() + PATIENCE;
+    let mut changes = agent.store().changed();
+    let name = RESOURCE.into();
+    while agent.store().read(|node| node.availability(&name)) != Availability::Serving {
+        tokio::select! {
+            changed = timeout_at(deadline, changes.changed()) => if changed.is_err() {
+                bail!("the sample plugin did not register within {} s", PATIENCE.as_secs());
+            },
+            ended = child.wait() => bail!("the sample plugin ended: {}", ended.context("it cannot be waited for")?),
+        }
+    }
+    Ok(Sample { child, stdin })
+}
+
+impl Sample {
+    pub(super) async fn stop(mut self) {
+        drop(self.stdin.take());
+        if tokio::time::timeout(Duration::from_secs(2), self.child.wait())
+            .await
+            .is_err()
+        {
+            // It is killed when dropped.
+            tracing::warn!("the sample plugin does not end");
+        }
+    }
+}
+
+/// Is the plugin until standard input ends.
+pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
+    let directory = args.root_dir.join("device-plugins");
+    let listener = uds::listen(directory.join(SOCKET), uds::DEFAULT_MODE)?;
+    let routes = Routes::new(DevicePluginServer::new(Widgets));
+    let ended = async {
+        let mut ignored = [0; 64];
+        let mut stdin = tokio::io::stdin();
+        while matches!(stdin.read(&mut ignored).await, Ok(read) if read > 0) {}
+    };
+    let limits = ServerLimits {
+        drain: Duration::from_millis(100),
+        ..ServerLimits::default()
+    };
+    let serving = tokio::spawn(server::serve(listener, routes, limits, ended));
+    let kubelet = uds::connect(directory.join(KUBELET_SOCKET), Instant::now() + PATIENCE).await?;
+    let request = RegisterRequest {
+        version: VERSION.into(),
+        endpoint: SOCKET.into(),
+        resource_name: RESOURCE.into(),
+        options: None,
+    };
+    let registered = RegistrationClient::new(kubelet.channel.clone())
+        .register(request)
+        .await;
+    registered.map_err(|status| anyhow::anyhow!("not taken in: {}", status.message()))?;
+    drop(kubelet);
+    serving.await??;
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Widgets;
+
+#[tonic::async_trait]
+impl DevicePlugin for Widgets {
+    type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        let options = DevicePluginOptions {
+            pre_start_required: false,
+            get_preferred_allocation_available: true,
+        };
+        Ok(Response::new(options))
+    }
+
+    /// One list, and then nothing new: these devices never fail.
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let device = |(id, node, _): (&str, i64, &str)| Device {
+            id: id.into(),
+            health: HEALTHY.into(),
+            topology: Some(TopologyInfo {
+                nodes: vec![NumaNode { id: node }],
+            }),
+        };
+        let list = ListAndWatchResponse {
+            devices: DEVICES.into_iter().map(device).collect(),
+        };
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(async move {
+            if sender.send(Ok(list)).await.is_ok() {
+                sender.closed().await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let requests = request.into_inner().container_requests;
+        let container_responses = requests.iter().map(preferred).collect();
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let requests = request.into_inner().container_requests;
+        let answers: Result<_, Status> = requests.iter().map(|each| answer(&each.devices_ids)).collect();
+        Ok(Response::new(AllocateResponse {
+            container_responses: answers?,
+        }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+fn node_of(id: &str) -> i64 {
+    DEVICES
+        .iter()
+        .find(|(name, ..)| *name == id)
+        .map_or(-1, |(_, node, _)| *node)
+}
+
+/// Devices of one NUMA node if possible: the fullest one that still has enough.
+fn preferred(request: &ContainerPreferredAllocationRequest) -> ContainerPreferredAllocationResponse {
+    let size = usize::try_from(request.allocation_size).unwrap_or(0);
+    let mut device_ids = request.must_include_device_ids.clone();
+    let on = |node: i64| {
+        request
+            .available_device_ids
+            .iter()
+            .filter(move |id| node_of(id) == node)
+    };
+    let mut nodes = [0, 1].map(|node| (on(node).count(), node));
+    nodes.sort_by_key(|&(free, node)| {
+        (
+            free < size,
+            if free < size { usize::MAX - free } else { free },
+            node,
+        )
+    });
+    for id in nodes.into_iter().flat_map(|(_, node)| on(node)) {
+        if device_ids.len() < size && !device_ids.contains(id) {
+            device_ids.push(id.clone());
+        }
+    }
+    ContainerPreferredAllocationResponse { device_ids }
+}
+
+fn answer(ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
+    let mut response = ContainerAllocateResponse::default();
+    for id in ids {
+        let Some((name, _, host)) = DEVICES.iter().find(|(name, ..)| name == id) else {
+            return Err(Status::not_found(format!("no such widget: {id}")));
+        };
+        response.devices.push(DeviceSpec {
+            container_path: format!("/dev/{name}"),
+            host_path: (*host).into(),
+            permissions: "rw".into(),
+        });
+    }
+    response.envs.insert("SAMPLE_WIDGETS".into(), ids.join(","));
+    Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn advice(available: &[usize], size: i32) -> Vec<String> {
+        let available_device_ids = available
+            .iter()
+            .map(|&number| DEVICES[number].0.to_owned())
+            .collect();
+        let must_include_device_ids = Vec::new();
+        let allocation_size = size;
+        preferred(&ContainerPreferredAllocationRequest {
+            available_device_ids,
+            must_include_device_ids,
+            allocation_size,
+        })
+        .device_ids
+    }
+
+    #[test]
+    fn devices_of_one_node_are_preferred() {
+        assert_eq!(advice(&[0, 1, 2, 3, 4, 5, 6, 7], 2), ["widget-0", "widget-1"]);
+        assert_eq!(advice(&[3, 4, 5], 2), ["widget-4", "widget-5"]);
+        assert_eq!(advice(&[3, 4, 5], 1), ["widget-3"]);
+        assert_eq!(advice(&[3, 4, 5], 3), ["widget-4", "widget-5", "widget-3"]);
+    }
+
+    #[test]
+    fn a_container_is_told_its_devices() {
+        let answer = answer(&["widget-1".into(), "widget-4".into()]).unwrap();
+        assert_eq!(answer.envs["SAMPLE_WIDGETS"], "widget-1,widget-4");
+        let hosts: Vec<&str> = answer
+            .devices
+            .iter()
+            .map(|device| device.host_path.as_str())
+            .collect();
+        assert_eq!(hosts, ["/dev/zero", "/dev/null"]);
+    }
+}

@@ -1,0 +1,241 @@
+//! A daemon to test: the built binary on a root directory of its own.
+
+// Helpers are not tests to clippy, and not every test file uses all of them.
+#![allow(clippy::unwrap_used, clippy::panic, dead_code)]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+use devlet_testkit::PATIENCE;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A root directory, short enough for sockets below it.
+pub(crate) fn root() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("dl")
+        .rand_bytes(4)
+        .tempdir_in("/tmp")
+        .unwrap()
+}
+
+pub(crate) fn devlet() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_devlet"));
+    command
+        .env_remove("DEVLET_ROOT")
+        .env_remove("NOTIFY_SOCKET")
+        .stdin(Stdio::null());
+    command
+}
+
+/// A running daemon; killed when dropped.
+pub(crate) struct Daemon {
+    pub(crate) child: Child,
+    pub(crate) root: PathBuf,
+    lines: Receiver<String>,
+    pub(crate) banner: String,
+}
+
+impl Daemon {
+    /// Starts a daemon on a root directory, and returns once it says that it runs.
+    pub(crate) fn on(root: &Path) -> Self {
+        Self::with(root, &[])
+    }
+
+    pub(crate) fn with(root: &Path, args: &[&str]) -> Self {
+        let mut command = devlet();
+        command.arg("serve").arg("--root-dir").arg(root).args(args);
+        Self::started(command, root)
+    }
+
+    /// The same, with a configuration file.
+    pub(crate) fn configured(root: &Path, config: &str) -> Self {
+        let file = root.join("devlet.yaml");
+        std::fs::write(&file, config).unwrap();
+        Self::with(root, &["--config", file.to_str().unwrap()])
+    }
+
+    pub(crate) fn started(mut command: Command, root: &Path) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let Ok(line) = line else { return };
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut daemon = Self {
+            child,
+            root: root.to_owned(),
+            lines,
+            banner: String::new(),
+        };
+        daemon.read_banner();
+        daemon
+    }
+
+    fn read_banner(&mut self) {
+        while !self.banner.contains("Ctrl-C") {
+            let line = self.lines.recv_timeout(PATIENCE);
+            let line = line.unwrap_or_else(|_| panic!("the daemon does not run: {}", self.banner));
+            self.banner.push_str(&line);
+            self.banner.push('\n');
+        }
+    }
+
+    /// A command against this daemon.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = devlet();
+        command.env("DEVLET_ROOT", &self.root).args(args);
+        command
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// A command that must succeed, and what it prints.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let output = self.run(&[args, &["-o", "json"]].concat());
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// A command that must be refused, and why.
+    pub(crate) fn refused(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "{args:?}: {}{}",
+            stdout(&output),
+            stderr(&output)
+        );
+        stderr(&output)
+    }
+
+    /// Admits a pod of one container; the devices that it got.
+    pub(crate) fn admit(&self, name: &str, limit: &str) -> Vec<String> {
+        ids(&self.json(&["admit", "--name", name, "--limit", limit]))
+    }
+
+    /// Follows a list until it is as wanted.
+    pub(crate) fn until(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        let mut watch = self.command(&["get", what, "--watch", "-o", "json"]);
+        let mut watch = Watch(watch.stdout(Stdio::piped()).spawn().unwrap());
+        let lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
+        let mut last = Value::Null;
+        for line in lines {
+            last = serde_json::from_str(&line.unwrap()).unwrap();
+            if wanted(&last) {
+                return last;
+            }
+            assert!(Instant::now() < deadline, "{what} stay {last}");
+        }
+        panic!("{what} ended with {last}");
+    }
+
+    /// Waits until a resource has this capacity, all of it allocatable.
+    pub(crate) fn until_capacity(&self, resource: &str, capacity: u64) {
+        self.until("resources", |list| {
+            let all = items(list);
+            let found = all.iter().find(|each| each["name"] == resource);
+            found.is_some_and(|each| each["capacity"] == capacity && each["allocatable"] == capacity)
+        });
+    }
+
+    /// Waits until no plugin serves a resource.
+    pub(crate) fn until_gone(&self, resource: &str) {
+        self.until("resources", |list| {
+            let all = items(list);
+            let found = all.iter().find(|each| each["name"] == resource);
+            found.is_some_and(|each| each["allocatable"] == 0)
+        });
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args([signal, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+
+    /// Stops the daemon well; the exit code.
+    pub(crate) fn stop(mut self) -> Option<i32> {
+        self.signal("-TERM");
+        self.child.wait().unwrap().code()
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Watch(Child);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The list in what `get` prints, whatever it is called.
+pub(crate) fn items(list: &Value) -> Vec<Value> {
+    match list {
+        Value::Array(items) => items.clone(),
+        Value::Object(keys) => keys
+            .values()
+            .find_map(Value::as_array)
+            .cloned()
+            .unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+/// The ids of the only resource of the only container.
+pub(crate) fn ids(pod: &Value) -> Vec<String> {
+    let ids = pod["containers"][0]["devices"][0]["ids"].as_array().unwrap();
+    ids.iter().map(|id| id.as_str().unwrap().to_owned()).collect()
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The whole answer to a `GET`, head and body.
+pub(crate) fn http_get(address: &str, path: &str) -> String {
+    use std::io::Write as _;
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
