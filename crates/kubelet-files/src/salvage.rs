@@ -184,7 +184,9 @@ fn keep_entries(
         let is_replaced = replaced.contains_key(&index);
         index += 1;
         let reason = match response::decode(entry.alloc_resp.as_deref().unwrap_or_default()) {
-            Err(reason) => format!("the plugin's answer does not decode, {reason}; its devices count as free"),
+            Err(reason) => {
+                format!("the plugin's answer does not decode, {reason}; its devices count as free")
+            }
             Ok(_) if is_replaced => "a later entry for the same container counts".into(),
             Ok(_) => return true,
         };

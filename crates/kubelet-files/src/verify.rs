@@ -315,7 +315,9 @@ fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict
 
 fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
     if !checkpoint.has_claim_list {
-        verdict.problems.push(Problem::EmptyByAccident(Accident::NoClaimList));
+        verdict
+            .problems
+            .push(Problem::EmptyByAccident(Accident::NoClaimList));
         return;
     }
     if checkpoint.kind != envelope::KIND || checkpoint.api_version != envelope::API_VERSION {
