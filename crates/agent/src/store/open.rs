@@ -28,7 +28,7 @@ use tokio::sync::watch;
 
 use super::backend::Storage;
 use super::database::{Contents, Database, Hash, InFile, LoadError, Loaded, Place, Row, reason};
-use super::import::{Difference, ImportReport, Imported, UnreadableFile};
+use super::import::{Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, Mirrorer};
 use super::record::BlockedRecord;
 use super::statistics::Counters;
@@ -212,36 +212,55 @@ pub enum OpenError {
 /// What is in the place of the kubelet's file.
 enum KubeletFile {
     Absent,
+    /// Not looked at yet: a file of ours need not be.
+    Present {
+        bytes: Vec<u8>,
+        hash: Hash,
+    },
+    Unreachable {
+        reason: String,
+    },
+}
+
+/// The same, looked at.
+enum Verdict {
+    Absent,
     Sound { imported: Imported, hash: Hash },
-    Unreadable { reason: String, hash: Option<Hash> },
+    Unreadable { reason: String },
 }
 
 impl KubeletFile {
     fn read(path: Option<&Path>) -> Self {
-        let bytes = match path.map(std::fs::read) {
-            None => return Self::Absent,
-            Some(Ok(bytes)) => bytes,
-            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Self::Absent,
-            Some(Err(error)) => {
-                let reason = error.to_string();
-                return Self::Unreadable { reason, hash: None };
+        match path.map(std::fs::read) {
+            None => Self::Absent,
+            Some(Ok(bytes)) => {
+                let hash = Sha256::digest(&bytes).into();
+                Self::Present { bytes, hash }
             }
-        };
-        let hash = Sha256::digest(&bytes).into();
-        match Imported::read(&bytes) {
-            Ok(imported) => Self::Sound { imported, hash },
-            Err(error) => Self::Unreadable {
-                reason: UnreadableFile::to_string(&error),
-                hash: Some(hash),
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Self::Absent,
+            Some(Err(error)) => Self::Unreachable {
+                reason: error.to_string(),
             },
         }
     }
 
     fn hash(&self) -> Option<Hash> {
         match self {
-            Self::Absent => None,
-            Self::Sound { hash, .. } => Some(*hash),
-            Self::Unreadable { hash, .. } => *hash,
+            Self::Present { hash, .. } => Some(*hash),
+            Self::Absent | Self::Unreachable { .. } => None,
+        }
+    }
+
+    fn judge(self) -> Verdict {
+        match self {
+            Self::Absent => Verdict::Absent,
+            Self::Unreachable { reason } => Verdict::Unreadable { reason },
+            Self::Present { bytes, hash } => match Imported::read(&bytes) {
+                Ok(imported) => Verdict::Sound { imported, hash },
+                Err(error) => Verdict::Unreadable {
+                    reason: error.to_string(),
+                },
+            },
         }
     }
 }
@@ -398,24 +417,23 @@ impl Opening<'_> {
         self.report.found = Found::Database;
         self.report.repaired = repaired;
         self.report.migrated_from = migrated_from;
-        let is_known = file.hash().is_some_and(|hash| contents.around.knows(&hash));
         let mut rows = Vec::new();
         let mut remove = None;
-        match file {
-            KubeletFile::Absent => {}
-            KubeletFile::Sound { hash, .. } | KubeletFile::Unreadable { hash: Some(hash), .. }
-                if is_known =>
-            {
-                self.in_file = InFile::Hash(hash);
-            }
-            KubeletFile::Sound { imported, hash } => {
-                self.in_file = InFile::Hash(hash);
-                rows.extend(self.take_over(&mut contents, &imported, hash)?);
-            }
-            KubeletFile::Unreadable { reason, .. } => {
-                remove = self.checkpoint.clone();
-                if let Some(path) = &remove {
-                    self.keep_aside(path, reason)?;
+        let known = file.hash().filter(|hash| contents.around.knows(hash));
+        if let Some(hash) = known {
+            self.in_file = InFile::Hash(hash);
+        } else {
+            match file.judge() {
+                Verdict::Absent => {}
+                Verdict::Sound { imported, hash } => {
+                    self.in_file = InFile::Hash(hash);
+                    rows.extend(self.take_over(&mut contents, &imported, hash)?);
+                }
+                Verdict::Unreadable { reason } => {
+                    remove = self.checkpoint.clone();
+                    if let Some(path) = &remove {
+                        self.keep_aside(path, reason)?;
+                    }
                 }
             }
         }
@@ -440,15 +458,15 @@ impl Opening<'_> {
         contents.around.boot_id = Some(self.options.boot_id.clone());
         let mut remove = None;
         let mut blame = lost;
-        match file {
-            KubeletFile::Absent => {}
-            KubeletFile::Sound { imported, hash } => {
+        match file.judge() {
+            Verdict::Absent => {}
+            Verdict::Sound { imported, hash } => {
                 self.report.found = Found::KubeletFile;
                 self.in_file = InFile::Hash(hash);
                 self.adopt(&mut contents, &imported, hash);
                 blame = None;
             }
-            KubeletFile::Unreadable { reason, .. } => {
+            Verdict::Unreadable { reason } => {
                 remove = self.checkpoint.clone();
                 if let Some(path) = &remove {
                     blame = Some(self.keep_aside(path, reason)?);
