@@ -14,7 +14,7 @@
 //! What is set aside keeps its old name until the new state is on disk. So a crash on the way leads to the same
 //! row of the table again, and never to the first one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -22,12 +22,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use devlet_core::{Blocked, DeviceView, Moment, Node, PodUid, Restored, Source};
+use devlet_core::{Blocked, DeviceView, Moment, Node, Pod, PodUid, Restored, Source};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::backend::Storage;
-use super::database::{Contents, Database, Hash, InFile, LoadError, Loaded, Place, Row, reason};
+use super::database::{
+    Contents, Database, Hash, InFile, LoadError, Loaded, Place, Row, Surroundings, reason,
+};
 use super::import::{Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, Mirrorer};
 use super::record::BlockedRecord;
@@ -291,7 +293,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         place: &place,
     };
     let file = KubeletFile::read(options.checkpoint.as_deref());
-    let (database, contents) = match place.open() {
+    let (database, Contents { pods, around }) = match place.open() {
         Ok(loaded) => opening.with_database(loaded, file)?,
         Err(LoadError::Absent) => opening.without_database(file, None)?,
         Err(LoadError::Unreadable(reason)) => {
@@ -306,25 +308,25 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         Err(LoadError::Io(error)) => return Err(opening.disk(error.to_string())),
     };
     let (in_file, mut report) = (opening.in_file, opening.report);
-    let node = restore(&contents, (options.clock)());
+    let node = restore(pods, &around, (options.clock)());
     report.doubly_held = node.doubly_held();
     report.blocked = node.blocked().cloned();
     if let Some(imported) = &mut report.imported {
         imported.doubly_held.clone_from(&report.doubly_held);
     }
-    let store = start(options, place, database, contents, in_file, node)?;
+    let store = start(options, place, database, around, in_file, node)?;
     Ok((store, report))
 }
 
-fn restore(contents: &Contents, now: Moment) -> Node {
-    let resources = contents.around.resources.iter();
+fn restore(pods: BTreeMap<PodUid, Pod>, around: &Surroundings, now: Moment) -> Node {
+    let resources = around.resources.iter();
     let mut node = Node::restore(Restored {
-        pods: contents.pods.values().cloned().collect(),
+        pods: pods.into_values().collect(),
         resources: resources
             .map(|(name, record)| (name.clone(), record.last(now)))
             .collect(),
     });
-    if let Some(blocked) = &contents.around.blocked {
+    if let Some(blocked) = &around.blocked {
         let file = blocked.file.clone();
         node.block(Blocked::UnreadableState { file });
     }
@@ -335,7 +337,7 @@ fn start(
     options: OpenOptions,
     place: Place,
     database: Database,
-    contents: Contents,
+    around: Surroundings,
     in_file: InFile,
     node: Node,
 ) -> Result<Store, OpenError> {
@@ -360,7 +362,7 @@ fn start(
         outbox: outbox.clone(),
         path: options.checkpoint,
         interval: options.mirror_interval,
-        around: contents.around.clone(),
+        around: around.clone(),
         in_file,
         calls,
         rung,
@@ -369,7 +371,7 @@ fn start(
         shared: Arc::clone(&shared),
         place,
         database: Some(database),
-        around: contents.around,
+        around,
         inbox,
         doorbell: doorbell.clone(),
     };
