@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use devlet_client::v1;
+use devlet_client::{Code, v1};
 use serde::Serialize;
 
 use super::ConnectArg;
@@ -33,7 +33,20 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<Outcome> {
     let content = files::read(&args.file)?;
     let client = args.connect.connect().await?;
     let name = args.file.display().to_string();
-    let imported = client.import(v1::ImportRequest { content, name }).await?;
+    let request = v1::ImportRequest {
+        content,
+        name: name.clone(),
+    };
+    let imported = match client.import(request).await {
+        Err(bad) if bad.code() == Code::InvalidArgument => {
+            output::warn(&format!("error: {name}: {}", bad.message()));
+            output::warn(&format!(
+                "hint: devlet checkpoint repair {name} --out REPAIRED saves what is sound"
+            ));
+            return Ok(Outcome::Bad);
+        }
+        answer => answer?,
+    };
     let texts = |pods: &[v1::PodId]| pods.iter().map(pod_text).collect();
     let report = Report {
         added_texts: texts(&imported.added),
