@@ -173,6 +173,7 @@ async fn get_in(state: &Arc<State>, sockets: &mut Sockets) {
     let (plugins, name) = (script.root.join("device-plugins"), script.socket_name());
     let endpoint = plugins.join(&name);
     match (script.door, script.api) {
+        (Door::Claim, _) => tell(&outcome(register(&plugins, script, &name).await)),
         (Door::Registry, _) => sockets.serve(state, script.root.join("plugins_registry").join(&name)),
         (Door::RegistryWithEndpoint, _) => {
             sockets.serve(state, endpoint);

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -41,13 +43,26 @@ pub struct Plugin {
 impl Plugin {
     /// Starts a plugin; it may not have registered yet.
     pub fn start(script: &Script) -> Self {
+        let program = std::env::current_exe().expect("a test has an executable");
+        Self::spawn(&program, script, |_| {})
+    }
+
+    /// The same as another user, which takes root. `program` is a copy of the test's executable that they can reach.
+    pub fn start_as(uid: u32, gid: u32, program: &Path, script: &Script) -> Self {
+        Self::spawn(program, script, |command| {
+            command.uid(uid).gid(gid);
+        })
+    }
+
+    fn spawn(program: &Path, script: &Script, change: impl FnOnce(&mut Command)) -> Self {
         let text = serde_json::to_string(script).expect("scripts are plain");
-        let mut command = Command::new(std::env::current_exe().expect("a test has an executable"));
+        let mut command = Command::new(program);
         command
             .args(["--exact", "plugin_process", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, text)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
+        change(&mut command);
         let mut child = command.spawn().expect("the plugin starts");
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().expect("stdout is piped");

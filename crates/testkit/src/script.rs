@@ -46,6 +46,8 @@ pub enum Door {
     RegistryWithEndpoint,
     /// Not before the command `register`, then by `kubelet.sock`.
     Later,
+    /// By `Register`, for a socket that somebody else serves, or nobody.
+    Claim,
 }
 
 /// A device of the list.

@@ -108,10 +108,17 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
         None => None,
     };
     let plugin = match sample {
-        true => Some(sample::start(&agent, &root.path).await?),
+        true => match sample::start(&agent, &root.path).await {
+            Ok(plugin) => Some(plugin),
+            Err(error) => {
+                stop(&agent).await;
+                return Err(error);
+            }
+        },
         false => None,
     };
-    output::out(&banner::text(&agent, address, sample, root.fresh.is_some()))?;
+    // Nobody may be there to read it, which is no reason to stop.
+    let _ = output::out(&banner::text(&agent, address, sample, root.fresh.is_some()));
     log::opened(&report, &root.path);
     notify(&[sd_notify::NotifyState::Ready]);
 

@@ -1,0 +1,201 @@
+//! Who may do what, as other users than root. Only root can become them: for others these tests say so and pass.
+
+// Helpers are not tests to clippy.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::{Daemon, root, stderr};
+use devlet_testkit::{Device, Door, Event, Plugin, Script};
+use tempfile::TempDir;
+
+devlet_testkit::plugin_process!();
+
+const STRANGER: u32 = 54_321;
+const GPU: &str = "acme.com/gpu";
+
+/// A node in whose group the stranger is; `None` if we are not root.
+fn node(config: &str) -> Option<(TempDir, Daemon)> {
+    let root = root();
+    if std::fs::metadata(root.path()).unwrap().uid() != 0 {
+        eprintln!("not root: nobody else to be");
+        return None;
+    }
+    let daemon = Daemon::configured(root.path(), config);
+    for (directory, mode) in [
+        ("", 0o755),
+        ("device-plugins", 0o770),
+        ("plugins_registry", 0o770),
+    ] {
+        std::fs::set_permissions(root.path().join(directory), Permissions::from_mode(mode)).unwrap();
+    }
+    Some((root, daemon))
+}
+
+/// A copy of a program where everybody can reach it.
+fn reachable(root: &Path, program: &Path) -> PathBuf {
+    let copy = root.join(format!("copy-of-{}", program.file_name().unwrap().display()));
+    if !copy.exists() {
+        std::fs::copy(program, &copy).unwrap();
+        std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
+    }
+    copy
+}
+
+/// A command of the stranger.
+fn as_stranger(daemon: &Daemon, gid: u32, args: &[&str]) -> Output {
+    let program = reachable(&daemon.root, Path::new(env!("CARGO_BIN_EXE_devlet")));
+    let mut command = Command::new(program);
+    command
+        .env("DEVLET_ROOT", &daemon.root)
+        .args(args)
+        .uid(STRANGER)
+        .gid(gid)
+        .output()
+        .unwrap()
+}
+
+/// A plugin of the stranger.
+fn strangers(script: &Script) -> Plugin {
+    let program = reachable(&script.root, &std::env::current_exe().unwrap());
+    Plugin::start_as(STRANGER, 0, &program, script)
+}
+
+fn gpu(root: &TempDir) -> Script {
+    Script::new(root.path(), GPU, vec![Device::new("gpu0")])
+}
+
+#[test]
+fn strangers_with_the_sockets_group_may_ask_and_nothing_else() {
+    let Some((root, daemon)) = node("wait: 1s") else {
+        return;
+    };
+    let _plugin = Plugin::registered(&gpu(&root));
+    daemon.until_capacity(GPU, 1);
+
+    assert!(as_stranger(&daemon, 0, &["get", "resources"]).status.success());
+    let admit = ["admit", "--name", "job1", "--limit", "acme.com/gpu=1"];
+    let refused = as_stranger(&daemon, 0, &admit);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        stderr(&refused).contains("user 54321 may not admit"),
+        "{}",
+        stderr(&refused)
+    );
+    daemon.admit("job1", "acme.com/gpu=1");
+    assert_eq!(
+        as_stranger(&daemon, 0, &["remove", "job1"]).status.code(),
+        Some(1)
+    );
+    assert_eq!(
+        as_stranger(&daemon, 0, &["options", "job1"]).status.code(),
+        Some(1)
+    );
+}
+
+#[test]
+fn strangers_without_the_group_do_not_even_reach_the_socket() {
+    let Some((_root, daemon)) = node("") else { return };
+    let refused = as_stranger(&daemon, STRANGER, &["get", "resources"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains("you may not open"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
+#[test]
+fn a_user_that_the_configuration_names_may_admit() {
+    let Some((root, daemon)) = node("access: {admit: [54321]}") else {
+        return;
+    };
+    let _plugin = Plugin::registered(&gpu(&root));
+    daemon.until_capacity(GPU, 1);
+    let admitted = as_stranger(
+        &daemon,
+        0,
+        &["admit", "--name", "job1", "--limit", "acme.com/gpu=1"],
+    );
+    assert!(admitted.status.success(), "{}", stderr(&admitted));
+}
+
+#[test]
+fn strangers_may_not_register_unless_the_configuration_names_them() {
+    let Some((root, daemon)) = node("") else { return };
+    // Not a word is exchanged with them.
+    let mut refused = strangers(&gpu(&root));
+    refused.refused();
+    // A socket to be found is asked for its name, and then refused by its owner.
+    let found = Script {
+        door: Door::Registry,
+        ..Script::new(root.path(), "acme.com/found", Vec::new())
+    };
+    let said = strangers(&found).refused();
+    assert!(said.contains("user 54321 may not serve acme.com/found"), "{said}");
+    assert!(common::items(&daemon.json(&["get", "plugins"])).is_empty());
+}
+
+#[test]
+fn a_rule_is_for_the_resources_that_it_names() {
+    let rule = "access: {register: [{resource: acme.com/*, uids: [54321]}]}";
+    let Some((root, daemon)) = node(rule) else { return };
+    let mut plugin = strangers(&gpu(&root));
+    plugin.until(&Event::Registered);
+    daemon.until_capacity(GPU, 1);
+    assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["gpu0"]);
+
+    let mut other = strangers(&Script::new(root.path(), "other.org/nic", vec![Device::new("a")]));
+
+    let said = other.refused();
+    assert!(said.contains("user 54321 may not serve other.org/nic"), "{said}");
+}
+
+#[test]
+fn nobody_registers_the_socket_of_somebody_else() {
+    let rule = "access: {register: [{resource: '*', uids: [54321]}]}\ndeadlines: {dial: 1s}";
+    let Some((root, _daemon)) = node(rule) else { return };
+    let _plugin = Plugin::registered(&gpu(&root));
+    let claim = |socket: &str| Script {
+        door: Door::Claim,
+        socket: socket.into(),
+        ..Script::new(root.path(), "acme.com/stolen", Vec::new())
+    };
+    let said = strangers(&claim("acme.com_gpu.sock")).refused();
+    assert!(said.contains("is of user 0, not of user 54321"), "{said}");
+    let plugins = root.path().join("device-plugins");
+    std::os::unix::fs::symlink(plugins.join("acme.com_gpu.sock"), plugins.join("link.sock")).unwrap();
+    let said = Plugin::start(&claim("link.sock")).refused();
+    assert!(said.contains("is a symbolic link"), "{said}");
+    for path in ["../x.sock", "/x.sock", "sub/x.sock", ""] {
+        let said = Plugin::start(&Script {
+            resource: "acme.com/stolen".into(),
+            ..claim(path)
+        })
+        .refused();
+        let refused = said.contains("is not the plain name of a socket") || said.contains("no socket at");
+        assert!(refused, "{path}: {said}");
+    }
+}
+
+#[test]
+fn a_second_plugin_of_another_user_is_refused_unless_a_rule_names_it() {
+    let rule = "access: {register: [{resource: acme.com/*, uids: [54321]}]}";
+    let Some((root, daemon)) = node(rule) else { return };
+    let mut first = strangers(&gpu(&root));
+    first.until(&Event::Registered);
+    daemon.until_capacity(GPU, 1);
+    let second = Script {
+        socket: "second.sock".into(),
+        ..gpu(&root)
+    };
+    let said = Plugin::start(&second).refused();
+    assert!(said.contains("54321"), "{said}");
+    drop(first);
+}
