@@ -1,15 +1,17 @@
 //! Reading and writing the files that users name.
 
 use std::ffi::OsString;
-use std::fs::{File, Metadata};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Read, Write as _};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use rustix::fs::OFlags;
 
-/// Far beyond any file that a kubelet writes (260 bytes a container), and far below what hurts.
-const LARGEST: u64 = 512 << 20;
+/// Far beyond any file that a kubelet writes (260 bytes a container). Shown, a file takes 50 times its size.
+const LARGEST: u64 = 64 << 20;
 
 /// The whole of a file, or of standard input for `-`.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
@@ -17,12 +19,34 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
         return read_all(io::stdin().lock(), 0).context("cannot read standard input");
     }
     let cannot = || format!("cannot read {}", path.display());
-    let file = File::open(path).with_context(cannot)?;
+    // Opened for waiting, a pipe that nobody writes to is waited for without end.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
+        .open(path)
+        .with_context(cannot)?;
     let about = file.metadata().with_context(cannot)?;
     if let Some(what) = not_a_file(&about) {
         bail!("cannot read {}: it is {what}, not a file", path.display());
     }
+    if about.file_type().is_fifo() {
+        return read_pipe(file).with_context(cannot);
+    }
     read_all(file, about.len()).with_context(cannot)
+}
+
+/// What comes out of a pipe such as `<(...)`, if there is somebody to write into it.
+fn read_pipe(mut pipe: File) -> anyhow::Result<Vec<u8>> {
+    let mut start = [0; 4096];
+    let start = match pipe.read(&mut start) {
+        Ok(0) => bail!("it is a pipe that nobody writes to"),
+        Ok(length) => &start[..length],
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => &[],
+        Err(error) => return Err(error.into()),
+    };
+    let flags = rustix::fs::fcntl_getfl(&pipe).map_err(io::Error::from)?;
+    rustix::fs::fcntl_setfl(&pipe, flags - OFlags::NONBLOCK).map_err(io::Error::from)?;
+    read_all(start.chain(pipe), 0)
 }
 
 fn not_a_file(about: &Metadata) -> Option<&'static str> {
@@ -38,79 +62,155 @@ fn not_a_file(about: &Metadata) -> Option<&'static str> {
     }
 }
 
-fn read_all(from: impl io::Read, expected: u64) -> anyhow::Result<Vec<u8>> {
+fn read_all(from: impl Read, expected: u64) -> anyhow::Result<Vec<u8>> {
+    let most = LARGEST >> 20;
     if expected > LARGEST {
-        bail!("it has {expected} bytes; the largest file read here has {LARGEST}");
+        bail!("it has {expected} bytes; the largest file read here has {most} MiB");
     }
     let mut bytes = Vec::new();
     from.take(LARGEST + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > LARGEST {
-        bail!("it is larger than {LARGEST} bytes, the most that is read here");
+        bail!("it has more than {most} MiB; the largest file read here has {most} MiB");
     }
     Ok(bytes)
 }
 
-/// Puts `bytes` in place of `path` so that a crash leaves either the old file or the new one.
-///
-/// The new file has the mode and, as far as we may, the owner of the one it replaces, or else mode 0600.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let cannot = || format!("cannot write {}", path.display());
-    // A link stays a link: what it points to is replaced.
-    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let old = match std::fs::metadata(&target) {
-        Ok(about) if not_a_file(&about).is_some() => {
-            bail!(
-                "cannot write {}: it is {}",
-                path.display(),
-                not_a_file(&about).unwrap_or_default()
-            );
-        }
-        old => old.ok(),
-    };
-    let directory = match target.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    let mode = old.as_ref().map_or(0o600, |about| about.mode() & 0o7777);
-    let mut temporary = tempfile::Builder::new()
-        .prefix(".devlet-")
-        .permissions(std::fs::Permissions::from_mode(0o600))
-        .tempfile_in(&directory)
-        .with_context(cannot)?;
-    temporary.write_all(bytes).with_context(cannot)?;
-    if let Some(old) = old {
-        // Only root may give files away; for anybody else the file was their own before.
-        let _ = std::os::unix::fs::fchown(temporary.as_file(), Some(old.uid()), Some(old.gid()));
+/// The name to show for a path.
+pub(crate) fn name_of(path: &Path) -> String {
+    if path == Path::new("-") {
+        "standard input".into()
+    } else {
+        path.display().to_string()
     }
-    temporary
-        .as_file()
-        .set_permissions(std::fs::Permissions::from_mode(mode))
-        .with_context(cannot)?;
-    temporary.as_file().sync_all().with_context(cannot)?;
-    temporary
-        .persist(&target)
-        .map_err(|error| error.error)
-        .with_context(cannot)?;
-    File::open(&directory)
-        .and_then(|directory| directory.sync_all())
-        .with_context(cannot)?;
-    Ok(())
 }
 
-/// Keeps the file at `path` as `path.bak`. An earlier backup is not overwritten.
-pub(crate) fn back_up(path: &Path, bytes: &[u8]) -> anyhow::Result<PathBuf> {
+/// Where a result is going to be written: nowhere yet, or in place of a file.
+#[derive(Debug)]
+pub(crate) struct Destination {
+    /// As the user named it.
+    path: PathBuf,
+    /// Where that leads: a link stays a link, and what it points to is replaced.
+    target: PathBuf,
+    old: Option<Metadata>,
+}
+
+impl Destination {
+    /// The place of `path`, which must be free or a regular file.
+    fn of(path: &Path) -> anyhow::Result<Self> {
+        let cannot = || format!("cannot write {}", path.display());
+        let found = match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Self {
+                    path: path.to_owned(),
+                    target: path.to_owned(),
+                    old: None,
+                });
+            }
+            found => found.with_context(cannot)?,
+        };
+        let target = if found.is_symlink() {
+            std::fs::canonicalize(path).with_context(|| format!("{}: its link leads nowhere", cannot()))?
+        } else {
+            path.to_owned()
+        };
+        let old = std::fs::metadata(&target).with_context(cannot)?;
+        if !old.is_file() {
+            let what = not_a_file(&old).unwrap_or("a pipe");
+            bail!("cannot write {}: it is {what}, not a file", path.display());
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            target,
+            old: Some(old),
+        })
+    }
+
+    /// The place of `out`, which must not be the file that is read, nor the one that standard output goes to.
+    pub(crate) fn beside(input: &Path, out: &Path, hint: &str) -> anyhow::Result<Self> {
+        let destination = Self::of(out)?;
+        let Some(old) = &destination.old else {
+            return Ok(destination);
+        };
+        let same = |other: &Metadata| (other.dev(), other.ino()) == (old.dev(), old.ino());
+        let read = if input == Path::new("-") {
+            opened(io::stdin())
+        } else {
+            std::fs::metadata(input)
+        };
+        if read.is_ok_and(|read| same(&read)) {
+            bail!("{} is the file that is read; {hint}", out.display());
+        }
+        if opened(io::stdout()).is_ok_and(|written| same(&written)) {
+            bail!(
+                "{} is where standard output goes; leave --out away to write there",
+                out.display()
+            );
+        }
+        Ok(destination)
+    }
+
+    /// Puts `bytes` there so that a crash leaves either the old file or the new one.
+    ///
+    /// The new file has the mode and, as far as we may, the owner of the one it replaces, or else mode 0600.
+    pub(crate) fn write(&self, bytes: &[u8]) -> anyhow::Result<()> {
+        let cannot = || format!("cannot write {}", self.path.display());
+        put(&self.target, bytes, self.old.as_ref(), Existing::Replaced).with_context(cannot)
+    }
+}
+
+fn opened(stream: impl AsFd) -> io::Result<Metadata> {
+    File::from(stream.as_fd().try_clone_to_owned()?).metadata()
+}
+
+/// Puts `bytes` in place of the file at `path`, and keeps what was read from it as `path.bak`. An earlier
+/// backup is not overwritten.
+pub(crate) fn replace(path: &Path, old_bytes: &[u8], bytes: &[u8]) -> anyhow::Result<PathBuf> {
+    let destination = Destination::of(path)?;
     let mut name = OsString::from(path);
     name.push(".bak");
     let backup = PathBuf::from(name);
-    if backup.symlink_metadata().is_ok() {
-        bail!(
+    match put(&backup, old_bytes, destination.old.as_ref(), Existing::Kept) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => bail!(
             "{} exists already: move it away first, so that no backup is lost",
             backup.display()
-        );
+        ),
+        kept => kept.with_context(|| format!("cannot write {}", backup.display()))?,
     }
-    let about = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
-    write_atomically(&backup, bytes)?;
-    std::fs::set_permissions(&backup, about.permissions())
-        .with_context(|| format!("cannot set the mode of {}", backup.display()))?;
+    destination.write(bytes)?;
     Ok(backup)
+}
+
+/// What is to become of a file that is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Existing {
+    Replaced,
+    Kept,
+}
+
+/// Writes a synced file with the mode and owner of `like`.
+fn put(path: &Path, bytes: &[u8], like: Option<&Metadata>, existing: Existing) -> io::Result<()> {
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let mode = like.map_or(0o600, |about| about.mode() & 0o7777);
+    let mut temporary = tempfile::Builder::new()
+        .prefix(".devlet-")
+        .permissions(std::fs::Permissions::from_mode(0o600))
+        .tempfile_in(directory)?;
+    temporary.write_all(bytes)?;
+    if let Some(like) = like {
+        // Only root may give files away; for anybody else the file was their own before.
+        let _ = std::os::unix::fs::fchown(temporary.as_file(), Some(like.uid()), Some(like.gid()));
+    }
+    temporary
+        .as_file()
+        .set_permissions(std::fs::Permissions::from_mode(mode))?;
+    temporary.as_file().sync_all()?;
+    let named = match existing {
+        Existing::Replaced => temporary.persist(path),
+        Existing::Kept => temporary.persist_noclobber(path),
+    };
+    named.map_err(|error| error.error)?;
+    File::open(directory)?.sync_all()
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write as _};
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -43,26 +44,40 @@ pub(crate) fn print<T: Serialize>(
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
-    out(&text)
+    match out(&text) {
+        // Whoever reads our output has seen enough: `devlet ... | head`. What was found out stands.
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        printed => printed,
+    }
 }
 
 pub(crate) fn out(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()?;
-    Ok(())
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.context("cannot write to standard output")
 }
 
-/// A table without lines. Cells come from files, so nothing in them may steer the terminal.
+/// A table without rules. Cells come from files, so nothing in them may steer the terminal or look like a row.
 pub(crate) fn table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    table_of_lines(header, rows.into_iter().map(|row| row.map(|cell| vec![cell])))
+}
+
+/// Like [`table`], with cells of several lines.
+pub(crate) fn table_of_lines<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [Vec<String>; N]>,
 ) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(header);
     for row in rows {
-        table.add_row(row.iter().map(|cell| shown(cell).into_owned()));
+        table.add_row(row.map(|cell| {
+            let lines: Vec<_> = cell.iter().map(|text| line(text)).collect();
+            lines.join("\n")
+        }));
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
@@ -71,9 +86,17 @@ pub(crate) fn table<const N: usize>(
     lines.join("\n") + "\n"
 }
 
+/// `text` on one line, with line breaks and other control characters written out.
+pub(crate) fn line(text: &str) -> Cow<'_, str> {
+    match shown(text) {
+        Cow::Borrowed(text) if !text.contains('\n') => Cow::Borrowed(text),
+        text => Cow::Owned(text.replace('\n', "\\n")),
+    }
+}
+
 /// `text` with control characters written out, line breaks excepted.
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
-    let harmful = |character: char| character != '\n' && (character.is_control() || is_direction(character));
+    let harmful = |character: char| character != '\n' && (character.is_control() || is_invisible(character));
     if !text.contains(harmful) {
         return Cow::Borrowed(text);
     }
@@ -87,9 +110,12 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
-/// Characters that reorder the text around them.
-fn is_direction(character: char) -> bool {
-    matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+/// Characters that reorder or break the text around them, or hide in it.
+fn is_invisible(character: char) -> bool {
+    matches!(
+        character,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
+    )
 }
 
 /// The error and its causes, on one line.
@@ -103,8 +129,8 @@ pub(crate) fn complain(error: &anyhow::Error) {
 }
 
 /// A line on standard error. That it cannot be written is nothing anybody could be told.
-pub(crate) fn warn(line: &str) {
-    let _ = writeln!(io::stderr(), "{}", shown(line));
+pub(crate) fn warn(text: &str) {
+    let _ = writeln!(io::stderr(), "{}", line(text));
 }
 
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -1,11 +1,13 @@
 //! `devlet checkpoint` on the built binary.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 fn testdata(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -64,13 +66,13 @@ fn show_as_json_has_the_whole_document() {
     let sum = 1_664_235_135;
     assert_eq!(
         document["checksum"],
-        serde_json::json!({"stored": sum, "computed": sum, "valid": true})
+        json!({"stored": sum, "computed": sum, "valid": true})
     );
     let entry = &document["entries"][0];
     assert_eq!(entry["podUID"], "9d1c3e1a-7b1f-4a57-8e0a-aaaaaaaaaaaa");
     assert_eq!(
         entry["numaNodes"],
-        serde_json::json!({"0": ["GPU-fef8089b"], "1": ["GPU-0a1b2c3d"]})
+        json!({"0": ["GPU-fef8089b"], "1": ["GPU-0a1b2c3d"]})
     );
     assert_eq!(entry["response"]["envs"]["EMPTY"], "");
     assert_eq!(entry["response"]["mounts"][0]["readOnly"], true);
@@ -187,12 +189,15 @@ fn bad_paths_get_a_clear_error() {
     let socket = directory.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let huge = directory.path().join("huge");
-    std::fs::File::create(&huge).unwrap().set_len(600 << 20).unwrap();
+    std::fs::File::create(&huge)
+        .unwrap()
+        .set_len((64 << 20) + 1)
+        .unwrap();
     for (path, says) in [
         (directory.path(), "it is a directory"),
         (&socket, "cannot read"),
         (Path::new("/dev/zero"), "it is a device node"),
-        (&huge, "the largest file read here"),
+        (&huge, "the largest file read here has 64 MiB"),
         (Path::new("/does/not/exist"), "No such file"),
     ] {
         for command in [&["show"][..], &["verify"], &["convert"], &["repair"]] {
@@ -349,18 +354,302 @@ fn repair_writes_only_when_told_and_what_it_writes_verifies() {
     );
 }
 
+/// Runs a command whose standard output nobody reads.
+fn unread(command: &str, path: &str) -> Output {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    Command::new(env!("CARGO_BIN_EXE_devlet"))
+        .args(["checkpoint", command, testdata(path).to_str().unwrap()])
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+        .wait_with_output()
+        .unwrap()
+}
+
 #[test]
-fn a_reader_that_leaves_early_is_no_error() {
-    let path = testdata("deviceplugin/v2-full-response.json");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_devlet"))
-        .args(["checkpoint", "show", path.to_str().unwrap()])
+fn a_reader_that_leaves_early_changes_no_exit_code() {
+    for (command, path, code) in [
+        ("show", "deviceplugin/v2-full-response.json", 0),
+        ("verify", "deviceplugin/v2-full-response.json", 0),
+        ("verify", "deviceplugin/corrupt-checksum-wrong.json", 1),
+    ] {
+        let output = unread(command, path);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{command} {path}: {}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
+fn convert_into_a_closed_pipe_fails() {
+    let output = unread("convert", "deviceplugin/v2-full-response.json");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("cannot write to standard output"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+/// A directory with a V1 checkpoint.
+fn old_checkpoint() -> (TempDir, PathBuf, Vec<u8>) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kubelet_internal_checkpoint");
+    let old = std::fs::read(testdata("deviceplugin/v1-one-pod.json")).unwrap();
+    std::fs::write(&path, &old).unwrap();
+    (directory, path, old)
+}
+
+#[test]
+fn the_file_that_is_read_is_never_written_with_out() {
+    let (directory, path, old) = old_checkpoint();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let roundabout = directory.path().join(".").join("kubelet_internal_checkpoint");
+    for (command, hint) in [("convert", "--in-place"), ("repair", "another name")] {
+        for out in [&path, &link, &roundabout] {
+            let output = on(&[command, "--out", out.to_str().unwrap()], &path);
+            assert_eq!(output.status.code(), Some(2), "{command} {}", out.display());
+            assert!(stderr(&output).contains(hint), "{}", stderr(&output));
+        }
+        let output = Command::new(env!("CARGO_BIN_EXE_devlet"))
+            .args(["checkpoint", command, "-", "--out", path.to_str().unwrap()])
+            .stdin(std::fs::File::open(&path).unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command} from standard input");
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), old);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn out_replaces_nothing_but_files() {
+    let (directory, path, _) = old_checkpoint();
+    let fifo = directory.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let dangling = directory.path().join("dangling");
+    std::os::unix::fs::symlink("/does/not/exist", &dangling).unwrap();
+    let stdout_link = directory.path().join("stdout");
+    std::os::unix::fs::symlink("/proc/self/fd/1", &stdout_link).unwrap();
+    let null = directory.path().join("null");
+    std::os::unix::fs::symlink("/dev/null", &null).unwrap();
+    for (out, says) in [
+        (&fifo, "it is a pipe"),
+        (&dangling, "its link leads nowhere"),
+        (&stdout_link, "its link leads nowhere"),
+        (&null, "it is a device node"),
+    ] {
+        let before = out.symlink_metadata().unwrap();
+        for command in ["convert", "repair"] {
+            let output = on(&[command, "--out", out.to_str().unwrap()], &path);
+            assert_eq!(output.status.code(), Some(2), "{command} {}", out.display());
+            assert!(stderr(&output).contains(says), "{}", stderr(&output));
+        }
+        assert_eq!(out.symlink_metadata().unwrap().ino(), before.ino());
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 5);
+}
+
+#[test]
+fn out_follows_a_link_to_a_file_and_keeps_the_link() {
+    let (directory, path, _) = old_checkpoint();
+    let (real, link) = (directory.path().join("real"), directory.path().join("link"));
+    std::fs::write(&real, "old").unwrap();
+    std::os::unix::fs::symlink("real", &link).unwrap();
+    let output = on(&["convert", "--out", link.to_str().unwrap()], &path);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(link.is_symlink());
+    assert_eq!(
+        std::fs::read(&real).unwrap(),
+        std::fs::read(testdata("deviceplugin/v2-one-pod.json")).unwrap()
+    );
+}
+
+#[test]
+fn out_is_not_where_standard_output_goes() {
+    let (directory, path, _) = old_checkpoint();
+    let log = directory.path().join("log");
+    let status = Command::new(env!("CARGO_BIN_EXE_devlet"))
+        .args([
+            "checkpoint",
+            "convert",
+            path.to_str().unwrap(),
+            "--out",
+            "/dev/stdout",
+        ])
+        .stdout(std::fs::File::create(&log).unwrap())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(2));
+    assert_eq!(std::fs::read(&log).unwrap(), b"");
+}
+
+#[test]
+fn the_backup_has_the_owner_of_the_file() {
+    let (_directory, path, _) = old_checkpoint();
+    // Only root may give files away.
+    if std::os::unix::fs::chown(&path, Some(12345), Some(23456)).is_err() {
+        return;
+    }
+    let output = on(&["convert", "--in-place"], &path);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for file in [path.clone(), path.with_extension("bak")] {
+        let about = std::fs::metadata(&file).unwrap();
+        assert_eq!((about.uid(), about.gid()), (12345, 23456), "{}", file.display());
+    }
+}
+
+/// Ends a command that waits, and fails.
+fn in_time(command: &mut Command) -> Output {
+    let mut child = command
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("{command:?} waits for ever");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_pipe_is_read_when_somebody_writes_to_it_and_not_waited_for_otherwise() {
+    let directory = tempfile::tempdir().unwrap();
+    let fifo = directory.path().join("dra_manager_state");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let devlet = env!("CARGO_BIN_EXE_devlet");
+    for command in ["show", "verify", "convert", "repair"] {
+        let output = in_time(Command::new(devlet).args(["checkpoint", command, fifo.to_str().unwrap()]));
+        assert_eq!(output.status.code(), Some(2), "{command}");
+        assert!(
+            stderr(&output).contains("it is a pipe that nobody writes to"),
+            "{}",
+            stderr(&output)
+        );
+    }
+
+    // Here the writer is there first, and slow.
+    let file = testdata("dra/envelope-v1/06-two-claims.json");
+    let script = format!(
+        "{devlet} checkpoint show <(sleep 0.3; cat {file}) && {{ (sleep 0.3; cat {file}) > {fifo} & }} \
+         && sleep 0.1 && {devlet} checkpoint show {fifo}",
+        file = file.display(),
+        fifo = fifo.display(),
+    );
+    let output = in_time(Command::new("bash").args(["-c", &script]));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(
+        stdout(&output).matches("default/example-2").count(),
+        2,
+        "{}",
+        stdout(&output)
+    );
+}
+
+#[test]
+fn nothing_in_a_file_or_its_name_looks_like_a_line_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a\nFormat:    forged\nb");
+    // The answer is the variable "E" with the value "\nforged\nx".
+    let hostile = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"pod\nforged","ContainerName":"c\u2028forged","ResourceName":"g\ufeff\u061cpu\u2029","DeviceIDs":{"0":["a\nforged"]},"AllocResp":"Cg4KAUUSCQpmb3JnZWQKeA=="}],"RegisteredDevices":{"r\nforged":["d\nforged"]}},"Checksum":0}"#;
+    std::fs::write(&path, hostile).unwrap();
+    let missing = directory.path().join("none\nforged");
+    for (command, path) in [
+        (&["show"][..], &path),
+        (&["verify"], &path),
+        (&["repair"], &path),
+        (&["convert"], &path),
+        (&["show"], &missing),
+    ] {
+        let output = on(command, path);
+        let text = stdout(&output) + &stderr(&output);
+        assert!(text.contains("forged"), "{command:?}: {text}");
+        let forged = text
+            .lines()
+            .find(|line| line.trim_start().starts_with("forged") || line.starts_with("Format:    forged"));
+        assert_eq!(forged, None, "{command:?}: {text}");
+        let bad = text
+            .chars()
+            .find(|c| "\u{61c}\u{2028}\u{2029}\u{feff}".contains(*c));
+        assert_eq!(bad, None, "{command:?}: {text:?}");
+    }
+}
+
+#[test]
+fn show_tells_null_from_an_empty_list() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    for (file, key) in [
+        (
+            r#"{"Data":{"PodDeviceEntries":LIST,"RegisteredDevices":{}},"Checksum":1}"#,
+            "entries",
+        ),
+        (r#"{"version":"v1","entries":LIST,"checksum":1}"#, "claims"),
+        (
+            r#"{"data":"{\"kind\":\"DRACheckpoint\",\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",\"claimInfoStateList\":LIST}","checksum":1}"#,
+            "claims",
+        ),
+    ] {
+        for (text, shown) in [("null", Value::Null), ("[]", json!([]))] {
+            std::fs::write(&path, file.replace("LIST", text)).unwrap();
+            let output = on(&["show", "-o", "json"], &path);
+            assert_eq!(output.status.code(), Some(0), "{file}: {}", stderr(&output));
+            let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(document[key], shown, "{file}");
+            assert_eq!(on(&["show"], &path).status.code(), Some(0), "{file}");
+        }
+    }
+}
+
+#[test]
+fn keys_of_yaml_are_texts_as_in_json() {
+    let output = on(
+        &["show", "-o", "yaml"],
+        &testdata("deviceplugin/v2-full-response.json"),
+    );
+    let text = stdout(&output);
+    assert!(text.contains("numaNodes:\n"), "{text}");
+    assert!(text.contains("\"0\":\n") || text.contains("'0':\n"), "{text}");
+}
+
+#[test]
+fn examples_can_be_pasted() {
+    for command in [
+        ["checkpoint", "show"],
+        ["checkpoint", "verify"],
+        ["checkpoint", "convert"],
+        ["checkpoint", "repair"],
+        ["cdi", "list"],
+        ["cdi", "show"],
+        ["cdi", "validate"],
+        ["cdi", "resolve"],
+    ] {
+        let help = Command::new(env!("CARGO_BIN_EXE_devlet"))
+            .args(command)
+            .arg("--help")
+            .env("COLUMNS", "80")
+            .output()
+            .unwrap();
+        let text = stdout(&help);
+        let examples = text.split_once("Examples:\n").unwrap().1;
+        let examples = examples.split_once("\n\n").unwrap().0;
+        for line in examples.lines() {
+            assert!(line.starts_with("  devlet "), "{command:?}: {line:?} in {text}");
+        }
+    }
 }
 
 #[test]

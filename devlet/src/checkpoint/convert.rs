@@ -6,7 +6,8 @@ use anyhow::bail;
 use devlet_kubelet_files::convert::ConvertError;
 use devlet_kubelet_files::{Format, convert, read};
 
-use super::{RoleArg, Target, name_of};
+use super::{RoleArg, Target};
+use crate::files::{Destination, name_of};
 use crate::{Outcome, files, output};
 
 pub(super) fn run(
@@ -19,6 +20,14 @@ pub(super) fn run(
     if in_place && path == Path::new("-") {
         bail!("--in-place needs a file, not standard input");
     }
+    let out = match out {
+        Some(out) => Some(Destination::beside(
+            path,
+            out,
+            "--in-place replaces it and keeps a backup",
+        )?),
+        None => None,
+    };
     let bytes = files::read(path)?;
     let converted = match read(&bytes, role.of(path)) {
         Ok(file) => convert(file),
@@ -29,11 +38,11 @@ pub(super) fn run(
     };
     let converted = match converted {
         Ok(converted) => converted,
-        Err(error @ ConvertError::Corrupted(_)) => {
+        Err(error @ ConvertError::OnlyOneFormat) => bail!("{}: {error}", name_of(path)),
+        Err(error) => {
             refuse(path, &error.to_string());
             return Ok(Outcome::Bad);
         }
-        Err(error @ ConvertError::OnlyOneFormat) => bail!("{}: {error}", name_of(path)),
     };
     let wanted = match to {
         None => converted.format,
@@ -51,13 +60,13 @@ pub(super) fn run(
         output::warn(&format!("note: {remark}"));
     }
     if in_place {
-        let backup = files::back_up(path, &bytes)?;
-        files::write_atomically(path, converted.text.as_bytes())?;
+        let backup = files::replace(path, &bytes, converted.text.as_bytes())?;
         output::warn(&format!("note: the old file is kept as {}", backup.display()));
     } else if let Some(out) = out {
-        files::write_atomically(out, converted.text.as_bytes())?;
-    } else {
-        output::out(&converted.text)?;
+        out.write(converted.text.as_bytes())?;
+    } else if let Err(error) = output::out(&converted.text) {
+        // Half a file is none, even if it is the reader that wanted no more.
+        bail!("{error:#}");
     }
     Ok(Outcome::Fine)
 }

@@ -17,8 +17,8 @@ use crate::output::OutputArg;
 pub(crate) enum Command {
     /// Show what a file is and who holds what
     #[command(after_help = "Examples:\n  \
-        devlet checkpoint show /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint\n  \
-        devlet checkpoint show -o json /var/lib/kubelet/dra_manager_state\n\n\
+        devlet checkpoint show /var/lib/kubelet/dra_manager_state\n  \
+        devlet checkpoint show -o json kubelet_internal_checkpoint\n\n\
         A file whose checksum is wrong is shown too, and says so. Exit codes: 0 shown, 1 the file cannot be \
         decoded, 2 wrong usage or an unreadable path.")]
     Show {
@@ -31,8 +31,8 @@ pub(crate) enum Command {
     },
     /// Say whether a kubelet would load everything in a file
     #[command(after_help = "Examples:\n  \
-        devlet checkpoint verify /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint \
-        /var/lib/kubelet/dra_manager_state\n\n\
+        devlet checkpoint verify /var/lib/kubelet/dra_manager_state\n  \
+        devlet checkpoint verify kubelet_internal_checkpoint dra_manager_state\n\n\
         The judge is a kubelet of 1.37. Exit codes: 0 it loads all that the documents contain, 1 it would \
         refuse a file, drop or replace a part of it, or take it for an empty state, 2 wrong usage or an \
         unreadable path.")]
@@ -47,7 +47,7 @@ pub(crate) enum Command {
     },
     /// Write a file in the newest format
     #[command(after_help = "Examples:\n  \
-        devlet checkpoint convert old/kubelet_internal_checkpoint --out new/kubelet_internal_checkpoint\n  \
+        devlet checkpoint convert kubelet_internal_checkpoint --out converted\n  \
         devlet checkpoint convert /var/lib/kubelet/dra_manager_state --in-place\n\n\
         Entries keep their order, plugins' answers their bytes. Stop the kubelet before converting its files \
         in place. Exit codes: 0 written, 1 the file is damaged (see repair), 2 wrong usage or a path that \
@@ -140,14 +140,5 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Outcome> {
             role,
             output,
         } => repair::run(&file, out.as_deref(), &role, output.output),
-    }
-}
-
-/// The name to show for a path.
-fn name_of(path: &Path) -> String {
-    if path == Path::new("-") {
-        "standard input".into()
-    } else {
-        path.display().to_string()
     }
 }

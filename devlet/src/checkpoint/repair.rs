@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use devlet_kubelet_files::salvage::{Dropped, Salvage, SalvageError};
+use devlet_kubelet_files::salvage::{Dropped, Salvage};
 use devlet_kubelet_files::{Checksum, salvage};
 use serde::Serialize;
 
+use super::RoleArg;
 use super::show::Content;
-use super::{RoleArg, name_of};
+use crate::files::{Destination, name_of};
 use crate::output::{self, Output, count};
 use crate::{Outcome, files};
 
@@ -17,16 +18,24 @@ pub(super) fn run(
     role: &RoleArg,
     output: Output,
 ) -> anyhow::Result<Outcome> {
+    let destination = match out {
+        Some(out) => Some(Destination::beside(
+            path,
+            out,
+            "write to another name, so that the damaged file is kept",
+        )?),
+        None => None,
+    };
     let bytes = files::read(path)?;
     let salvaged = match salvage(&bytes, role.of(path)) {
         Ok(salvaged) => salvaged,
-        Err(error @ (SalvageError::Unrecognised(_) | SalvageError::NotWorthIt)) => {
+        Err(error) => {
             output::warn(&format!("error: {}: {error}", name_of(path)));
             return Ok(Outcome::Bad);
         }
     };
-    if let Some(out) = out {
-        files::write_atomically(out, salvaged.text.as_bytes())?;
+    if let Some(destination) = destination {
+        destination.write(salvaged.text.as_bytes())?;
     }
     let report = Report::of(path, out, &salvaged);
     output::print(output, &report, Report::table)?;
@@ -84,17 +93,17 @@ impl Report {
         };
         let mut text = format!(
             "File:     {}\nFormat:   {}\nState:    {state}\nKept:     {}\n",
-            output::shown(&self.file),
+            output::line(&self.file),
             self.format,
             self.kept.summary(),
         );
         for note in &self.notes {
-            text.push_str(&format!("Note:     {note}\n"));
+            text.push_str(&format!("Note:     {}\n", output::line(note)));
         }
         match &self.written {
             Some(path) => text.push_str(&format!(
                 "Written:  {} ({})\n",
-                output::shown(path),
+                output::line(path),
                 self.written_format
             )),
             None => text.push_str("Written:  nothing; use --out FILE to write what is kept\n"),

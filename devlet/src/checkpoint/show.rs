@@ -9,10 +9,11 @@ use devlet_kubelet_files::device_plugin::response::{self, InvalidResponse};
 use devlet_kubelet_files::device_plugin::{self, Devices};
 use devlet_kubelet_files::dra::{self, envelope, flat, health};
 use devlet_kubelet_files::{Checksum, Document, File, read};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::{RoleArg, name_of};
-use crate::output::{self, Output, count, table};
+use super::RoleArg;
+use crate::files::name_of;
+use crate::output::{self, Output, count, table, table_of_lines};
 use crate::{Outcome, files};
 
 pub(super) fn run(path: &Path, role: &RoleArg, output: Output) -> anyhow::Result<Outcome> {
@@ -60,7 +61,8 @@ pub(super) enum Content {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Allocations {
-    entries: Vec<EntryShown>,
+    /// Null if it is in the file, which the checksum tells from an empty list.
+    entries: Option<Vec<EntryShown>>,
     registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
@@ -74,6 +76,7 @@ struct EntryShown {
     /// Every device once.
     devices: Vec<String>,
     /// The same by NUMA node; null in formats without topology.
+    #[serde(serialize_with = "with_text_keys")]
     numa_nodes: Option<BTreeMap<i64, Option<Vec<String>>>>,
     /// The plugin's answer as stored, base64.
     alloc_resp: Option<String>,
@@ -81,6 +84,17 @@ struct EntryShown {
     response: Option<Response>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response_error: Option<String>,
+}
+
+/// Keys of YAML would be numbers, those of JSON cannot.
+fn with_text_keys<S: Serializer>(
+    nodes: &Option<BTreeMap<i64, Option<Vec<String>>>>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    match nodes {
+        None => to.serialize_none(),
+        Some(nodes) => to.collect_map(nodes.iter().map(|(node, ids)| (node.to_string(), ids))),
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -118,7 +132,8 @@ pub(super) struct Claims {
     api_version: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<String>,
-    claims: Vec<ClaimShown>,
+    /// Null if it is in the file, which the checksum tells from an empty list.
+    claims: Option<Vec<ClaimShown>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -239,13 +254,13 @@ impl Shown {
         };
         let mut text = format!(
             "File:      {}\nFormat:    {} ({})\nChecksum:  {checksum}\nContent:   {}\n",
-            output::shown(&self.file),
+            output::line(&self.file),
             file.format,
             file.format.description(),
             self.content.summary(),
         );
         for warning in &self.warnings {
-            text.push_str(&format!("Warning:   {}\n", output::shown(warning)));
+            text.push_str(&format!("Warning:   {}\n", output::line(warning)));
         }
         text.push_str(&self.content.table());
         text
@@ -268,6 +283,7 @@ impl Content {
                 entries,
                 registered_devices,
             }) => {
+                let entries = entries.as_deref().unwrap_or_default();
                 let pods: BTreeSet<&str> = entries.iter().map(|entry| entry.pod_uid.as_str()).collect();
                 let devices: BTreeSet<(&str, &str)> = entries
                     .iter()
@@ -283,6 +299,7 @@ impl Content {
                 format!("{pods} with {devices}; {} registered", count(known, "resource"))
             }
             Self::Claims(Claims { claims, .. }) => {
+                let claims = claims.as_deref().unwrap_or_default();
                 let pods: BTreeSet<&String> = claims.iter().flat_map(|claim| &claim.pods).collect();
                 format!("{} of {}", count(claims.len(), "claim"), count(pods.len(), "pod"))
             }
@@ -309,27 +326,30 @@ impl Content {
 impl Allocations {
     fn of(checkpoint: &device_plugin::Checkpoint) -> Self {
         Self {
-            entries: checkpoint.entries.iter().flatten().map(EntryShown::of).collect(),
+            entries: checkpoint
+                .entries
+                .as_ref()
+                .map(|entries| entries.iter().map(EntryShown::of).collect()),
             registered_devices: checkpoint.registered.clone(),
         }
     }
 
     fn table(&self) -> String {
         let mut text = String::new();
-        if !self.entries.is_empty() {
+        if let Some(entries) = self.entries.as_ref().filter(|entries| !entries.is_empty()) {
             let header = ["POD", "CONTAINER", "RESOURCE", "DEVICES", "ANSWER OF THE PLUGIN"];
-            let rows = self.entries.iter().map(|entry| {
+            let rows = entries.iter().map(|entry| {
                 let holder = [&entry.pod_uid, &entry.container_name, &entry.resource_name];
-                let [pod, container, resource] = holder.map(Clone::clone);
+                let [pod, container, resource] = holder.map(|text| vec![text.clone()]);
                 [
                     pod,
                     container,
                     resource,
-                    entry.devices_text(),
-                    entry.answer_text(),
+                    entry.devices_lines(),
+                    entry.answer_lines(),
                 ]
             });
-            text.push_str(&format!("\n{}", table(header, rows)));
+            text.push_str(&format!("\n{}", table_of_lines(header, rows)));
         }
         if let Some(resources) = self
             .registered_devices
@@ -378,9 +398,9 @@ impl EntryShown {
         }
     }
 
-    fn devices_text(&self) -> String {
+    fn devices_lines(&self) -> Vec<String> {
         let Some(nodes) = &self.numa_nodes else {
-            return self.devices.join(" ");
+            return vec![self.devices.join(" ")];
         };
         let lines = nodes.iter().map(|(node, ids)| {
             let ids = ids.as_deref().unwrap_or_default().join(" ");
@@ -390,15 +410,13 @@ impl EntryShown {
                 format!("node {node}: {ids}")
             }
         });
-        lines.collect::<Vec<_>>().join("\n")
+        lines.collect()
     }
 
-    fn answer_text(&self) -> String {
+    fn answer_lines(&self) -> Vec<String> {
         let Some(response) = &self.response else {
-            return format!(
-                "undecodable: {}",
-                self.response_error.as_deref().unwrap_or_default()
-            );
+            let error = self.response_error.as_deref().unwrap_or_default();
+            return vec![format!("undecodable: {error}")];
         };
         let mut lines: Vec<String> = Vec::new();
         lines.extend(
@@ -431,10 +449,9 @@ impl EntryShown {
         );
         lines.extend(response.cdi_devices.iter().map(|name| format!("cdi {name}")));
         if lines.is_empty() {
-            "-".into()
-        } else {
-            lines.join("\n")
+            lines.push("-".into());
         }
+        lines
     }
 }
 
@@ -472,11 +489,8 @@ impl Claims {
             version: None,
             claims: checkpoint
                 .claims
-                .iter()
-                .flatten()
-                .cloned()
-                .map(ClaimShown::of)
-                .collect(),
+                .as_ref()
+                .map(|claims| claims.iter().cloned().map(ClaimShown::of).collect()),
         }
     }
 
@@ -492,17 +506,20 @@ impl Claims {
             kind: None,
             api_version: None,
             version: Some(checkpoint.version.clone()),
-            claims: checkpoint.claims.iter().flatten().map(claim).collect(),
+            claims: checkpoint
+                .claims
+                .as_ref()
+                .map(|claims| claims.iter().map(claim).collect()),
         }
     }
 
     fn table(&self) -> String {
-        if self.claims.is_empty() {
+        let Some(claims) = self.claims.as_ref().filter(|claims| !claims.is_empty()) else {
             return String::new();
-        }
+        };
         let header = ["CLAIM", "UID", "PODS", "DRIVER", "DEVICES"];
-        let rows = self.claims.iter().flat_map(ClaimShown::rows);
-        format!("\n{}", table(header, rows))
+        let rows = claims.iter().flat_map(ClaimShown::rows);
+        format!("\n{}", table_of_lines(header, rows))
     }
 }
 
@@ -522,31 +539,23 @@ impl ClaimShown {
     }
 
     /// A row for each driver; the claim itself is named in the first only.
-    fn rows(&self) -> Vec<[String; 5]> {
-        let mut rows: Vec<[String; 5]> = self
+    fn rows(&self) -> Vec<[Vec<String>; 5]> {
+        let mut rows: Vec<[Vec<String>; 5]> = self
             .drivers
             .iter()
-            .map(|(name, driver)| {
-                [
-                    String::new(),
-                    String::new(),
-                    String::new(),
-                    name.clone(),
-                    driver.text(),
-                ]
-            })
+            .map(|(name, driver)| [vec![], vec![], vec![], vec![name.clone()], driver.lines()])
             .collect();
         if rows.is_empty() {
-            rows.push([const { String::new() }; 5]);
+            rows.push([const { Vec::new() }; 5]);
         }
         let pods = if self.pods.is_empty() {
-            "-".to_owned()
+            vec!["-".to_owned()]
         } else {
-            self.pods.join("\n")
+            self.pods.clone()
         };
         rows[0][..3].clone_from_slice(&[
-            format!("{}/{}", self.namespace, self.name),
-            self.uid.clone(),
+            vec![format!("{}/{}", self.namespace, self.name)],
+            vec![self.uid.clone()],
             pods,
         ]);
         rows
@@ -570,7 +579,7 @@ impl DriverShown {
         }
     }
 
-    fn text(&self) -> String {
+    fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         match &self.devices {
             None => lines.push("not answered yet".into()),
@@ -580,7 +589,7 @@ impl DriverShown {
         if !self.skip_node_operations.is_empty() {
             lines.push(format!("skips {}", self.skip_node_operations.join(" ")));
         }
-        lines.join("\n")
+        lines
     }
 }
 

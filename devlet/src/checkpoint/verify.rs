@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use devlet_kubelet_files::verify;
 use serde::Serialize;
 
-use super::{RoleArg, name_of};
+use super::RoleArg;
+use crate::files::name_of;
 use crate::output::{self, Output};
 use crate::{Outcome, files};
 
@@ -81,6 +82,6 @@ impl Judged {
         if !self.warnings.is_empty() {
             line.push_str(&format!("; warnings: {}", self.warnings.join("; ")));
         }
-        output::shown(&line).replace('\n', "\\n")
+        output::line(&line).into_owned()
     }
 }
