@@ -21,6 +21,9 @@ pub struct Converted {
 /// Something that a conversion had to decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Remark {
+    /// Entries of V1 and of V2 stand in one file.
+    #[error("the file mixes entries of two formats, V1 and V2")]
+    MixedFormats,
     /// V0 and V1 do not record topology.
     #[error(
         "devices are placed on NUMA node 0, as kubelets 1.20 to 1.30 did: the old format has no topology"
@@ -49,6 +52,9 @@ pub enum ConvertError {
     /// Its content is not what was written.
     #[error(transparent)]
     Corrupted(#[from] ChecksumMismatch),
+    /// It has no list of claims.
+    #[error("it has no list of claims: there is no state in it that could be converted")]
+    NoClaimList,
     /// It has no other format.
     #[error("a health file has only one format: there is nothing to convert")]
     OnlyOneFormat,
@@ -58,7 +64,11 @@ pub enum ConvertError {
 /// answers their bytes.
 pub fn convert(file: File<Document>) -> Result<Converted, ConvertError> {
     let found = file.format;
-    convert_document(&file.verified()?, found)
+    let document = file.verified()?;
+    if matches!(&document, Document::DraEnvelope(checkpoint) if !checkpoint.has_claim_list) {
+        return Err(ConvertError::NoClaimList);
+    }
+    convert_document(&document, found)
 }
 
 pub(crate) fn convert_document(document: &Document, found: Format) -> Result<Converted, ConvertError> {

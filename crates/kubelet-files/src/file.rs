@@ -59,7 +59,7 @@ impl<T> File<T> {
 /// The checksum in a file and the one that its content has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checksum {
-    /// As the file says. A file that does not say has 0, as in Go.
+    /// As the file says. What a kubelet assumes for a file that does not say.
     pub stored: u64,
     /// As computed from the decoded content.
     pub computed: u64,
@@ -194,9 +194,6 @@ pub enum WarningKind {
     /// Not UTF-8, or half of a surrogate pair.
     #[error("bytes that are not valid UTF-8 were read as U+FFFD")]
     Substituted,
-    /// Left out while salvaging.
-    #[error("{0}")]
-    Dropped(String),
 }
 
 impl Warnings {
@@ -208,7 +205,6 @@ impl Warnings {
                 go_json::WarningKind::UnknownKey(key) => WarningKind::UnknownKey(key),
                 go_json::WarningKind::DuplicateKey(key) => WarningKind::DuplicateKey(key),
                 go_json::WarningKind::Substituted => WarningKind::Substituted,
-                go_json::WarningKind::Dropped(reason) => WarningKind::Dropped(reason),
             },
         };
         Self {
@@ -254,8 +250,8 @@ pub(crate) struct Salvaged<T> {
     pub(crate) broken_off: Option<ReadError>,
     /// The first wrong type outside of anything that is dropped as a whole.
     pub(crate) outside: Option<ReadError>,
-    /// With a [`WarningKind::Dropped`] for each element that was left out.
-    pub(crate) warnings: Warnings,
+    /// Each element that was left out, and how many more there are than that.
+    pub(crate) dropped: (Vec<go_json::Dropped>, usize),
 }
 
 impl<T> Salvaged<T> {
@@ -264,13 +260,13 @@ impl<T> Salvaged<T> {
             content,
             broken_off,
             outside,
-            warnings,
+            dropped,
         } = self;
         Salvaged {
             content: convert(content),
             broken_off,
             outside,
-            warnings,
+            dropped,
         }
     }
 }
@@ -288,6 +284,6 @@ pub(crate) fn salvage_with<'a>(
         outside: reader
             .first_type_error()
             .map(|error| ReadError::wrong_type(bytes, error)),
-        warnings: Warnings::take(&mut reader, bytes),
+        dropped: reader.take_dropped(),
     }
 }

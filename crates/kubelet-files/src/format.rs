@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::kind::Role;
+
 /// A file format that some kubelet writes. Where the bytes of a file are the same in two formats, it is called
 /// [`Format::DevicePluginV2`] or [`Format::DraFlat1_27`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +52,17 @@ impl Format {
             Self::DraFlat1_30 => "dra-flat-1.30",
             Self::DraEnvelopeV1 => "dra-envelope-v1",
             Self::DraHealth => "dra-health",
+        }
+    }
+
+    /// The file that is written in this format.
+    pub fn role(self) -> Role {
+        match self {
+            Self::DevicePluginV0 | Self::DevicePluginV1 | Self::DevicePluginV2 => Role::DevicePlugin,
+            Self::DraFlat1_27 | Self::DraFlat1_28 | Self::DraFlat1_30 | Self::DraEnvelopeV1 => {
+                Role::DraManager
+            }
+            Self::DraHealth => Role::DraHealth,
         }
     }
 

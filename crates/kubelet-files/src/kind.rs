@@ -3,6 +3,8 @@
 //! No format names itself at the top, so the keys there decide, and for two of them the kind of value behind
 //! the key. A file that breaks off is judged by what comes before the break.
 
+use std::fmt;
+
 use crate::file::{ReadError, UnknownKind};
 use crate::go_json::decode::folds_to;
 use crate::go_json::{Kind, Reader, SyntaxError};
@@ -40,10 +42,33 @@ pub(crate) enum FileKind {
     DraHealth,
 }
 
+impl FileKind {
+    /// The file that a document of this kind is.
+    pub(crate) fn role(self) -> Role {
+        match self {
+            Self::DevicePluginV0 | Self::DevicePlugin => Role::DevicePlugin,
+            Self::DraFlat | Self::DraEnvelope => Role::DraManager,
+            Self::DraHealth => Role::DraHealth,
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::DevicePlugin => "kubelet_internal_checkpoint",
+            Self::DraManager => "dra_manager_state",
+            Self::DraHealth => "dra_health_state",
+        })
+    }
+}
+
 /// What the top of a document shows.
 #[derive(Debug, Default)]
 struct Signs {
     data: Option<Kind>,
+    /// `Data` is a driver's name: there are devices in it.
+    devices_in_data: bool,
     checksum: bool,
     checksum_of_no_claims: bool,
     version: bool,
@@ -59,81 +84,94 @@ struct Signs {
 /// What a kubelet assumes for a `dra_manager_state` without `Data`.
 const CHECKSUM_OF_NO_CLAIMS: &str = "4010664294";
 
-/// The kind of a document. `role` decides where the content does not.
+/// The kind of a document. Its role decides unless the document is clearly another file.
 pub(crate) fn of(bytes: &[u8], role: Option<Role>) -> Result<FileKind, ReadError> {
-    let content = by_content(bytes);
-    let says_nothing = bytes.iter().all(|byte| b"{} \t\r\n".contains(byte))
-        || matches!(content, Err(ReadError::UnknownKind(_)));
-    match role {
-        Some(role) if says_nothing => Ok(match role {
-            Role::DevicePlugin => FileKind::DevicePlugin,
-            Role::DraManager => FileKind::DraEnvelope,
-            Role::DraHealth => FileKind::DraHealth,
-        }),
-        _ => content,
-    }
-}
-
-fn by_content(bytes: &[u8]) -> Result<FileKind, ReadError> {
     let mut signs = Signs::default();
     let mut reader = Reader::new(bytes);
     let ended = signs.gather(&mut reader);
-    let unknown = match signs {
-        Signs {
-            data: Some(Kind::String),
-            ..
-        } => return Ok(FileKind::DraEnvelope),
-        Signs {
-            data: None | Some(Kind::Null),
-            checksum_of_no_claims: true,
-            ..
-        } => {
-            return Ok(FileKind::DraEnvelope);
+    let content = signs.kind(ended.is_ok());
+    match (role, content) {
+        (Some(role), Ok(kind)) if kind.role() != role && !signs.is_clear(kind) => Ok(role.newest()),
+        (Some(role), Err(_)) => Ok(role.newest()),
+        (_, Ok(kind)) => Ok(kind),
+        (None, Err(unknown)) => match ended {
+            Err(error) => Err(ReadError::syntax(bytes, error)),
+            Ok(()) => Err(ReadError::UnknownKind(unknown)),
+        },
+    }
+}
+
+impl Role {
+    fn newest(self) -> FileKind {
+        match self {
+            Self::DevicePlugin => FileKind::DevicePlugin,
+            Self::DraManager => FileKind::DraEnvelope,
+            Self::DraHealth => FileKind::DraHealth,
         }
-        Signs { data: Some(_), .. } => return Ok(FileKind::DevicePlugin),
-        Signs {
-            pod_device_entries: true,
-            ..
-        } => return Ok(FileKind::DevicePluginV0),
-        Signs { version: true, .. }
-        | Signs {
-            entries: true,
-            entries_of_claims: true,
-            ..
-        } => {
-            return Ok(FileKind::DraFlat);
-        }
-        Signs {
-            entries: true,
-            checksum: false,
-            ..
-        } => return Ok(FileKind::DevicePluginV0),
-        Signs {
-            entries: true,
-            checksum: true,
-            ..
-        } => return Ok(FileKind::DraFlat),
-        Signs { checksum: true, .. } => return Ok(FileKind::DevicePlugin),
-        Signs {
-            devices_below: true, ..
-        } => return Ok(FileKind::DraHealth),
-        // The one file of a kubelet that is ever written as `{}`.
-        Signs {
-            is_object: true,
-            other_keys: false,
-            ..
-        } if ended.is_ok() => return Ok(FileKind::DraHealth),
-        Signs { is_null: true, .. } => UnknownKind::Null,
-        Signs { is_object: false, .. } => UnknownKind::NotAnObject,
-        Signs { .. } => UnknownKind::NoKnownKey,
-    };
-    match ended {
-        Err(error) => Err(ReadError::syntax(bytes, error)),
-        Ok(()) => Err(ReadError::UnknownKind(unknown)),
     }
 }
 
 impl Signs {
+    /// What the document is, going by its content alone.
+    fn kind(&self, is_whole: bool) -> Result<FileKind, UnknownKind> {
+        match self {
+            Self {
+                data: Some(Kind::String),
+                ..
+            } => Ok(FileKind::DraEnvelope),
+            Self {
+                data: None | Some(Kind::Null),
+                checksum_of_no_claims: true,
+                ..
+            } => Ok(FileKind::DraEnvelope),
+            Self { data: Some(_), .. } => Ok(FileKind::DevicePlugin),
+            Self {
+                pod_device_entries: true,
+                ..
+            } => Ok(FileKind::DevicePluginV0),
+            Self { version: true, .. }
+            | Self {
+                entries: true,
+                entries_of_claims: true,
+                ..
+            } => Ok(FileKind::DraFlat),
+            Self {
+                entries: true,
+                checksum: false,
+                ..
+            } => Ok(FileKind::DevicePluginV0),
+            Self {
+                entries: true,
+                checksum: true,
+                ..
+            } => Ok(FileKind::DraFlat),
+            Self { checksum: true, .. } => Ok(FileKind::DevicePlugin),
+            Self {
+                devices_below: true, ..
+            } => Ok(FileKind::DraHealth),
+            // The one file of a kubelet that is ever written as `{}`.
+            Self {
+                is_object: true,
+                other_keys: false,
+                ..
+            } if is_whole => Ok(FileKind::DraHealth),
+            Self { is_null: true, .. } => Err(UnknownKind::Null),
+            Self { is_object: false, .. } => Err(UnknownKind::NotAnObject),
+            Self { .. } => Err(UnknownKind::NoKnownKey),
+        }
+    }
+
+    /// Whether there is more to it than names that any file could have.
+    fn is_clear(&self, kind: FileKind) -> bool {
+        match kind {
+            FileKind::DevicePluginV0 => true,
+            FileKind::DevicePlugin => self.data == Some(Kind::Object) && !self.devices_in_data,
+            FileKind::DraFlat => self.entries_of_claims || self.version && self.checksum,
+            FileKind::DraEnvelope => self.data == Some(Kind::String),
+            FileKind::DraHealth => self.devices_below,
+        }
+    }
+
     fn gather(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
         let kind = reader.kind()?;
         self.is_object = kind == Kind::Object;
@@ -155,28 +193,36 @@ impl Signs {
     }
 
     fn top_key(&mut self, key: &str, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
+        let kind = reader.kind()?;
+        // No other file has an object there: this is a driver with a misleading name.
+        let may_be_driver = kind == Kind::Object;
         if folds_to(key, "Data") {
-            let kind = reader.kind()?;
             // `null` says nothing; a later key may.
             if kind != Kind::Null || self.data.is_none() {
                 self.data = Some(kind);
             }
+            if may_be_driver {
+                let before = std::mem::take(&mut self.devices_below);
+                self.driver(reader)?;
+                self.devices_in_data = std::mem::replace(&mut self.devices_below, before);
+                return Ok(());
+            }
+        } else if folds_to(key, "PodDeviceEntries") || folds_to(key, "RegisteredDevices") {
+            self.pod_device_entries = true;
+        } else if may_be_driver {
+            self.other_keys = true;
+            return self.driver(reader);
         } else if folds_to(key, "Checksum") {
             self.checksum = true;
-            if reader.kind()? == Kind::Number {
+            if kind == Kind::Number {
                 self.checksum_of_no_claims = reader.number()? == CHECKSUM_OF_NO_CLAIMS;
                 return Ok(());
             }
         } else if folds_to(key, "version") {
             self.version = true;
-        } else if folds_to(key, "PodDeviceEntries") || folds_to(key, "RegisteredDevices") {
-            self.pod_device_entries = true;
         } else if folds_to(key, "entries") {
             self.entries = true;
             return self.first_entry(reader);
-        } else if reader.kind()? == Kind::Object {
-            self.other_keys = true;
-            return self.driver(reader);
         } else {
             self.other_keys = true;
         }

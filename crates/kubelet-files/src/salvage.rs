@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use crate::convert::{Remark, convert_document};
 use crate::device_plugin::{self, response};
 use crate::dra::{Claim, envelope, flat};
-use crate::file::{Checksum, ReadError, Salvaged, WarningKind, Warnings};
+use crate::file::{Checksum, ReadError, Salvaged};
+use crate::go_json;
 use crate::kind::{self, FileKind};
 use crate::verify::replaced_entries;
 use crate::{Document, Format, Role};
@@ -33,6 +34,20 @@ pub struct Salvage {
 }
 
 impl Salvage {
+    /// Whether the file was damaged and nothing of it could be kept.
+    pub fn is_lost(&self) -> bool {
+        let kept = match &self.kept {
+            Document::DevicePlugin(checkpoint) => {
+                checkpoint.entries.iter().flatten().next().is_some()
+                    || checkpoint.registered.iter().flatten().next().is_some()
+            }
+            Document::DraFlat(checkpoint) => checkpoint.claims.iter().flatten().next().is_some(),
+            Document::DraEnvelope(checkpoint) => checkpoint.claims.iter().flatten().next().is_some(),
+            Document::DraHealth(_) => false,
+        };
+        !kept && !self.is_undamaged()
+    }
+
     /// Whether there was nothing wrong with the file.
     pub fn is_undamaged(&self) -> bool {
         self.dropped.is_empty() && self.checksum.is_none_or(Checksum::is_valid)
@@ -54,6 +69,11 @@ pub enum SalvageError {
     /// Nothing says what the file was.
     #[error(transparent)]
     Unrecognised(#[from] ReadError),
+    /// It says nothing about anybody, and is not a sound empty state either.
+    #[error(
+        "there is nothing in it that could be saved: it is neither a damaged state nor a sound empty one"
+    )]
+    NothingInIt,
     /// It is a health file.
     #[error(
         "a health file holds nothing that is worth saving: delete it, drivers report health again as soon as \
@@ -64,6 +84,7 @@ pub enum SalvageError {
 
 /// Saves what is sound. `role` is what the file's name says, see [`Role::of_file_name`].
 pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError> {
+    let mut is_mixed = false;
     let (found, kept, checksum, dropped) = match kind::of(bytes, role)? {
         FileKind::DevicePluginV0 => {
             let salvaged = device_plugin::v0::salvage(bytes);
@@ -79,7 +100,13 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
         FileKind::DevicePlugin => {
             let salvaged = device_plugin::salvage(bytes);
             let mut dropped = losses(&salvaged);
-            let (checkpoint, checksum) = salvaged.content;
+            let (checkpoint, checksum, mixed) = salvaged.content;
+            let empty = checkpoint.entries.iter().flatten().next().is_none()
+                && checkpoint.registered.iter().flatten().next().is_none();
+            if empty && dropped.is_empty() && !checksum.is_valid() {
+                return Err(SalvageError::NothingInIt);
+            }
+            is_mixed = mixed;
             let is_flat =
                 |entry: &device_plugin::Entry| matches!(entry.devices, device_plugin::Devices::Flat(_));
             let has_v1_entries = checkpoint.entries.iter().flatten().any(is_flat);
@@ -107,6 +134,9 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
             let salvaged = envelope::salvage(bytes);
             let mut dropped = losses(&salvaged);
             let (mut checkpoint, checksum) = salvaged.content;
+            if !checkpoint.has_claim_list && dropped.is_empty() {
+                return Err(SalvageError::NothingInIt);
+            }
             keep_last(&mut checkpoint.claims, &mut dropped, Claim::key);
             (
                 Format::DraEnvelopeV1,
@@ -118,7 +148,10 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
         FileKind::DraHealth => return Err(SalvageError::NotWorthIt),
     };
     let converted = convert_document(&kept, found).map_err(|_| SalvageError::NotWorthIt)?;
-    let (text, format, remarks) = (converted.text, converted.format, converted.remarks);
+    let (text, format, mut remarks) = (converted.text, converted.format, converted.remarks);
+    if is_mixed {
+        remarks.insert(0, Remark::MixedFormats);
+    }
     Ok(Salvage {
         found,
         kept,
@@ -131,22 +164,17 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
 }
 
 fn losses<T>(salvaged: &Salvaged<T>) -> Vec<Dropped> {
-    let Warnings { list, .. } = &salvaged.warnings;
-    let mut dropped: Vec<Dropped> = list
-        .iter()
-        .filter_map(|warning| match &warning.kind {
-            WarningKind::Dropped(reason) => Some(Dropped {
-                what: warning.at.path.clone(),
-                reason: reason.clone(),
-            }),
-            _ => None,
-        })
-        .collect();
-    if salvaged.warnings.left_out > 0 {
-        let what = format!("up to {} more places", salvaged.warnings.left_out);
+    let (units, more) = &salvaged.dropped;
+    let unit = |unit: &go_json::Dropped| Dropped {
+        what: unit.what.clone(),
+        reason: unit.reason.clone(),
+    };
+    let mut dropped: Vec<Dropped> = units.iter().map(unit).collect();
+    if *more > 0 {
+        let what = format!("{more} more of these");
         dropped.push(Dropped {
             what,
-            reason: "too many to list".into(),
+            reason: "too many to list one by one".into(),
         });
     }
     for (error, what) in [
@@ -190,8 +218,7 @@ fn keep_entries(
             Ok(_) if is_replaced => "a later entry for the same container counts".into(),
             Ok(_) => return true,
         };
-        let devices = entry.devices.ids().join(", ");
-        let what = format!("{} with devices {devices}", entry.holder());
+        let what = entry.describe();
         dropped.push(Dropped { what, reason });
         false
     });

@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 
-use crate::device_plugin::{self, Entry, response};
+use crate::device_plugin::response::{self, InvalidResponse};
+use crate::device_plugin::v0::Generation;
+use crate::device_plugin::{self, Entry};
 use crate::dra::{Claim, envelope, flat, health};
 use crate::file::{Checksum, ChecksumMismatch, File, ReadError};
 use crate::{Document, Format, Role, read};
@@ -37,6 +39,14 @@ pub enum Problem {
     /// It does not decode.
     #[error("refused: {0}")]
     Unreadable(ReadError),
+    /// It is another file than its name says.
+    #[error("refused: this is the content of a {content}, not of a {role}")]
+    OtherFile {
+        /// What its name says.
+        role: Role,
+        /// What it is.
+        content: Role,
+    },
     /// It decodes, but its checksum is wrong.
     #[error("refused: {0}")]
     Corrupted(ChecksumMismatch),
@@ -56,7 +66,7 @@ pub enum Problem {
         /// Pod, container and resource.
         holder: String,
         /// What is wrong with it.
-        reason: response::InvalidResponse,
+        reason: InvalidResponse,
     },
     /// A later entry or claim has the same key.
     #[error("{what} {index} ({key}) is replaced by {what} {by}")]
@@ -110,7 +120,15 @@ pub fn verify(bytes: &[u8], role: Option<Role>) -> Verdict {
         };
     }
     match read(bytes, role) {
-        Ok(file) => judge(&file, bytes),
+        Ok(file) => {
+            let mut verdict = judge(&file, bytes);
+            let content = file.format.role();
+            if let Some(role) = role.filter(|role| *role != content) {
+                verdict.problems.insert(0, Problem::OtherFile { role, content });
+                verdict.loaded_by_older = None;
+            }
+            verdict
+        }
         Err(error) => {
             let problems = vec![Problem::Unreadable(error)];
             Verdict {
@@ -125,16 +143,14 @@ pub fn verify(bytes: &[u8], role: Option<Role>) -> Verdict {
 
 /// Documents in which nothing says what they are.
 fn accident(bytes: &[u8], role: Option<Role>) -> Option<Accident> {
-    let dense: Vec<u8> = bytes
-        .iter()
-        .copied()
-        .filter(|byte| !byte.is_ascii_whitespace())
-        .take(5)
-        .collect();
-    match (dense.as_slice(), role) {
-        (b"{}", None | Some(Role::DraManager)) => Some(Accident::EmptyObject),
-        (b"null", None | Some(Role::DraManager)) => Some(Accident::Null),
-        _ => None,
+    let text = bytes.trim_ascii();
+    let is_empty_object = text.strip_prefix(b"{").and_then(|rest| rest.strip_suffix(b"}"));
+    match role {
+        Some(Role::DevicePlugin | Role::DraHealth) => None,
+        None | Some(Role::DraManager) if text == b"null" => Some(Accident::Null),
+        None | Some(Role::DraManager) => is_empty_object
+            .filter(|inner| inner.trim_ascii().is_empty())
+            .map(|_| Accident::EmptyObject),
     }
 }
 
@@ -151,14 +167,18 @@ fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
             .push(format!("{} more of these", file.warnings.left_out));
     }
     verdict.problems.extend(problem_of_old_format(file.format, bytes));
-    if let Some(checksum) = file.checksum.filter(|checksum| !checksum.is_valid()) {
+    let is_accident = matches!(verdict.problems[..], [Problem::EmptyByAccident(_)]);
+    if let Some(checksum) = file
+        .checksum
+        .filter(|checksum| !checksum.is_valid() && !is_accident)
+    {
         verdict
             .problems
             .push(Problem::Corrupted(ChecksumMismatch(checksum)));
         return verdict;
     }
     match file.unverified() {
-        Document::DevicePlugin(checkpoint) => judge_devices(checkpoint, file.format, &mut verdict),
+        Document::DevicePlugin(checkpoint) => judge_devices(checkpoint, file.format, bytes, &mut verdict),
         Document::DraFlat(checkpoint) => judge_flat(checkpoint, bytes, &mut verdict),
         Document::DraEnvelope(checkpoint) => judge_envelope(checkpoint, &mut verdict),
         Document::DraHealth(state) => judge_health(state, &mut verdict),
@@ -198,19 +218,13 @@ fn problem_of_old_format(format: Format, bytes: &[u8]) -> Option<Problem> {
     }
 }
 
-fn judge_devices(checkpoint: &device_plugin::Checkpoint, format: Format, verdict: &mut Verdict) {
+fn judge_devices(
+    checkpoint: &device_plugin::Checkpoint,
+    format: Format,
+    bytes: &[u8],
+    verdict: &mut Verdict,
+) {
     let entries = checkpoint.entries.as_deref().unwrap_or_default();
-    if let Format::DevicePluginV0 | Format::DevicePluginV1 = format {
-        verdict.loaded_by_older = Some(match format {
-            Format::DevicePluginV0 => {
-                "1.8 (files with Entries) or 1.9 and 1.10 (files with PodDeviceEntries)"
-            }
-            _ => {
-                "1.11 to 1.19, 1.20 from 1.20.14 on, 1.21 from 1.21.8 on, 1.22 from 1.22.5 on, and 1.23 to 1.30"
-            }
-        });
-        return;
-    }
     let replaced = replaced_entries(entries);
     verdict.problems.reserve_exact(replaced.len());
     for (index, entry) in entries.iter().enumerate() {
@@ -230,30 +244,31 @@ fn judge_devices(checkpoint: &device_plugin::Checkpoint, format: Format, verdict
             });
         }
     }
-    if verdict.problems.iter().all(|problem| {
+    // Kubelets up to 1.30 do not check the UTF-8 of answers; everything else they dropped and replaced too.
+    let is_utf8 = |problem: &Problem| {
         matches!(
             problem,
             Problem::DroppedEntry {
-                reason: response::InvalidResponse::InvalidUtf8 { .. },
+                reason: InvalidResponse::InvalidUtf8 { .. },
                 ..
             }
         )
-    }) && !verdict.problems.is_empty()
-    {
-        verdict.loaded_by_older = Some("1.20 to 1.30, which do not check the UTF-8 of answers");
+    };
+    let is_old = |problem: &Problem| matches!(problem, Problem::TooOld { .. });
+    if !verdict.problems.is_empty() && verdict.problems.iter().all(|each| is_utf8(each) || is_old(each)) {
+        verdict.loaded_by_older = match format {
+            Format::DevicePluginV0 => match device_plugin::v0::generation(bytes) {
+                Generation::Single => Some("1.8"),
+                Generation::Listed => None,
+                Generation::Registered => Some("1.9 and 1.10"),
+            },
+            Format::DevicePluginV1 => Some(
+                "1.11 to 1.19, 1.20 from 1.20.14 on, 1.21 from 1.21.8 on, 1.22 from 1.22.5 on, and 1.23 to 1.30",
+            ),
+            _ => Some("1.20 to 1.30, which do not check the UTF-8 of answers"),
+        };
     }
     warn_of_shared_devices(entries, verdict);
-}
-
-impl Entry {
-    /// Pod, container and resource: the key under which a kubelet keeps an entry.
-    pub fn holder(&self) -> String {
-        format!("{}/{} {}", self.pod_uid, self.container, self.resource)
-    }
-
-    fn key(&self) -> (&str, &str, &str) {
-        (&self.pod_uid, &self.container, &self.resource)
-    }
 }
 
 /// Entries that a later one with the same key replaces: their place, and that of the last such entry.
@@ -330,13 +345,6 @@ fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
     }
     let claims = checkpoint.claims.as_deref().unwrap_or_default();
     judge_replaced_claims(&claims.iter().map(Claim::key).collect::<Vec<_>>(), verdict);
-}
-
-impl Claim {
-    /// Namespace and name: the key under which a kubelet keeps a claim.
-    pub fn key(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
-    }
 }
 
 /// Claims that a later one with the same key replaces.

@@ -631,3 +631,184 @@ fn a_truncated_or_wrongly_typed_v1_file_says_where_and_what() {
         "{wrong}"
     );
 }
+
+#[test]
+fn every_dropped_entry_is_named_whatever_else_there_is_to_warn_of() {
+    let unknown: String = (0..70).map(|number| format!("\"x{number}\":0,")).collect();
+    let entry = |extra: &str, uid: &str| {
+        format!(
+            r#"{{{extra}"PodUID":{uid},"ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{"0":["gpu7"]}},"AllocResp":""}}"#
+        )
+    };
+    let file = |entries: &[String]| {
+        format!(
+            r#"{{"Data":{{"PodDeviceEntries":[{}],"RegisteredDevices":{{}}}},"Checksum":0}}"#,
+            entries.join(",")
+        )
+    };
+    let text = file(&[entry(&unknown, "\"p\""), entry("", "7")]);
+    let salvaged = salvage(text.as_bytes(), None).unwrap();
+    let [dropped] = &salvaged.dropped[..] else {
+        panic!("{:?}", salvaged.dropped)
+    };
+    assert_eq!(dropped.what, "Data.PodDeviceEntries[1]: /c a.b/c with gpu7");
+
+    let bad: Vec<String> = (0..100).map(|_| entry("", "7")).collect();
+    let text = file(&bad);
+    assert_eq!(salvage(text.as_bytes(), None).unwrap().dropped.len(), 100);
+}
+
+#[test]
+fn unknown_keys_are_no_damage() {
+    let unknown: String = (0..70).map(|number| format!("\"x{number}\":0,")).collect();
+    let text = format!(
+        r#"{{{unknown}"Data":{{"PodDeviceEntries":null,"RegisteredDevices":{{}}}},"Checksum":3467439661}}"#
+    );
+    assert!(verify(text.as_bytes(), None).is_fine());
+    let salvaged = salvage(text.as_bytes(), None).unwrap();
+    assert!(salvaged.is_undamaged(), "{:?}", salvaged.dropped);
+}
+
+#[test]
+fn entries_behind_one_with_broken_syntax_are_saved() {
+    let text = String::from_utf8(bytes_of("deviceplugin/v2-two-resources-one-container.json")).unwrap();
+    let broken = text.replacen("sidecar", "side\u{1}car", 1);
+    let salvaged = salvage(broken.as_bytes(), None).unwrap();
+    let Document::DevicePlugin(kept) = &salvaged.kept else {
+        panic!("{salvaged:?}")
+    };
+    let containers: Vec<&str> = kept
+        .entries
+        .iter()
+        .flatten()
+        .map(|entry| entry.container.as_str())
+        .collect();
+    assert_eq!(containers, ["init", "app", "app"]);
+    assert_eq!(kept.registered.as_ref().map(BTreeMap::len), Some(2));
+    assert_eq!(salvaged.dropped.len(), 1, "{:?}", salvaged.dropped);
+}
+
+#[test]
+fn a_list_that_stands_twice_is_salvaged_in_no_time() {
+    let many = |item: &str| vec![item; 100_000].join(",");
+    let text = format!(
+        r#"{{"Data":{{"PodDeviceEntries":[{}],"PodDeviceEntries":[{}]}},"Checksum":1}}"#,
+        many("{}"),
+        many("1")
+    );
+    let salvaged = salvage(text.as_bytes(), None).unwrap();
+    assert!(salvaged.is_lost());
+    assert_eq!(salvaged.dropped.last().unwrap().what, "99000 more of these");
+}
+
+#[test]
+fn the_content_of_another_file_is_not_fine() {
+    for (path, role) in [
+        ("deviceplugin/v2-one-pod.json", Role::DraManager),
+        ("dra/envelope-v1/03-single-device.json", Role::DevicePlugin),
+        ("dra/health/01-two-devices.json", Role::DevicePlugin),
+        ("dra/flat-1.27/01-single.json", Role::DraHealth),
+    ] {
+        let verdict = verify(&bytes_of(path), Some(role));
+        let first = verdict.problems.first();
+        assert!(
+            matches!(first, Some(Problem::OtherFile { .. })),
+            "{path}: {:?}",
+            verdict.problems
+        );
+    }
+}
+
+#[test]
+fn the_role_decides_what_a_document_with_a_misleading_key_is() {
+    for name in ["version", "Data", "entries", "checksum", "gpu.acme.com"] {
+        let text = format!(r#"{{"{name}":{{"Devices":{{}}}}}}"#);
+        assert_eq!(
+            read(text.as_bytes(), Some(Role::DraHealth)).unwrap().format,
+            Format::DraHealth,
+            "{name}"
+        );
+        assert!(verify(text.as_bytes(), Some(Role::DraHealth)).is_fine(), "{name}");
+    }
+    for text in [r#"{"Checksum":5}"#, r#"{"Data":null}"#, "{}"] {
+        let file = read(text.as_bytes(), Some(Role::DraManager)).unwrap();
+        assert_eq!(file.format, Format::DraEnvelopeV1, "{text}");
+    }
+}
+
+#[test]
+fn a_document_without_a_claim_list_is_neither_converted_nor_saved() {
+    for text in [
+        "{}",
+        "null",
+        r#"{"foo":{"bar":1}}"#,
+        r#"{"Data":"{}","Checksum":2745614147}"#,
+    ] {
+        let file = read(text.as_bytes(), Some(Role::DraManager)).unwrap();
+        assert!(convert(file).is_err(), "{text}");
+        assert!(
+            salvage(text.as_bytes(), Some(Role::DraManager)).is_err(),
+            "{text}"
+        );
+    }
+    for text in ["{}", "null"] {
+        assert!(
+            salvage(text.as_bytes(), Some(Role::DevicePlugin)).is_err(),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn older_kubelets_are_named_only_if_they_load_everything() {
+    let older = |path: &str| verify(&bytes_of(path), None).loaded_by_older;
+    assert_eq!(older("deviceplugin-v1-extra/05-same-entry-twice.json"), None);
+    assert_eq!(older("deviceplugin-v1-extra/06-bad-response.json"), None);
+    assert!(older("deviceplugin/v1-one-pod.json").is_some());
+    let entry = r#"{"PodUID":"p","ContainerName":"c","ResourceName":"a.b/c""#;
+    for (text, expected) in [
+        (
+            format!(r#"{{"Entries":[{entry},"DeviceID":"a"}}]}}"#),
+            Some("1.8"),
+        ),
+        (
+            format!(r#"{{"Entries":[{entry},"DeviceIDs":["a"],"AllocResp":""}}]}}"#),
+            None,
+        ),
+        (
+            format!(r#"{{"PodDeviceEntries":[{entry},"DeviceIDs":["a"],"AllocResp":""}}]}}"#),
+            Some("1.9 and 1.10"),
+        ),
+    ] {
+        assert_eq!(verify(text.as_bytes(), None).loaded_by_older, expected, "{text}");
+    }
+}
+
+#[test]
+fn a_v0_entry_with_one_device_and_a_list_keeps_both() {
+    let text = r#"{"Entries":[{"PodUID":"p","ContainerName":"c","ResourceName":"a.b/c","DeviceID":"a","DeviceIDs":["b","c"]}]}"#;
+    let file = read(text.as_bytes(), None).unwrap();
+    let Document::DevicePlugin(checkpoint) = file.unverified() else {
+        panic!("{file:?}")
+    };
+    assert_eq!(
+        checkpoint.entries.as_ref().unwrap()[0].devices.ids(),
+        ["a", "b", "c"]
+    );
+}
+
+#[test]
+fn null_with_space_inside_is_not_null() {
+    let verdict = verify(b"n u l l", None);
+    assert!(
+        matches!(verdict.problems[..], [Problem::Unreadable(_)]),
+        "{:?}",
+        verdict.problems
+    );
+    let spaced = verify(b" { } ", None);
+    assert!(
+        matches!(spaced.problems[..], [Problem::EmptyByAccident(_)]),
+        "{:?}",
+        spaced.problems
+    );
+}

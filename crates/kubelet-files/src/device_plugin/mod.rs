@@ -92,6 +92,28 @@ impl Devices {
     }
 }
 
+impl Entry {
+    /// Pod, container and resource: the key under which a kubelet keeps an entry.
+    pub fn holder(&self) -> String {
+        format!("{}/{} {}", self.pod_uid, self.container, self.resource)
+    }
+
+    /// The holder and its devices, for people.
+    pub(crate) fn describe(&self) -> String {
+        let devices = self.devices.ids();
+        let devices = if devices.is_empty() {
+            "no devices".to_owned()
+        } else {
+            devices.join(", ")
+        };
+        format!("{} with {devices}", self.holder())
+    }
+
+    pub(crate) fn key(&self) -> (&str, &str, &str) {
+        (&self.pod_uid, &self.container, &self.resource)
+    }
+}
+
 impl Checkpoint {
     /// The checkpoint with its devices by NUMA node, as V2 wants them.
     pub fn into_per_numa(mut self) -> Self {

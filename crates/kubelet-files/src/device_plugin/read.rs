@@ -74,7 +74,9 @@ pub(crate) fn read_strict_v2(bytes: &[u8]) -> Result<Checksum, ReadError> {
 }
 
 /// Everything of a damaged V1 or V2 file that can be read, whole entries only.
-pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
+///
+/// The last value says whether entries of V1 and V2 are mixed.
+pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, bool)> {
     let mut draft = Draft::new(Accept::Either);
     salvage_with(bytes, |reader| draft.decode(reader)).map(|()| {
         let version = if draft.shapes.flat.is_some() {
@@ -87,9 +89,16 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
             stored: draft.stored,
             computed,
         };
-        (draft.checkpoint, checksum)
+        let mixed = draft.shapes.flat.is_some() && draft.shapes.per_numa.is_some();
+        (draft.checkpoint, checksum, mixed)
     })
 }
+
+/// An entry as a unit of salvage.
+const UNIT: decode::Unit<Entry> = decode::Unit {
+    marker: "{\"PodUID\"",
+    describe: Entry::describe,
+};
 
 /// Which forms of a device list are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +169,7 @@ impl Draft {
                 reader,
                 &mut checkpoint.entries,
                 "[]checkpoint.PodDevicesEntry",
+                &UNIT,
                 |reader, entry| decode_entry(reader, entry, *accept, shapes),
             ),
             _ => decode_registered(reader, &mut checkpoint.registered),

@@ -69,10 +69,16 @@ struct EntryV0 {
 impl Draft {
     fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
         decode::object(reader, &DATA, |field, reader| match field {
-            0 => decode::units(reader, &mut self.entries, "[]checkpointEntry", decode_entry),
+            0 => decode::units(
+                reader,
+                &mut self.entries,
+                "[]checkpointEntry",
+                &UNIT,
+                decode_entry,
+            ),
             1 => {
                 let go_type = "[]podDevicesCheckpointEntry";
-                decode::units(reader, &mut self.pod_device_entries, go_type, decode_entry)
+                decode::units(reader, &mut self.pod_device_entries, go_type, &UNIT, decode_entry)
             }
             _ => decode_registered(reader, &mut self.registered),
         })
@@ -104,44 +110,96 @@ fn decode_entry(reader: &mut Reader<'_>, entry: &mut EntryV0) -> Result<(), Synt
     })
 }
 
+/// An entry as a unit of salvage.
+const UNIT: decode::Unit<EntryV0> = decode::Unit {
+    marker: "{\"PodUID\"",
+    describe: EntryV0::describe,
+};
+
+impl EntryV0 {
+    fn describe(&self) -> String {
+        let devices = self.device_id.iter().chain(self.device_ids.iter().flatten());
+        let devices: Vec<&str> = devices.map(String::as_str).collect();
+        let (pod, container, resource) = (&self.pod_uid, &self.container, &self.resource);
+        format!("{pod}/{container} {resource} with {}", devices.join(", "))
+    }
+}
+
+/// Who wrote a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Generation {
+    /// 1.8: one entry per device.
+    Single,
+    /// Late 2017, between releases.
+    Listed,
+    /// 1.9 and 1.10.
+    Registered,
+}
+
+/// The generation of a file that [`read`] takes.
+pub(crate) fn generation(bytes: &[u8]) -> Generation {
+    let mut draft = Draft::default();
+    // What can be read of it decides.
+    let _: Salvaged<()> = salvage_with(bytes, |reader| draft.decode(reader));
+    let entries = draft.entries.as_deref().unwrap_or_default();
+    if draft.pod_device_entries.is_some() || draft.registered.is_some() {
+        Generation::Registered
+    } else if entries
+        .iter()
+        .any(|entry| entry.device_ids.is_some() || entry.alloc_resp.is_some())
+    {
+        Generation::Listed
+    } else {
+        Generation::Single
+    }
+}
+
 /// One entry per device becomes one per container and resource, at the place of its first device.
 fn join_single_devices(old: Vec<EntryV0>) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::with_capacity(old.len());
     let mut places: BTreeMap<(String, String, String), usize> = BTreeMap::new();
-    for EntryV0 {
-        pod_uid,
-        container,
-        resource,
-        device_ids,
-        alloc_resp,
-        device_id,
-    } in old
-    {
-        let Some(device_id) = device_id else {
-            let devices = Devices::Flat(device_ids);
-            entries.push(Entry {
-                pod_uid,
-                container,
-                resource,
-                devices,
-                alloc_resp,
-            });
-            continue;
-        };
+    for entry in old {
+        let EntryV0 {
+            pod_uid,
+            container,
+            resource,
+            mut device_ids,
+            alloc_resp,
+            device_id,
+        } = entry;
         let key = (pod_uid.clone(), container.clone(), resource.clone());
-        let place = *places.entry(key).or_insert_with(|| {
-            let devices = Devices::Flat(Some(Vec::new()));
-            entries.push(Entry {
-                pod_uid,
-                container,
-                resource,
-                devices,
-                alloc_resp,
-            });
-            entries.len() - 1
-        });
-        if let Devices::Flat(Some(ids)) = &mut entries[place].devices {
-            ids.push(device_id);
+        let single = device_id.is_some();
+        if let Some(device_id) = device_id {
+            device_ids.get_or_insert_default().insert(0, device_id);
+        }
+        let earlier = places
+            .get(&key)
+            .filter(|_| single)
+            .and_then(|&place| entries.get_mut(place));
+        match earlier {
+            Some(Entry {
+                devices: Devices::Flat(Some(ids)),
+                alloc_resp: answer,
+                ..
+            }) => {
+                ids.extend(device_ids.into_iter().flatten());
+                if answer.is_none() {
+                    *answer = alloc_resp;
+                }
+            }
+            _ => {
+                if single {
+                    places.insert(key, entries.len());
+                }
+                let devices = Devices::Flat(device_ids);
+                entries.push(Entry {
+                    pod_uid,
+                    container,
+                    resource,
+                    devices,
+                    alloc_resp,
+                });
+            }
         }
     }
     entries

@@ -90,14 +90,15 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
     let checksum = outer.checksum();
     let mut draft = Checkpoint::default();
     let inner = salvage_with(outer.data.as_bytes(), |reader| draft.decode(reader));
-    found.warnings.append(inner.warnings, "Data");
+    found.dropped.0.extend(inner.dropped.0);
+    found.dropped.1 += inner.dropped.1;
     Salvaged {
         content: (draft, checksum),
         broken_off: found
             .broken_off
             .or(inner.broken_off.map(|error| error.inside("Data"))),
         outside: found.outside.or(inner.outside.map(|error| error.inside("Data"))),
-        warnings: found.warnings,
+        dropped: found.dropped,
     }
 }
 
@@ -150,11 +151,23 @@ impl Checkpoint {
             1 => decode::text(reader, &mut self.api_version, "string"),
             _ => {
                 self.has_claim_list = true;
-                decode::units(reader, &mut self.claims, "state.ClaimInfoStateList", decode_claim)
+                decode::units(
+                    reader,
+                    &mut self.claims,
+                    "state.ClaimInfoStateList",
+                    &UNIT,
+                    decode_claim,
+                )
             }
         })
     }
 }
+
+/// A claim as a unit of salvage.
+const UNIT: decode::Unit<Claim> = decode::Unit {
+    marker: "{\"ClaimUID\"",
+    describe: Claim::describe,
+};
 
 fn decode_claim(reader: &mut Reader<'_>, claim: &mut Claim) -> Result<(), SyntaxError> {
     decode::object(reader, &CLAIM, |field, reader| match field {

@@ -287,7 +287,7 @@ impl Draft {
             0 => decode::text(reader, &mut checkpoint.version, "string"),
             1 => {
                 let go_type = "state.ClaimInfoStateList";
-                decode::units(reader, &mut checkpoint.claims, go_type, |reader, claim| {
+                decode::units(reader, &mut checkpoint.claims, go_type, &UNIT, |reader, claim| {
                     decode_claim(reader, claim, *dialect, saw_handles, saw_structured)
                 })
             }
@@ -295,6 +295,12 @@ impl Draft {
         })
     }
 }
+
+/// A claim as a unit of salvage.
+const UNIT: decode::Unit<FlatClaim> = decode::Unit {
+    marker: "{\"DriverName\"",
+    describe: FlatClaim::describe,
+};
 
 fn decode_claim(
     reader: &mut Reader<'_>,
@@ -449,6 +455,10 @@ impl FlatClaim {
             },
         );
         out.text("}");
+    }
+
+    fn describe(&self) -> String {
+        super::describe_claim(&format!("{}/{}", self.namespace, self.name), self.pods.as_ref())
     }
 
     /// The claim in the form of today: each driver with one device that carries its CDI ids. Which pool, device

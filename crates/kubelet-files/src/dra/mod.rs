@@ -29,6 +29,24 @@ pub struct Claim {
     pub drivers: Option<BTreeMap<String, Driver>>,
 }
 
+impl Claim {
+    /// Namespace and name: the key under which a kubelet keeps a claim.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// For people.
+    pub(crate) fn describe(&self) -> String {
+        describe_claim(&self.key(), self.pods.as_ref())
+    }
+}
+
+/// A claim and its pods.
+fn describe_claim(key: &str, pods: Option<&BTreeSet<String>>) -> String {
+    let pods: Vec<&str> = pods.into_iter().flatten().map(String::as_str).collect();
+    format!("claim {key} of pods {}", pods.join(", "))
+}
+
 /// One driver's part of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Driver {

@@ -244,24 +244,33 @@ pub(crate) fn list<T: Default>(
     go_type: &str,
     element: impl FnMut(&mut Reader<'_>, &mut T) -> Read,
 ) -> Read {
-    elements(reader, target, go_type, false, element)
+    elements(reader, target, go_type, None, element)
 }
 
-/// A Go slice whose elements are kept or dropped one by one when salvaging.
+/// What must be known of elements that are kept or dropped one by one when salvaging.
+pub(crate) struct Unit<T> {
+    /// How kubelets begin one: where to go on behind broken syntax.
+    pub(crate) marker: &'static str,
+    /// What a person calls one, as far as it could be read.
+    pub(crate) describe: fn(&T) -> String,
+}
+
+/// A Go slice of [`Unit`]s.
 pub(crate) fn units<T: Default>(
     reader: &mut Reader<'_>,
     target: &mut Option<Vec<T>>,
     go_type: &str,
+    unit: &Unit<T>,
     element: impl FnMut(&mut Reader<'_>, &mut T) -> Read,
 ) -> Read {
-    elements(reader, target, go_type, true, element)
+    elements(reader, target, go_type, Some(unit), element)
 }
 
 fn elements<T: Default>(
     reader: &mut Reader<'_>,
     target: &mut Option<Vec<T>>,
     go_type: &str,
-    as_units: bool,
+    unit: Option<&Unit<T>>,
     mut element: impl FnMut(&mut Reader<'_>, &mut T) -> Read,
 ) -> Read {
     match reader.kind()? {
@@ -278,38 +287,58 @@ fn elements<T: Default>(
         return Ok(());
     }
     let mut length = 0;
-    let start = reader.offset();
-    loop {
+    let (start, place) = (reader.offset(), reader.place());
+    for index in 0.. {
         if length == items.len() {
             make_room(items, reader, start);
             items.push(T::default());
         }
         let item = &mut items[length];
-        let kept = if as_units {
-            reader.unit(|reader| element(reader, item))
-        } else {
-            element(reader, item).map(|()| true)
+        let ended = match unit {
+            None => element(reader, item).map(|()| None),
+            Some(_) => reader.unit(|reader| element(reader, item)),
         };
-        match kept {
-            Ok(true) => length += 1,
-            Ok(false) => drop(items.remove(length)),
-            Err(error) => {
-                // The document ends inside this element: what came before it is whole.
-                items.truncate(length);
-                return Err(error);
+        let problem = match ended {
+            Ok(None) => {
+                length += 1;
+                match reader.next(b']') {
+                    Ok(true) => continue,
+                    Ok(false) => break,
+                    // The element itself is whole.
+                    Err(error) => (error, false),
+                }
             }
+            Ok(Some(reason)) => {
+                tell(reader, unit, index, item, reason.message);
+                items.truncate(length);
+                match reader.next(b']') {
+                    Ok(true) => continue,
+                    Ok(false) => break,
+                    Err(error) => (error, false),
+                }
+            }
+            Err(error) => (error, true),
+        };
+        let (error, inside) = problem;
+        if !unit.is_some_and(|unit| reader.resume(place, &error, unit.marker.as_bytes())) {
+            // The document ends here: what came before is whole.
+            items.truncate(length);
+            return Err(error);
         }
-        match reader.next(b']') {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(error) => {
-                items.truncate(length);
-                return Err(error);
-            }
+        if inside {
+            tell(reader, unit, index, &items[length], error.message);
+            items.truncate(length);
         }
     }
     items.truncate(length);
     Ok(())
+}
+
+/// Takes down that an element was left out.
+fn tell<T>(reader: &mut Reader<'_>, unit: Option<&Unit<T>>, index: usize, item: &T, reason: String) {
+    let description = unit.map(|unit| (unit.describe)(item)).unwrap_or_default();
+    let separator = if description.is_empty() { "" } else { ": " };
+    reader.left_out(&format!("[{index}]{separator}{description}"), reason);
 }
 
 /// Before one more item is pushed. A list that goes on as it began will have as many items as fit into the rest
@@ -375,12 +404,14 @@ fn entries<K: Ord, V: Default>(
         let (key, offset) = reader.key()?;
         let mut fresh = V::default();
         let mut parsed = None;
-        let kept = reader.unit(|reader| {
+        let dropped = reader.unit(|reader| {
             value(reader, &mut fresh)?;
             parsed = parse_key(reader, &key, offset);
             Ok(())
         })?;
-        if let (true, Some(parsed)) = (kept, parsed) {
+        if let Some(reason) = dropped {
+            reader.left_out(&format!("[{:?}]", shortened(&key)), reason.message);
+        } else if let Some(parsed) = parsed {
             match map.entry(parsed) {
                 Entry::Vacant(place) => drop(place.insert(fresh)),
                 Entry::Occupied(mut place) => {

@@ -16,7 +16,7 @@ pub(crate) mod decode;
 mod reader;
 pub(crate) mod write;
 
-pub(crate) use reader::{Kind, Reader, SyntaxError, TypeError, Warning, WarningKind};
+pub(crate) use reader::{Dropped, Kind, Reader, SyntaxError, TypeError, Warning, WarningKind};
 
 #[cfg(test)]
 mod tests;

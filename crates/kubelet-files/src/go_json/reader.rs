@@ -10,6 +10,9 @@ const MAX_DEPTH: usize = 10_000;
 /// report that is larger than itself.
 const MAX_WARNINGS: usize = 64;
 
+/// How many parts that cannot be kept are told one by one; the rest are counted.
+const MAX_DROPPED: usize = 1_000;
+
 /// The document is not JSON. The text is Go's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -41,8 +44,21 @@ pub(crate) enum WarningKind {
     DuplicateKey(String),
     /// Bytes that are no UTF-8, or half a surrogate pair, read as U+FFFD.
     Substituted,
-    /// A value that could not be kept while salvaging.
-    Dropped(String),
+}
+
+/// A part of the document that cannot be kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Dropped {
+    pub(crate) what: String,
+    pub(crate) reason: String,
+}
+
+/// How deep in the document a reader is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    depth: usize,
+    fields: usize,
+    struct_type: &'static str,
 }
 
 /// What the next value is, judged by its first byte.
@@ -71,7 +87,7 @@ impl Kind {
     }
 }
 
-/// Which shapes of a device list are taken (see `device_plugin`).
+/// What becomes of an element that is not as it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Mode {
     /// As Go does: the first type error spoils the document.
@@ -95,6 +111,8 @@ pub(crate) struct Reader<'a> {
     type_errors: usize,
     warnings: Vec<Warning>,
     warnings_left_out: usize,
+    dropped: Vec<Dropped>,
+    dropped_left_out: usize,
     /// The type of the innermost Go struct and the fields that lead to it, for Go's error texts.
     struct_type: &'static str,
     fields: Vec<&'static str>,
@@ -121,6 +139,8 @@ impl<'a> Reader<'a> {
             type_errors: 0,
             warnings: Vec::new(),
             warnings_left_out: 0,
+            dropped: Vec::new(),
+            dropped_left_out: 0,
             struct_type: "",
             fields: Vec::new(),
         }
@@ -524,29 +544,66 @@ impl<'a> Reader<'a> {
         Ok(answer)
     }
 
-    /// Runs `read` for something that is kept or dropped as a whole: when salvaging, the answer is false if it
-    /// had a type error, and then that error counts no longer.
+    /// Runs `read` for something that is kept or dropped as a whole: when salvaging, the answer is why it cannot
+    /// be kept, and that error counts no longer.
     pub(crate) fn unit(
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<(), SyntaxError>,
-    ) -> Result<bool, SyntaxError> {
+    ) -> Result<Option<TypeError>, SyntaxError> {
         if self.mode == Mode::Strict || self.inside_unit {
-            read(self)?;
-            return Ok(true);
+            return read(self).map(|()| None);
         }
         let earlier = self.first_type_error.take();
-        let (errors, start) = (self.type_errors, self.at);
+        let errors = self.type_errors;
         self.inside_unit = true;
         let ended = read(self);
         self.inside_unit = false;
         let reason = std::mem::replace(&mut self.first_type_error, earlier);
-        let kept = self.type_errors == errors;
         self.type_errors = errors;
-        ended?;
-        if let Some(reason) = reason {
-            self.warn(WarningKind::Dropped(reason.message), start);
+        ended.map(|()| reason)
+    }
+
+    /// Takes down that a unit was left out. `what` is added to the way to it.
+    pub(crate) fn left_out(&mut self, what: &str, reason: String) {
+        if self.dropped.len() < MAX_DROPPED {
+            let what = format!("{}{what}", self.fields.join("."));
+            self.dropped.push(Dropped { what, reason });
+        } else {
+            self.dropped_left_out += 1;
         }
-        Ok(kept)
+    }
+
+    pub(crate) fn take_dropped(&mut self) -> (Vec<Dropped>, usize) {
+        (
+            std::mem::take(&mut self.dropped),
+            std::mem::take(&mut self.dropped_left_out),
+        )
+    }
+
+    /// Where the reader is, to be able to go on from there.
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            depth: self.depth,
+            fields: self.fields.len(),
+            struct_type: self.struct_type,
+        }
+    }
+
+    /// When salvaging, goes on at the next `marker` behind a syntax error, as if the reader were at `place`.
+    pub(crate) fn resume(&mut self, place: Place, error: &SyntaxError, marker: &[u8]) -> bool {
+        if self.mode == Mode::Strict || marker.is_empty() {
+            return false;
+        }
+        let rest = self.bytes.get(error.offset..).unwrap_or_default();
+        let Some(found) = rest.windows(marker.len()).position(|window| window == marker) else {
+            return false;
+        };
+        self.at = error.offset + found;
+        self.depth = place.depth;
+        self.fields.truncate(place.fields);
+        self.struct_type = place.struct_type;
+        self.inside_unit = false;
+        true
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::decode::{self, Shape, folds_to};
-use super::{Kind, Reader, WarningKind, write};
+use super::{Dropped, Kind, Reader, WarningKind, write};
 use crate::go_print::{Fnv1a32, Label, Print};
 
 /// The syntax error of a document, if it has one.
@@ -404,19 +404,45 @@ fn strings_are_written_with_the_escapes_of_go() {
     );
 }
 
+const ITEM: decode::Unit<String> = decode::Unit {
+    marker: "\"m",
+    describe: String::clone,
+};
+
+fn salvaged(text: &str) -> (Option<Vec<String>>, Vec<Dropped>, bool) {
+    let mut reader = Reader::salvaging(text.as_bytes());
+    let mut items: Option<Vec<String>> = None;
+    let ended = decode::units(&mut reader, &mut items, "[]string", &ITEM, |reader, item| {
+        decode::text(reader, item, "string")
+    });
+    assert!(reader.first_type_error().is_none());
+    (items, reader.take_dropped().0, ended.is_ok())
+}
+
 #[test]
 fn an_element_is_dropped_as_a_whole_when_salvaging() {
-    let mut reader = Reader::salvaging(br#"["a",["b",1],"c"]"#);
-    let mut items: Option<Vec<String>> = None;
-    decode::units(&mut reader, &mut items, "[]string", |reader, item| {
-        decode::text(reader, item, "string")
-    })
-    .expect("sound syntax");
+    let (items, dropped, whole) = salvaged(r#"["a",["b",1],"c"]"#);
     assert_eq!(items, Some(vec!["a".into(), "c".into()]));
-    assert!(reader.first_type_error().is_none());
-    let reason = "json: cannot unmarshal array into Go value of type string";
-    let (warnings, _) = reader.take_warnings();
-    assert_eq!(warnings[0].kind, WarningKind::Dropped(reason.into()));
+    let reason = "json: cannot unmarshal array into Go value of type string".into();
+    assert_eq!(
+        dropped,
+        [Dropped {
+            what: "[1]".into(),
+            reason
+        }]
+    );
+    assert!(whole);
+}
+
+#[test]
+fn behind_broken_syntax_salvaging_goes_on_at_the_next_element() {
+    let (items, dropped, whole) = salvaged("[\"ma\",\"b\u{1}c\",\"md\",\"e\"]");
+    assert_eq!(items, Some(vec!["ma".into(), "md".into(), "e".into()]));
+    assert_eq!(dropped.len(), 1);
+    assert!(whole);
+    let (items, _, whole) = salvaged("[\"ma\",\"b\u{1}c\",\"d\"]");
+    assert_eq!(items, Some(vec!["ma".into()]));
+    assert!(!whole);
 }
 
 #[test]
