@@ -497,7 +497,7 @@ fn one_bad_entry_is_dropped_and_the_others_are_kept() {
     let [dropped] = &salvaged.dropped[..] else {
         panic!("{:?}", salvaged.dropped)
     };
-    assert_eq!(dropped.what, "Data.PodDeviceEntries[1]");
+    assert_eq!(dropped.what, "Data.PodDeviceEntries[1]: pod-a/ vendor.com/gpu with gpu1");
     assert!(
         dropped.reason.contains("cannot unmarshal number"),
         "{}",
@@ -533,7 +533,7 @@ fn an_entry_whose_answer_does_not_decode_is_dropped() {
     let [dropped] = &salvaged.dropped[..] else {
         panic!("{:?}", salvaged.dropped)
     };
-    assert_eq!(dropped.what, "pod-bad/c vendor.com/gpu with devices gpu1");
+    assert_eq!(dropped.what, "pod-bad/c vendor.com/gpu with gpu1");
 }
 
 #[test]
@@ -591,7 +591,7 @@ fn entries_of_1_8_are_joined_per_container_in_the_order_of_their_first_device() 
 
 #[test]
 fn files_of_late_2017_and_of_1_9_keep_the_plugins_answer() {
-    let entry = r#"{"PodUID":"p","ContainerName":"c","ResourceName":"acme.com/gpu","DeviceIDs":["a"],"AllocResp":"CgQKAUESADoBeA=="}"#;
+    let entry = r#"{"PodUID":"p","ContainerName":"c","ResourceName":"acme.com/gpu","DeviceIDs":["a"],"AllocResp":"CgUKAUESADoBeA=="}"#;
     for text in [
         format!(r#"{{"Entries":[{entry}]}}"#),
         format!(r#"{{"PodDeviceEntries":[{entry}],"RegisteredDevices":{{"acme.com/gpu":["a","b"]}}}}"#),
@@ -600,7 +600,7 @@ fn files_of_late_2017_and_of_1_9_keep_the_plugins_answer() {
         assert_eq!(file.format, Format::DevicePluginV0, "{text}");
         let converted = convert(file).unwrap();
         assert!(
-            converted.text.contains("\"AllocResp\":\"CgQKAUESADoBeA==\""),
+            converted.text.contains("\"AllocResp\":\"CgUKAUESADoBeA==\""),
             "{}",
             converted.text
         );

@@ -90,6 +90,7 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
     let checksum = outer.checksum();
     let mut draft = Checkpoint::default();
     let inner = salvage_with(outer.data.as_bytes(), |reader| draft.decode(reader));
+    draft.has_claim_list &= outer.has_data;
     found.dropped.0.extend(inner.dropped.0);
     found.dropped.1 += inner.dropped.1;
     Salvaged {
