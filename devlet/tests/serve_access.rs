@@ -42,8 +42,17 @@ fn node(config: &str) -> Option<(TempDir, Daemon)> {
 fn reachable(root: &Path, program: &Path) -> PathBuf {
     let copy = root.join(format!("copy-of-{}", program.file_name().unwrap().display()));
     if !copy.exists() {
-        std::fs::copy(program, &copy).unwrap();
-        std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
+        // Not with our own hands: a child that another test starts meanwhile would keep the file open for writing,
+        // and then it cannot be run.
+        let mut install = Command::new("install");
+        assert!(
+            install
+                .args(["-m", "755"])
+                .args([program, &copy])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
     copy
 }
