@@ -36,11 +36,15 @@ pub(crate) fn print<T: Serialize>(
     value: &T,
     table: impl FnOnce(&T) -> String,
 ) -> anyhow::Result<()> {
-    let mut text = match output {
+    print_text(match output {
         Output::Table | Output::Wide => table(value),
         Output::Json => serde_json::to_string_pretty(value)?,
         Output::Yaml => serde_saphyr::to_string(value)?,
-    };
+    })
+}
+
+/// Prints a result, with a line break at its end.
+pub(crate) fn print_text(mut text: String) -> anyhow::Result<()> {
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }

@@ -204,12 +204,189 @@ fn validate_judges_files_and_directories() {
 }
 
 #[test]
-fn a_directory_that_does_not_exist_is_empty() {
-    let output = cdi(&["list"], &[Path::new("/does/not/exist")]);
-    assert_eq!(output.status.code(), Some(0));
-    assert!(
-        stderr(&output).contains("no devices in /does/not/exist"),
-        "{}",
-        stderr(&output)
-    );
+fn a_directory_that_was_asked_for_must_be_there() {
+    let specs = directory(&[("acme.yaml", WIDGETS)]);
+    let file = specs.path().join("acme.yaml");
+    for (bad, says) in [
+        (Path::new("/does/not/exist"), "No such file"),
+        (&file, "Not a directory"),
+    ] {
+        for command in [
+            &["list"][..],
+            &["validate"],
+            &["show", "acme.com/widget=w1"],
+            &["resolve", "acme.com/widget=w1"],
+        ] {
+            let output = cdi(command, &[specs.path(), bad]);
+            assert_eq!(output.status.code(), Some(2), "{command:?} {}", bad.display());
+            let expected = format!("error: cannot read {}: {says}", bad.display());
+            assert!(stderr(&output).starts_with(&expected), "{}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn directories_have_no_say_about_files() {
+    let specs = directory(&[("acme.yaml", WIDGETS)]);
+    let file = specs.path().join("acme.yaml");
+    let output = cdi(&["validate", file.to_str().unwrap()], &[specs.path()]);
+    assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
+    assert!(stderr(&output).contains("--cdi-dir"), "{}", stderr(&output));
+}
+
+#[test]
+fn validate_sees_that_two_given_files_define_the_same_device() {
+    let specs = directory(&[("acme.yaml", WIDGETS), ("again.json", W0_AGAIN)]);
+    let paths = ["acme.yaml", "again.json"].map(|name| specs.path().join(name));
+    let [one, other] = paths.each_ref().map(|path| path.to_str().unwrap());
+    let output = cdi(&["validate", one, other], &[]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    let text = stdout(&output);
+    for path in [one, other] {
+        assert!(
+            text.contains(&format!("acme.com/widget=w0 is also defined in {path}")),
+            "{text}"
+        );
+    }
+    let twice = cdi(&["validate", one, one], &[]);
+    assert_eq!(twice.status.code(), Some(0), "{}", stdout(&twice));
+}
+
+#[test]
+fn validate_says_what_an_invalid_spec_is() {
+    let specs = directory(&[("acme.yaml", &WIDGETS.replace("0.6.0", "0.3.0"))]);
+    let path = specs.path().join("acme.yaml");
+    for output in [
+        cdi(&["validate", "-o", "json"], &[specs.path()]),
+        cdi(&["validate", "-o", "json", path.to_str().unwrap()], &[]),
+    ] {
+        assert_eq!(output.status.code(), Some(1));
+        let judged: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let judged = &judged[0];
+        assert_eq!(judged["kind"], "acme.com/widget");
+        assert_eq!(judged["cdiVersion"], "0.3.0");
+        assert_eq!(judged["minimumVersion"], "0.6.0");
+        assert_eq!(judged["devices"], 2);
+        let problem = judged["problems"][0].as_str().unwrap();
+        assert!(problem.contains("needs at least 0.6.0"), "{problem}");
+    }
+}
+
+#[test]
+fn resolve_keeps_numbers_as_they_are_written() {
+    let numbers = [
+        "12345678901234567890123",
+        "0.1234567890123456789012",
+        "-0",
+        "1e5",
+        "1e400",
+    ];
+    let config = format!(r#"{{"ociVersion": "1.2.0", "future": [{}]}}"#, numbers.join(", "));
+    let specs = directory(&[("acme.yaml", WIDGETS), ("config", &config)]);
+    let path = specs.path().join("config");
+    for (format, before, after) in [("json", "    ", ""), ("yaml", "- ", "\n")] {
+        let path = path.to_str().unwrap();
+        let args = ["resolve", "acme.com/widget=w1", "--oci-spec", path, "-o", format];
+        let output = cdi(&args, &[specs.path()]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        for number in numbers {
+            let text = stdout(&output);
+            assert!(
+                text.contains(&format!("{before}{number}{after}")),
+                "{number}: {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn hints_about_an_oci_spec_fit_the_error() {
+    let deep = format!(r#"{{"a": {}{}}}"#, "[".repeat(200), "]".repeat(200));
+    let lost = WIDGETS.replace("/dev/null", "/dev/none-of-these");
+    let specs = directory(&[
+        ("acme.yaml", WIDGETS),
+        ("good", "{}"),
+        ("list", "[]"),
+        ("env", r#"{"process": {"env": {}}}"#),
+        ("deep", &deep),
+    ]);
+    let others = directory(&[("acme.yaml", &lost)]);
+    let resolve = |directory: &Path, name: &str, file: &str| {
+        Command::new(env!("CARGO_BIN_EXE_devlet"))
+            .args(["cdi", "resolve", name, "--oci-spec", "-", "--cdi-dir"])
+            .arg(directory)
+            .stdin(std::fs::File::open(specs.path().join(file)).unwrap())
+            .output()
+            .unwrap()
+    };
+    for (directory, name, file, error, hint) in [
+        (
+            &specs,
+            "w0",
+            "list",
+            "standard input: the root of the OCI spec",
+            "config.json",
+        ),
+        (
+            &specs,
+            "w0",
+            "env",
+            "standard input: process.env of the OCI spec",
+            "config.json",
+        ),
+        (&specs, "w0", "deep", "at most 127 levels", "config.json"),
+        (
+            &others,
+            "w0",
+            "good",
+            "/dev/none-of-these",
+            "looked up on this host",
+        ),
+        (
+            &specs,
+            "w9",
+            "good",
+            "no such device",
+            "devlet cdi list --cdi-dir /",
+        ),
+    ] {
+        let output = resolve(directory.path(), &format!("acme.com/widget={name}"), file);
+        assert_eq!(output.status.code(), Some(1), "{file}");
+        let text = stderr(&output);
+        let (first, second) = text.split_once("\nhint: ").unwrap_or((&text, ""));
+        assert!(first.contains(error), "{text}");
+        assert!(second.contains(hint), "{text}");
+    }
+}
+
+#[test]
+fn a_closed_pipe_does_not_make_a_bad_spec_good() {
+    let specs = directory(&[("acme.yaml", &WIDGETS.replace("0.6.0", "0.3.0"))]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = Command::new(env!("CARGO_BIN_EXE_devlet"))
+        .args(["cdi", "validate", "--cdi-dir"])
+        .arg(specs.path())
+        .stdout(writer)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
+fn nothing_in_a_spec_looks_like_a_line_of_its_own() {
+    let hostile = r#"{"cdiVersion":"0.6.0","kind":"acme.com/widget","devices":[{"name":"w0","annotations":{"a":"1\nforged"},"containerEdits":{"env":["A=1\nforged\u2028"],"mounts":[{"hostPath":"/a\nforged","containerPath":"/b"}]}}]}"#;
+    let specs = directory(&[("a\nforged.json", hostile)]);
+    for command in [
+        &["list"][..],
+        &["show", "acme.com/widget=w0"],
+        &["resolve", "acme.com/widget=w0"],
+        &["validate"],
+    ] {
+        let text = stdout(&cdi(command, &[specs.path()]));
+        assert!(text.contains("\\nforged"), "{command:?}: {text}");
+        assert!(!text.contains('\u{2028}'), "{command:?}: {text:?}");
+        let forged = text.lines().find(|line| line.trim_start().starts_with("forged"));
+        assert_eq!(forged, None, "{command:?}: {text}");
+    }
 }

@@ -26,8 +26,13 @@ pub enum ReadError {
     #[error(transparent)]
     Parse(#[from] ParseError),
     /// It is a spec, but not a valid one.
-    #[error(transparent)]
-    Invalid(#[from] InvalidSpec),
+    #[error("{problem}")]
+    Invalid {
+        /// What it says all the same.
+        spec: Box<Spec>,
+        /// What is wrong with it.
+        problem: InvalidSpec,
+    },
 }
 
 /// A valid spec and the file that it came from.
@@ -55,10 +60,16 @@ impl SpecFile {
             error: error.into(),
             names: names_in(&bytes),
         })?;
-        let mut warnings = spec.validate().map_err(|error| Broken {
-            error: error.into(),
-            names: names_in(&bytes),
-        })?;
+        let mut warnings = match spec.validate() {
+            Ok(warnings) => warnings,
+            Err(problem) => {
+                let spec = Box::new(spec);
+                return Err(Broken {
+                    error: ReadError::Invalid { spec, problem },
+                    names: names_in(&bytes),
+                });
+            }
+        };
         warnings.extend(warning);
         Ok(Self {
             path: path.to_owned(),

@@ -95,12 +95,22 @@ impl Spec {
     pub fn write(&self, directory: impl AsRef<Path>, name: &str) -> Result<PathBuf, WriteError> {
         let directory = directory.as_ref();
         let path = spec_path(directory, name)?;
+        let text = self.to_text(name)?;
+        replace_file(directory, &path, text.as_bytes()).map_err(|source| WriteError::Io {
+            path: path.clone(),
+            source,
+        })?;
+        Ok(path)
+    }
+
+    /// What [`Spec::write`] puts into a file of this name.
+    pub fn to_text(&self, name: &str) -> Result<String, WriteError> {
         if let Some(Warning::OneCharacter { part, value }) = self.validate_content()?.into_iter().next() {
             return Err(WriteError::OneCharacter { part, value });
         }
         let mut spec = self.clone();
         spec.version = self.minimum_version().to_string();
-        let text = if path.as_os_str().as_encoded_bytes().ends_with(b".json") {
+        let text = if name.ends_with(".json") {
             spec.to_json()?
         } else {
             spec.to_yaml()?
@@ -108,11 +118,7 @@ impl Spec {
         if text.len() > MAX_SPEC_BYTES {
             return Err(WriteError::TooLarge);
         }
-        replace_file(directory, &path, text.as_bytes()).map_err(|source| WriteError::Io {
-            path: path.clone(),
-            source,
-        })?;
-        Ok(path)
+        Ok(text)
     }
 
     /// Removes a file that [`Spec::write`] made of the same arguments. A file that is not there is no error.

@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::output::{self, Output, table};
 
 pub(super) fn run(directories: &Directories, output: Output) -> anyhow::Result<Outcome> {
-    let registry = directories.load();
+    let registry = directories.open()?;
     let listed = Listed::of(&registry);
     if matches!(output, Output::Table | Output::Wide) {
         for problem in &listed.problems {

@@ -1,12 +1,14 @@
 //! `devlet cdi`: Container Device Interface specs.
 
 mod list;
+mod oci;
 mod resolve;
 mod show;
 mod validate;
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::Subcommand;
 use devlet_cdi::{ContainerEdits, DEFAULT_DIRECTORIES, DeviceNode, Registry};
 
@@ -19,7 +21,7 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  devlet cdi list\n  devlet cdi list --cdi-dir ./specs -o json\n\n\
         Files and directories that cannot be used are reported on standard error, and in JSON and YAML under \
-        \"problems\". Exit codes: 0 listed, 2 wrong usage."
+        \"problems\". Exit codes: 0 listed, 2 wrong usage or an unreadable --cdi-dir."
     )]
     List {
         #[command(flatten)]
@@ -29,7 +31,7 @@ pub(crate) enum Command {
     },
     /// Show one device: where it is defined and what it changes in a container
     #[command(after_help = "Examples:\n  devlet cdi show vendor.com/gpu=gpu0\n\n\
-        Exit codes: 0 shown, 1 there is no such usable device, 2 wrong usage.")]
+        Exit codes: 0 shown, 1 there is no such usable device, 2 wrong usage or an unreadable --cdi-dir.")]
     Show {
         /// A qualified name, vendor/class=name
         name: String,
@@ -46,6 +48,7 @@ pub(crate) enum Command {
     )]
     Validate {
         /// The files; without any, those of the directories
+        #[arg(conflicts_with = "directories")]
         files: Vec<PathBuf>,
         #[command(flatten)]
         directories: Directories,
@@ -56,9 +59,9 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  devlet cdi resolve vendor.com/gpu=gpu0 vendor.com/nic=vf3\n  \
         devlet cdi resolve vendor.com/gpu=gpu0 --oci-spec config.json > changed.json\n\n\
-        With --oci-spec the changed runtime spec is printed as JSON; the file itself stays as it is. Exit \
-        codes: 0 resolved, 1 a name is unknown or unusable, or the runtime spec is no such thing, 2 wrong \
-        usage or an unreadable path."
+        With --oci-spec the changed runtime spec is printed, as JSON unless YAML is asked for; the file itself \
+        stays as it is. Exit codes: 0 resolved, 1 a name is unknown or unusable, its edits cannot be made on \
+        this host, or the runtime spec is no such thing, 2 wrong usage or an unreadable path."
     )]
     Resolve {
         /// Qualified names, vendor/class=name
@@ -82,12 +85,32 @@ pub(crate) struct Directories {
 }
 
 impl Directories {
+    /// What is in the directories. One that was asked for must be there; the usual ones need not.
+    pub(crate) fn open(&self) -> anyhow::Result<Registry> {
+        for directory in &self.directories {
+            std::fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+        }
+        Ok(self.load())
+    }
+
     pub(crate) fn load(&self) -> Registry {
         if self.directories.is_empty() {
             Registry::load(DEFAULT_DIRECTORIES)
         } else {
             Registry::load(&self.directories)
         }
+    }
+
+    /// What to say after a name that leads nowhere.
+    fn hint(&self) -> String {
+        let given = self
+            .directories
+            .iter()
+            .map(|directory| format!(" --cdi-dir {}", directory.display()));
+        format!(
+            "hint: devlet cdi list{} shows what there is",
+            given.collect::<String>()
+        )
     }
 }
 

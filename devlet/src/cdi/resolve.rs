@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use devlet_cdi::ContainerEdits;
-use serde_json::Value;
+use devlet_cdi::{ApplyError, ContainerEdits};
 
+use super::oci::{EditError, Edited};
 use super::{Directories, edit_lines};
+use crate::files::name_of;
 use crate::output::{self, Output, table};
 use crate::{Outcome, files};
 
@@ -15,44 +16,51 @@ pub(super) fn run(
     directories: &Directories,
     output: Output,
 ) -> anyhow::Result<Outcome> {
-    let registry = directories.load();
-    let Some(path) = oci_spec else {
-        return match registry.resolve(names) {
-            Ok(edits) => {
-                output::print(output, &edits, edits_table)?;
-                Ok(Outcome::Fine)
-            }
-            Err(unresolvable) => Ok(refuse(&unresolvable)),
-        };
-    };
-    let bytes = files::read(path)?;
-    let mut oci: Value = match serde_json::from_slice(&bytes) {
-        Ok(value) => value,
-        Err(error) => {
-            output::warn(&format!(
-                "error: {}: not an OCI runtime spec: {error}",
-                path.display()
-            ));
+    let registry = directories.open()?;
+    let edits = match registry.resolve(names) {
+        Ok(edits) => edits,
+        Err(unresolvable) => {
+            output::warn(&format!("error: {unresolvable}"));
+            output::warn(&directories.hint());
             return Ok(Outcome::Bad);
         }
     };
-    if let Err(error) = registry.inject(&mut oci, names) {
-        return Ok(refuse(&error));
-    }
-    // A runtime spec is JSON, so that is what a table of it is.
-    let output = if output == Output::Yaml {
-        Output::Yaml
-    } else {
-        Output::Json
+    let Some(path) = oci_spec else {
+        output::print(output, &edits, edits_table)?;
+        return Ok(Outcome::Fine);
     };
-    output::print(output, &oci, |_| String::new())?;
+    let bytes = files::read(path)?;
+    let oci = match Edited::new(&bytes, &edits) {
+        Ok(oci) => oci,
+        Err(error) => {
+            refuse(path, &error);
+            return Ok(Outcome::Bad);
+        }
+    };
+    // A runtime spec is JSON, so that is what a table of it is.
+    let text = if output == Output::Yaml {
+        oci.to_yaml()?
+    } else {
+        oci.to_json()?
+    };
+    output::print_text(text)?;
     Ok(Outcome::Fine)
 }
 
-fn refuse(error: &dyn std::error::Error) -> Outcome {
-    output::warn(&format!("error: {error}"));
-    output::warn("hint: devlet cdi list shows what there is");
-    Outcome::Bad
+fn refuse(path: &Path, error: &EditError) {
+    match error {
+        EditError::Apply(ApplyError::HostDevice { .. } | ApplyError::NodeType { .. }) => {
+            output::warn(&format!("error: {error}"));
+            output::warn(
+                "hint: device nodes whose type or numbers a spec leaves out are looked up on this host",
+            );
+        }
+        EditError::Apply(ApplyError::HookName { .. }) => output::warn(&format!("error: {error}")),
+        EditError::Apply(ApplyError::OciSpec { .. }) | EditError::Json(_) | EditError::TooDeep => {
+            output::warn(&format!("error: {}: {error}", name_of(path)));
+            output::warn("hint: --oci-spec takes the config.json of an OCI bundle");
+        }
+    }
 }
 
 fn edits_table(edits: &ContainerEdits) -> String {

@@ -11,12 +11,12 @@ use crate::Outcome;
 use crate::output::{self, Output, table};
 
 pub(super) fn run(name: &str, directories: &Directories, output: Output) -> anyhow::Result<Outcome> {
-    let registry = directories.load();
+    let registry = directories.open()?;
     let edits = match registry.resolve([name]) {
         Ok(edits) => edits,
         Err(unresolvable) => {
             output::warn(&format!("error: {unresolvable}"));
-            output::warn("hint: devlet cdi list shows what there is");
+            output::warn(&directories.hint());
             return Ok(Outcome::Bad);
         }
     };
@@ -64,17 +64,17 @@ impl Shown {
     fn table(&self) -> String {
         let mut text = format!(
             "Name:     {}\nVendor:   {}\nClass:    {}\nFile:     {}\nVersion:  {}\n",
-            output::shown(&self.name),
-            output::shown(&self.vendor),
-            output::shown(&self.class),
-            output::shown(&self.file),
-            output::shown(&self.cdi_version),
+            output::line(&self.name),
+            output::line(&self.vendor),
+            output::line(&self.class),
+            output::line(&self.file),
+            output::line(&self.cdi_version),
         );
         for other in self.definitions.iter().filter(|definition| !definition.usable) {
             text.push_str(&format!(
                 "Also in:  {} ({})\n",
-                output::shown(&other.file),
-                other.state
+                output::line(&other.file),
+                output::line(&other.state)
             ));
         }
         let annotations = self.annotations.iter();

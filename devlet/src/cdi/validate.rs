@@ -1,8 +1,9 @@
 //! `devlet cdi validate`
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use devlet_cdi::{Problem, ReadError, SpecFile};
+use devlet_cdi::{Problem, QualifiedName, ReadError, Spec, SpecFile};
 use serde::Serialize;
 
 use super::Directories;
@@ -13,25 +14,15 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
     let mut unreadable = None;
     let mut results = Vec::new();
     if paths.is_empty() {
-        let registry = directories.load();
+        let registry = directories.open()?;
         results.extend(registry.files().iter().map(Judged::valid));
         for problem in registry.problems() {
             match problem {
                 Problem::File { path, source, .. } => results.push(Judged::invalid(path, source)),
                 Problem::Directory { directory, source } => {
-                    results.push(Judged::invalid(directory, source));
+                    results.push(Judged::unreadable(directory, source));
                 }
-                Problem::Conflict { device, paths } => {
-                    for path in paths {
-                        let others = paths.iter().filter(|other| *other != path);
-                        let others: Vec<String> = others.map(|path| path.display().to_string()).collect();
-                        let text = format!("{device} is also defined in {}", others.join(" and "));
-                        let file = path.display().to_string();
-                        if let Some(result) = results.iter_mut().find(|result| result.file == file) {
-                            result.problems.push(text);
-                        }
-                    }
-                }
+                Problem::Conflict { device, paths } => add_conflict(&mut results, device, paths),
             }
         }
         results.sort_by(|one, other| one.file.cmp(&other.file));
@@ -39,9 +30,22 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
             output::warn("there are no spec files");
         }
     }
+    let mut definitions: BTreeMap<QualifiedName, Vec<PathBuf>> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
     for path in paths {
         match SpecFile::read(path) {
-            Ok(file) => results.push(Judged::valid(&file)),
+            Ok(file) => {
+                results.push(Judged::valid(&file));
+                // A file that is named twice is not in conflict with itself.
+                if seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
+                    let names = file
+                        .spec
+                        .devices
+                        .iter()
+                        .flat_map(|device| file.spec.qualify(device));
+                    names.for_each(|name| definitions.entry(name).or_default().push(path.clone()));
+                }
+            }
             Err(error @ (ReadError::Io(_) | ReadError::NotAFile)) => {
                 let error = anyhow::anyhow!("cannot read {}: {error}", path.display());
                 if let Some(earlier) = unreadable.replace(error) {
@@ -50,6 +54,9 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
             }
             Err(error) => results.push(Judged::invalid(path, &error)),
         }
+    }
+    for (device, paths) in definitions.iter().filter(|(_, paths)| paths.len() > 1) {
+        add_conflict(&mut results, device, paths);
     }
     output::print(output, &results, |results| {
         results
@@ -62,6 +69,19 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
     }
     let fine = results.iter().all(|result| result.problems.is_empty());
     Ok(if fine { Outcome::Fine } else { Outcome::Bad })
+}
+
+/// Says of each of the files that the others define the device too.
+fn add_conflict(results: &mut [Judged], device: &QualifiedName, paths: &[PathBuf]) {
+    for path in paths {
+        let others = paths.iter().filter(|other| *other != path);
+        let others: Vec<String> = others.map(|path| path.display().to_string()).collect();
+        let text = format!("{device} is also defined in {}", others.join(" and "));
+        let file = path.display().to_string();
+        if let Some(result) = results.iter_mut().find(|result| result.file == file) {
+            result.problems.push(text);
+        }
+    }
 }
 
 /// What `-o json` prints for each file. The keys are an interface.
@@ -81,17 +101,34 @@ struct Judged {
 impl Judged {
     fn valid(file: &SpecFile) -> Self {
         Self {
-            file: file.path.display().to_string(),
-            kind: Some(file.spec.kind.clone()),
-            cdi_version: Some(file.spec.version.clone()),
-            minimum_version: Some(file.spec.minimum_version().to_string()),
-            devices: file.spec.devices.len(),
-            problems: Vec::new(),
             warnings: file.warnings.iter().map(ToString::to_string).collect(),
+            ..Self::of(&file.path, &file.spec)
         }
     }
 
-    fn invalid(path: &Path, error: &dyn std::error::Error) -> Self {
+    fn of(path: &Path, spec: &Spec) -> Self {
+        Self {
+            file: path.display().to_string(),
+            kind: Some(spec.kind.clone()),
+            cdi_version: Some(spec.version.clone()),
+            minimum_version: Some(spec.minimum_version().to_string()),
+            devices: spec.devices.len(),
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn invalid(path: &Path, error: &ReadError) -> Self {
+        match error {
+            ReadError::Invalid { spec, problem } => Self {
+                problems: vec![problem.to_string()],
+                ..Self::of(path, spec)
+            },
+            error => Self::unreadable(path, error),
+        }
+    }
+
+    fn unreadable(path: &Path, error: &dyn std::error::Error) -> Self {
         Self {
             file: path.display().to_string(),
             kind: None,
@@ -121,6 +158,6 @@ impl Judged {
         if !self.warnings.is_empty() {
             line.push_str(&format!("; warnings: {}", self.warnings.join("; ")));
         }
-        output::shown(&line).replace('\n', "\\n")
+        output::line(&line).into_owned()
     }
 }

@@ -1,0 +1,220 @@
+//! OCI runtime specs as text, in which numbers stay as they were written.
+//!
+//! A [`Value`] holds numbers as 64 bits, which `12345678901234567890123` and `0.10` do not survive. Those that
+//! would come out differently are replaced by texts that stand nowhere else, and put back in the end. Edits
+//! look at no such number.
+
+use devlet_cdi::{ApplyError, ContainerEdits};
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+/// Why edits could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum EditError {
+    #[error("not an OCI runtime spec: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("not an OCI runtime spec: it is nested too deeply, at most 127 levels are read")]
+    TooDeep,
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+}
+
+/// A runtime spec with its edits.
+#[derive(Debug)]
+pub(super) struct Edited {
+    value: Value,
+    /// What all replacements begin with; they go on with the number's place in `numbers` and [`END`].
+    mark: String,
+    numbers: Vec<String>,
+}
+
+const END: char = 'z';
+
+impl Edited {
+    pub(super) fn new(json: &[u8], edits: &ContainerEdits) -> Result<Self, EditError> {
+        // Whatever is no JSON at all is found here, in its own words and at its own place.
+        let _: IgnoredAny = serde_json::from_slice(json)?;
+        let text = std::str::from_utf8(json).map_err(|_| {
+            // It is not UTF-8, which that parser overlooks in what it ignores.
+            match serde_json::from_slice::<Value>(json) {
+                Err(error) => error,
+                Ok(_) => serde::de::Error::custom("it is not UTF-8"),
+            }
+        })?;
+        let pieces = pieces(text);
+        let numbers: Vec<String> = pieces.iter().map(|piece| piece.number.to_owned()).collect();
+        let mut mark = "devletnumber".to_owned();
+        if !numbers.is_empty() {
+            // Printed, all escapes that could hide the mark are gone.
+            let rest = parse(&joined(&pieces, text, |_| "0".to_owned()))?.to_string();
+            let edits = serde_json::to_string(edits)?;
+            while rest.contains(&mark) || edits.contains(&mark) {
+                mark.push('x');
+            }
+        }
+        let mut value = parse(&joined(&pieces, text, |place| format!("\"{mark}{place}{END}\"")))?;
+        edits.apply(&mut value)?;
+        Ok(Self { value, mark, numbers })
+    }
+
+    pub(super) fn to_json(&self) -> anyhow::Result<String> {
+        Ok(self.restored(&serde_json::to_string_pretty(&self.value)?, "\""))
+    }
+
+    pub(super) fn to_yaml(&self) -> anyhow::Result<String> {
+        Ok(self.restored(&serde_saphyr::to_string(&self.value)?, ""))
+    }
+
+    /// `text` with the numbers as they were. Replacements stand in `quote`s.
+    fn restored(&self, text: &str, quote: &str) -> String {
+        let (begin, end) = (format!("{quote}{}", self.mark), format!("{END}{quote}"));
+        let mut parts = text.split(begin.as_str());
+        let mut restored = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let (place, rest) = part.split_once(end.as_str()).unwrap_or((part, ""));
+            let number = place
+                .parse::<usize>()
+                .ok()
+                .and_then(|place| self.numbers.get(place));
+            restored.push_str(number.map_or(place, String::as_str));
+            restored.push_str(rest);
+        }
+        restored
+    }
+}
+
+fn parse(text: &str) -> Result<Value, EditError> {
+    serde_json::from_str(text).map_err(|error| {
+        if error.to_string().starts_with("recursion limit exceeded") {
+            EditError::TooDeep
+        } else {
+            error.into()
+        }
+    })
+}
+
+/// A number that a [`Value`] would change, and the text between it and the one before.
+struct Piece<'t> {
+    before: &'t str,
+    number: &'t str,
+}
+
+fn pieces(json: &str) -> Vec<Piece<'_>> {
+    let bytes = json.as_bytes();
+    let mut pieces = Vec::new();
+    let (mut at, mut last) = (0, 0);
+    while let Some(&byte) = bytes.get(at) {
+        let start = at;
+        at += 1;
+        match byte {
+            b'"' => {
+                while let Some(&byte) = bytes.get(at) {
+                    at += if byte == b'\\' { 2 } else { 1 };
+                    if byte == b'"' {
+                        break;
+                    }
+                }
+            }
+            b'-' | b'0'..=b'9' => {
+                while matches!(
+                    bytes.get(at),
+                    Some(b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E')
+                ) {
+                    at += 1;
+                }
+                let number = &json[start..at];
+                if !survives(number) {
+                    let before = &json[last..start];
+                    pieces.push(Piece { before, number });
+                    last = at;
+                }
+            }
+            _ => {}
+        }
+    }
+    pieces
+}
+
+fn survives(number: &str) -> bool {
+    let read = serde_json::from_str::<Value>(number);
+    read.and_then(|value| serde_json::to_string(&value))
+        .is_ok_and(|printed| printed == number)
+}
+
+/// `json` with something else for the numbers of `pieces`.
+fn joined(pieces: &[Piece<'_>], json: &str, number: impl Fn(usize) -> String) -> String {
+    let mut text = String::with_capacity(json.len());
+    let mut end = 0;
+    for (place, piece) in pieces.iter().enumerate() {
+        text.push_str(piece.before);
+        text.push_str(&number(place));
+        end += piece.before.len() + piece.number.len();
+    }
+    text.push_str(&json[end..]);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edits(variable: &str) -> ContainerEdits {
+        ContainerEdits {
+            env: vec![variable.to_owned()],
+            ..ContainerEdits::default()
+        }
+    }
+
+    #[test]
+    fn numbers_stay_as_they_were_written() {
+        let numbers = "[12345678901234567890123, 0.1234567890123456789012, -0, 1e5, 1e400, -1.50E+07, 0.10, 7, -3, \
+                       18446744073709551615, 1.5]";
+        let json =
+            format!(r#"{{"future": {numbers}, "process": {{"user": {{"uid": 1E3}}}}, "x\"1e5": "1e5"}}"#);
+        let edited = Edited::new(json.as_bytes(), &edits("A=1")).unwrap();
+        let text = edited.to_json().unwrap();
+        for number in numbers.trim_matches(['[', ']']).split(", ") {
+            assert!(text.contains(&format!("\n    {number}")), "{number}: {text}");
+        }
+        assert!(text.contains(r#""uid": 1E3"#), "{text}");
+        assert!(text.contains(r#""x\"1e5": "1e5""#), "{text}");
+        let yaml = edited.to_yaml().unwrap();
+        for number in numbers.trim_matches(['[', ']']).split(", ") {
+            assert!(yaml.contains(&format!("- {number}\n")), "{number}: {yaml}");
+        }
+    }
+
+    #[test]
+    fn texts_that_look_like_a_replacement_are_none() {
+        let json = r#"{"a": "devletnumber0z", "b": "\u0064evletnumberx0z", "c": 1e5, "devletnumberxx0z": 1}"#;
+        let edited = Edited::new(json.as_bytes(), &edits("A=devletnumberxxx0z")).unwrap();
+        let text = edited.to_json().unwrap();
+        assert!(text.contains(r#""a": "devletnumber0z""#), "{text}");
+        assert!(text.contains(r#""b": "devletnumberx0z""#), "{text}");
+        assert!(text.contains(r#""c": 1e5"#), "{text}");
+        assert!(text.contains("A=devletnumberxxx0z"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_json_is_told_at_its_place() {
+        for (json, says) in [
+            (&b"{\"a\": 1e5, \"b\": 01}"[..], "line 1 column 18"),
+            (b"{\"a\": \"\xff\"}", "line 1 column"),
+            (b"{\"a\": 1.}", "line 1 column"),
+            (b"{\"a\": \"", "EOF"),
+            (b"{\"a\\", "EOF"),
+            (b"", "EOF"),
+        ] {
+            let error = Edited::new(json, &edits("A=1")).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn nesting_has_a_limit_that_is_told() {
+        let nested = |levels: usize| format!("{{\"a\": {}{}}}", "[".repeat(levels), "]".repeat(levels));
+        assert!(Edited::new(nested(126).as_bytes(), &edits("A=1")).is_ok());
+        let error = Edited::new(nested(127).as_bytes(), &edits("A=1")).unwrap_err();
+        assert!(error.to_string().contains("at most 127 levels"), "{error}");
+    }
+}
