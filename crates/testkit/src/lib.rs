@@ -11,8 +11,8 @@
 //! the test.
 //!
 //! Cargo does not build the binaries of other packages for a test, so the process is the test's own executable,
-//! started again: each test file that uses plugins says [`plugin_process!`] once. `testkit-plugin` is the same for
-//! people and scripts.
+//! started again: each test file that uses plugins says [`plugin_process!`] once. The example `testkit-plugin` is the
+//! same for people and scripts; an example, so that `cargo run` means devlet.
 //!
 //! Knows nothing of devlet: only the kubelet's protocols.
 
