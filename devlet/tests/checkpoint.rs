@@ -698,3 +698,50 @@ fn every_command_has_help_and_those_that_work_on_files_have_examples() {
     assert_eq!(out.status.code(), Some(0), "{}", stderr(&out));
     assert!(directory.path().join("devlet-checkpoint-repair.1").exists());
 }
+
+#[test]
+fn repair_of_a_file_that_is_lost_writes_nothing_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let damaged = testdata("deviceplugin/corrupt-truncated.json");
+    let output = on(&["repair", "--out", out.to_str().unwrap()], &damaged);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("nothing could be kept"),
+        "{}",
+        stdout(&output)
+    );
+    assert!(!out.exists());
+}
+
+#[test]
+fn convert_tells_what_is_lost_on_the_way() {
+    for (path, says) in [
+        ("deviceplugin/lenient-invalid-utf8.json", "U+FFFD"),
+        ("deviceplugin/lenient-unknown-keys.json", "unknown key"),
+        (
+            "deviceplugin-v1-extra/06-bad-response.json",
+            "warning: in the new file, entry",
+        ),
+    ] {
+        let output = on(&["convert"], &testdata(path));
+        assert_eq!(output.status.code(), Some(0), "{path}");
+        assert!(stderr(&output).contains(says), "{path}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn nothing_passes_for_an_empty_state_by_accident() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("dra_manager_state");
+    for content in ["{}", "null", r#"{"foo":{"bar":1}}"#] {
+        std::fs::write(&path, content).unwrap();
+        for command in [&["verify"][..], &["convert"], &["repair"]] {
+            assert_eq!(on(command, &path).status.code(), Some(1), "{command:?} {content}");
+        }
+        assert!(
+            stdout(&on(&["show"], &path)).contains("no list of claims"),
+            "{content}"
+        );
+    }
+}

@@ -221,6 +221,15 @@ impl Warnings {
         self.left_out += other.left_out;
     }
 
+    /// For people, one line each.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.list.iter().map(ToString::to_string).collect();
+        if self.left_out > 0 {
+            lines.push(format!("{} more of these", self.left_out));
+        }
+        lines
+    }
+
     /// Whether there is nothing to warn of.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty() && self.left_out == 0

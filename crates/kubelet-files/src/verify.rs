@@ -158,14 +158,9 @@ fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
     let mut verdict = Verdict {
         format: Some(file.format),
         problems: Vec::new(),
-        warnings: file.warnings.list.iter().map(ToString::to_string).collect(),
+        warnings: file.warnings.lines(),
         loaded_by_older: None,
     };
-    if file.warnings.left_out > 0 {
-        verdict
-            .warnings
-            .push(format!("{} more of these", file.warnings.left_out));
-    }
     verdict.problems.extend(problem_of_old_format(file.format, bytes));
     let is_accident = matches!(verdict.problems[..], [Problem::EmptyByAccident(_)]);
     if let Some(checksum) = file

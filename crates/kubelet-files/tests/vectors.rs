@@ -497,7 +497,10 @@ fn one_bad_entry_is_dropped_and_the_others_are_kept() {
     let [dropped] = &salvaged.dropped[..] else {
         panic!("{:?}", salvaged.dropped)
     };
-    assert_eq!(dropped.what, "Data.PodDeviceEntries[1]: pod-a/ vendor.com/gpu with gpu1");
+    assert_eq!(
+        dropped.what,
+        "Data.PodDeviceEntries[1]: pod-a/ vendor.com/gpu with gpu1"
+    );
     assert!(
         dropped.reason.contains("cannot unmarshal number"),
         "{}",

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use devlet_kubelet_files::convert::ConvertError;
-use devlet_kubelet_files::{Format, convert, read};
+use devlet_kubelet_files::{Format, convert, read, verify};
 
 use super::{RoleArg, Target};
 use crate::files::{Destination, name_of};
@@ -30,7 +30,12 @@ pub(super) fn run(
     };
     let bytes = files::read(path)?;
     let converted = match read(&bytes, role.of(path)) {
-        Ok(file) => convert(file),
+        Ok(file) => {
+            for warning in file.warnings.lines() {
+                output::warn(&format!("warning: {warning}"));
+            }
+            convert(file)
+        }
         Err(error) => {
             refuse(path, &error.to_string());
             return Ok(Outcome::Bad);
@@ -58,6 +63,10 @@ pub(super) fn run(
     }
     for remark in &converted.remarks {
         output::warn(&format!("note: {remark}"));
+    }
+    // What is not sound in the old file is not sound in the new one.
+    for problem in verify(converted.text.as_bytes(), None).problems {
+        output::warn(&format!("warning: in the new file, {problem}"));
     }
     if in_place {
         let backup = files::replace(path, &bytes, converted.text.as_bytes())?;

@@ -34,12 +34,18 @@ pub(super) fn run(
             return Ok(Outcome::Bad);
         }
     };
-    if let Some(destination) = destination {
+    // An empty state in place of a lost one would be a lie.
+    let out = out.filter(|_| !salvaged.is_lost());
+    if let (Some(destination), Some(_)) = (destination, out) {
         destination.write(salvaged.text.as_bytes())?;
     }
     let report = Report::of(path, out, &salvaged);
     output::print(output, &report, Report::table)?;
-    Ok(Outcome::Fine)
+    Ok(if salvaged.is_lost() {
+        Outcome::Bad
+    } else {
+        Outcome::Fine
+    })
 }
 
 /// What `-o json` prints. The keys are an interface.
@@ -49,6 +55,8 @@ struct Report {
     file: String,
     format: &'static str,
     undamaged: bool,
+    /// Nothing could be kept.
+    lost: bool,
     checksum_valid: Option<bool>,
     kept: Content,
     dropped: Vec<DroppedShown>,
@@ -74,6 +82,7 @@ impl Report {
             file: name_of(path),
             format: salvaged.found.name(),
             undamaged: salvaged.is_undamaged(),
+            lost: salvaged.is_lost(),
             checksum_valid: salvaged.checksum.map(Checksum::is_valid),
             kept: Content::of(&salvaged.kept),
             dropped: salvaged.dropped.iter().map(shown).collect(),
@@ -87,7 +96,7 @@ impl Report {
         let state = if self.undamaged {
             "undamaged".to_owned()
         } else if self.dropped.is_empty() {
-            "damaged: only the checksum is wrong".to_owned()
+            "damaged, but nothing has to be dropped".to_owned()
         } else {
             format!("damaged: {} cannot be saved", count(self.dropped.len(), "part"))
         };
@@ -106,6 +115,7 @@ impl Report {
                 output::line(path),
                 self.written_format
             )),
+            None if self.lost => text.push_str("Written:  nothing, because nothing could be kept\n"),
             None => text.push_str("Written:  nothing; use --out FILE to write what is kept\n"),
         }
         if !self.dropped.is_empty() {

@@ -220,9 +220,11 @@ struct DeviceHealthShown {
 
 impl Shown {
     fn of(path: &Path, file: &File<Document>) -> Self {
-        let mut warnings: Vec<String> = file.warnings.list.iter().map(ToString::to_string).collect();
-        if file.warnings.left_out > 0 {
-            warnings.push(format!("{} more of these", file.warnings.left_out));
+        let mut warnings = file.warnings.lines();
+        if let Document::DraEnvelope(checkpoint) = file.unverified()
+            && !checkpoint.has_claim_list
+        {
+            warnings.push("there is no list of claims: a kubelet takes this for an empty state".into());
         }
         if let Document::DraHealth(state) = file.unverified()
             && state.drivers.as_ref().is_some_and(BTreeMap::is_empty)
