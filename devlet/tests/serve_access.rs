@@ -208,3 +208,33 @@ fn a_second_plugin_of_another_user_is_refused_unless_a_rule_names_it() {
     assert!(said.contains("54321"), "{said}");
     drop(first);
 }
+
+#[test]
+fn without_root_everything_works_in_the_users_own_directory() {
+    let Some((root, _daemon)) = node("") else { return };
+    let home = root.path().join("home");
+    std::fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(STRANGER), Some(STRANGER)).unwrap();
+    let program = reachable(root.path(), Path::new(env!("CARGO_BIN_EXE_devlet")));
+    let devlet = |args: &[&str]| {
+        let mut command = Command::new(&program);
+        command.env_clear().env("XDG_STATE_HOME", &home).args(args);
+        command.uid(STRANGER).gid(STRANGER);
+        command
+    };
+    let daemon = Daemon::started(devlet(&["serve"]), &home.join("devlet"));
+    // Commands look there by themselves.
+    assert!(!daemon.banner.contains("DEVLET_ROOT"), "{}", daemon.banner);
+    let plugin = Script::new(home.join("devlet"), GPU, vec![Device::new("gpu0")]);
+    let test = reachable(root.path(), &std::env::current_exe().unwrap());
+    let mut plugin = Plugin::start_as(STRANGER, STRANGER, &test, &plugin);
+    plugin.until(&Event::Registered);
+
+    let admitted = devlet(&["admit", "--name", "job1", "--limit", "acme.com/gpu=1"])
+        .output()
+        .unwrap();
+
+    assert!(admitted.status.success(), "{}", stderr(&admitted));
+    assert_eq!(plugin.called("Allocate"), ["gpu0"]);
+    assert_eq!(daemon.stop(), Some(0));
+}

@@ -152,7 +152,7 @@ fn a_plugin_that_never_comes_is_named_when_time_is_up() {
     Plugin::registered(&gpus(root.path(), 1)).exit();
     daemon.until_gone(GPU);
     for (limit, wanted) in [
-        ("acme.com/gpu=1", "acme.com_gpu.sock"),
+        ("acme.com/gpu=1", "acme.com_gpu.sock and is gone since 2"),
         ("acme.com/fpga=1", "acme.com/fpga"),
     ] {
         let refused = daemon.refused(&["admit", "--name", "job1", "--limit", limit, "--wait", "100ms"]);
@@ -441,4 +441,19 @@ fn stopping_does_not_wait_for_plugins_or_watchers() {
     );
     assert!(!admit.wait().unwrap().success());
     watch.wait().unwrap();
+}
+
+#[test]
+fn a_list_that_a_kubelet_would_cut_off_is_read() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let mut plugin = Plugin::registered(&gpus(root.path(), 1));
+    // Over 4 MiB, which is where grpc-go stops.
+    let padding = "x".repeat(100);
+    let devices: Vec<Device> = (0..50_000)
+        .map(|number| Device::on(&format!("{padding}-{number:05}"), number % 2))
+        .collect();
+    plugin.list(&devices);
+    daemon.until("resources", |list| items(list)[0]["capacity"] == 50_000);
+    assert_eq!(daemon.admit("job1", "acme.com/gpu=1000").len(), 1000);
 }
