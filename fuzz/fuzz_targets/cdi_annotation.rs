@@ -1,13 +1,37 @@
-//! Container annotations that ask for CDI devices.
+//! Container annotations that ask for CDI devices: a key that is made fits and can be used, and what was
+//! inserted is parsed back.
 #![no_main]
 
-use devlet_cdi::annotations;
+use std::collections::BTreeMap;
+
+use devlet_cdi::annotations::{self, MAX_KEY_NAME, PREFIX};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (&str, &str, &str)| {
     let (plugin, device, value) = input;
     let _ = annotations::parse([(plugin, value), (device, value)]);
-    for key in [annotations::key(plugin, device), annotations::hashed_key(plugin, device)].into_iter().flatten() {
-        let _ = annotations::parse([(key.as_str(), value)]);
+    let (plain, hashed) = (annotations::key(plugin, device), annotations::hashed_key(plugin, device));
+    if let Ok(plain) = &plain {
+        assert_eq!(hashed.as_ref(), Ok(plain), "a key that fits is not hashed");
+    }
+    let parsed = annotations::parse([(PREFIX, value)]);
+    // Names may be anything here; if they are no devices, a device that is one shows what the key is worth.
+    for names in [value, "vendor.com/class=name"] {
+        let devices: Vec<&str> = names.split(',').collect();
+        for key in [&plain, &hashed].into_iter().flatten() {
+            let name = key.strip_prefix(PREFIX).expect("the prefix");
+            assert!(name.len() <= MAX_KEY_NAME, "{key} is too long");
+            let mut inserted = BTreeMap::new();
+            if let Err(error) = annotations::insert(&mut inserted, key.clone(), &devices) {
+                assert!(names == value && parsed.is_err(), "{key}: {error}");
+                assert!(inserted.is_empty());
+                continue;
+            }
+            let requests = annotations::parse(&inserted).expect("what was inserted");
+            assert_eq!(requests.len(), 1);
+            assert_eq!(&requests[0].key, key);
+            let back: Vec<&str> = requests[0].devices.iter().map(|device| device.as_str()).collect();
+            assert_eq!(back, devices);
+        }
     }
 });
