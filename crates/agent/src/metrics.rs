@@ -6,12 +6,12 @@
 //! The only label is the resource, which plugins choose: beyond [`MOST_RESOURCES`] all others share the label
 //! `other`, so that no plugin can fill the memory of whoever scrapes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use devlet_core::{Capacity, Moment, Node, ResourceName};
+use devlet_core::{Capacity, ResourceName};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -76,8 +76,8 @@ impl Metrics {
         histogram.observe(took.as_secs_f64());
     }
 
-    /// Everything, with the gauges of a node, as OpenMetrics text.
-    pub fn text(&self, node: &Node, now: Moment) -> Result<String, fmt::Error> {
+    /// Everything, with the gauges of a node's capacity, as OpenMetrics text.
+    pub fn text(&self, capacities: &BTreeMap<ResourceName, Capacity>) -> Result<String, fmt::Error> {
         let mut registry = Registry::default();
         registry.register(
             "kubelet_device_plugin_registration",
@@ -94,10 +94,9 @@ impl Metrics {
             ("allocatable", "Healthy devices, held or not", |it| it.allocatable),
             ("held", "Devices that pods hold", |it| it.held),
         ];
-        let capacities = node.capacity(now);
         for (name, help, number) in gauges {
             let family: Family<Labels, Gauge> = Family::default();
-            for (resource, capacity) in &capacities {
+            for (resource, capacity) in capacities {
                 let number = i64::try_from(number(capacity)).unwrap_or(i64::MAX);
                 family.get_or_create(&self.labels(resource)).inc_by(number);
             }
@@ -125,6 +124,7 @@ impl Metrics {
 mod tests {
     use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
     use devlet_core::device_plugin::list::{Device, DeviceList};
+    use devlet_core::{Moment, Node};
 
     use super::*;
 
@@ -150,7 +150,7 @@ mod tests {
         metrics.registered(&"acme.com/gpu".into());
         metrics.allocated(&"acme.com/gpu".into(), Duration::from_millis(7));
 
-        let text = metrics.text(&node, Moment(0)).unwrap();
+        let text = metrics.text(&node.capacity(Moment(0))).unwrap();
 
         for line in [
             r#"kubelet_device_plugin_registration_total{resource_name="acme.com/gpu"} 1"#,
@@ -172,7 +172,7 @@ mod tests {
             metrics.registered(&format!("acme.com/r{number}").into());
         }
         metrics.registered(&"acme.com/r0".into());
-        let text = metrics.text(&Node::default(), Moment(0)).unwrap();
+        let text = metrics.text(&BTreeMap::new()).unwrap();
         let series = text
             .lines()
             .filter(|line| line.starts_with("kubelet_device_plugin_registration_total{"));

@@ -87,7 +87,9 @@ async fn ready(State(agent): State<Agent>, Query(query): Query<BTreeMap<String, 
 async fn measured(State(agent): State<Agent>) -> Response {
     let store = agent.store();
     let now = store.now();
-    match store.read(|node| agent.metrics().text(node, now)) {
+    // Nobody is kept waiting while it is written out.
+    let capacities = store.read(|node| node.capacity(now));
+    match agent.metrics().text(&capacities) {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
