@@ -80,11 +80,11 @@ impl Report {
         );
         for (what, pods) in [("added", &self.added_texts), ("changed", &self.changed_texts)] {
             for pod in pods {
-                text.push_str(&format!("{what:<9}{}\n", output::shown(pod)));
+                text.push_str(&format!("{what:<9}{}\n", output::line(pod)));
             }
         }
         for note in &self.notes {
-            text.push_str(&format!("note:    {}\n", output::shown(note)));
+            text.push_str(&format!("note:    {}\n", output::line(note)));
         }
         text
     }

@@ -165,13 +165,13 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
                     Err(error) => {
                         output::warn(&format!(
                             "error: {}: not an OCI runtime spec: {error}",
-                            path.display()
+                            files::name_of(path)
                         ));
                         return Ok(Outcome::Bad);
                     }
                 },
             };
-            match runtime::apply(options, &args.directories.load(), &mut oci) {
+            match runtime::apply(options, &args.directories.open()?, &mut oci) {
                 Ok(()) => Ok(serde_json::to_string_pretty(&oci)? + "\n"),
                 Err(error) => Err(error),
             }

@@ -28,6 +28,6 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     };
     let removed = Progress::new().during(client.remove_pod(request)).await?;
     let id = shown::pod_text(&removed.pod.unwrap_or_default());
-    output::out(&format!("removed {}\n", output::shown(&id)))?;
+    output::out(&format!("removed {}\n", output::line(&id)))?;
     Ok(Outcome::Fine)
 }
