@@ -1,0 +1,3 @@
+module devlet.test/interop/node
+
+go 1.26

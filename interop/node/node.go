@@ -1,0 +1,197 @@
+// Package node runs the built devlet for the programs of interop, and counts
+// what they find.
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Node is a running `devlet serve`.
+type Node struct {
+	binary, root string
+	daemon       *exec.Cmd
+	ended        chan error
+	log          *Log
+}
+
+// Log collects what a process writes.
+type Log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *Log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// Start runs devlet on a root directory and returns once it answers.
+func Start(binary, root string) (*Node, error) {
+	n := &Node{binary: binary, root: root, ended: make(chan error, 1), log: &Log{}}
+	n.daemon = exec.Command(binary, "serve", "--root-dir", root)
+	n.daemon.Stdout, n.daemon.Stderr = n.log, n.log
+	n.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := n.daemon.Start(); err != nil {
+		return nil, err
+	}
+	go func() { n.ended <- n.daemon.Wait() }()
+	err := Until(15*time.Second, func() error {
+		_, err := n.Run("status")
+		return err
+	})
+	if err != nil {
+		n.daemon.Process.Kill()
+		return nil, fmt.Errorf("devlet does not start: %w\n%s", err, n.log)
+	}
+	return n, nil
+}
+
+// Stop asks devlet to stop, and is content with exit code 0 only.
+func (n *Node) Stop() error {
+	n.daemon.Process.Signal(syscall.SIGTERM)
+	select {
+	case err := <-n.ended:
+		if err != nil {
+			return fmt.Errorf("devlet stops with %w\n%s", err, n.log)
+		}
+		return nil
+	case <-time.After(20 * time.Second):
+		n.daemon.Process.Kill()
+		return fmt.Errorf("devlet does not stop\n%s", n.log)
+	}
+}
+
+// Log is what devlet has said so far.
+func (n *Node) Log() string { return n.log.String() }
+
+// Run runs a command of devlet against this node and returns what it prints.
+func (n *Node) Run(args ...string) ([]byte, error) {
+	out, err := exec.Command(n.binary, append(args, "--root-dir", n.root)...).Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil, fmt.Errorf("devlet %s: %s: %s", strings.Join(args, " "), err, bytes.TrimSpace(exit.Stderr))
+	}
+	return out, err
+}
+
+// Ask runs a command of devlet and reads its JSON.
+func (n *Node) Ask(into any, args ...string) error {
+	out, err := n.Run(append(args, "-o", "json")...)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(out, into)
+}
+
+// Pod is one that was admitted.
+type Pod struct {
+	Pod        struct{ UID, Namespace, Name string }
+	Containers []Container
+}
+
+// Container is what a container of a pod got.
+type Container struct {
+	Name    string
+	Devices []struct {
+		Resource string
+		IDs      []string
+	}
+	Envs        map[string]string
+	Mounts      []Mount
+	DeviceNodes []DeviceNode
+	Annotations map[string]string
+	CDIDevices  []string
+}
+
+// Mount is a file or directory of the host in a container.
+type Mount struct {
+	ContainerPath, HostPath string
+	ReadOnly                bool
+}
+
+// DeviceNode is a device of the host in a container.
+type DeviceNode struct{ ContainerPath, HostPath, Permissions string }
+
+// Admit admits a pod with one container.
+func (n *Node) Admit(name string, limits ...string) (Pod, error) {
+	args := []string{"admit", "--name", name, "--wait", "40s"}
+	for _, limit := range limits {
+		args = append(args, "--limit", limit)
+	}
+	var pod Pod
+	err := n.Ask(&pod, args...)
+	if err == nil && len(pod.Containers) != 1 {
+		err = fmt.Errorf("%d containers", len(pod.Containers))
+	}
+	return pod, err
+}
+
+// Resource is one that is or was offered.
+type Resource struct {
+	Name                              string
+	Capacity, Allocatable, Held, Free int
+}
+
+// Resource asks for one resource by name.
+func (n *Node) Resource(name string) (Resource, error) {
+	var all struct{ Resources []Resource }
+	if err := n.Ask(&all, "get", "resources"); err != nil {
+		return Resource{}, err
+	}
+	for _, r := range all.Resources {
+		if r.Name == name {
+			return r, nil
+		}
+	}
+	return Resource{}, fmt.Errorf("there is no %s", name)
+}
+
+// Until tries again and again until there is no error, or no time.
+func Until(patience time.Duration, try func() error) error {
+	for deadline := time.Now().Add(patience); ; {
+		err := try()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// Results are printed one by one, and counted.
+type Results struct{ passed, failed int }
+
+// Check prints one result.
+func (r *Results) Check(name string, err error) bool {
+	if err != nil {
+		r.failed++
+		fmt.Printf("%s: %v\n", name, err)
+		return false
+	}
+	r.passed++
+	fmt.Printf("%s: ok\n", name)
+	return true
+}
+
+// End prints the counts, and ends the program.
+func (r *Results) End() {
+	fmt.Printf("%d passed, %d failed\n", r.passed, r.failed)
+	if r.failed > 0 || r.passed == 0 {
+		os.Exit(1)
+	}
+}
