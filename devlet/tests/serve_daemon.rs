@@ -109,6 +109,26 @@ fn a_stale_socket_is_in_nobodys_way() {
     assert_eq!(Daemon::on(root.path()).stop(), Some(0));
 }
 
+// Many plugins watch nothing but their own socket, and register again when it is gone.
+#[test]
+fn sockets_of_plugins_are_removed_at_start_even_of_live_ones_and_nothing_else_is() {
+    let root = root();
+    let plugins = root.path().join("device-plugins");
+    std::fs::create_dir(&plugins).unwrap();
+    let _live = UnixListener::bind(plugins.join("live.sock")).unwrap();
+    drop(UnixListener::bind(plugins.join("ended.sock")).unwrap());
+    std::fs::write(plugins.join("DEPRECATION"), "").unwrap();
+
+    let daemon = Daemon::on(root.path());
+
+    assert!(!plugins.join("live.sock").exists());
+    assert!(!plugins.join("ended.sock").exists());
+    assert!(plugins.join("DEPRECATION").exists());
+    let _new = UnixListener::bind(plugins.join("live.sock")).unwrap();
+    assert_eq!(daemon.stop(), Some(0));
+    assert!(plugins.join("live.sock").exists());
+}
+
 #[test]
 fn sigint_stops_it_too() {
     let root = root();

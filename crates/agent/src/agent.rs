@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -116,9 +116,10 @@ impl Agent {
             make_directory(&directory)?;
         }
         let lock = lock(&config)?;
+        let before = sockets(&config);
         // Before anything is touched: a live kubelet keeps its directory.
         let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
-        remove_stale_sockets(&config);
+        remove_sockets(before);
         let (store, report) = Store::open(open_options(&config)?)?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (plugins, metrics) = (Plugins::default(), Metrics::default());
@@ -336,22 +337,35 @@ fn lock(config: &Config) -> Result<File, StartError> {
     }
 }
 
-/// Sockets of plugins that have ended. Those of live plugins stay: they register again when they see ours.
-fn remove_stale_sockets(config: &Config) {
-    use std::os::unix::fs::FileTypeExt as _;
+/// The sockets of plugins, and what tells each from a later one of that name.
+fn sockets(config: &Config) -> Vec<(PathBuf, SocketMark)> {
     let Ok(entries) = std::fs::read_dir(config.device_plugins()) else {
-        return;
+        return Vec::new();
     };
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
-        if !is_socket || path == config.kubelet_socket() {
-            continue;
-        }
-        let refused = std::os::unix::net::UnixStream::connect(&path)
-            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-        if refused && let Err(error) = std::fs::remove_file(&path) {
-            tracing::warn!(socket = %path.display(), %error, "stale socket is not removed");
+    let paths = entries.flatten().map(|entry| entry.path());
+    let plugins = paths.filter(|path| *path != config.kubelet_socket());
+    plugins
+        .filter_map(|path| socket_mark(&path).map(|mark| (path, mark)))
+        .collect()
+}
+
+/// Inode and time of change.
+type SocketMark = (u64, i64, i64);
+
+fn socket_mark(path: &Path) -> Option<SocketMark> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    let is_socket = metadata.file_type().is_socket();
+    is_socket.then(|| (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
+/// A kubelet that starts removes the sockets of all plugins, live ones too, and many plugins wait for just that to
+/// register again. Those that were made since ours appeared belong to plugins that have noticed already.
+fn remove_sockets(before: Vec<(PathBuf, SocketMark)>) {
+    for (path, mark) in before {
+        if socket_mark(&path) == Some(mark)
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::warn!(socket = %path.display(), %error, "the socket of a plugin from before is not removed");
         }
     }
 }

@@ -180,14 +180,14 @@ async fn get_in(state: &Arc<State>, sockets: &mut Sockets) {
             sockets.serve(state, script.root.join("plugins_registry").join(&name));
         }
         (Door::Kubelet | Door::Later, Api::V1beta1) => {
-            if !sockets.0.contains(&endpoint) {
+            if !(sockets.0.contains(&endpoint) && endpoint.exists()) {
                 sockets.serve(state, endpoint);
             }
             tell(&outcome(register(&plugins, script, &name).await));
         }
         (Door::Kubelet | Door::Later, Api::V1alpha2) => {
             let registered = register(&plugins, script, &name).await;
-            if !sockets.0.contains(&endpoint) {
+            if !(sockets.0.contains(&endpoint) && endpoint.exists()) {
                 sockets.serve(state, endpoint);
             }
             tell(&outcome(registered));
