@@ -1,0 +1,171 @@
+//! Test cases of the kubelet itself, on the built binary, where no other test has them.
+
+// Helpers are not tests to clippy.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::process::Stdio;
+
+use common::{Daemon, items, root, stderr};
+use devlet_testkit::{Device, Door, Event, Fault, Options, Plugin, Script};
+
+devlet_testkit::plugin_process!();
+
+const GPU: &str = "acme.com/gpu";
+
+fn devices(ids: &[&str]) -> Vec<Device> {
+    ids.iter().map(|id| Device::new(id)).collect()
+}
+
+fn gpus(root: &Path, socket: &str, ids: &[&str]) -> Script {
+    Script {
+        socket: socket.into(),
+        ..Script::new(root, GPU, devices(ids))
+    }
+}
+
+#[test]
+fn the_newest_list_counts_through_every_door_whatever_the_options() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    for door in [Door::Kubelet, Door::Registry, Door::RegistryWithEndpoint] {
+        for (pre_start, preferred) in [(false, false), (false, true), (true, false), (true, true)] {
+            let started = |socket: &str, ids: &[&str]| {
+                Plugin::registered(&Script {
+                    door,
+                    options: Options { pre_start, preferred },
+                    ..gpus(root.path(), socket, ids)
+                })
+            };
+            let in_force = |socket: &str| {
+                daemon.until("plugins", |list| {
+                    let is = |each: &&serde_json::Value| each["inForce"] == true;
+                    let all = items(list);
+                    let endpoint = all.iter().find(is).map(|each| each["endpoint"].clone());
+                    endpoint.is_some_and(|path| path.as_str().unwrap().ends_with(socket))
+                });
+            };
+            // Names of their own, so that no round hears of the one before.
+            let name = |number: u32| format!("{door:?}-{pre_start}-{preferred}-{number}.sock");
+            let first = started(&name(1), &["a", "b"]);
+            daemon.until_capacity(GPU, 2);
+            let second = started(&name(2), &["a", "b"]);
+            in_force(&name(2));
+            daemon.until_capacity(GPU, 2);
+            let third = started(&name(3), &["c"]);
+            daemon.until_capacity(GPU, 1);
+            third.exit();
+            daemon.until_capacity(GPU, 2);
+            for plugin in [second, first] {
+                plugin.exit();
+            }
+            daemon.until_gone(GPU);
+        }
+    }
+}
+
+#[test]
+fn a_new_plugin_that_is_slow_leaves_the_old_one_serving() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let mut old = Plugin::registered(&gpus(root.path(), "old.sock", &["a", "b"]));
+    daemon.until_capacity(GPU, 2);
+    let slow = gpus(root.path(), "new.sock", &["a", "b"]).with_fault("ListAndWatch", Fault::Wait);
+    let mut new = Plugin::start(&slow);
+    new.until(&Event::Registered);
+    new.called("ListAndWatch");
+
+    assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["a"]);
+
+    assert_eq!(old.called("Allocate"), ["a"]);
+    new.command("proceed");
+    new.until_list_of(2);
+    daemon.until("plugins", |list| {
+        let all = items(list);
+        let is_new = |each: &serde_json::Value| each["endpoint"].as_str().unwrap().ends_with("new.sock");
+        all.iter().any(|each| is_new(each) && each["inForce"] == true)
+    });
+    old.exit();
+    daemon.until("plugins", |list| items(list).len() == 1);
+    daemon.until_capacity(GPU, 2);
+    assert_eq!(daemon.admit("job2", "acme.com/gpu=1"), ["b"]);
+    assert_eq!(new.called("Allocate"), ["b"]);
+}
+
+#[test]
+fn a_plugin_whose_options_fail_is_not_used() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let broken = Fault::Refuse {
+        code: 13,
+        message: "no options today".into(),
+    };
+    let script = gpus(root.path(), "gpu.sock", &["a"]).with_fault("GetDevicePluginOptions", broken);
+    let mut plugin = Plugin::start(&script);
+    let said = plugin.refused();
+    assert!(said.contains("no options today"), "{said}");
+    assert_eq!(items(&daemon.json(&["get", "resources"])).len(), 0);
+    assert_eq!(items(&daemon.json(&["get", "plugins"])).len(), 0);
+}
+
+#[test]
+fn all_plugins_of_a_pod_are_called_at_the_same_time() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let resources = ["acme.com/one", "acme.com/two", "acme.com/three"];
+    let waiting = |resource: &&str| {
+        let script = Script::new(root.path(), resource, devices(&["a"])).with_fault("Allocate", Fault::Wait);
+        let plugin = Plugin::registered(&script);
+        daemon.until_capacity(resource, 1);
+        plugin
+    };
+    let mut plugins: Vec<Plugin> = resources.iter().map(waiting).collect();
+    let limits = resources.map(|resource| format!("{resource}=1"));
+    let mut args = vec!["admit", "--name", "job1"];
+    for limit in &limits {
+        args.extend(["--limit", limit]);
+    }
+    let admission = daemon.command(&args).stdout(Stdio::null()).spawn().unwrap();
+
+    // Nobody is answered before everybody has been called.
+    for plugin in &mut plugins {
+        plugin.called("Allocate");
+    }
+    for plugin in &mut plugins {
+        plugin.command("proceed");
+    }
+
+    let output = admission.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn a_removal_while_advice_is_given_disturbs_nothing() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let options = Options {
+        preferred: true,
+        pre_start: false,
+    };
+    let mut plugin = Plugin::registered(&Script {
+        options,
+        ..gpus(root.path(), "gpu.sock", &["a", "b", "c", "d"])
+    });
+    daemon.until_capacity(GPU, 4);
+    assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["d"]);
+    plugin.called("GetPreferredAllocation");
+    plugin.fault("GetPreferredAllocation", Some(&Fault::Wait));
+    let mut admit = daemon.command(&["admit", "--name", "job2", "--limit", "acme.com/gpu=2"]);
+    let admission = admit.stdout(Stdio::null()).spawn().unwrap();
+    plugin.called("GetPreferredAllocation");
+
+    assert!(daemon.run(&["remove", "job1"]).status.success());
+    plugin.fault("GetPreferredAllocation", None);
+    plugin.command("proceed");
+
+    assert!(admission.wait_with_output().unwrap().status.success());
+    assert_eq!(daemon.admit("job2", "acme.com/gpu=2"), ["b", "c"]);
+    assert_eq!(daemon.admit("job3", "acme.com/gpu=2"), ["a", "d"]);
+}
