@@ -56,6 +56,31 @@ fn plugins_get_in_through_every_door() {
 }
 
 #[test]
+fn a_plugin_that_takes_the_path_of_one_that_ended_is_not_taken_for_it() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let of = |resource: &str| Script {
+        socket: "shared.sock".into(),
+        ..Script::new(root.path(), resource, vec![Device::new("a")])
+    };
+    let ended = Plugin::registered(&of(GPU));
+    daemon.until_capacity(GPU, 1);
+    ended.kill();
+    let _other = Plugin::registered(&of("acme.com/nic"));
+    daemon.until_capacity("acme.com/nic", 1);
+
+    // Longer than the first pauses before dialling again.
+    std::thread::sleep(Duration::from_millis(1500));
+
+    let plugins = daemon.json(&["get", "plugins"]);
+    let resources: Vec<_> = items(&plugins)
+        .iter()
+        .map(|each| each["resource"].clone())
+        .collect();
+    assert_eq!(resources, ["acme.com/nic"]);
+}
+
+#[test]
 fn a_pod_is_admitted_shown_started_and_removed() {
     let root = root();
     let daemon = Daemon::on(root.path());

@@ -11,9 +11,9 @@
 //! The node is told of every connection and of its end, and holds the numbers apart: what comes late from an
 //! earlier connection changes nothing.
 
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use devlet_core::ConnectionId;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +43,7 @@ pub(crate) struct Connection {
 
 /// Follows a plugin until it is gone for good.
 pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Connection) {
+    let socket = identity(&candidate.socket);
     let mut connection = first;
     let mut pause = FIRST_PAUSE;
     loop {
@@ -67,7 +68,8 @@ pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Co
                 () = stopped => return,
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
-            if !is_socket(&candidate.socket) || registered_anew(&registrar, &candidate) {
+            let now = identity(&candidate.socket);
+            if now.is_none() || now != socket || registered_anew(&registrar, &candidate) {
                 return;
             }
             match registrar.connect(&candidate).await {
@@ -122,8 +124,12 @@ fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
     }
 }
 
-fn is_socket(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket())
+/// What tells a socket from a later one at the same path, which is that of another plugin until it registers. Not the
+/// time of change: plugins change the mode of their sockets.
+fn identity(path: &Path) -> Option<(u64, Option<SystemTime>)> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    let is_socket = metadata.file_type().is_socket();
+    is_socket.then(|| (metadata.ino(), metadata.created().ok()))
 }
 
 /// Whether the plugin has registered by itself in the meantime.
