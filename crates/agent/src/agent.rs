@@ -203,6 +203,18 @@ impl Agent {
         deadline: Instant,
         waiting: impl FnMut(&ReserveError),
     ) -> Result<Pod, AdmitError> {
+        self.admit_unless(request, deadline, &self.inner.stop, waiting)
+            .await
+    }
+
+    /// Like [`Agent::admit`], and gives up when told to, as long as nothing is being written.
+    pub async fn admit_unless(
+        &self,
+        request: &PodRequest,
+        deadline: Instant,
+        give_up: &CancellationToken,
+        waiting: impl FnMut(&ReserveError),
+    ) -> Result<Pod, AdmitError> {
         let Inner {
             store,
             plugins,
@@ -215,7 +227,7 @@ impl Agent {
             deadlines: &config.deadlines,
             metrics,
         };
-        admit::admit(store, &calls, request, deadline, waiting).await
+        admit::admit(store, &calls, request, deadline, give_up, waiting).await
     }
 
     /// What the runtime must add to a container that is about to start. See

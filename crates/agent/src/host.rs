@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
@@ -93,11 +94,6 @@ pub enum ForgetError {
     #[error(transparent)]
     Write(#[from] WriteError),
 }
-
-/// The node ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("devlet is stopping")]
-pub struct Stopping;
 
 /// The service.
 #[derive(Debug, Clone)]
@@ -335,11 +331,12 @@ async fn admission(
     agent: &Agent,
     request: &PodRequest,
     deadline: Instant,
+    give_up: &CancellationToken,
     sender: &mpsc::Sender<Result<v1::AdmitEvent, Status>>,
 ) -> Result<v1::Pod, Status> {
     let started = Instant::now();
     let mut last = None;
-    let admitted = agent.admit(request, deadline, |reason| {
+    let admitted = agent.admit_unless(request, deadline, give_up, |reason| {
         if last.as_ref() == Some(reason) {
             return;
         }
@@ -371,14 +368,16 @@ impl Devlet for Host {
         let (sender, receiver) = mpsc::channel(16);
         let agent = self.agent.clone();
         self.agent.spawn(async move {
-            let stop = agent.stopping();
+            let give_up = agent.stopping().child_token();
+            // What is being written is waited for, even if its caller has left or the node stops.
+            let caller_leaves = async {
+                sender.closed().await;
+                give_up.cancel();
+                std::future::pending::<()>().await;
+            };
             let ended = tokio::select! {
-                ended = admission(&agent, &request, deadline, &sender) => ended,
-                () = sender.closed() => {
-                    tracing::info!(pod = %request.uid, "pod is not admitted: its caller has left");
-                    return;
-                }
-                () = stop.cancelled() => Err(Stopping.into()),
+                ended = admission(&agent, &request, deadline, &give_up, &sender) => ended,
+                () = caller_leaves => return,
             };
             match &ended {
                 Ok(_) => tracing::info!(pod = %request.uid, "pod admitted"),

@@ -636,7 +636,8 @@ impl Node {
     fn check_identity(&self, request: &PodRequest, pod: Option<&Pod>) -> Result<(), ReserveError> {
         if let Some(pod) = pod {
             let known = pod.source != Source::Imported && pod.fingerprint != 0;
-            if known && pod.fingerprint != request.fingerprint {
+            let renamed = !pod.name.name.is_empty() && pod.name != request.name;
+            if known && (renamed || pod.fingerprint != request.fingerprint) {
                 return Err(ReserveError::SpecChanged);
             }
         }

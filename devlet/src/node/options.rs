@@ -156,7 +156,7 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
     let text = match args.format {
         Format::Podman => runtime::arguments(options, Engine::Podman),
         Format::Docker => runtime::arguments(options, Engine::Docker),
-        Format::Env => Ok(runtime::variables(options)),
+        Format::Env => runtime::variables(options),
         Format::Json | Format::Oci => {
             let mut oci = match &args.oci_spec {
                 None => Value::Object(serde_json::Map::new()),

@@ -29,6 +29,8 @@ impl fmt::Display for Engine {
 pub(super) enum UnfitError {
     #[error("{engine} has no way to name the device node {path}, which has a colon in it; use --format oci")]
     Colon { engine: Engine, path: String },
+    #[error("no shell can set the environment variable {name:?}; use --format json")]
+    Variable { name: String },
     #[error("the annotations of the OCI spec are not an object")]
     Annotations,
     #[error(transparent)]
@@ -90,12 +92,20 @@ fn field(key: &str, value: &str) -> String {
 }
 
 /// `NAME=value` lines, quoted for a shell where need be.
-pub(super) fn variables(options: &RunOptions) -> String {
-    options
-        .envs
-        .iter()
-        .map(|(name, value)| format!("{name}={}\n", quote(value)))
-        .collect()
+pub(super) fn variables(options: &RunOptions) -> Result<String, UnfitError> {
+    let line = |(name, value): (&String, &String)| {
+        let mut characters = name.chars();
+        let is_first = |character: char| character.is_ascii_alphabetic() || character == '_';
+        let is_name = characters.next().is_some_and(is_first)
+            && characters.all(|character| is_first(character) || character.is_ascii_digit());
+        // Anything else would be read as a command.
+        if is_name && !value.contains('\0') {
+            Ok(format!("{name}={}\n", quote(value)))
+        } else {
+            Err(UnfitError::Variable { name: name.clone() })
+        }
+    };
+    options.envs.iter().map(line).collect()
 }
 
 /// The text as one word of a shell.
@@ -188,7 +198,7 @@ mod tests {
         options.envs.insert("B".into(), String::new());
         options.envs.insert("C".into(), "plain-1".into());
         assert_eq!(
-            variables(&options),
+            variables(&options).unwrap(),
             "A='it'\\''s $HOME; rm -rf /\n'\nB=''\nC=plain-1\n"
         );
         assert!(
@@ -196,6 +206,18 @@ mod tests {
                 .unwrap()
                 .starts_with("'--env=A=it'\\''s ")
         );
+    }
+
+    #[test]
+    fn a_variable_that_a_shell_would_run_is_refused() {
+        for name in ["A;touch pwned #", "", "1A", "A=B", "A B", "A\n"] {
+            let envs = [(name.to_owned(), "1".to_owned())];
+            let options = RunOptions {
+                envs: envs.into(),
+                ..RunOptions::default()
+            };
+            assert!(variables(&options).is_err(), "{name:?}");
+        }
     }
 
     #[test]

@@ -72,7 +72,11 @@ pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Co
             if now.is_none() || now != socket || registered_anew(&registrar, &candidate) {
                 return;
             }
-            match registrar.connect(&candidate).await {
+            let connected = tokio::select! {
+                connected = registrar.connect(&candidate) => connected,
+                () = registrar.stop.cancelled() => return,
+            };
+            match connected {
                 Ok(connection) => break connection,
                 Err(RegisterError::Dial(_) | RegisterError::Options(_)) => {}
                 Err(error) => {

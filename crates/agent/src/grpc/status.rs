@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use crate::agent::RemoveError;
 use crate::device_plugin::client::CallError;
-use crate::host::{ForgetError, NotAllowed, PodLookupError, Stopping};
+use crate::host::{ForgetError, NotAllowed, PodLookupError};
 use crate::manifest::InvalidManifest;
 use crate::store::{CommitError, DumpError, ImportError, WriteError};
 use crate::workflow::admit::AdmitError;
@@ -45,7 +45,6 @@ statuses!(
     PodLookupError,
     RemoveError,
     StartContainerError,
-    Stopping,
     WriteError,
 );
 
@@ -78,12 +77,6 @@ impl Coded for InvalidManifest {
 impl Coded for NotAllowed {
     fn code(&self) -> Code {
         Code::PermissionDenied
-    }
-}
-
-impl Coded for Stopping {
-    fn code(&self) -> Code {
-        Code::Unavailable
     }
 }
 
@@ -135,6 +128,7 @@ impl Coded for AdmitError {
             Self::TimedOut { .. } => Code::DeadlineExceeded,
             Self::Plugin { source, .. } => source.code(),
             Self::Vanishing { .. } => Code::Aborted,
+            Self::GivenUp => Code::Unavailable,
             Self::Commit(error) => error.code(),
         }
     }

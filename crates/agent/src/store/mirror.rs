@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -45,6 +45,15 @@ pub enum MirrorError {
     Read {
         /// Why not.
         reason: String,
+    },
+    /// Somebody else wrote the file since we did.
+    #[error(
+        "{} was written by somebody else, so it is left alone; if a kubelet runs here, stop devlet",
+        .path.display()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
     },
     /// The file cannot be replaced.
     #[error("{} cannot be replaced", .path.display())]
@@ -115,6 +124,8 @@ pub(crate) struct Mirrorer {
     pub(crate) around: Surroundings,
     /// What is in the file.
     pub(crate) in_file: InFile,
+    /// The file that we wrote last.
+    pub(crate) seen: Option<Seen>,
     pub(crate) calls: Receiver<Call>,
     /// Whether somebody has rung since this last looked.
     pub(crate) rung: Arc<AtomicBool>,
@@ -203,12 +214,38 @@ impl Mirrorer {
             path: path.clone(),
             source,
         };
+        self.check_ours(&path)?;
         files::replace(&path, content.as_bytes()).map_err(failed)?;
         self.in_file = InFile::Uncertain;
         files::sync_directory_of(&path).map_err(failed)?;
         self.in_file = InFile::Hash(hash);
+        self.seen = Seen::of(&path);
         self.shared.counters.mirrors.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether the file is the one that we wrote last, or another one that we know.
+    fn check_ours(&self, path: &Path) -> Result<(), MirrorError> {
+        let seen = Seen::of(path);
+        if seen.is_none() || seen == self.seen {
+            return Ok(());
+        }
+        let failed = |source| MirrorError::File {
+            path: path.to_owned(),
+            source,
+        };
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        };
+        let hash: Hash = Sha256::digest(&bytes).into();
+        if self.around.knows(&hash) || self.in_file == InFile::Hash(hash) {
+            return Ok(());
+        }
+        Err(MirrorError::Foreign {
+            path: path.to_owned(),
+        })
     }
 
     fn write(&mut self, rows: &[Row]) -> Result<(), WriteError> {
@@ -216,6 +253,27 @@ impl Mirrorer {
         settled(answer.blocking_recv())?;
         rows.iter().for_each(|row| self.around.follow(row));
         Ok(())
+    }
+}
+
+/// What tells a file from one that was written in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    inode: u64,
+    changed: (i64, i64),
+    length: u64,
+}
+
+impl Seen {
+    fn of(path: &Path) -> Option<Self> {
+        use std::os::unix::fs::MetadataExt as _;
+        let about = std::fs::symlink_metadata(path).ok()?;
+        let changed = (about.ctime(), about.ctime_nsec());
+        Some(Self {
+            inode: about.ino(),
+            changed,
+            length: about.len(),
+        })
     }
 }
 

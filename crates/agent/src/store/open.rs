@@ -8,7 +8,7 @@
 //! | readable | none, or its hash is on record | the database is right |
 //! | readable | sound, hash unknown | a kubelet wrote it: our state is archived, the file is imported |
 //! | readable | unreadable | set aside; the database is right |
-//! | unreadable | sound | set aside; the file is imported |
+//! | unreadable | sound | set aside; the file, which may lag behind, is imported; nobody new is admitted until an operator decides |
 //! | unreadable | none or unreadable | set aside; nobody is admitted until an operator decides |
 //!
 //! What is set aside keeps its old name until the new state is on disk. So a crash on the way leads to the same
@@ -364,6 +364,7 @@ fn start(
         interval: options.mirror_interval,
         around: around.clone(),
         in_file,
+        seen: None,
         calls,
         rung,
     };
@@ -465,8 +466,9 @@ impl Opening<'_> {
             Verdict::Sound { imported, hash } => {
                 self.report.found = Found::KubeletFile;
                 self.in_file = InFile::Hash(hash);
+                // The file may lag behind a database that could not be read: what is in it counts, and nobody
+                // new is admitted until an operator has decided that this is all.
                 self.adopt(&mut contents, &imported, hash);
-                blame = None;
             }
             Verdict::Unreadable { reason } => {
                 remove = self.checkpoint.clone();

@@ -17,12 +17,13 @@ use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::{Advice, ConnectionId, Pod, PodRequest, Question, ReserveError, ResourceName};
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use crate::config::Deadlines;
 use crate::device_plugin::client::{CallError, InvalidAnswer};
 use crate::device_plugin::plugins::Plugins;
 use crate::metrics::Metrics;
-use crate::store::{self, CommitError, Store};
+use crate::store::{self, CommitError, Held, Store};
 
 /// How often devices that vanish while a plugin is being called are chosen anew.
 const ATTEMPTS: usize = 5;
@@ -49,6 +50,9 @@ pub enum AdmitError {
         /// What happened.
         source: CallError,
     },
+    /// Whoever asked does not want to wait any longer.
+    #[error("the admission was given up: devlet is stopping, or the caller has left")]
+    GivenUp,
     /// Devices kept vanishing while their plugin was being called.
     #[error("devices of {resource} vanished while their plugin was being called, {ATTEMPTS} times in a row")]
     Vanishing {
@@ -116,13 +120,15 @@ fn gone(method: &'static str) -> CallError {
 
 /// Admits a pod. `waiting` is told each time what is being waited for.
 ///
-/// Returns once the allocation is on disk. On any error, and if the caller goes away before that, all devices
-/// are free again.
+/// Returns once the allocation is on disk. On any error all devices are free again. `give_up` ends the admission
+/// as long as nothing is being written; from then on the answer is what became of the write. A caller that drops
+/// this future while the pod is being written does not get to know that it is admitted.
 pub async fn admit(
     store: &Store,
     calls: &impl PluginCalls,
     request: &PodRequest,
     deadline: Instant,
+    give_up: &CancellationToken,
     mut waiting: impl FnMut(&ReserveError),
 ) -> Result<Pod, AdmitError> {
     let started = Instant::now();
@@ -131,8 +137,13 @@ pub async fn admit(
     loop {
         // What changes from here on is not missed.
         changes.borrow_and_update();
-        let reason = match attempt(store, calls, request).await? {
+        let attempted = tokio::select! {
+            attempted = attempt(store, calls, request) => attempted?,
+            () = give_up.cancelled() => return Err(AdmitError::GivenUp),
+        };
+        let reason = match attempted {
             Attempt::Admitted(pod) => return Ok(*pod),
+            Attempt::Agreed { held, answers } => return Ok(held.commit(request, answers).await?),
             Attempt::Vanished(resource) => {
                 vanished += 1;
                 if vanished == ATTEMPTS {
@@ -143,7 +154,11 @@ pub async fn admit(
             Attempt::Wait(reason) => reason,
         };
         waiting(&reason);
-        match timeout_at(deadline, changes.changed()).await {
+        let changed = tokio::select! {
+            changed = timeout_at(deadline, changes.changed()) => changed,
+            () = give_up.cancelled() => return Err(AdmitError::GivenUp),
+        };
+        match changed {
             Ok(Ok(())) => {}
             // The store has stopped, or time is up.
             Ok(Err(_)) | Err(_) => {
@@ -157,7 +172,13 @@ pub async fn admit(
 }
 
 enum Attempt {
+    /// It has everything already.
     Admitted(Box<Pod>),
+    /// All plugins agreed: it only has to be written down.
+    Agreed {
+        held: Box<Held>,
+        answers: Vec<(Answer, bool)>,
+    },
     Wait(ReserveError),
     Vanished(ResourceName),
 }
@@ -217,7 +238,10 @@ async fn attempt(
     if let Some(resource) = store.read(|node| vanished(node, &grants)) {
         return Ok(Attempt::Vanished(resource));
     }
-    Ok(Attempt::Admitted(Box::new(held.commit(request, answers).await?)))
+    Ok(Attempt::Agreed {
+        held: Box::new(held),
+        answers,
+    })
 }
 
 /// Asks plugins for advice. One that does not answer well gives none.
@@ -246,4 +270,120 @@ fn vanished(node: &devlet_core::Node, grants: &[Grant]) -> Option<ResourceName> 
                 .any(|device| !node.is_healthy(&grant.resource, device))
     };
     grants.iter().find(lost).map(|grant| grant.resource.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
+    use devlet_core::device_plugin::list::{Device, DeviceList};
+    use devlet_core::{ContainerKind, ContainerRequest, DeviceId, PodName, PodUid, Source};
+
+    use super::*;
+    use crate::store::OpenOptions;
+
+    const GPU: &str = "acme.com/gpu";
+
+    /// A store with one device.
+    fn node_with_one_gpu(directory: &tempfile::TempDir) -> Store {
+        let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
+        let (store, _) = Store::open(options).unwrap();
+        let offer = Offer {
+            resource: GPU.into(),
+            endpoint: "gpu.sock".into(),
+            uid: 0,
+            may_share: false,
+            options: PluginOptions::default(),
+        };
+        let device = Device {
+            id: DeviceId::from("gpu0"),
+            healthy: true,
+            nodes: Vec::new(),
+        };
+        let now = store.now();
+        store.update(|node| {
+            let (connection, _) = node.plugin_connected(offer, now).unwrap();
+            node.devices_listed(connection, DeviceList::new(vec![device]).0);
+        });
+        store
+    }
+
+    fn wants_a_gpu(uid: &str) -> PodRequest {
+        PodRequest {
+            uid: PodUid::from(uid),
+            name: PodName {
+                namespace: "default".into(),
+                name: uid.into(),
+            },
+            source: Source::Api,
+            fingerprint: 1,
+            containers: vec![ContainerRequest {
+                name: "main".into(),
+                kind: ContainerKind::App,
+                wants: BTreeMap::from([(GPU.into(), 1)]),
+            }],
+        }
+    }
+
+    fn free(store: &Store) -> usize {
+        let now = store.now();
+        store.read(|node| node.capacity_of(&GPU.into(), now).free)
+    }
+
+    /// A plugin that gives up for its caller when it is called, and then answers or not.
+    struct GivingUp {
+        token: CancellationToken,
+        answers: bool,
+    }
+
+    impl PluginCalls for GivingUp {
+        async fn preferred(&self, _: &Question) -> Result<Vec<DeviceId>, CallError> {
+            Ok(Vec::new())
+        }
+
+        async fn allocate(&self, _: ConnectionId, _: &Grant) -> Result<Answer, CallError> {
+            self.token.cancel();
+            if !self.answers {
+                std::future::pending::<()>().await;
+            }
+            Ok(Answer::default())
+        }
+    }
+
+    async fn admit_with(store: &Store, answers: bool, uid: &str) -> Result<Pod, AdmitError> {
+        let token = CancellationToken::new();
+        let calls = GivingUp {
+            token: token.clone(),
+            answers,
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        admit(store, &calls, &wants_a_gpu(uid), deadline, &token, |_| {}).await
+    }
+
+    #[tokio::test]
+    async fn an_admission_that_is_given_up_frees_the_devices() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = node_with_one_gpu(&directory);
+        let ended = admit_with(&store, false, "a").await;
+        assert!(matches!(ended, Err(AdmitError::GivenUp)), "{ended:?}");
+        assert_eq!(free(&store), 1);
+    }
+
+    #[tokio::test]
+    async fn an_admission_that_is_given_up_at_the_last_moment_says_what_is_true() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = node_with_one_gpu(&directory);
+        for round in 0..20 {
+            let uid = format!("pod-{round}");
+            let admitted = admit_with(&store, true, &uid).await.is_ok();
+            let uid = PodUid::from(uid.as_str());
+            let held = store.read(|node| node.pod(&uid).is_some());
+            assert_eq!(admitted, held, "round {round}");
+            assert_eq!(free(&store), usize::from(!held), "round {round}");
+            if held {
+                store.release(&uid).await.unwrap();
+            }
+        }
+    }
 }

@@ -178,3 +178,23 @@ async fn without_a_kubelets_file_there_is_no_mirror() {
     store.stop().await.unwrap();
     assert_eq!(root.names(), ["state.redb"]);
 }
+
+#[tokio::test]
+async fn a_file_that_somebody_else_wrote_is_left_alone() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 2);
+    admit(&store, "a", 1).await.unwrap();
+    store.mirror().await.unwrap();
+    let theirs = include_str!("../../../../kubelet-files/testdata/deviceplugin/v2-one-pod.json");
+    std::fs::write(root.checkpoint(), theirs).unwrap();
+
+    admit(&store, "b", 1).await.unwrap();
+
+    let refused = store.mirror().await.unwrap_err();
+    assert!(matches!(refused, MirrorError::Foreign { .. }), "{refused}");
+    assert_eq!(read(&root), theirs);
+    // Nor does a clean stop overwrite it.
+    assert!(store.stop().await.is_err());
+    assert_eq!(read(&root), theirs);
+}

@@ -274,7 +274,7 @@ fn damage(root: &Root, how: &str) {
 }
 
 #[tokio::test]
-async fn an_unreadable_database_is_set_aside_and_the_mirror_imported() {
+async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_new_is_admitted() {
     for how in ["empty", "cut", "text", "ones", "zeros"] {
         let root = root_with_a_pod().await;
         damage(&root, how);
@@ -287,7 +287,8 @@ async fn an_unreadable_database_is_set_aside_and_the_mirror_imported() {
             panic!("{report:?}");
         };
         assert_eq!(std::fs::read(&aside.kept).unwrap(), damaged, "{how}");
-        assert_eq!(report.blocked, None);
+        // The mirror may lag behind what was in the database.
+        assert!(report.blocked.is_some(), "{how}");
         assert_eq!(devices(&store, "a"), ["00"], "{how}");
     }
 }
