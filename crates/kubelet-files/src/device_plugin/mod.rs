@@ -8,7 +8,7 @@
 //! | V1 | 1.11 to 1.19 | a list | FNV-1a over the printed value |
 //! | V2 | 1.20 and later | lists by NUMA node | FNV-1a over the printed value |
 //!
-//! [`read`] takes V1 and V2, which differ only in [`Devices`]; [`v0::read`] takes what came before. [`write`]
+//! [`read`] takes V1 and V2, which differ only in [`Devices`]; [`v0::read`] takes what came before. [`write()`]
 //! writes V2.
 
 mod checksum;

@@ -7,7 +7,7 @@
 //!
 //! - [`Reader`] walks the bytes; it knows the syntax, and Go's words for what is wrong with it.
 //! - [`decode`] fills Go-shaped values from a reader.
-//! - [`write`] prints strings with Go's escapes.
+//! - [`mod@write`] prints strings with Go's escapes.
 //!
 //! Two kinds of error, as in Go. A syntax error ends the reading. A type error is remembered, the reading goes
 //! on, and the first one is the answer unless the syntax turns out to be broken too.
