@@ -102,7 +102,7 @@ pub enum ReserveError {
         held: usize,
     },
     /// The pod was admitted with another spec.
-    #[error("the pod was admitted with another spec; remove it first")]
+    #[error("the pod was admitted with another spec or under another name; remove it first")]
     SpecChanged,
     /// Containers could not be told apart.
     #[error("two containers are called {container}")]
@@ -681,6 +681,8 @@ struct Planner<'a> {
 impl<'a> Planner<'a> {
     fn run(&mut self) -> Result<(), ReserveError> {
         let request = self.request;
+        // What waiting would help against counts only if nothing else stands in the way.
+        let mut awaited = None;
         for (index, container) in request.containers.iter().enumerate() {
             for (resource, &wanted) in container.wants.iter().filter(|&(_, &wanted)| wanted > 0) {
                 let held = self.pod.and_then(|pod| pod.allocation(&container.name, resource));
@@ -695,8 +697,17 @@ impl<'a> Planner<'a> {
                         });
                     }
                     None => {
-                        let Some(devices) = self.choose(index, resource, wanted)? else {
-                            return Ok(());
+                        let devices = match self.choose(index, resource, wanted) {
+                            Ok(Some(devices)) => devices,
+                            Ok(None) => return Ok(()),
+                            Err(
+                                reason @ (ReserveError::NotServed { .. } | ReserveError::NotListed { .. }),
+                            ) => {
+                                awaited.get_or_insert(reason);
+                                self.ask = false;
+                                continue;
+                            }
+                            Err(reason) => return Err(reason),
                         };
                         self.plan.grants.push(Grant {
                             container: container.name.clone(),
@@ -718,7 +729,7 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        Ok(())
+        awaited.map_or(Ok(()), Err)
     }
 
     /// Devices for one container, or `None` if a plugin should be asked first.

@@ -39,6 +39,18 @@ fn too_few_devices_refuse_the_pod_and_change_nothing() {
     assert_eq!(everything(&node), before);
 }
 
+#[test]
+fn too_few_devices_refuse_the_pod_at_once_even_if_another_resource_has_no_plugin() {
+    let mut node = node_with_gpus(&["a"]);
+    let mut request = gpu_pod("p", 2);
+    // Before acme.com/gpu in the order of names.
+    request.containers[0].wants.insert("aaa.com/x".into(), 1);
+
+    let refused = refusal(&mut node, &request);
+
+    assert!(matches!(refused, ReserveError::Insufficient { .. }), "{refused}");
+}
+
 // TestPodContainerDeviceAllocation, "Successful allocation of all available Res1 resources and Res2 resources"
 #[test]
 fn the_last_device_can_be_had() {
@@ -246,7 +258,7 @@ fn another_spec_is_refused() {
 
     assert_eq!(
         refused.to_string(),
-        "the pod was admitted with another spec; remove it first"
+        "the pod was admitted with another spec or under another name; remove it first"
     );
 }
 

@@ -353,7 +353,7 @@ fn a_pod_that_is_not_there_is_not_removed() {
 }
 
 #[test]
-fn a_renamed_pod_gives_its_old_name_back() {
+fn a_uid_under_another_name_is_refused_and_keeps_its_own() {
     let mut node = node_with_gpus(&["a"]);
     admit(&mut node, &gpu_pod("p", 1));
     let renamed = PodRequest {
@@ -361,9 +361,10 @@ fn a_renamed_pod_gives_its_old_name_back() {
         ..gpu_pod("p", 1)
     };
 
-    admit(&mut node, &renamed);
+    let refused = node.reserve(&renamed, &Advice::new());
 
-    assert!(node.pod_named(&named("p")).is_none() && node.pod_named(&named("other")).is_some());
+    assert_eq!(refused, Err(ReserveError::SpecChanged));
+    assert!(node.pod_named(&named("p")).is_some() && node.pod_named(&named("other")).is_none());
     assert_sound(&node);
 }
 
