@@ -4,9 +4,11 @@ mod cdi;
 mod checkpoint;
 mod cli;
 mod config;
+mod duration;
 mod files;
 mod manual;
 mod node;
+mod oci;
 mod output;
 mod serve;
 

@@ -124,12 +124,20 @@ fn is_invisible(character: char) -> bool {
 
 /// The error and its causes, on one line.
 pub(crate) fn complain(error: &anyhow::Error) {
-    let text = error
-        .chain()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ");
-    warn(&format!("error: {text}"));
+    warn(&format!("error: {}", chain(error.as_ref())));
+}
+
+/// An error and its causes. Many errors end in the words of their cause, which are then said once.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.ends_with(&cause) {
+            text
+        } else {
+            format!("{text}: {cause}")
+        }
+    })
 }
 
 /// A line on standard error. That it cannot be written is nothing anybody could be told.
@@ -151,4 +159,29 @@ pub(crate) fn count(number: usize, one: &str) -> String {
         (_, false) => format!("{one}s"),
     };
     format!("{number} {ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    enum Problem {
+        #[error("cannot open it: {source}")]
+        Told { source: io::Error },
+        #[error("cannot watch it")]
+        Untold { source: io::Error },
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let source = || io::Error::from(io::ErrorKind::NotFound);
+        let told = anyhow::Error::from(Problem::Told { source: source() }).context("it does not start");
+        assert_eq!(
+            chain(told.as_ref()),
+            "it does not start: cannot open it: entity not found"
+        );
+        let untold = Problem::Untold { source: source() };
+        assert_eq!(chain(&untold), "cannot watch it: entity not found");
+    }
 }

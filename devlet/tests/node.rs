@@ -97,7 +97,7 @@ fn wrong_usage_is_told_before_anybody_is_called() {
     for (command, hint) in [
         (&["admit"][..], "--name"),
         (&["admit", "--name", "job1", "--limit", "gpu"], "acme.com/gpu=2"),
-        (&["admit", "--name", "job1", "--wait", "soon"], "1m30s"),
+        (&["admit", "--name", "job1", "--wait", "soon"], "1h30m"),
         (
             &["admit", "-f", "pod.yaml", "--name", "job1"],
             "cannot be used with",

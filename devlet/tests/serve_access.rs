@@ -210,6 +210,31 @@ fn a_second_plugin_of_another_user_is_refused_unless_a_rule_names_it() {
 }
 
 #[test]
+fn a_rule_lets_users_serve_a_resource_side_by_side_only_if_it_says_so() {
+    let rule = |more: &str| format!("access: {{register: [{{resource: acme.com/*, uids: [54321]{more}}}]}}");
+    let second = |root: &TempDir| Script {
+        socket: "second.sock".into(),
+        ..Script::new(root.path(), GPU, vec![Device::new("gpu0"), Device::new("gpu1")])
+    };
+    let Some((root, daemon)) = node(&rule("")) else {
+        return;
+    };
+    let _first = Plugin::registered(&gpu(&root));
+    daemon.until_capacity(GPU, 1);
+    let said = strangers(&second(&root)).refused();
+    assert!(said.contains("share: true"), "{said}");
+
+    let Some((root, daemon)) = node(&rule(", share: true")) else {
+        return;
+    };
+    let _first = Plugin::registered(&gpu(&root));
+    daemon.until_capacity(GPU, 1);
+    let mut shares = strangers(&second(&root));
+    shares.until(&Event::Registered);
+    daemon.until_capacity(GPU, 2);
+}
+
+#[test]
 fn without_root_everything_works_in_the_users_own_directory() {
     let Some((root, _daemon)) = node("") else { return };
     let home = root.path().join("home");

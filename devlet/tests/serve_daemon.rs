@@ -5,12 +5,13 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{Daemon, devlet, http_get, items, root, stderr, stdout};
+use common::{Daemon, devlet, http_get, items, root, stderr, stdout, until};
 use devlet_testkit::{Device, Plugin, Script};
 
 devlet_testkit::plugin_process!();
@@ -197,15 +198,7 @@ fn the_sample_needs_neither_root_nor_hardware() {
 fn health_readiness_and_metrics_are_served() {
     let root = root();
     let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
-    let line = daemon.banner.lines().find(|line| line.contains("HTTP")).unwrap();
-    let address = line
-        .split("http://")
-        .nth(1)
-        .unwrap()
-        .split('/')
-        .next()
-        .unwrap()
-        .to_owned();
+    let address = daemon.http();
     let script = Script::new(
         root.path(),
         "acme.com/gpu",
@@ -237,11 +230,97 @@ fn health_readiness_and_metrics_are_served() {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
     assert!(http_get(&address, "/nothing").starts_with("HTTP/1.1 404"));
+}
 
-    std::fs::remove_file(root.path().join("device-plugins/kubelet.sock")).unwrap();
-    let unready = http_get(&address, "/readyz");
-    assert!(unready.starts_with("HTTP/1.1 503"), "{unready}");
+/// Puts a socket of our own in the place of one of the daemon's, without a moment in which there is none.
+fn take_place(socket: &Path) -> UnixListener {
+    let aside = socket.with_extension("aside");
+    let ours = UnixListener::bind(&aside).unwrap();
+    std::fs::rename(&aside, socket).unwrap();
+    ours
+}
+
+/// Waits until `/readyz` says this.
+fn until_ready(address: &str, status: &str) -> String {
+    until(status, || {
+        let answer = http_get(address, "/readyz?verbose");
+        answer
+            .starts_with(&format!("HTTP/1.1 {status}"))
+            .then_some(answer)
+    })
+}
+
+#[test]
+fn a_socket_for_plugins_that_is_taken_away_is_missed_and_made_again() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
+    let address = daemon.http();
+    let script = |resource: &str| Script::new(root.path(), resource, vec![Device::new("a")]);
+    let mut before = Plugin::registered(&script("acme.com/gpu"));
+    daemon.until_capacity("acme.com/gpu", 1);
+    let socket = root.path().join("device-plugins/kubelet.sock");
+
+    let other = take_place(&socket);
+
+    let unready = until_ready(&address, "503");
     assert!(unready.contains("[-]listening failed: the socket "), "{unready}");
+    let status = daemon.run(&["status"]);
+    assert_eq!(status.status.code(), Some(1));
+    for said in [unready, stdout(&status)] {
+        assert!(said.contains(socket.to_str().unwrap()), "{said}");
+    }
+    // Another's live socket stays, and is named as what is in the way.
+    let blamed = until("the other process is named", || {
+        let answer = http_get(&address, "/readyz?verbose");
+        answer
+            .contains(&format!("pid {}", std::process::id()))
+            .then_some(answer)
+    });
+    assert!(blamed.starts_with("HTTP/1.1 503"), "{blamed}");
+    assert!(stdout(&daemon.run(&["status"])).contains(&format!("pid {}", std::process::id())));
+    // Who is connected goes on.
+    assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["a"]);
+    before.called("Allocate");
+
+    drop(other);
+    until_ready(&address, "200");
+    assert_eq!(mode(&socket), 0o660);
+    assert!(daemon.run(&["status"]).status.success());
+    let _after = Plugin::registered(&script("acme.com/nic"));
+    daemon.until_capacity("acme.com/nic", 1);
+
+    // With nothing in its place.
+    std::fs::remove_file(&socket).unwrap();
+    until("the socket is back", || socket.exists().then_some(()));
+    let _third = Plugin::registered(&script("acme.com/fpga"));
+    daemon.until_capacity("acme.com/fpga", 1);
+    assert_eq!(daemon.stop(), Some(0));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn the_socket_of_the_api_is_made_again_too_and_who_is_connected_stays() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
+    let address = daemon.http();
+    let mut watch = daemon.command(&["get", "resources", "--watch", "-o", "json"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    let socket = root.path().join("devlet/devlet.sock");
+
+    let other = take_place(&socket);
+    let unready = until_ready(&address, "503");
+    assert!(unready.contains(socket.to_str().unwrap()), "{unready}");
+    let _plugin = Plugin::registered(&Script::new(root.path(), "acme.com/gpu", vec![Device::new("a")]));
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.contains("acme.com/gpu"), "{line}");
+
+    drop(other);
+    until_ready(&address, "200");
+    assert!(daemon.run(&["status"]).status.success());
+    watch.kill().unwrap();
+    watch.wait().unwrap();
 }
 
 #[test]
@@ -251,15 +330,7 @@ fn state_that_cannot_be_read_makes_it_unready_until_an_operator_decides() {
     let file = root.path().join("device-plugins/kubelet_internal_checkpoint");
     std::fs::write(&file, "{ broken").unwrap();
     let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
-    let line = daemon.banner.lines().find(|line| line.contains("HTTP")).unwrap();
-    let address = line
-        .split("http://")
-        .nth(1)
-        .unwrap()
-        .split('/')
-        .next()
-        .unwrap()
-        .to_owned();
+    let address = daemon.http();
     let unready = http_get(&address, "/readyz");
     assert!(
         unready.starts_with("HTTP/1.1 503") && unready.contains("[-]state failed: "),

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::time::Duration;
 
 use common::{Daemon, ids, items, root, stderr, stdout};
@@ -12,7 +13,7 @@ devlet_testkit::plugin_process!();
 
 const GPU: &str = "acme.com/gpu";
 
-fn gpus(root: &std::path::Path, count: usize) -> Script {
+fn gpus(root: &Path, count: usize) -> Script {
     let devices = (0..count).map(|number| Device::on(&format!("gpu{number}"), (number % 2) as i64));
     let envs = [("GPUS".to_owned(), "{ids}".to_owned())].into();
     let answer = Answer {
@@ -58,7 +59,7 @@ fn plugins_get_in_through_every_door() {
 #[test]
 fn a_plugin_that_takes_the_path_of_one_that_ended_is_not_taken_for_it() {
     let root = root();
-    let daemon = Daemon::on(root.path());
+    let (daemon, log) = Daemon::logged(root.path(), &[]);
     let of = |resource: &str| Script {
         socket: "shared.sock".into(),
         ..Script::new(root.path(), resource, vec![Device::new("a")])
@@ -69,9 +70,8 @@ fn a_plugin_that_takes_the_path_of_one_that_ended_is_not_taken_for_it() {
     let _other = Plugin::registered(&of("acme.com/nic"));
     daemon.until_capacity("acme.com/nic", 1);
 
-    // Longer than the first pauses before dialling again.
-    std::thread::sleep(Duration::from_millis(1500));
-
+    let said = log.until(&["device plugin is gone for good", "device plugin connected again"]);
+    assert!(said.contains("is gone for good") && said.contains(GPU), "{said}");
     let plugins = daemon.json(&["get", "plugins"]);
     let resources: Vec<_> = items(&plugins)
         .iter()
@@ -134,6 +134,30 @@ fn a_pod_is_admitted_shown_started_and_removed() {
         "acme.com/gpu=all",
     ] {
         assert!(stdout(&options).contains(part), "{part}: {}", stdout(&options));
+    }
+
+    let spec = root.path().join("config.json");
+    std::fs::write(
+        &spec,
+        r#"{"future": 12345678901234567890123, "annotations": {"x": "1"}}"#,
+    )
+    .unwrap();
+    let cdi = root.path().join("cdi");
+    std::fs::create_dir(&cdi).unwrap();
+    let acme = r#"{"cdiVersion": "0.5.0", "kind": "acme.com/gpu", "devices": [{"name": "all", "containerEdits": {"env": ["CDI=1"]}}]}"#;
+    std::fs::write(cdi.join("acme.json"), acme).unwrap();
+    let oci = ["options", "job1", "--no-start", "--format", "oci", "--oci-spec"].map(str::to_owned);
+    let rest = [&spec, Path::new("--cdi-dir"), &cdi].map(|path| path.to_str().unwrap().to_owned());
+    let oci: Vec<&str> = oci.iter().chain(&rest).map(String::as_str).collect();
+    let oci = daemon.run(&oci);
+    assert!(oci.status.success(), "{}", stderr(&oci));
+    for part in [
+        r#""future": 12345678901234567890123"#,
+        r#""acme.com/x": "1""#,
+        r#""x": "1""#,
+        "GPUS=gpu2,gpu3",
+    ] {
+        assert!(stdout(&oci).contains(part), "{part}: {}", stdout(&oci));
     }
 
     assert!(daemon.run(&["remove", "job1"]).status.success());

@@ -20,26 +20,31 @@ pub struct RegisterRule {
     pub resource: String,
     /// The users.
     pub uids: Vec<u32>,
+    /// Whether they may serve them beside a plugin of another user.
+    pub share: bool,
 }
 
 impl Access {
+    /// The rules that name this user and this resource.
+    fn rules(&self, uid: u32, resource: &str) -> impl Iterator<Item = &RegisterRule> {
+        self.register
+            .iter()
+            .filter(move |rule| resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid))
+    }
+
     fn is_trusted(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own_uid
     }
 
     /// Whether a plugin of this user may serve the resource.
     pub fn may_register(&self, uid: u32, resource: &str) -> bool {
-        let allowed = |rule: &RegisterRule| {
-            resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid)
-        };
-        self.is_trusted(uid) || self.register.iter().any(allowed)
+        self.is_trusted(uid) || self.rules(uid, resource).next().is_some()
     }
 
-    /// Whether this user may serve the resource beside a plugin of another user: only one that a rule names.
+    /// Whether this user may serve the resource beside a plugin of another user. Nobody may, root included, unless
+    /// a rule says so.
     pub fn may_share(&self, uid: u32, resource: &str) -> bool {
-        self.register
-            .iter()
-            .any(|rule| resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid))
+        self.rules(uid, resource).any(|rule| rule.share)
     }
 
     /// Whether this user may have anything to do with registration at all.
@@ -61,10 +66,16 @@ mod tests {
         let rule = RegisterRule {
             resource: "acme.com/*".into(),
             uids: vec![1001],
+            share: false,
+        };
+        let sharing = RegisterRule {
+            resource: "acme.com/nic".into(),
+            uids: vec![0, 1001],
+            share: true,
         };
         Access {
             own_uid: 500,
-            register: vec![rule],
+            register: vec![rule, sharing],
             admit: vec![1002],
         }
     }
@@ -90,8 +101,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_user_that_a_rule_names_may_serve_beside_another() {
-        assert!(access().may_share(1001, "acme.com/gpu"));
-        assert!(!access().may_share(0, "acme.com/gpu"));
+    fn to_serve_beside_another_user_takes_a_rule_that_says_so() {
+        for uid in [0, 500, 1001] {
+            assert!(!access().may_share(uid, "acme.com/gpu"), "{uid}");
+        }
+        assert!(access().may_share(0, "acme.com/nic") && access().may_share(1001, "acme.com/nic"));
+        assert!(!access().may_share(500, "acme.com/nic"));
     }
 }

@@ -5,7 +5,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
 use devlet_core::{Pod, PodRequest, PodUid, ReleaseError, ReserveError, Source};
@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::device_plugin::plugins::Plugins;
 use crate::device_plugin::registration::RegistrationService;
 use crate::grpc::server::{self, ServeError};
-use crate::grpc::uds::{self, ListenError};
+use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
 use crate::metrics::Metrics;
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
@@ -104,6 +104,8 @@ struct Inner {
     metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
+    kubelet_socket: Published,
+    api_socket: OnceLock<Published>,
     /// Held as long as we run.
     _lock: File,
 }
@@ -146,6 +148,7 @@ impl Agent {
         ))
         .add_service(v1alpha2::registration_server::RegistrationServer::new(service));
         let access = config.access.clone();
+        let kubelet_socket = listener.published();
         let listener = listener.admit(move |peer| access.may_knock(peer.uid));
         let serving = server::serve(
             listener,
@@ -161,6 +164,8 @@ impl Agent {
             metrics,
             tasks,
             stop,
+            kubelet_socket,
+            api_socket: OnceLock::new(),
             _lock: lock,
         };
         Ok((
@@ -184,6 +189,22 @@ impl Agent {
     /// What is counted and measured.
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
+    }
+
+    /// Those of the node's sockets that nobody can dial.
+    pub fn unreachable(&self) -> Vec<Unreachable> {
+        let sockets = [Some(&self.inner.kubelet_socket), self.inner.api_socket.get()];
+        sockets
+            .into_iter()
+            .flatten()
+            .filter_map(|socket| socket.check().err())
+            .collect()
+    }
+
+    /// The socket of our API belongs to the node from now on.
+    pub(crate) fn serves_api_on(&self, listener: &Listener) {
+        // There is one; a second could not have been made.
+        let _ = self.inner.api_socket.set(listener.published());
     }
 
     /// Completes when the node is asked to stop.

@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use devlet_client::v1;
 use devlet_client::v1::devlet_server::{Devlet, DevletServer};
-use devlet_core::{Blocked, Moment, Node, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source};
+use devlet_core::{
+    Blocked, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
+};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -76,6 +78,19 @@ pub enum PodLookupError {
         /// With their namespaces.
         pods: Vec<String>,
     },
+    /// It is the UID of one pod and the name of others.
+    #[error(
+        "{name} is the UID of one pod and the name of another: say uid:{name} for {}, or {}",
+        .of.as_deref().unwrap_or("the first"), .named.join(" or ")
+    )]
+    UidOrName {
+        /// The text.
+        name: String,
+        /// The pod whose UID it is, if it has a name.
+        of: Option<String>,
+        /// Those whose name it is, with their namespaces.
+        named: Vec<String>,
+    },
 }
 
 /// Why a file is not forgotten.
@@ -107,6 +122,7 @@ pub struct Host {
 /// Serves our API for a node until it stops.
 pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
     let listener = uds::listen(agent.config().api_socket(), uds::DEFAULT_MODE)?;
+    agent.serves_api_on(&listener);
     let service = DevletServer::new(Host::new(agent.clone(), report));
     let routes = Routes::new(service.max_decoding_message_size(LARGEST_REQUEST));
     let limits = agent.config().limits.clone();
@@ -248,15 +264,16 @@ impl Host {
     }
 }
 
-/// The pod that a caller means: by UID, `namespace/name`, or a name that only one namespace has.
+/// The pod that a caller means: by UID, `uid:` and a UID, `namespace/name`, or a name that only one namespace has.
 fn find(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
-    let uid = PodUid::from(name);
-    if node.pod(&uid).is_some() {
-        return Ok(uid);
-    }
     let unknown = || PodLookupError::Unknown {
         name: name.to_owned(),
     };
+    // No name has a colon in it.
+    if let Some(uid) = name.strip_prefix("uid:") {
+        let pod = node.pod(&PodUid::from(uid));
+        return pod.map(|pod| pod.uid.clone()).ok_or_else(unknown);
+    }
     if let Some((namespace, name)) = name.split_once('/') {
         let name = PodName {
             namespace: namespace.to_owned(),
@@ -271,18 +288,26 @@ fn find(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
         .pods()
         .filter(|pod| !name.is_empty() && pod.name.name == name)
         .collect();
+    let full = |pod: &Pod| format!("{}/{}", pod.name.namespace, pod.name.name);
+    if let Some(pod) = node.pod(&PodUid::from(name)) {
+        let others = named.iter().filter(|other| other.uid != pod.uid);
+        let named: Vec<String> = others.map(|other| full(other)).collect();
+        if named.is_empty() {
+            return Ok(pod.uid.clone());
+        }
+        return Err(PodLookupError::UidOrName {
+            name: name.to_owned(),
+            of: (!pod.name.name.is_empty()).then(|| full(pod)),
+            named,
+        });
+    }
     match named[..] {
         [] => Err(unknown()),
         [pod] => Ok(pod.uid.clone()),
-        [..] => {
-            let full = named
-                .iter()
-                .map(|pod| format!("{}/{}", pod.name.namespace, pod.name.name));
-            Err(PodLookupError::Ambiguous {
-                name: name.to_owned(),
-                pods: full.collect(),
-            })
-        }
+        [..] => Err(PodLookupError::Ambiguous {
+            name: name.to_owned(),
+            pods: named.into_iter().map(full).collect(),
+        }),
     }
 }
 
@@ -294,7 +319,7 @@ fn find_in_flight(node: &Node, name: &str) -> Option<PodUid> {
         namespace: namespace.to_owned(),
         name: short.to_owned(),
     });
-    [PodUid::from(name), derived]
+    [PodUid::from(name.strip_prefix("uid:").unwrap_or(name)), derived]
         .into_iter()
         .find(|uid| node.is_in_flight(uid))
 }
@@ -518,6 +543,7 @@ impl Devlet for Host {
         let root = &self.agent.config().root;
         Ok(Response::new(self.read(|node| {
             let mut problems = problems::of_now(node, health.as_ref().err());
+            problems.extend(problems::of_sockets(&self.agent.unreachable()));
             let ready = !problems.iter().any(|problem| problem.blocking);
             problems.extend(self.findings.iter().cloned());
             v1::StatusResponse {

@@ -1,7 +1,6 @@
 //! `devlet cdi`: Container Device Interface specs.
 
 mod list;
-mod oci;
 mod resolve;
 mod show;
 mod validate;
@@ -102,7 +101,7 @@ impl Directories {
     }
 
     /// What to say after a name that leads nowhere.
-    fn hint(&self) -> String {
+    pub(crate) fn hint(&self) -> String {
         let given = self
             .directories
             .iter()

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use devlet_cdi::{ApplyError, ContainerEdits};
+use devlet_cdi::ContainerEdits;
 
-use super::oci::{EditError, Edited};
 use super::{Directories, edit_lines};
-use crate::files::name_of;
+use crate::oci::Edited;
 use crate::output::{self, Output, table};
 use crate::{Outcome, files};
 
@@ -30,10 +29,10 @@ pub(super) fn run(
         return Ok(Outcome::Fine);
     };
     let bytes = files::read(path)?;
-    let oci = match Edited::new(&bytes, &edits) {
+    let oci = match Edited::new(&bytes, &edits.into()) {
         Ok(oci) => oci,
         Err(error) => {
-            refuse(path, &error);
+            error.tell(path);
             return Ok(Outcome::Bad);
         }
     };
@@ -45,22 +44,6 @@ pub(super) fn run(
     };
     output::print_text(text)?;
     Ok(Outcome::Fine)
-}
-
-fn refuse(path: &Path, error: &EditError) {
-    match error {
-        EditError::Apply(ApplyError::HostDevice { .. } | ApplyError::NodeType { .. }) => {
-            output::warn(&format!("error: {error}"));
-            output::warn(
-                "hint: device nodes whose type or numbers a spec leaves out are looked up on this host",
-            );
-        }
-        EditError::Apply(ApplyError::HookName { .. }) => output::warn(&format!("error: {error}")),
-        EditError::Apply(ApplyError::OciSpec { .. }) | EditError::Json(_) | EditError::TooDeep => {
-            output::warn(&format!("error: {}: {error}", name_of(path)));
-            output::warn("hint: --oci-spec takes the config.json of an OCI bundle");
-        }
-    }
 }
 
 fn edits_table(edits: &ContainerEdits) -> String {

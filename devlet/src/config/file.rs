@@ -11,7 +11,8 @@ use devlet_agent::config::{Config, Deadlines, OnReboot};
 use devlet_agent::grpc::server::ServerLimits;
 use serde::{Deserialize, Serialize};
 
-use super::duration::Span;
+use super::uid::Uid;
+use crate::duration::Span;
 use crate::files;
 
 /// What can be set. Keys that are absent have their defaults.
@@ -58,14 +59,16 @@ struct DeadlineSettings {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct AccessSettings {
     register: Vec<RegisterSetting>,
-    admit: Vec<u32>,
+    admit: Vec<Uid>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RegisterSetting {
     resource: String,
-    uids: Vec<u32>,
+    uids: Vec<Uid>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    share: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -184,10 +187,11 @@ impl Settings {
         config.foreign.clone_from(&self.foreign);
         let rule = |rule: &RegisterSetting| RegisterRule {
             resource: rule.resource.clone(),
-            uids: rule.uids.clone(),
+            uids: rule.uids.iter().map(|uid| uid.0).collect(),
+            share: rule.share,
         };
         config.access.register = self.access.register.iter().map(rule).collect();
-        config.access.admit.clone_from(&self.access.admit);
+        config.access.admit = self.access.admit.iter().map(|uid| uid.0).collect();
         config.on_reboot = match self.on_reboot {
             RebootSetting::Keep => OnReboot::Keep,
             RebootSetting::Release => OnReboot::Release,
@@ -237,7 +241,7 @@ wait: 5m
 deadlines: {dial: 1s, options: 2s, preferred: 3s, allocate: 4s, preStart: 5s, info: 6s, notify: 7s,
   allocateByResource: {acme.com/*: 90s}}
 foreign: [example.org/*]
-access: {register: [{resource: acme.com/*, uids: [1001]}], admit: [1002]}
+access: {register: [{resource: acme.com/*, uids: [1001], share: true}], admit: [1002]}
 onReboot: release
 limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s}
 ";
@@ -265,6 +269,7 @@ limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s
         assert_eq!(all, [1, 2, 3, 4, 5, 6, 7].map(seconds));
         assert_eq!(config.foreign, ["example.org/*"]);
         assert!(config.access.may_register(1001, "acme.com/gpu") && config.access.may_admit(1002));
+        assert!(config.access.may_share(1001, "acme.com/gpu"));
         assert_eq!(config.on_reboot, OnReboot::Release);
         let limits = config.limits;
         assert_eq!(
@@ -298,8 +303,10 @@ limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s
     #[test]
     fn a_wrong_value_is_refused_with_its_place() {
         for text in [
-            "wait: 30",
             "wait: soon",
+            "wait: -5",
+            "wait: 1.5",
+            "wait: [5]",
             "onReboot: forget",
             "http: localhost",
             "foreign: x",
@@ -307,6 +314,45 @@ limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s
             let problem = Settings::parse(text).unwrap_err().to_string();
             assert!(problem.contains("line 1"), "{problem}");
         }
+    }
+
+    #[test]
+    fn a_plain_number_is_a_time_in_seconds() {
+        let set = Settings::parse("wait: 5\ndeadlines: {dial: '7'}")
+            .unwrap()
+            .node("/".into());
+        assert_eq!(set.wait, Duration::from_secs(5));
+        assert_eq!(set.deadlines.dial, Duration::from_secs(7));
+    }
+
+    #[test]
+    fn sharing_must_be_said() {
+        let text = "access: {register: [{resource: acme.com/*, uids: [1001]}]}";
+        let access = Settings::parse(text).unwrap().node("/".into()).access;
+        assert!(access.may_register(1001, "acme.com/gpu") && !access.may_share(1001, "acme.com/gpu"));
+    }
+
+    #[test]
+    fn the_name_of_a_user_is_refused_with_the_way_to_its_number() {
+        for text in [
+            "access: {admit: [alice]}",
+            "access: {register: [{resource: acme.com/*, uids: [alice]}]}",
+        ] {
+            let problem = Settings::parse(text).unwrap_err().to_string();
+            for part in ["alice", "`id -u alice`", "line 1"] {
+                assert!(problem.contains(part), "{problem}");
+            }
+        }
+        for text in [
+            "access: {admit: [-1]}",
+            "access: {admit: [4294967296]}",
+            "access: {admit: ['']}",
+        ] {
+            let problem = Settings::parse(text).unwrap_err().to_string();
+            assert!(problem.contains("not the number of a user"), "{problem}");
+        }
+        let quoted = Settings::parse("access: {admit: ['1002']}").unwrap();
+        assert!(quoted.node("/".into()).access.may_admit(1002));
     }
 
     #[test]

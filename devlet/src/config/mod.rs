@@ -1,10 +1,10 @@
 //! `devlet config`: what can be set, and what is.
 //!
-//! `file` has the keys; `duration` how times are written; `print` the same as text with explanations.
+//! `file` has the keys; `uid` how users are written; `print` the same as text with explanations.
 
-mod duration;
 mod file;
 mod print;
+mod uid;
 
 use std::path::PathBuf;
 

@@ -53,7 +53,8 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "access.register",
-        "Who may serve resources: [{resource: acme.com/*, uids: [1001]}].",
+        "Who may serve resources: [{resource: acme.com/*, uids: [1001]}]. A second plugin for a resource, of another\n\
+         user than the first, is refused, even of root; share: true in a rule for that user allows it.",
     ),
     ("access.admit", "Who may admit and remove pods: [1002]."),
     (
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_can_be_read_again() {
-        let set = "rootDir: /x\nhttp: 127.0.0.1:1\nforeign: [a.b/c]\naccess: {register: [{resource: a/*, uids: [1]}]}\n\
+        let set = "rootDir: /x\nhttp: 127.0.0.1:1\nforeign: [a.b/c]\naccess: {register: [{resource: a/*, uids: [1]}, {resource: b/*, uids: [2], share: true}]}\n\
                    deadlines: {allocateByResource: {a.b/*: 90s}}";
         for settings in [Settings::default(), Settings::parse(set).unwrap()] {
             for plain in [true, false] {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use devlet_client::v1::{self, admit_event::Event};
@@ -11,6 +10,7 @@ use serde_json::json;
 use super::progress::Progress;
 use super::shown::{Admitted, conflict_texts};
 use super::{ConnectArg, time};
+use crate::duration::Span;
 use crate::output::{self, OutputArg, shown, table};
 use crate::{Outcome, files};
 
@@ -33,8 +33,8 @@ pub(crate) struct Args {
     #[arg(long = "limit", value_name = "RESOURCE=COUNT", value_parser = limit)]
     limits: Vec<(String, String)>,
     /// How long to wait for plugins that are not there yet [default: as configured, 60s]
-    #[arg(long, value_name = "DURATION", value_parser = time::duration)]
-    wait: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    wait: Option<Span>,
     #[command(flatten)]
     connect: ConnectArg,
     #[command(flatten)]

@@ -1,17 +1,17 @@
 //! `devlet options`
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use devlet_client::{Client, v1};
-use serde_json::Value;
 
 use super::progress::Progress;
 use super::runtime::{self, Engine};
 use super::shown::{Admitted, Container, conflict_texts, pod_text};
 use super::{ConnectArg, time};
 use crate::cdi::Directories;
+use crate::duration::Span;
+use crate::oci::Edited;
 use crate::output::{self, Output};
 use crate::{Outcome, files};
 
@@ -31,8 +31,8 @@ pub(crate) struct Args {
     #[arg(long)]
     no_start: bool,
     /// How long to wait for plugins that must be told and are not there [default: as configured, 60s]
-    #[arg(long, value_name = "DURATION", value_parser = time::duration)]
-    wait: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    wait: Option<Span>,
     #[command(flatten)]
     directories: Directories,
     #[command(flatten)]
@@ -133,7 +133,8 @@ async fn start(
             ));
         }
         let request = v1::StartContainerRequest {
-            pod: id.uid.clone(),
+            // Whatever other pods are called.
+            pod: format!("uid:{}", id.uid),
             container: container.name,
             wait_ms,
         };
@@ -158,22 +159,24 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
         Format::Docker => runtime::arguments(options, Engine::Docker),
         Format::Env => runtime::variables(options),
         Format::Json | Format::Oci => {
-            let mut oci = match &args.oci_spec {
-                None => Value::Object(serde_json::Map::new()),
-                Some(path) => match serde_json::from_slice(&files::read(path)?) {
-                    Ok(oci) => oci,
-                    Err(error) => {
-                        output::warn(&format!(
-                            "error: {}: not an OCI runtime spec: {error}",
-                            files::name_of(path)
-                        ));
-                        return Ok(Outcome::Bad);
-                    }
-                },
+            let additions = match runtime::additions(options, &args.directories.open()?) {
+                Ok(additions) => additions,
+                Err(problem) => {
+                    output::warn(&format!("error: {problem}"));
+                    output::warn(&args.directories.hint());
+                    return Ok(Outcome::Bad);
+                }
             };
-            match runtime::apply(options, &args.directories.open()?, &mut oci) {
-                Ok(()) => Ok(serde_json::to_string_pretty(&oci)? + "\n"),
-                Err(error) => Err(error),
+            let (path, oci) = match &args.oci_spec {
+                Some(path) => (path.as_path(), files::read(path)?),
+                None => (Path::new("the spec"), b"{}".to_vec()),
+            };
+            match Edited::new(&oci, &additions) {
+                Ok(edited) => Ok(edited.to_json()? + "\n"),
+                Err(error) => {
+                    error.tell(path);
+                    return Ok(Outcome::Bad);
+                }
             }
         }
     };

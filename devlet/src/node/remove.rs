@@ -1,11 +1,10 @@
 //! `devlet remove`
 
-use std::time::Duration;
-
 use devlet_client::v1;
 
 use super::progress::Progress;
 use super::{ConnectArg, shown, time};
+use crate::duration::Span;
 use crate::{Outcome, output};
 
 #[derive(Debug, clap::Args)]
@@ -13,8 +12,8 @@ pub(crate) struct Args {
     /// Its name, namespace/name or UID
     pod: String,
     /// How long to wait for an admission of the pod that is under way
-    #[arg(long, value_name = "DURATION", value_parser = time::duration)]
-    wait: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    wait: Option<Span>,
     #[command(flatten)]
     connect: ConnectArg,
 }

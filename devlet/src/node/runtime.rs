@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use devlet_cdi::{ContainerEdits, InjectError, Registry};
-use serde_json::Value;
+use devlet_cdi::{ContainerEdits, Registry, Unresolvable};
 
 use super::shown::RunOptions;
+use crate::oci::Additions;
 
 /// Whose command line it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,10 +31,6 @@ pub(super) enum UnfitError {
     Colon { engine: Engine, path: String },
     #[error("no shell can set the environment variable {name:?}; use --format json")]
     Variable { name: String },
-    #[error("the annotations of the OCI spec are not an object")]
-    Annotations,
-    #[error(transparent)]
-    Inject(#[from] InjectError),
 }
 
 /// Arguments for `podman run` or `docker run`, quoted for a shell where need be.
@@ -118,9 +114,8 @@ fn quote(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Changes an OCI runtime spec; on an error it may be changed in part. CDI devices come last, as in container
-/// runtimes.
-pub(super) fn apply(options: &RunOptions, registry: &Registry, oci: &mut Value) -> Result<(), UnfitError> {
+/// What an OCI runtime spec gets. CDI devices come last, as in container runtimes.
+pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Additions, Unresolvable> {
     let mount = |mount: &super::shown::Mount| {
         let mode = if mount.read_only { "ro" } else { "rw" };
         devlet_cdi::Mount {
@@ -146,35 +141,20 @@ pub(super) fn apply(options: &RunOptions, registry: &Registry, oci: &mut Value) 
         mounts: options.mounts.iter().map(mount).collect(),
         ..Default::default()
     };
-    edits.append(
-        &registry
-            .resolve(&options.cdi_devices)
-            .map_err(InjectError::from)?,
-    );
-    edits.apply(oci).map_err(InjectError::from)?;
-    if !options.annotations.is_empty()
-        && let Some(oci) = oci.as_object_mut()
-    {
-        let annotations = oci
-            .entry("annotations")
-            .or_insert_with(|| Value::Object(serde_json::Map::new()));
-        let annotations = annotations.as_object_mut().ok_or(UnfitError::Annotations)?;
-        annotations.extend(
-            options
-                .annotations
-                .iter()
-                .map(|(key, value)| (key.clone(), value.as_str().into())),
-        );
-    }
-    Ok(())
+    edits.append(&registry.resolve(&options.cdi_devices)?);
+    Ok(Additions {
+        edits,
+        annotations: options.annotations.clone(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::node::shown::{Admitted, Mount, samples};
+    use crate::oci::Edited;
 
     fn options() -> RunOptions {
         Admitted::from(samples::pod()).containers.remove(0).options
@@ -256,10 +236,11 @@ mod tests {
         });
         std::fs::write(specs.path().join("acme.json"), spec.to_string()).unwrap();
         let registry = Registry::load([specs.path()]);
-        let mut oci = json!({"ociVersion": "1.2.0", "process": {"env": ["PATH=/bin"]}, "future": 1});
+        let oci = br#"{"ociVersion": "1.2.0", "process": {"env": ["PATH=/bin"]}, "future": 1}"#;
 
-        apply(&options(), &registry, &mut oci).unwrap();
+        let edited = Edited::new(oci, &additions(&options(), &registry).unwrap()).unwrap();
 
+        let oci: Value = serde_json::from_str(&edited.to_json().unwrap()).unwrap();
         assert_eq!(
             oci["process"]["env"],
             json!(["PATH=/bin", "GPU=gpu-0", "FROM_CDI=1"])
@@ -270,9 +251,7 @@ mod tests {
         assert_eq!(oci["annotations"], json!({"acme.com/slot": "3"}));
         assert_eq!(oci["future"], 1);
 
-        let mut oci = json!({});
-        let unknown = apply(&options(), &Registry::load([specs.path().join("no")]), &mut oci);
+        let unknown = additions(&options(), &Registry::load([specs.path().join("no")]));
         assert!(unknown.unwrap_err().to_string().contains("acme.com/gpu=gpu-0"));
-        assert_eq!(oci, json!({}));
     }
 }

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::os::unix::fs::FileTypeExt as _;
-use std::path::Path;
 
 use axum::Router;
 use axum::extract::{Query, State};
@@ -40,24 +38,18 @@ fn checks(agent: &Agent) -> [(&'static str, Result<(), String>); 4] {
     } else {
         Ok(())
     };
-    let config = agent.config();
-    let sockets = [config.kubelet_socket(), config.api_socket()];
-    let missing = sockets.iter().find(|path| !is_socket(path));
+    let unreachable: Vec<String> = agent.unreachable().iter().map(ToString::to_string).collect();
+    let listening = if unreachable.is_empty() {
+        Ok(())
+    } else {
+        Err(unreachable.join("; "))
+    };
     [
         ("running", running),
-        (
-            "listening",
-            missing.map_or(Ok(()), |path| {
-                Err(format!("the socket {} is gone", path.display()))
-            }),
-        ),
+        ("listening", listening),
         ("store", store.health().map_err(|error| error.to_string())),
         ("state", blocked.map_or(Ok(()), Err)),
     ]
-}
-
-fn is_socket(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket())
 }
 
 /// In the shape of the API server's: `[+]name ok`, `[-]name failed: reason`.

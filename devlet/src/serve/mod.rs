@@ -138,13 +138,10 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
 async fn stop(agent: &Agent) {
     match agent.stop().await {
         Ok(()) => tracing::info!("stopped"),
-        Err(error) => tracing::error!(error = %chain(&error), "stopped; what was answered is on disk"),
+        Err(error) => {
+            tracing::error!(error = %output::chain(&error), "stopped; what was answered is on disk");
+        }
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn root(named: Option<&Path>, sample: bool) -> anyhow::Result<Root> {
@@ -193,8 +190,8 @@ fn explained(error: &StartError) -> anyhow::Error {
     };
     let name = in_the_way.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     match name {
-        Some(name) => anyhow::anyhow!("{} (it is called {:?})", chain(error), name.trim_end()),
-        None => anyhow::anyhow!(chain(error)),
+        Some(name) => anyhow::anyhow!("{} (it is called {:?})", output::chain(error), name.trim_end()),
+        None => anyhow::anyhow!(output::chain(error)),
     }
 }
 

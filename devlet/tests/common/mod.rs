@@ -3,6 +3,7 @@
 // Helpers are not tests to clippy, and not every test file uses all of them.
 #![allow(clippy::unwrap_used, clippy::panic, dead_code)]
 
+use std::borrow::BorrowMut;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -58,8 +59,8 @@ impl Daemon {
         Self::with(root, &["--config", file.to_str().unwrap()])
     }
 
-    pub(crate) fn started(mut command: Command, root: &Path) -> Self {
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    pub(crate) fn started(mut command: impl BorrowMut<Command>, root: &Path) -> Self {
+        let mut child = command.borrow_mut().stdout(Stdio::piped()).spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -78,6 +79,29 @@ impl Daemon {
         };
         daemon.read_banner();
         daemon
+    }
+
+    /// The same as [`Daemon::with`], with its log to follow.
+    pub(crate) fn logged(root: &Path, args: &[&str]) -> (Self, Log) {
+        let mut command = devlet();
+        command.arg("serve").arg("--root-dir").arg(root).args(args);
+        let mut daemon = Self::started(command.stderr(Stdio::piped()), root);
+        let log = daemon.child.stderr.take().unwrap();
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(log).lines() {
+                // The pipe is read to its end even if nobody listens any longer.
+                let _ = sender.send(line.unwrap_or_default());
+            }
+        });
+        (daemon, Log { lines })
+    }
+
+    /// The address after `--http`.
+    pub(crate) fn http(&self) -> String {
+        let line = self.banner.lines().find(|line| line.contains("HTTP")).unwrap();
+        let address = line.split("http://").nth(1).unwrap();
+        address.split('/').next().unwrap().to_owned()
     }
 
     fn read_banner(&mut self) {
@@ -187,6 +211,36 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The log of a daemon.
+pub(crate) struct Log {
+    lines: Receiver<String>,
+}
+
+impl Log {
+    /// The next line with one of these in it.
+    pub(crate) fn until(&self, wanted: &[&str]) -> String {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE);
+            let line = line.unwrap_or_else(|_| panic!("the log does not say {wanted:?}"));
+            if wanted.iter().any(|part| line.contains(part)) {
+                return line;
+            }
+        }
+    }
+}
+
+/// Waits for something that nobody tells.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} does not happen");
+        std::thread::yield_now();
     }
 }
 

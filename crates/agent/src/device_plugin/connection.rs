@@ -69,7 +69,12 @@ pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Co
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
             let now = identity(&candidate.socket);
-            if now.is_none() || now != socket || registered_anew(&registrar, &candidate) {
+            if registered_anew(&registrar, &candidate) {
+                return;
+            }
+            if now.is_none() || now != socket {
+                let resource = &candidate.resource;
+                tracing::info!(%resource, "device plugin is gone for good, unless it registers again");
                 return;
             }
             let connected = tokio::select! {

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -42,6 +42,11 @@ const PREFACE_LENGTH: usize = 24;
 
 /// How long to wait when the system has no descriptor or memory left for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often a socket is looked after, and how often if it could not be made again: then somebody else may be there,
+/// whom each attempt disturbs.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+const LOOK_AGAIN_PAUSE: Duration = Duration::from_secs(5);
 
 /// How long cut connections get to notice.
 const CUT_TIME: Duration = Duration::from_secs(1);
@@ -107,6 +112,7 @@ pub async fn serve(
         limits,
         seats: HashMap::new(),
         pause: None,
+        look: Box::pin(tokio::time::sleep(LOOK_PAUSE)),
         cut: cut.clone(),
     };
     let mut serving = pin!(server.serve_with_incoming_shutdown(incoming, async {
@@ -133,6 +139,8 @@ struct Incoming {
     /// One clone for each connection of a user, and the one that is here.
     seats: HashMap<u32, Arc<()>>,
     pause: Option<Pin<Box<Sleep>>>,
+    /// When the socket is looked after.
+    look: Pin<Box<Sleep>>,
     cut: CancellationToken,
 }
 
@@ -187,7 +195,21 @@ impl Stream for Incoming {
                 ready!(pause.as_mut().poll(cx));
                 this.pause = None;
             }
-            match ready!(this.listener.socket().poll_accept(cx)) {
+            let accepted = match this.listener.socket().poll_accept(cx) {
+                Poll::Ready(accepted) => accepted,
+                // Nobody is left who could be lost with the old socket.
+                Poll::Pending => {
+                    ready!(this.look.as_mut().poll(cx));
+                    let pause = if this.listener.look_after() {
+                        LOOK_PAUSE
+                    } else {
+                        LOOK_AGAIN_PAUSE
+                    };
+                    this.look.as_mut().reset(Instant::now() + pause);
+                    continue;
+                }
+            };
+            match accepted {
                 Ok((stream, _)) => {
                     if let Some(accepted) = this.receive(stream) {
                         return Poll::Ready(Some(Ok(accepted)));

@@ -84,7 +84,7 @@ impl Coded for PodLookupError {
     fn code(&self) -> Code {
         match self {
             Self::Unknown { .. } => Code::NotFound,
-            Self::Ambiguous { .. } => Code::InvalidArgument,
+            Self::Ambiguous { .. } | Self::UidOrName { .. } => Code::InvalidArgument,
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A socket appears at its path with its final mode and already listening: it is bound under a name of its own
 //! and then linked. The socket of a live process is never replaced; a stale one is taken away first, and
-//! checked again once nobody else can reach it.
+//! checked again once nobody else can reach it. One that is taken away under us is made again, in the same way:
+//! the server looks after it ([`Listener::look_after`]), and a [`Published`] tells whether it can be dialled.
 //!
 //! One dial is one connection. A [`Dialed`] channel never reconnects, because behind the same path may be
 //! another process by then; once the connection is gone, calls fail with `UNAVAILABLE` and [`Gone`] completes.
@@ -22,10 +23,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
@@ -118,12 +120,62 @@ type Admission = dyn Fn(&PeerCred) -> bool + Send + Sync;
 
 /// A listening socket, removed from its path when dropped.
 pub struct Listener {
-    inner: UnixListener,
+    bound: Bound,
     path: PathBuf,
+    mode: u32,
+    admission: Arc<Admission>,
+    standing: watch::Sender<Standing>,
+}
+
+/// A socket at its path, removed from there when dropped.
+struct Bound {
+    inner: UnixListener,
     directory: OwnedFd,
     name: OsString,
     identity: Identity,
-    admission: Arc<Admission>,
+}
+
+/// How it stands with a socket.
+#[derive(Debug, Clone)]
+struct Standing {
+    /// Of the one that we listen on.
+    identity: Identity,
+    /// Why it could not be made again.
+    problem: Option<String>,
+}
+
+/// Tells whether a socket of ours can be dialled.
+#[derive(Debug, Clone)]
+pub struct Published {
+    path: PathBuf,
+    standing: watch::Receiver<Standing>,
+}
+
+/// Nobody can dial a socket that we listen on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the socket {} is gone, {}", path.display(), .problem.as_ref().map_or_else(
+    || "and is made again in a moment".to_owned(),
+    |problem| format!("and cannot be made again: {problem}")
+))]
+pub struct Unreachable {
+    /// Where it was.
+    pub path: PathBuf,
+    /// Why it cannot be made again; nothing if that was not tried yet.
+    pub problem: Option<String>,
+}
+
+impl Published {
+    /// Whether the path still leads to our socket.
+    pub fn check(&self) -> Result<(), Unreachable> {
+        let standing = self.standing.borrow();
+        if at(&self.path) == Ok(standing.identity) {
+            return Ok(());
+        }
+        Err(Unreachable {
+            path: self.path.clone(),
+            problem: standing.problem.clone(),
+        })
+    }
 }
 
 /// Tells one file from another, whatever it is called.
@@ -149,6 +201,21 @@ impl From<Stat> for Identity {
 /// Needs a tokio runtime. Stale sockets are replaced, those of live processes never.
 pub fn listen(path: impl AsRef<Path>, mode: u32) -> Result<Listener, ListenError> {
     let path = path.as_ref();
+    let bound = bind(path, mode)?;
+    let standing = Standing {
+        identity: bound.identity,
+        problem: None,
+    };
+    Ok(Listener {
+        bound,
+        path: path.to_owned(),
+        mode,
+        admission: Arc::new(|_| true),
+        standing: watch::Sender::new(standing),
+    })
+}
+
+fn bind(path: &Path, mode: u32) -> Result<Bound, ListenError> {
     let length = path.as_os_str().len();
     if length > PATH_LIMIT {
         return Err(ListenError::PathTooLong {
@@ -209,13 +276,11 @@ pub fn listen(path: impl AsRef<Path>, mode: u32) -> Result<Listener, ListenError
         }
     };
     drop(hidden);
-    Ok(Listener {
+    Ok(Bound {
         inner,
-        path: path.to_owned(),
         directory,
         name: name.to_owned(),
         identity,
-        admission: Arc::new(|_| true),
     })
 }
 
@@ -307,6 +372,10 @@ fn reachable(file: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
+fn at(path: &Path) -> Result<Identity, Errno> {
+    rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).map(Identity::from)
+}
+
 fn identity(directory: &OwnedFd, name: &OsStr) -> Result<Identity, Errno> {
     rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(Identity::from)
 }
@@ -355,8 +424,48 @@ impl Listener {
         &self.path
     }
 
+    /// To be asked whether peers can dial it.
+    pub fn published(&self) -> Published {
+        Published {
+            path: self.path.clone(),
+            standing: self.standing.subscribe(),
+        }
+    }
+
+    /// Makes the socket again if it is not at its path any longer. Whoever was accepted stays; what is there instead
+    /// stays too, unless it is a socket that nobody listens on. Whether it is as it should be.
+    pub(super) fn look_after(&mut self) -> bool {
+        // As long as we have the old socket, no other file gets its inode.
+        if at(&self.path) == Ok(self.bound.identity) {
+            return true;
+        }
+        match bind(&self.path, self.mode) {
+            Ok(bound) => {
+                tracing::warn!(socket = %self.path.display(), "the socket was gone and is made again");
+                self.bound = bound;
+                self.standing.send_replace(Standing {
+                    identity: self.bound.identity,
+                    problem: None,
+                });
+                true
+            }
+            Err(error) => {
+                let problem = Some(error.to_string());
+                self.standing.send_if_modified(|standing| {
+                    let is_new = standing.problem != problem;
+                    if is_new {
+                        tracing::error!(socket = %self.path.display(), %error, "the socket is gone and cannot be made again");
+                        standing.problem = problem;
+                    }
+                    is_new
+                });
+                false
+            }
+        }
+    }
+
     pub(super) fn socket(&self) -> &UnixListener {
-        &self.inner
+        &self.bound.inner
     }
 
     pub(super) fn admits(&self, peer: &PeerCred) -> bool {
@@ -364,7 +473,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for Bound {
     fn drop(&mut self) {
         remove_if_same(&self.directory, &self.name, self.identity);
     }

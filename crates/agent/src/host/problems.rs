@@ -3,6 +3,7 @@
 use devlet_client::v1::Problem;
 use devlet_core::{Blocked, DeviceView, Node};
 
+use crate::grpc::uds::Unreachable;
 use crate::store::{ImportReport, OpenReport, WriteError};
 
 /// What is wrong now.
@@ -31,6 +32,17 @@ pub(super) fn of_now(node: &Node, health: Option<&WriteError>) -> Vec<Problem> {
         blocking: false,
     }));
     problems
+}
+
+/// Sockets that nobody can dial. As `/readyz` has it, a node is not ready without them.
+pub(super) fn of_sockets(unreachable: &[Unreachable]) -> Vec<Problem> {
+    let problem = |socket: &Unreachable| Problem {
+        what: socket.to_string(),
+        hint: "pods and plugins that are there are not touched; once nothing is in its way, it is made again"
+            .to_owned(),
+        blocking: true,
+    };
+    unreachable.iter().map(problem).collect()
 }
 
 fn doubly_held(device: &DeviceView) -> String {

@@ -47,6 +47,40 @@ fn a_pod_is_found_by_uid_by_full_name_and_by_a_name_that_is_clear() {
 }
 
 #[test]
+fn a_pod_that_is_named_like_the_uid_of_another_is_not_taken_for_it() {
+    let node = node(&[
+        ("u1", "a", "job"),
+        ("u2", "b", "u1"),
+        ("u3", "", ""),
+        ("u4", "b", "u3"),
+        ("u5", "b", "u5"),
+    ]);
+    let found = |name: &str| find(&node, name).map(|uid| uid.to_string());
+    for (name, says) in [
+        (
+            "u1",
+            "u1 is the UID of one pod and the name of another: say uid:u1 for a/job, or b/u1",
+        ),
+        (
+            "u3",
+            "u3 is the UID of one pod and the name of another: say uid:u3 for the first, or b/u3",
+        ),
+    ] {
+        assert_eq!(found(name).unwrap_err().to_string(), says);
+    }
+    for (name, uid) in [
+        ("uid:u1", "u1"),
+        ("a/job", "u1"),
+        ("b/u1", "u2"),
+        ("uid:u3", "u3"),
+        ("u5", "u5"),
+    ] {
+        assert_eq!(found(name).as_deref(), Ok(uid), "{name}");
+    }
+    assert!(found("uid:job").is_err() && found("uid:").is_err());
+}
+
+#[test]
 fn what_is_waited_for_is_said_so_that_it_completes_a_sentence() {
     let reason = ReserveError::NotServed {
         resource: "acme.com/gpu".into(),

@@ -58,7 +58,7 @@ pub enum RegisterError {
         uid: u32,
     },
     /// The node does not want it.
-    #[error(transparent)]
+    #[error("{0}; a rule under access.register in devlet's configuration allows it with share: true")]
     Refused(#[from] ConnectError),
 }
 

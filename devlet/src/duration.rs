@@ -1,4 +1,5 @@
-//! Times as people write them: `500ms`, `30s`, `5m`, `1h30m`.
+//! Times as people write them, on the command line and in files: `500ms`, `30s`, `5m`, `1h30m`, or a number of
+//! seconds.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,20 +7,23 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A time in a configuration file.
+/// A time that somebody wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span(pub(crate) Duration);
 
 /// Not a time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a time; write it as 500ms, 30s, 5m or 1h30m")]
+#[error("{0:?} is not a time; write it as 500ms, 30s, 5m, 1h30m, or a number of seconds")]
 pub(crate) struct InvalidSpan(String);
 
 impl std::str::FromStr for Span {
     type Err = InvalidSpan;
 
     fn from_str(text: &str) -> Result<Self, InvalidSpan> {
-        // Without a unit nobody knows; ISO 8601 is more than anybody needs here.
+        if let Ok(seconds) = text.parse() {
+            return Ok(Self(Duration::from_secs(seconds)));
+        }
+        // ISO 8601 is more than anybody needs here.
         let plain = text.starts_with(|character: char| character.is_ascii_digit());
         let span: Option<SignedDuration> = plain.then(|| text.parse().ok()).flatten();
         let span = span.and_then(|span| Duration::try_from(span).ok());
@@ -43,9 +47,33 @@ impl Serialize for Span {
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
+        deserializer.deserialize_any(Written)
+    }
+}
+
+struct Written;
+
+impl de::Visitor<'_> for Written {
+    type Value = Span;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a time, such as 30s")
+    }
+
+    fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Span, E> {
+        Ok(Span(Duration::from_secs(seconds)))
+    }
+
+    fn visit_i64<E: de::Error>(self, seconds: i64) -> Result<Span, E> {
+        self.visit_str(&seconds.to_string())
+    }
+
+    fn visit_f64<E: de::Error>(self, seconds: f64) -> Result<Span, E> {
+        self.visit_str(&seconds.to_string())
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Span, E> {
+        text.parse().map_err(E::custom)
     }
 }
 
@@ -66,11 +94,13 @@ mod tests {
             assert_eq!(span.0, Duration::from_millis(milliseconds));
             assert_eq!(span.to_string(), text);
         }
+        assert_eq!("90".parse(), Ok(Span(Duration::from_secs(90))));
+        assert_eq!("1.5s".parse(), Ok(Span(Duration::from_millis(1500))));
     }
 
     #[test]
     fn what_is_no_time_is_refused() {
-        for text in ["30", "", "-5s", "soon", "5 parsecs", "PT5S"] {
+        for text in ["", "-5s", "-5", "1.5", "1.5.2", "soon", "5 parsecs", "PT5S"] {
             assert!(text.parse::<Span>().is_err(), "{text}");
         }
     }

@@ -4,24 +4,87 @@
 //! would come out differently are replaced by texts that stand nowhere else, and put back in the end. Edits
 //! look at no such number.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use devlet_cdi::{ApplyError, ContainerEdits};
+use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+use crate::{files, output};
+
+/// What a runtime spec gets.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Additions {
+    pub(crate) edits: ContainerEdits,
+    /// Of the container, not of a CDI spec.
+    pub(crate) annotations: BTreeMap<String, String>,
+}
+
+impl From<ContainerEdits> for Additions {
+    fn from(edits: ContainerEdits) -> Self {
+        Self {
+            edits,
+            ..Self::default()
+        }
+    }
+}
+
+impl Additions {
+    fn apply(&self, oci: &mut Value) -> Result<(), EditError> {
+        self.edits.apply(oci)?;
+        if self.annotations.is_empty() {
+            return Ok(());
+        }
+        let annotations = oci.as_object_mut().map(|oci| {
+            oci.entry("annotations")
+                .or_insert_with(|| Value::Object(serde_json::Map::new()))
+        });
+        let annotations = annotations.and_then(Value::as_object_mut);
+        let added = self.annotations.iter();
+        annotations
+            .ok_or(EditError::Annotations)?
+            .extend(added.map(|(key, value)| (key.clone(), value.as_str().into())));
+        Ok(())
+    }
+}
+
 /// Why edits could not be made.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum EditError {
+pub(crate) enum EditError {
     #[error("not an OCI runtime spec: {0}")]
     Json(#[from] serde_json::Error),
     #[error("not an OCI runtime spec: it is nested too deeply, at most 127 levels are read")]
     TooDeep,
+    #[error("not an OCI runtime spec: its annotations are not an object")]
+    Annotations,
     #[error(transparent)]
     Apply(#[from] ApplyError),
 }
 
+impl EditError {
+    /// Says what is wrong with the file, or with this host.
+    pub(crate) fn tell(&self, file: &Path) {
+        match self {
+            Self::Apply(ApplyError::HostDevice { .. } | ApplyError::NodeType { .. }) => {
+                output::warn(&format!("error: {self}"));
+                output::warn(
+                    "hint: device nodes whose type or numbers a spec leaves out are looked up on this host",
+                );
+            }
+            Self::Apply(ApplyError::HookName { .. }) => output::warn(&format!("error: {self}")),
+            Self::Apply(ApplyError::OciSpec { .. }) | Self::Json(_) | Self::TooDeep | Self::Annotations => {
+                output::warn(&format!("error: {}: {self}", files::name_of(file)));
+                output::warn("hint: --oci-spec takes the config.json of an OCI bundle");
+            }
+        }
+    }
+}
+
 /// A runtime spec with its edits.
 #[derive(Debug)]
-pub(super) struct Edited {
+pub(crate) struct Edited {
     value: Value,
     /// What all replacements begin with; they go on with the number's place in `numbers` and [`END`].
     mark: String,
@@ -31,7 +94,7 @@ pub(super) struct Edited {
 const END: char = 'z';
 
 impl Edited {
-    pub(super) fn new(json: &[u8], edits: &ContainerEdits) -> Result<Self, EditError> {
+    pub(crate) fn new(json: &[u8], additions: &Additions) -> Result<Self, EditError> {
         // Whatever is no JSON at all is found here, in its own words and at its own place.
         let _: IgnoredAny = serde_json::from_slice(json)?;
         let text = std::str::from_utf8(json).map_err(|_| {
@@ -47,21 +110,21 @@ impl Edited {
         if !numbers.is_empty() {
             // Printed, all escapes that could hide the mark are gone.
             let rest = parse(&joined(&pieces, text, |_| "0".to_owned()))?.to_string();
-            let edits = serde_json::to_string(edits)?;
-            while rest.contains(&mark) || edits.contains(&mark) {
+            let added = serde_json::to_string(additions)?;
+            while rest.contains(&mark) || added.contains(&mark) {
                 mark.push('x');
             }
         }
         let mut value = parse(&joined(&pieces, text, |place| format!("\"{mark}{place}{END}\"")))?;
-        edits.apply(&mut value)?;
+        additions.apply(&mut value)?;
         Ok(Self { value, mark, numbers })
     }
 
-    pub(super) fn to_json(&self) -> anyhow::Result<String> {
+    pub(crate) fn to_json(&self) -> anyhow::Result<String> {
         Ok(self.restored(&serde_json::to_string_pretty(&self.value)?, "\""))
     }
 
-    pub(super) fn to_yaml(&self) -> anyhow::Result<String> {
+    pub(crate) fn to_yaml(&self) -> anyhow::Result<String> {
         Ok(self.restored(&serde_saphyr::to_string(&self.value)?, ""))
     }
 
@@ -158,11 +221,12 @@ fn joined(pieces: &[Piece<'_>], json: &str, number: impl Fn(usize) -> String) ->
 mod tests {
     use super::*;
 
-    fn edits(variable: &str) -> ContainerEdits {
-        ContainerEdits {
+    fn edits(variable: &str) -> Additions {
+        let edits = ContainerEdits {
             env: vec![variable.to_owned()],
             ..ContainerEdits::default()
-        }
+        };
+        edits.into()
     }
 
     #[test]
@@ -193,6 +257,24 @@ mod tests {
         assert!(text.contains(r#""b": "devletnumberx0z""#), "{text}");
         assert!(text.contains(r#""c": 1e5"#), "{text}");
         assert!(text.contains("A=devletnumberxxx0z"), "{text}");
+    }
+
+    #[test]
+    fn annotations_are_added_to_those_that_are_there() {
+        let additions = Additions {
+            annotations: [("b".to_owned(), "devletnumber0z".to_owned())].into(),
+            ..Additions::default()
+        };
+        let json = r#"{"annotations": {"a": "1"}, "x": 1e5}"#;
+        let text = Edited::new(json.as_bytes(), &additions)
+            .unwrap()
+            .to_json()
+            .unwrap();
+        for part in [r#""a": "1""#, r#""b": "devletnumber0z""#, r#""x": 1e5"#] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let refused = Edited::new(br#"{"annotations": []}"#, &additions).unwrap_err();
+        assert!(refused.to_string().contains("annotations"), "{refused}");
     }
 
     #[test]

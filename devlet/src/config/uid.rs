@@ -1,0 +1,46 @@
+//! Users in a configuration file: by number, as the kernel knows them.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+/// The number of a user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(super) struct Uid(pub(super) u32);
+
+impl<'de> Deserialize<'de> for Uid {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Number)
+    }
+}
+
+struct Number;
+
+impl de::Visitor<'_> for Number {
+    type Value = Uid;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the number of a user, such as 1001")
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Uid, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Uid, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Uid, E> {
+        text.parse().map(Uid).map_err(|_| {
+            let is_name = text.starts_with(|first: char| first.is_alphabetic() || first == '_');
+            let hint = if is_name {
+                format!("; `id -u {text}` says it")
+            } else {
+                String::new()
+            };
+            E::custom(format!("{text:?} is not the number of a user{hint}"))
+        })
+    }
+}
