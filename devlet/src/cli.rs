@@ -10,8 +10,8 @@ use crate::{cdi, checkpoint, config, node, serve};
 #[derive(Debug, Parser)]
 #[command(name = "devlet", version, propagate_version = true, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 fine, 1 the thing that was checked is bad, 2 wrong usage or a path that \
-                        cannot be read or written."
+    after_help = "Exit codes: 0 fine, 1 the thing that was checked is bad or a running devlet said no, 2 wrong \
+                  usage, no running devlet, or a path that cannot be read or written."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

@@ -99,9 +99,15 @@ fn wrong_usage_is_told_before_anybody_is_called() {
         (&["admit", "--name", "job1", "--limit", "gpu"], "acme.com/gpu=2"),
         (&["admit", "--name", "job1", "--wait", "soon"], "1h30m"),
         (
+            &["admit", "--name", "job1", "--limit", "gpu=1"],
+            "gpu is no device",
+        ),
+        (
             &["admit", "-f", "pod.yaml", "--name", "job1"],
             "cannot be used with",
         ),
+        (&["get"], "resources|devices|plugins|pods"),
+        (&["describe"], "pod|resource|device"),
         (&["get", "everything"], "resources"),
         (
             &["get", "pods", "--resource", "acme.com/gpu"],

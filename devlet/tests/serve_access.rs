@@ -1,4 +1,5 @@
-//! Who may do what, as other users than root. Only root can become them: for others these tests say so and pass.
+//! Who may do what, as other users than root. Only root can become them: for others these tests say on standard error
+//! that they are not run.
 
 // Helpers are not tests to clippy.
 #![allow(clippy::unwrap_used)]
@@ -11,7 +12,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{Daemon, root, stderr};
+use common::{Daemon, not_tested, root, stderr};
 use devlet_testkit::{Device, Door, Event, Plugin, Script};
 use tempfile::TempDir;
 
@@ -24,7 +25,7 @@ const GPU: &str = "acme.com/gpu";
 fn node(config: &str) -> Option<(TempDir, Daemon)> {
     let root = root();
     if std::fs::metadata(root.path()).unwrap().uid() != 0 {
-        eprintln!("not root: nobody else to be");
+        not_tested("only root can be somebody else");
         return None;
     }
     let daemon = Daemon::configured(root.path(), config);

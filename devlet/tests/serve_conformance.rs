@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -168,4 +169,71 @@ fn a_removal_while_advice_is_given_disturbs_nothing() {
     assert!(admission.wait_with_output().unwrap().status.success());
     assert_eq!(daemon.admit("job2", "acme.com/gpu=2"), ["b", "c"]);
     assert_eq!(daemon.admit("job3", "acme.com/gpu=2"), ["a", "d"]);
+}
+
+/// Admits a pod from a manifest.
+fn admit(daemon: &Daemon, spec: &str, name: &str) -> std::process::Output {
+    let file = daemon.root.join(format!("{name}.yaml"));
+    let text = format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {spec}\n");
+    std::fs::write(&file, text).unwrap();
+    daemon.run(&["admit", "-o", "json", "-f", file.to_str().unwrap()])
+}
+
+#[test]
+fn a_sidecar_keeps_what_it_takes_over_from_an_init_container() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let _plugin = Plugin::registered(&gpus(root.path(), "", &["a", "b", "c"]));
+    daemon.until_capacity(GPU, 3);
+    let limits = |count: usize| format!("resources: {{limits: {{acme.com/gpu: {count}}}}}");
+    let spec = format!(
+        "{{initContainers: [{{name: prepare, {}}}, {{name: side, restartPolicy: Always, {}}}], \
+         containers: [{{name: main, {}}}]}}",
+        limits(3),
+        limits(1),
+        limits(2)
+    );
+
+    let admitted = admit(&daemon, &spec, "job1");
+
+    // Three are enough for all of them: what the init container leaves goes to one of the other two, never to both.
+    assert!(admitted.status.success(), "{}", stderr(&admitted));
+    let pod: serde_json::Value = serde_json::from_slice(&admitted.stdout).unwrap();
+    let ids = |container: usize| -> BTreeSet<String> {
+        let ids = pod["containers"][container]["devices"][0]["ids"]
+            .as_array()
+            .unwrap();
+        ids.iter().map(|id| id.as_str().unwrap().to_owned()).collect()
+    };
+    let (prepare, side, main) = (ids(0), ids(1), ids(2));
+    assert_eq!((prepare.len(), side.len(), main.len()), (3, 1, 2));
+    assert!(side.is_disjoint(&main), "{pod}");
+    // With one more for the main container there is none to take over.
+    assert!(daemon.run(&["remove", "job1"]).status.success());
+    let refused = admit(&daemon, &spec.replace(&limits(2), &limits(3)), "job2");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("acme.com/gpu"), "{}", stderr(&refused));
+}
+
+#[test]
+fn devices_that_a_whole_pod_asks_for_are_refused_with_the_right_place() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let _plugin = Plugin::registered(&gpus(root.path(), "", &["a"]));
+    daemon.until_capacity(GPU, 1);
+    let refused = admit(
+        &daemon,
+        "{resources: {limits: {cpu: 1, acme.com/gpu: 1}}, containers: [{name: main}]}",
+        "job1",
+    );
+    assert_eq!(refused.status.code(), Some(1));
+    let said = stderr(&refused);
+    assert!(
+        said.contains("acme.com/gpu") && said.contains("asked for by containers"),
+        "{said}"
+    );
+    // What is no device may stand there.
+    let spec =
+        "{resources: {limits: {cpu: 1}}, containers: [{name: main, resources: {limits: {acme.com/gpu: 1}}}]}";
+    assert!(admit(&daemon, spec, "job2").status.success());
 }

@@ -56,6 +56,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
         (None, Some(name)) => short_form(name, &args)?,
         (None, None) => bail!("name a manifest with -f FILE, or a pod with --name NAME"),
     };
+    for (resource, _) in args.limits.iter().filter(|(resource, _)| !resource.contains('/')) {
+        output::warn(&format!(
+            "warning: {resource} is no device: their names have a domain, as in acme.com/gpu; it is passed over"
+        ));
+    }
     let client = args.connect.connect().await?;
     let wait_ms = args.wait.map(time::milliseconds);
     let pod = {

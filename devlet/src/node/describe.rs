@@ -12,6 +12,7 @@ use crate::output::{self, Output, OutputArg, shown, table};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What it is
+    #[arg(value_name = "pod|resource|device")]
     kind: Kind,
     /// What it is called
     name: String,

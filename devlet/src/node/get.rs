@@ -12,6 +12,7 @@ use crate::output::{self, Output, OutputArg, table};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What to list
+    #[arg(value_name = "resources|devices|plugins|pods")]
     kind: Kind,
     /// Only devices of this resource
     #[arg(long, value_name = "NAME")]

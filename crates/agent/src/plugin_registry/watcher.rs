@@ -193,6 +193,59 @@ mod tests {
         assert_eq!(paths(&found, root.path()), ["a/b/x.sock"]);
     }
 
+    #[tokio::test]
+    async fn hidden_entries_are_passed_over_at_every_depth_and_at_any_time() {
+        let root = tempfile::tempdir().unwrap();
+        let bind = |path: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            UnixListener::bind(path).unwrap()
+        };
+        let _early = [".x.sock", ".a/x.sock", "b/.x.sock", "b/.c/d/x.sock"].map(bind);
+        let mut watcher = Watcher::new(root.path().to_owned()).unwrap();
+        assert!(watcher.changed().await.unwrap().is_empty());
+        let _late = [".y.sock", ".a/y.sock", "b/.y.sock", "e/.f/y.sock"].map(bind);
+        let _seen = bind("b/z.sock");
+        assert_eq!(
+            paths(&watcher.changed().await.unwrap(), root.path()),
+            ["b/z.sock"]
+        );
+        // What a plugin makes under a hidden name is found once it has its real one.
+        std::fs::rename(root.path().join("b/.y.sock"), root.path().join("b/y.sock")).unwrap();
+        let found = watcher.changed().await.unwrap();
+        assert_eq!(paths(&found, root.path()), ["b/y.sock", "b/z.sock"]);
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_event_is_lost_in_an_overflow_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watcher = Watcher::new(root.path().to_owned()).unwrap();
+        assert!(watcher.changed().await.unwrap().is_empty());
+        // It has a queue of its own, of the same length, and fewer events.
+        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+        let witness = inotify::init(flags).unwrap();
+        let flags = inotify::WatchFlags::CREATE | inotify::WatchFlags::DELETE;
+        inotify::add_watch(&witness, root.path(), flags).unwrap();
+        let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+        let limit: usize = limit.trim().parse().unwrap();
+        // Nobody reads meanwhile. Events that are alike are merged, so they alternate.
+        for _ in 0..=limit / 2 {
+            std::fs::write(root.path().join("file"), "").unwrap();
+            std::fs::remove_file(root.path().join("file")).unwrap();
+        }
+        let _socket = UnixListener::bind(root.path().join("x.sock")).unwrap();
+
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&witness, &mut buffer);
+        let mut overflown = false;
+        while let Ok(event) = events.next() {
+            assert_ne!(event.file_name(), Some(c"x.sock"), "the event is not lost");
+            overflown |= event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW);
+        }
+        assert!(overflown);
+        assert_eq!(paths(&watcher.changed().await.unwrap(), root.path()), ["x.sock"]);
+    }
+
     // A kubelet keeps such a plugin for ever.
     #[tokio::test]
     async fn a_socket_that_is_renamed_away_is_gone() {
