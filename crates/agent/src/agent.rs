@@ -125,6 +125,7 @@ impl Agent {
         let (store, report) = Store::open(open_options(&config)?)?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (plugins, metrics) = (Plugins::default(), Metrics::default());
+        metrics.opened(&report);
         let registrar = Registrar {
             config: Arc::clone(&config),
             store: store.clone(),
@@ -234,7 +235,7 @@ impl Agent {
         request: &PodRequest,
         deadline: Instant,
         give_up: &CancellationToken,
-        waiting: impl FnMut(&ReserveError),
+        mut waiting: impl FnMut(&ReserveError),
     ) -> Result<Pod, AdmitError> {
         let Inner {
             store,
@@ -248,7 +249,14 @@ impl Agent {
             deadlines: &config.deadlines,
             metrics,
         };
-        admit::admit(store, &calls, request, deadline, give_up, waiting).await
+        let admission = metrics.admission();
+        let waits = |reason: &ReserveError| {
+            waiting(reason);
+            admission.waits(reason)
+        };
+        let ended = admit::admit(store, &calls, request, deadline, give_up, waits).await;
+        admission.ended(&ended);
+        ended
     }
 
     /// What the runtime must add to a container that is about to start. See

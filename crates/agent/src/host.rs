@@ -383,12 +383,15 @@ impl Devlet for Host {
     type WatchPodsStream = Answers<v1::PodList>;
 
     async fn admit(&self, request: Request<v1::AdmitRequest>) -> Result<Response<Self::AdmitStream>, Status> {
-        self.allow(&request)?;
+        let metrics = self.agent.metrics();
+        self.allow(&request)
+            .inspect_err(|_| metrics.turned_away("not_allowed"))?;
         let v1::AdmitRequest {
             manifest: text,
             wait_ms,
         } = request.into_inner();
-        let request = manifest::parse(&text, Source::Api, &self.agent.config().foreign)?;
+        let request = manifest::parse(&text, Source::Api, &self.agent.config().foreign)
+            .inspect_err(|_| metrics.turned_away("invalid"))?;
         let deadline = self.deadline(wait_ms);
         let (sender, receiver) = mpsc::channel(16);
         let agent = self.agent.clone();

@@ -279,6 +279,11 @@ impl Node {
         self.ledger.pods.values()
     }
 
+    /// How many pods hold devices.
+    pub fn pod_count(&self) -> usize {
+        self.ledger.pods.len()
+    }
+
     /// A pod by UID.
     pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
         self.ledger.pods.get(uid)

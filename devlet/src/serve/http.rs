@@ -9,7 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use devlet_agent::agent::Agent;
-use devlet_agent::metrics;
+use devlet_agent::metrics::{self, View};
 use tokio::net::TcpListener;
 
 /// Until the node stops.
@@ -77,12 +77,13 @@ async fn ready(State(agent): State<Agent>, Query(query): Query<BTreeMap<String, 
 }
 
 async fn measured(State(agent): State<Agent>) -> Response {
-    let store = agent.store();
-    let now = store.now();
-    // Nobody is kept waiting while it is written out.
-    let capacities = store.read(|node| node.capacity(now));
-    match agent.metrics().text(&capacities) {
-        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    // It reads files, and may be long.
+    let text = tokio::task::spawn_blocking(move || {
+        let view = View::of(agent.store(), &agent.config().database());
+        agent.metrics().text(&view)
+    });
+    match text.await {
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Ok(Err(_)) | Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

@@ -14,6 +14,7 @@ use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use http::uri::PathAndQuery;
 use prost::Message as _;
 use prost::bytes::{Buf as _, Bytes};
+use tokio::time::Instant;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::{Code, Request, Status};
@@ -21,6 +22,7 @@ use tonic::{Code, Request, Status};
 use super::wire;
 use crate::grpc::channel::Channel;
 use crate::grpc::uds::{Dialed, Gone, MAX_MESSAGE_BYTES};
+use crate::metrics::Calls;
 
 /// How long a connection may take to end after a call on it failed for that reason.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -93,14 +95,17 @@ pub struct PluginClient {
     channel: Channel,
     gone: Gone,
     api: Api,
+    calls: Calls,
 }
 
 impl PluginClient {
-    pub fn new(dialed: &Dialed, api: Api) -> Self {
+    /// `calls` measures what is called.
+    pub fn new(dialed: &Dialed, api: Api, calls: Calls) -> Self {
         Self {
             channel: dialed.channel.clone(),
             gone: dialed.gone(),
             api,
+            calls,
         }
     }
 
@@ -122,6 +127,11 @@ impl PluginClient {
             pre_start_required: options.pre_start_required,
             preferred_allocation: options.get_preferred_allocation_available,
         })
+    }
+
+    /// Measures what is called.
+    pub(crate) fn calls(&self) -> &Calls {
+        &self.calls
     }
 
     /// The plugin's device lists, as they come.
@@ -195,18 +205,22 @@ impl PluginClient {
         if self.api == Api::V1alpha2 {
             return Ok(answer);
         }
-        let answer = AllocateAnswer::decode(answer).map_err(|error| {
-            let problem = InvalidAnswer::Damaged(error.to_string());
-            CallError::Invalid {
+        let container = match AllocateAnswer::decode(answer) {
+            Ok(answer) => answer
+                .containers
+                .into_iter()
+                .next()
+                .ok_or(InvalidAnswer::NoContainer),
+            Err(error) => Err(InvalidAnswer::Damaged(error.to_string())),
+        };
+        container.map_err(|problem| {
+            let error = CallError::Invalid {
                 method: METHOD,
                 problem,
-            }
-        })?;
-        let no_container = CallError::Invalid {
-            method: METHOD,
-            problem: InvalidAnswer::NoContainer,
-        };
-        answer.containers.into_iter().next().ok_or(no_container)
+            };
+            self.calls.failed(&error);
+            error
+        })
     }
 
     /// Tells the plugin that a container is about to start.
@@ -229,20 +243,28 @@ impl PluginClient {
         deadline: Duration,
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, CallError> {
-        let status = match tokio::time::timeout(deadline, call).await {
-            Err(_) => return Err(CallError::TimedOut { method, deadline }),
+        let called = Instant::now();
+        let ended = tokio::time::timeout(deadline, call).await;
+        self.calls.took(method, called.elapsed());
+        let error = match ended {
             Ok(Ok(response)) => return Ok(response.into_inner()),
-            Ok(Err(status)) => status,
+            Ok(Err(status)) => self.explained(method, status).await,
+            Err(_) => CallError::TimedOut { method, deadline },
         };
+        self.calls.failed(&error);
+        Err(error)
+    }
+
+    async fn explained(&self, method: &'static str, status: Status) -> CallError {
         // A plugin may say so itself; only if its connection ends, too, there is something to wait for.
         let looks_gone = matches!(status.code(), Code::Unavailable | Code::Cancelled);
         if looks_gone && tokio::time::timeout(FAREWELL, self.gone.wait()).await.is_ok() {
-            return Err(CallError::Gone { method });
+            return CallError::Gone { method };
         }
-        Err(CallError::Refused {
+        CallError::Refused {
             method,
             status: Box::new(status),
-        })
+        }
     }
 
     async fn call_with_bytes(

@@ -105,9 +105,10 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
-            registrar
+            let changed = registrar
                 .store
                 .update(|node| node.devices_listed(connection.id, list));
+            registrar.metrics.listed(resource, changed);
         }
         Ok::<(), tonic::Status>(())
     };
@@ -115,6 +116,7 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
     tokio::select! {
         ended = ended => if let Err(status) = ended {
             let conn = connection.id;
+            connection.client.calls().lists_ended(status.code());
             tracing::warn!(%resource, %conn, code = ?status.code(), error = status.message(), "ListAndWatch ended");
         },
         () = gone.wait() => {}
@@ -128,6 +130,7 @@ fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
         .update(|node| node.connection_lost(connection.id, now));
     connection.dialed.hang_up();
     if news {
+        registrar.metrics.lost(&candidate.resource);
         let (resource, conn) = (&candidate.resource, connection.id);
         tracing::info!(%resource, %conn, endpoint = %candidate.socket.display(), "device plugin lost");
     }

@@ -91,6 +91,7 @@ impl server::Registration for RegistrationService {
         let wish = (wish.version, wish.endpoint.as_str(), wish.resource_name.as_str());
         let candidate = self
             .candidate(wish, Api::V1beta1, caller.as_ref())
+            .inspect_err(|_| self.registrar.metrics.registration_refused("invalid"))
             .map_err(refusal)?;
         let resource = candidate.resource.clone();
         match self.registrar.register(candidate).await {
@@ -115,6 +116,7 @@ impl server_2017::Registration for RegistrationService {
         let wish = (wish.version, wish.endpoint.as_str(), wish.resource_name.as_str());
         let candidate = self
             .candidate(wish, Api::V1alpha2, caller.as_ref())
+            .inspect_err(|_| self.registrar.metrics.registration_refused("invalid"))
             .map_err(refusal)?;
         let (registrar, stop) = (self.registrar.clone(), self.registrar.stop.clone());
         self.registrar.tasks.spawn(async move {

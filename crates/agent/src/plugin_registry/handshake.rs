@@ -73,6 +73,17 @@ pub enum InvalidPlugin {
 }
 
 impl HandshakeError {
+    /// In one word, unless the registrar has counted it.
+    fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Dial { .. } => Some("dial"),
+            Self::Call { .. } => Some("handshake"),
+            Self::Kind { .. } => Some("kind"),
+            Self::Invalid(_) => Some("invalid"),
+            Self::Register(_) => None,
+        }
+    }
+
     /// Whether the plugin should be told: it can only be told if it could be asked.
     fn is_for_the_plugin(&self) -> bool {
         matches!(self, Self::Kind { .. } | Self::Invalid(_) | Self::Register(_))
@@ -94,7 +105,14 @@ impl Handshake {
                 ended = self.attempt(&socket) => ended,
                 () = cancel.cancelled() => return,
             };
-            let Err(error) = ended else { return };
+            let metrics = &self.registrar.metrics;
+            let Err(error) = ended else {
+                metrics.socket_taken_in(&socket);
+                return;
+            };
+            if let Some(reason) = error.reason() {
+                metrics.registration_refused(reason);
+            }
             tracing::warn!(socket = %socket.display(), %error, retry_in = ?pause, "plugin is not taken in");
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}

@@ -34,12 +34,14 @@ pub async fn run(
             let stays = sockets.get(path) == Some(identity);
             if !stays {
                 cancel.cancel();
+                handshake.registrar.metrics.socket_left(path);
             }
             stays
         });
         for (path, identity) in sockets {
             running.entry(path).or_insert_with_key(|path| {
                 let cancel = stop.child_token();
+                handshake.registrar.metrics.socket_found(path);
                 tasks.spawn(handshake.clone().run(path.clone(), cancel.clone()));
                 (identity, cancel)
             });

@@ -99,17 +99,17 @@ impl PluginCalls for RealCalls<'_> {
         let Some(client) = self.plugins.client(connection) else {
             return Err(gone("Allocate"));
         };
-        let called = Instant::now();
         let raw = client
             .allocate(&grant.devices, self.deadlines.allocate_of(&grant.resource))
             .await;
-        self.metrics.allocated(&grant.resource, called.elapsed());
         store::answer(&raw?[..]).map_err(|error| {
             let problem = InvalidAnswer::Damaged(error.to_string());
-            CallError::Invalid {
+            let error = CallError::Invalid {
                 method: "Allocate",
                 problem,
-            }
+            };
+            self.metrics.plugin(&grant.resource).failed(&error);
+            error
         })
     }
 }
@@ -118,18 +118,18 @@ fn gone(method: &'static str) -> CallError {
     CallError::Gone { method }
 }
 
-/// Admits a pod. `waiting` is told each time what is being waited for.
+/// Admits a pod. `waiting` is told each time what is being waited for; its answer is dropped when that has ended.
 ///
 /// Returns once the allocation is on disk. On any error all devices are free again. `give_up` ends the admission
 /// as long as nothing is being written; from then on the answer is what became of the write. A caller that drops
 /// this future while the pod is being written does not get to know that it is admitted.
-pub async fn admit(
+pub async fn admit<W>(
     store: &Store,
     calls: &impl PluginCalls,
     request: &PodRequest,
     deadline: Instant,
     give_up: &CancellationToken,
-    mut waiting: impl FnMut(&ReserveError),
+    mut waiting: impl FnMut(&ReserveError) -> W,
 ) -> Result<Pod, AdmitError> {
     let started = Instant::now();
     let mut changes = store.changed();
@@ -153,7 +153,7 @@ pub async fn admit(
             }
             Attempt::Wait(reason) => reason,
         };
-        waiting(&reason);
+        let _waits = waiting(&reason);
         let changed = tokio::select! {
             changed = timeout_at(deadline, changes.changed()) => changed,
             () = give_up.cancelled() => return Err(AdmitError::GivenUp),

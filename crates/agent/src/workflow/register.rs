@@ -76,8 +76,9 @@ pub struct Registrar {
 impl Registrar {
     /// Takes a plugin in, and follows it until it is gone for good.
     pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
-        let connection = self.connect(&candidate).await?;
-        self.metrics.registered(&candidate.resource);
+        let connected = self.connect(&candidate).await;
+        self.metrics.registered(&candidate.resource, &connected);
+        let connection = connected?;
         let id = connection.id;
         tracing::info!(
             resource = %candidate.resource, endpoint = %candidate.socket.display(), conn = %id,
@@ -116,7 +117,7 @@ impl Registrar {
                 });
             }
         }
-        let client = PluginClient::new(&dialed, *api);
+        let client = PluginClient::new(&dialed, *api, self.metrics.plugin(resource));
         let options = client
             .options(deadlines.options)
             .await

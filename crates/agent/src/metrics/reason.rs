@@ -1,0 +1,99 @@
+//! Errors as label values: one word each, from a closed set.
+
+use devlet_core::ReserveError;
+use tonic::Code;
+
+use crate::device_plugin::client::CallError;
+use crate::store::{CommitError, WriteError};
+use crate::workflow::admit::AdmitError;
+use crate::workflow::register::RegisterError;
+
+/// How an admission ended, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) outcome: &'static str,
+    pub(super) reason: &'static str,
+}
+
+const fn ended(outcome: &'static str, reason: &'static str) -> Ended {
+    Ended { outcome, reason }
+}
+
+pub(super) const ADMITTED: Ended = ended("admitted", "");
+pub(super) const GIVEN_UP: Ended = ended("given_up", "caller_left");
+
+pub(super) fn of_admission(error: &AdmitError) -> Ended {
+    match error {
+        AdmitError::Refused(reason) => ended("refused", of_reservation(reason)),
+        AdmitError::TimedOut { reason, .. } => ended("timed_out", of_reservation(reason)),
+        AdmitError::Plugin { source, .. } => ended(
+            "failed",
+            match source {
+                CallError::TimedOut { .. } => "plugin_silent",
+                CallError::Gone { .. } => "plugin_gone",
+                CallError::Refused { .. } => "plugin_refused",
+                CallError::Invalid { .. } => "plugin_answer",
+            },
+        ),
+        AdmitError::Vanishing { .. } => ended("failed", "devices_vanished"),
+        AdmitError::Commit(CommitError::Ended(_)) => ended("failed", "reservation_ended"),
+        AdmitError::Commit(CommitError::Write(WriteError::Disk { .. })) => ended("failed", "disk"),
+        AdmitError::Commit(CommitError::Write(WriteError::Stopped)) => ended("failed", "stopping"),
+        AdmitError::GivenUp => GIVEN_UP,
+    }
+}
+
+pub(super) fn of_reservation(error: &ReserveError) -> &'static str {
+    match error {
+        ReserveError::Blocked(_) => "blocked",
+        ReserveError::NotServed { .. } => "not_served",
+        ReserveError::NotListed { .. } => "not_listed",
+        ReserveError::Insufficient { .. } => "insufficient",
+        ReserveError::InFlight => "in_flight",
+        ReserveError::RequestChanged { .. } | ReserveError::SpecChanged => "changed",
+        ReserveError::DuplicateContainer { .. } => "invalid",
+        ReserveError::NameTaken { .. } => "name_taken",
+    }
+}
+
+pub(super) fn of_registration(error: &RegisterError) -> &'static str {
+    match error {
+        RegisterError::Dial(_) => "dial",
+        RegisterError::Options(_) => "options",
+        RegisterError::NotAllowed { .. } => "not_allowed",
+        RegisterError::NotTheirs { .. } => "not_theirs",
+        RegisterError::Refused(_) => "other_user",
+    }
+}
+
+/// The method, and the gRPC code as clients of gRPC call it.
+pub(super) fn of_call(error: &CallError) -> (&'static str, &'static str) {
+    match error {
+        CallError::TimedOut { method, .. } => (method, code(Code::DeadlineExceeded)),
+        CallError::Gone { method } => (method, code(Code::Unavailable)),
+        CallError::Refused { method, status } => (method, code(status.code())),
+        CallError::Invalid { method, .. } => (method, "InvalidAnswer"),
+    }
+}
+
+pub(super) fn code(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}
