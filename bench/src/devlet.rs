@@ -1,0 +1,232 @@
+//! Our side: the binary as users run it, asked over its API.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use devlet_client::Client;
+use devlet_client::v1::admit_event::Event;
+use devlet_client::v1::{AdmitRequest, ListResourcesRequest, RemovePodRequest};
+use futures_util::stream::{StreamExt as _, TryStreamExt as _};
+use tokio::process::{Child, Command};
+
+use crate::clock;
+use crate::process::append;
+
+/// How many callers fill a node.
+const FILLERS: usize = 64;
+/// Between two attempts, slept by the thread: the runtime's own timer is coarser than what is measured.
+const PAUSE: Duration = Duration::from_micros(50);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where to find the binary, and where its words go.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    pub(crate) path: PathBuf,
+    pub(crate) log: PathBuf,
+}
+
+/// A running devlet. Killed when dropped.
+pub(crate) struct Devlet {
+    program: Program,
+    root: PathBuf,
+    resource: &'static str,
+    child: Child,
+    client: Client,
+    next: usize,
+}
+
+impl Program {
+    pub(crate) async fn start(&self, root: &Path, resource: &'static str) -> anyhow::Result<Devlet> {
+        std::fs::create_dir_all(root)?;
+        let child = self.spawn(root)?;
+        let client = connect(root).await?;
+        Ok(Devlet {
+            program: self.clone(),
+            root: root.to_owned(),
+            resource,
+            child,
+            client,
+            next: 0,
+        })
+    }
+
+    fn spawn(&self, root: &Path) -> anyhow::Result<Child> {
+        Command::new(&self.path)
+            .arg("serve")
+            .arg("--root-dir")
+            .arg(root)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(append(&self.log)?)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.path.display()))
+    }
+}
+
+impl Devlet {
+    /// Where plugins register.
+    pub(crate) fn plugins(&self) -> PathBuf {
+        self.root.join("device-plugins")
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// So many pods come at once and stay.
+    pub(crate) async fn fill(&mut self, count: usize) -> anyhow::Result<()> {
+        let numbers = self.next..self.next + count;
+        self.next = numbers.end;
+        let client = &self.client;
+        let manifests = numbers.map(|number| manifest(number, self.resource));
+        futures_util::stream::iter(manifests)
+            .map(|manifest| async move { admit(client, manifest).await })
+            .buffer_unordered(FILLERS)
+            .try_collect::<Vec<Duration>>()
+            .await?;
+        Ok(())
+    }
+
+    /// Pods come one by one; how long each took. Afterwards they go again.
+    pub(crate) async fn admit(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let numbers = self.next..self.next + count;
+        self.next = numbers.end;
+        let mut took = Vec::with_capacity(count);
+        for number in numbers.clone() {
+            took.push(admit(&self.client, manifest(number, self.resource)).await?);
+        }
+        for number in numbers {
+            remove(&self.client, number).await?;
+        }
+        Ok(took)
+    }
+
+    /// One goes and one comes.
+    pub(crate) async fn churn(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let first = self.next;
+        self.next += count + 1;
+        admit(&self.client, manifest(first, self.resource)).await?;
+        let mut took = Vec::with_capacity(count);
+        for number in first..first + count {
+            let manifest = manifest(number + 1, self.resource);
+            let began = Instant::now();
+            remove(&self.client, number).await?;
+            admit(&self.client, manifest).await?;
+            took.push(began.elapsed());
+        }
+        remove(&self.client, first + count).await?;
+        Ok(took)
+    }
+
+    /// Pods per second that come and go again, with many callers, each on a connection of its own.
+    pub(crate) async fn pairs_per_second(&mut self, callers: usize, time: Duration) -> anyhow::Result<f64> {
+        let mut clients = Vec::with_capacity(callers);
+        for _ in 0..callers {
+            clients.push(connect(&self.root).await?);
+        }
+        let began = Instant::now();
+        let mut tasks = tokio::task::JoinSet::new();
+        for client in clients {
+            let number = self.next;
+            self.next += 1;
+            let manifest = manifest(number, self.resource);
+            tasks.spawn(async move {
+                let mut pairs = 0_u64;
+                while began.elapsed() < time {
+                    admit(&client, manifest.clone()).await?;
+                    remove(&client, number).await?;
+                    pairs += 1;
+                }
+                anyhow::Ok(pairs)
+            });
+        }
+        let mut pairs = 0;
+        while let Some(done) = tasks.join_next().await {
+            pairs += done??;
+        }
+        Ok(pairs as f64 / began.elapsed().as_secs_f64())
+    }
+
+    /// When its capacity was first seen to be so many devices. Asked again and again, as the kubelet is: a watch has a
+    /// pause after each change.
+    pub(crate) async fn capacity(&self, count: usize) -> anyhow::Result<u64> {
+        let patience = Instant::now();
+        while patience.elapsed() < PATIENCE {
+            let list = self.client.list_resources(ListResourcesRequest {}).await?;
+            let ours = list
+                .resources
+                .iter()
+                .find(|resource| resource.name == self.resource);
+            if ours.is_some_and(|resource| resource.capacity == count as u64) {
+                return Ok(clock::now());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        bail!("there are not {count} devices of {}", self.resource);
+    }
+
+    /// Crashes it and starts it again; how long from the start until the first pod is admitted again.
+    pub(crate) async fn crash(&mut self) -> anyhow::Result<Duration> {
+        self.child.kill().await?;
+        let manifest = manifest(0, self.resource);
+        let began = Instant::now();
+        self.child = self.program.spawn(&self.root)?;
+        self.client = connect(&self.root).await?;
+        admit(&self.client, manifest).await?;
+        Ok(began.elapsed())
+    }
+}
+
+async fn connect(root: &Path) -> anyhow::Result<Client> {
+    let socket = root.join("devlet/devlet.sock");
+    let patience = Instant::now();
+    loop {
+        match Client::connect(&socket).await {
+            Ok(client) => return Ok(client),
+            Err(error) if patience.elapsed() > PATIENCE => {
+                return Err(error).context("devlet does not start; see its log");
+            }
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("job-{number}")
+}
+
+fn manifest(number: usize, resource: &str) -> String {
+    let limits = serde_json::json!({ "limits": { resource: "1" } });
+    let pod = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name(number), "namespace": "default" },
+        "spec": { "containers": [{ "name": "main", "image": "none", "resources": limits }] },
+    });
+    pod.to_string()
+}
+
+async fn admit(client: &Client, manifest: String) -> anyhow::Result<Duration> {
+    let began = Instant::now();
+    let mut events = client
+        .admit(AdmitRequest {
+            manifest,
+            wait_ms: None,
+        })
+        .await?;
+    while let Some(event) = events.message().await? {
+        if let Some(Event::Admitted(_)) = event.event {
+            return Ok(began.elapsed());
+        }
+    }
+    bail!("devlet neither admits nor refuses");
+}
+
+async fn remove(client: &Client, number: usize) -> anyhow::Result<()> {
+    let pod = format!("default/{}", name(number));
+    client.remove_pod(RemovePodRequest { pod, wait_ms: None }).await?;
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! The kubelet's side: a process around its own device manager, see `bench/kubelet/main.go`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::bail;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use prost::Message as _;
+use serde::{Deserialize, Serialize};
+
+use crate::plugin;
+use crate::process::Process;
+
+/// Where the kubelet keeps everything: a constant of its API.
+pub(crate) const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
+
+#[derive(Debug, Default, Serialize)]
+struct Command<'a> {
+    #[serde(rename = "Do")]
+    what: &'a str,
+    #[serde(rename = "Resource")]
+    resource: &'a str,
+    #[serde(rename = "Held")]
+    held: usize,
+    #[serde(rename = "Count")]
+    count: usize,
+    #[serde(rename = "IDs")]
+    ids: Vec<String>,
+    #[serde(rename = "Answer")]
+    answer: String,
+    #[serde(rename = "Callers")]
+    callers: usize,
+    #[serde(rename = "Millis")]
+    millis: u128,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    error: Option<String>,
+    #[serde(default)]
+    nanos: Vec<u64>,
+    #[serde(default)]
+    at: u64,
+    #[serde(default)]
+    pairs: u64,
+}
+
+/// Where to find the program, and where its words go.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    pub(crate) path: PathBuf,
+    pub(crate) log: PathBuf,
+}
+
+impl Program {
+    /// Leaves the file of a kubelet with so many pods, each with a device.
+    pub(crate) async fn write_checkpoint(&self, resource: &str, held: usize) -> anyhow::Result<()> {
+        let command = Command {
+            what: "write",
+            resource,
+            held,
+            ids: (0..held).map(plugin::device_id).collect(),
+            answer: STANDARD.encode(plugin::allocated().encode_to_vec()),
+            ..Command::default()
+        };
+        let mut process = self.process()?;
+        call(&mut process, &command).await?;
+        process.kill().await
+    }
+
+    /// Starts a kubelet on the file that is there, and says how long its device manager took to start.
+    pub(crate) async fn start(
+        &self,
+        resource: &'static str,
+        held: usize,
+    ) -> anyhow::Result<(Kubelet, Duration)> {
+        let mut kubelet = Kubelet {
+            process: self.process()?,
+            resource,
+        };
+        let answer = kubelet.ask("start", |command| command.held = held).await?;
+        Ok((kubelet, durations(&answer).sum()))
+    }
+
+    fn process(&self) -> anyhow::Result<Process> {
+        Process::start("the kubelet", &self.path, &[], &self.log)
+    }
+}
+
+/// A running one.
+pub(crate) struct Kubelet {
+    process: Process,
+    resource: &'static str,
+}
+
+impl Kubelet {
+    async fn ask(&mut self, what: &str, more: impl FnOnce(&mut Command<'_>)) -> anyhow::Result<Answer> {
+        let mut command = Command {
+            what,
+            resource: self.resource,
+            ..Command::default()
+        };
+        more(&mut command);
+        call(&mut self.process, &command).await
+    }
+
+    /// When its capacity was first seen to be so many devices.
+    pub(crate) async fn capacity(&mut self, count: usize) -> anyhow::Result<u64> {
+        Ok(self.ask("capacity", |command| command.count = count).await?.at)
+    }
+
+    /// Pods come and stay.
+    pub(crate) async fn admit(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let answer = self.ask("admit", |command| command.count = count).await?;
+        Ok(durations(&answer).collect())
+    }
+
+    /// All pods go but the first ones.
+    pub(crate) async fn keep(&mut self, held: usize) -> anyhow::Result<()> {
+        self.ask("forget", |command| command.held = held).await?;
+        Ok(())
+    }
+
+    /// One goes and one comes.
+    pub(crate) async fn churn(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let answer = self.ask("churn", |command| command.count = count).await?;
+        Ok(durations(&answer).collect())
+    }
+
+    /// Pods per second that come and go again, with many callers.
+    pub(crate) async fn pairs_per_second(&mut self, callers: usize, time: Duration) -> anyhow::Result<f64> {
+        let more = |command: &mut Command<'_>| {
+            command.callers = callers;
+            command.millis = time.as_millis();
+        };
+        let answer = self.ask("loop", more).await?;
+        let took: Duration = durations(&answer).sum();
+        Ok(answer.pairs as f64 / took.as_secs_f64())
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.process.pid()
+    }
+
+    pub(crate) async fn kill(self) -> anyhow::Result<()> {
+        self.process.kill().await
+    }
+}
+
+/// An empty directory for the next kubelet.
+pub(crate) fn clear() -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(DIRECTORY)? {
+        std::fs::remove_file(entry?.path())?;
+    }
+    Ok(())
+}
+
+pub(crate) fn directory() -> &'static Path {
+    Path::new(DIRECTORY)
+}
+
+async fn call(process: &mut Process, command: &Command<'_>) -> anyhow::Result<Answer> {
+    let answer: Answer = process.call(command).await?;
+    match answer.error {
+        Some(error) => bail!("the kubelet, asked to {}: {error}", command.what),
+        None => Ok(answer),
+    }
+}
+
+fn durations(answer: &Answer) -> impl Iterator<Item = Duration> {
+    answer.nanos.iter().copied().map(Duration::from_nanos)
+}

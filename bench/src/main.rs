@@ -1,0 +1,202 @@
+//! Measures devlet and the kubelet's own device manager side by side. See `bench/README.md`; `bench/run` runs it.
+
+mod bare;
+mod cases;
+mod chart;
+mod clock;
+mod devlet;
+mod kubelet;
+mod noise;
+mod plugin;
+mod process;
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use clap::{Parser, Subcommand};
+
+use cases::{Bench, Plan};
+use noise::Noise;
+use report::Report;
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure. Exit codes: 0 every bar is met, 1 one is missed, 2 it could not be measured, 3 the machine is too
+    /// busy to tell
+    Compare(Compare),
+    /// The device plugin of both sides
+    Plugin,
+}
+
+#[derive(Debug, clap::Args)]
+struct Compare {
+    /// The built program of `bench/kubelet`
+    #[arg(long)]
+    kubelet: PathBuf,
+    /// What it was built from
+    #[arg(long)]
+    kubelet_version: String,
+    /// The built devlet
+    #[arg(long)]
+    devlet: PathBuf,
+    /// A directory to work in; everything that must be durable is below it
+    #[arg(long)]
+    work: PathBuf,
+    /// Where to leave `table.md`, `results.json` and `chart.svg`
+    #[arg(long)]
+    out: PathBuf,
+    /// Fewer pods and rounds, in a minute or two: to try it, not to judge
+    #[arg(long, conflicts_with = "smoke")]
+    quick: bool,
+    /// As little as possible: only whether everything works
+    #[arg(long)]
+    smoke: bool,
+    /// A document to put the table into, if there is a conclusion
+    #[arg(long)]
+    publish: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match command {
+        Command::Plugin => runtime.block_on(plugin::run()).map(|()| 0),
+        Command::Compare(args) => runtime.block_on(compare(&args)),
+    }
+}
+
+async fn compare(args: &Compare) -> anyhow::Result<u8> {
+    let plan = match args {
+        Compare { quick: true, .. } => Plan::quick(),
+        Compare { smoke: true, .. } => Plan::smoke(),
+        _ => Plan::full(),
+    };
+    let (mode, judged) = (plan.mode, plan.judged);
+    std::fs::create_dir_all(&args.out)?;
+    let log = |name: &str| args.work.join(name);
+    let kubelet = kubelet::Program {
+        path: args.kubelet.clone(),
+        log: log("kubelet.log"),
+    };
+    let devlet = devlet::Program {
+        path: args.devlet.clone(),
+        log: log("devlet.log"),
+    };
+    let began = Instant::now();
+    let mut watch = noise::Watch::start()?;
+    let bench = Bench::new(plan, &args.work, kubelet, devlet).await?;
+    let outcome = bench.run().await?;
+    let medians = outcome.bare_medians;
+    let noise = Noise {
+        other_load: watch.other_load()?,
+        spread: medians.iter().copied().fold(f64::NAN, f64::max)
+            / medians.iter().copied().fold(f64::NAN, f64::min),
+        bare_medians_ms: medians,
+    };
+    let inconclusive = noise
+        .too_busy()
+        .map(|why| format!("the machine is too busy: {why}"))
+        .or_else(|| (!judged).then(|| format!("this was a {mode} run")));
+    let report = Report {
+        devlet: version(&args.devlet)?,
+        kubelet: args.kubelet_version.clone(),
+        machine: machine(&args.work),
+        mode,
+        took_seconds: began.elapsed().as_secs(),
+        noise,
+        inconclusive,
+        rows: outcome.rows,
+    };
+    let table = report.table();
+    std::fs::write(args.out.join("table.md"), &table)?;
+    std::fs::write(
+        args.out.join("results.json"),
+        serde_json::to_string_pretty(&report)? + "\n",
+    )?;
+    let chart = chart::svg(&report);
+    std::fs::write(args.out.join("chart.svg"), &chart)?;
+    println!("{table}");
+    println!(
+        "Also in {}: table.md, results.json, chart.svg.",
+        args.out.display()
+    );
+    if report.noise.too_busy().is_some() && mode != "smoke" {
+        return Ok(3);
+    }
+    if let (Some(document), None) = (&args.publish, &report.inconclusive) {
+        publish(document, &table)?;
+        std::fs::write(document.with_extension("svg"), &chart)?;
+    }
+    Ok(u8::from(judged && report.missed() > 0))
+}
+
+fn version(devlet: &Path) -> anyhow::Result<String> {
+    let output = std::process::Command::new(devlet).arg("--version").output();
+    let output = output.with_context(|| format!("cannot run {}", devlet.display()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn machine(work: &Path) -> String {
+    let processors = std::thread::available_parallelism().map_or(0, usize::from);
+    let stat = std::process::Command::new("findmnt")
+        .args(["-n", "-o", "FSTYPE", "-T"])
+        .arg(work)
+        .output();
+    let files = stat.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    );
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{processors} processors, Linux {}, {files}", kernel.trim())
+}
+
+const BEGIN: &str = "<!-- bench/run --publish writes from here -->";
+const END: &str = "<!-- to here -->";
+
+/// Puts the table into a document, in the place of the one before.
+fn publish(document: &Path, table: &str) -> anyhow::Result<()> {
+    let text =
+        std::fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
+    std::fs::write(document, replaced(&text, table)?)?;
+    Ok(())
+}
+
+fn replaced(text: &str, table: &str) -> anyhow::Result<String> {
+    let parts = text.split_once(BEGIN).zip(text.split_once(END));
+    let Some(((before, _), (_, after))) = parts else {
+        bail!("there is no place for the table: it stands between {BEGIN} and {END}");
+    };
+    Ok(format!("{before}{BEGIN}\n\n{table}\n{END}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_takes_the_place_of_the_one_before() {
+        let text = format!("a\n{BEGIN}\n\nold\n\n{END}\nb\n");
+        let new = replaced(&text, "| new |\n").unwrap_or_default();
+        assert_eq!(new, format!("a\n{BEGIN}\n\n| new |\n\n{END}\nb\n"));
+        assert!(replaced("nothing", "| new |").is_err());
+    }
+}

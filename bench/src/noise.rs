@@ -1,0 +1,184 @@
+//! What else the machine was doing.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+/// More of the processors than this in other hands, and nothing is concluded.
+pub(crate) const MOST_OTHER_LOAD: f64 = 0.10;
+/// Bare round trips with a sync that differ more than this from round to round, and nothing is concluded.
+pub(crate) const MOST_SPREAD: f64 = 1.5;
+
+/// Processor time, in ticks.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ticks {
+    all: u64,
+    busy: u64,
+    ours: u64,
+}
+
+/// Watches the processors while something is measured.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    began: Ticks,
+    live: BTreeSet<u32>,
+}
+
+/// How noisy it was.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Noise {
+    /// Part of all processors' time that others took: other processes, the kernel on its own, the hypervisor.
+    pub(crate) other_load: f64,
+    /// Of the medians of bare round trips with a sync, per round: the largest by the smallest.
+    pub(crate) spread: f64,
+    pub(crate) bare_medians_ms: Vec<f64>,
+}
+
+impl Noise {
+    pub(crate) fn too_busy(&self) -> Option<String> {
+        if self.other_load > MOST_OTHER_LOAD {
+            return Some(format!(
+                "other processes took {:.0} % of the processors; at most {:.0} % is quiet enough",
+                self.other_load * 100.0,
+                MOST_OTHER_LOAD * 100.0
+            ));
+        }
+        if self.spread.is_nan() || self.spread > MOST_SPREAD {
+            return Some(format!(
+                "bare round trips with a sync took {:.1} times as long in some rounds as in others; at most {MOST_SPREAD} \
+                 is steady enough",
+                self.spread
+            ));
+        }
+        None
+    }
+}
+
+impl Watch {
+    pub(crate) fn start() -> anyhow::Result<Self> {
+        let mut watch = Self {
+            began: Ticks::default(),
+            live: BTreeSet::new(),
+        };
+        watch.began = watch.ticks()?;
+        Ok(watch)
+    }
+
+    /// The part of the processors that others have taken so far.
+    pub(crate) fn other_load(&mut self) -> anyhow::Result<f64> {
+        let now = self.ticks()?;
+        let busy = now.busy.saturating_sub(self.began.busy);
+        let ours = now.ours.saturating_sub(self.began.ours);
+        let all = now.all.saturating_sub(self.began.all).max(1);
+        Ok(busy.saturating_sub(ours) as f64 / all as f64)
+    }
+
+    fn ticks(&mut self) -> anyhow::Result<Ticks> {
+        let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+        let line = stat.lines().next().unwrap_or_default();
+        let (all, busy) = machine(line);
+        let me = std::process::id();
+        self.live = children(me);
+        // Those of us that have ended are counted with whoever waited for them.
+        let mut ours = own(me, true);
+        for &pid in &self.live {
+            ours += own(pid, true);
+        }
+        Ok(Ticks { all, busy, ours })
+    }
+}
+
+/// All ticks of the processors, and those that were not idle.
+fn machine(line: &str) -> (u64, u64) {
+    // user nice system idle iowait irq softirq steal; what guests take is part of the first two.
+    let fields: Vec<u64> = line
+        .split_whitespace()
+        .skip(1)
+        .take(8)
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    let all: u64 = fields.iter().sum();
+    let idle: u64 = fields.iter().skip(3).take(2).sum();
+    (all, all - idle)
+}
+
+fn children(pid: u32) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return found;
+    };
+    for task in tasks.flatten() {
+        let list = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        found.extend(list.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+    }
+    found
+}
+
+/// Ticks of a process, and if wanted of its children that have ended.
+fn own(pid: u32, with_ended: bool) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The second field is a name, which may have anything in it.
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let times = rest
+        .split_whitespace()
+        .skip(11)
+        .take(if with_ended { 4 } else { 2 });
+    times.filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+/// Waits until a process has nothing to do any longer: what it does afterwards must not be in another's time.
+pub(crate) async fn settled(pid: Option<u32>) {
+    let Some(pid) = pid else { return };
+    let mut before = own(pid, false);
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(40)).await;
+        let now = own(pid, false);
+        if now == before {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// Resident memory of a process.
+pub(crate) fn resident_mib(pid: Option<u32>) -> anyhow::Result<f64> {
+    let pid = pid.context("the process has ended")?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    Ok(kib.context("no VmRSS")? / 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_for_a_disk_is_idle_and_stolen_time_is_not() {
+        assert_eq!(machine("cpu  10 0 5 100 20 1 2 3 0 0"), (141, 21));
+    }
+
+    #[test]
+    fn a_busy_machine_says_so() {
+        let noise = |other_load, spread| Noise {
+            other_load,
+            spread,
+            bare_medians_ms: vec![],
+        };
+        assert_eq!(noise(0.02, 1.2).too_busy(), None);
+        assert!(noise(0.5, 1.2).too_busy().is_some_and(|why| why.contains("50 %")));
+        assert!(
+            noise(0.02, 3.0)
+                .too_busy()
+                .is_some_and(|why| why.contains("3.0 times"))
+        );
+        assert!(noise(0.02, f64::NAN).too_busy().is_some());
+    }
+
+    #[test]
+    fn a_process_has_memory() {
+        assert!(resident_mib(Some(std::process::id())).is_ok_and(|mib| mib > 0.1));
+    }
+}

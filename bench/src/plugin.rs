@@ -1,0 +1,277 @@
+//! The device plugin of both sides: one process that agrees to everything and does nothing.
+//!
+//! It reads one [`Command`] per line and answers each with an [`Answer`]. The same server, asked by a bare client,
+//! tells what a round trip and a list cost without anybody in between.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
+use devlet_kubelet_api::device_plugin::v1beta1::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device, DevicePluginOptions, DeviceSpec,
+    Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo,
+};
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status};
+
+use crate::clock;
+
+/// What the plugin is to do.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Command {
+    /// Serve so many devices on a socket, in the place of what was there, and register if there is somebody to
+    /// register with. Answered when the list has been handed over, or if there is nobody, when it serves.
+    Offer {
+        directory: PathBuf,
+        socket: String,
+        resource: String,
+        count: usize,
+        register: bool,
+    },
+    /// Send another list to whoever watches that socket.
+    List {
+        directory: PathBuf,
+        socket: String,
+        count: usize,
+    },
+}
+
+/// What it has done.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    /// When the list was handed to the gRPC library, by [`clock::now`].
+    pub(crate) at: u64,
+    pub(crate) error: Option<String>,
+}
+
+/// The name of a device: as long as those of real ones.
+pub(crate) fn device_id(number: usize) -> String {
+    format!("GPU-{number:08x}-93b6-9ec0-c1c5-3dd8b5b1a1b6")
+}
+
+/// What is answered for any container.
+pub(crate) fn allocated() -> ContainerAllocateResponse {
+    ContainerAllocateResponse {
+        envs: BTreeMap::from([("BENCH_DEVICES".to_owned(), "all".to_owned())]),
+        devices: vec![DeviceSpec {
+            container_path: "/dev/bench".to_owned(),
+            host_path: "/dev/null".to_owned(),
+            permissions: "rw".to_owned(),
+        }],
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+fn list(count: usize) -> ListAndWatchResponse {
+    let device = |number| Device {
+        id: device_id(number),
+        health: "Healthy".to_owned(),
+        topology: Some(TopologyInfo {
+            nodes: vec![NumaNode { id: 0 }],
+        }),
+    };
+    ListAndWatchResponse {
+        devices: (0..count).map(device).collect(),
+    }
+}
+
+/// The plugin process: ends with its standard input.
+pub(crate) async fn run() -> anyhow::Result<()> {
+    let (sender, mut lines) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let lines = std::io::stdin().lock().lines().map_while(Result::ok);
+        for line in lines {
+            if sender.blocking_send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let mut offers = HashMap::new();
+    while let Some(line) = lines.recv().await {
+        let answer = match carry_out(serde_json::from_str(&line)?, &mut offers).await {
+            Ok(at) => Answer { at, error: None },
+            Err(error) => Answer {
+                at: 0,
+                error: Some(format!("{error:#}")),
+            },
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// What is served on one socket.
+struct Offer {
+    server: JoinHandle<()>,
+    watcher: Watcher,
+    handed_over: mpsc::Receiver<u64>,
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn carry_out(command: Command, offers: &mut HashMap<PathBuf, Offer>) -> anyhow::Result<u64> {
+    match command {
+        Command::Offer {
+            directory,
+            socket,
+            resource,
+            count,
+            register,
+        } => {
+            let path = directory.join(&socket);
+            drop(offers.remove(&path));
+            let mut offer = serve(&path, count)?;
+            let mut at = clock::now();
+            if register {
+                announce(&directory, socket, resource).await?;
+                at = offer
+                    .handed_over
+                    .recv()
+                    .await
+                    .context("nobody asks for the list")?;
+            }
+            offers.insert(path, offer);
+            Ok(at)
+        }
+        Command::List {
+            directory,
+            socket,
+            count,
+        } => {
+            let offer = offers
+                .get_mut(&directory.join(socket))
+                .context("nothing is offered there")?;
+            let message = list(count);
+            // The first list of somebody who came later is not the one asked for.
+            while offer.handed_over.try_recv().is_ok() {}
+            let watcher = offer.watcher.lock().await.clone().context("nobody watches")?;
+            let at = clock::now();
+            watcher
+                .send(Ok(message))
+                .await
+                .context("whoever watched has gone")?;
+            Ok(at)
+        }
+    }
+}
+
+fn serve(path: &Path, count: usize) -> anyhow::Result<Offer> {
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path).with_context(|| format!("cannot bind {}", path.display()))?;
+    let (sender, handed_over) = mpsc::channel(16);
+    let watcher = Watcher::default();
+    let plugin = Plugin {
+        count,
+        watcher: watcher.clone(),
+        handed_over: sender,
+    };
+    let serving = Server::builder()
+        .add_service(DevicePluginServer::new(plugin))
+        .serve_with_incoming(UnixListenerStream::new(listener));
+    let server = tokio::spawn(async move { drop(serving.await) });
+    Ok(Offer {
+        server,
+        watcher,
+        handed_over,
+    })
+}
+
+async fn announce(directory: &Path, endpoint: String, resource_name: String) -> anyhow::Result<()> {
+    let channel = connect(&directory.join("kubelet.sock")).await?;
+    let request = RegisterRequest {
+        version: "v1beta1".to_owned(),
+        endpoint,
+        resource_name,
+        options: None,
+    };
+    RegistrationClient::new(channel)
+        .register(request)
+        .await
+        .context("registration is refused")?;
+    Ok(())
+}
+
+/// A plain channel to a unix socket.
+pub(crate) async fn connect(path: &Path) -> anyhow::Result<Channel> {
+    let path = path.to_owned();
+    let shown = path.display().to_string();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let endpoint = Endpoint::from_static("http://localhost");
+    let channel = endpoint.connect_with_connector(connector).await;
+    channel.with_context(|| format!("cannot connect to {shown}"))
+}
+
+type Lists = mpsc::Sender<Result<ListAndWatchResponse, Status>>;
+type Watcher = Arc<Mutex<Option<Lists>>>;
+
+struct Plugin {
+    count: usize,
+    watcher: Watcher,
+    handed_over: mpsc::Sender<u64>,
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Plugin {
+    type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions::default()))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let (sender, receiver) = mpsc::channel(1);
+        let message = list(self.count);
+        *self.watcher.lock().await = Some(sender.clone());
+        let _ = self.handed_over.try_send(clock::now());
+        let _ = sender.send(Ok(message)).await;
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        _: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        Ok(Response::new(PreferredAllocationResponse::default()))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let containers = request.into_inner().container_requests.len();
+        Ok(Response::new(AllocateResponse {
+            container_responses: vec![allocated(); containers],
+        }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse::default()))
+    }
+}

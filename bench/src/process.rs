@@ -1,0 +1,71 @@
+//! Processes that take a line and answer with a line.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// One of them. Killed when dropped.
+pub(crate) struct Process {
+    name: &'static str,
+    child: Child,
+    stdin: ChildStdin,
+    stdout: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    /// Starts a program; what it says on standard error is appended to a file.
+    pub(crate) fn start(
+        name: &'static str,
+        program: &Path,
+        args: &[&str],
+        log: &Path,
+    ) -> anyhow::Result<Self> {
+        let mut child = Command::new(program)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(append(log)?)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let stdin = child.stdin.take().context("no standard input")?;
+        let stdout = child.stdout.take().context("no standard output")?;
+        Ok(Self {
+            name,
+            child,
+            stdin,
+            stdout: BufReader::new(stdout).lines(),
+        })
+    }
+
+    pub(crate) async fn call<A: DeserializeOwned>(&mut self, command: &impl Serialize) -> anyhow::Result<A> {
+        let line = serde_json::to_string(command)? + "\n";
+        self.stdin.write_all(line.as_bytes()).await?;
+        self.stdin.flush().await?;
+        match self.stdout.next_line().await? {
+            Some(line) => serde_json::from_str(&line).with_context(|| format!("{} says {line}", self.name)),
+            None => bail!("{} has ended; see its log", self.name),
+        }
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// As a crash: no chance to tidy up.
+    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill().await?;
+        Ok(())
+    }
+}
+
+pub(crate) fn append(log: &Path) -> anyhow::Result<File> {
+    let file = File::options().create(true).append(true).open(log);
+    file.with_context(|| format!("cannot write {}", log.display()))
+}

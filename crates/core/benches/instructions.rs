@@ -1,0 +1,205 @@
+//! How many instructions a transition takes on a small node and on a full one, counted by callgrind.
+//!
+//! Counts do not depend on what else the machine does, so they can be held to what they were:
+//! `instructions.txt` has what is expected. `cargo bench -p devlet-core --bench instructions` compares, with
+//! `-- --update` it writes the file anew. The process starts itself again below valgrind, once per case.
+
+mod nodes;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use devlet_core::Advice;
+use devlet_core::device_plugin::list::DeviceList;
+
+use nodes::{GPU, admit, devices, node, pod, release, reserve};
+
+/// More than this much over what is expected is too much. Compilers differ by less.
+const TOLERANCE: f64 = 0.10;
+
+const FULL: usize = 10_000;
+const OFFERED: usize = 20_000;
+
+type Work = Box<dyn FnMut()>;
+type Case = (&'static str, fn(usize) -> Work);
+
+/// Each is made ready on a node on which so many pods hold a device, and then measured.
+const CASES: [Case; 5] = [
+    ("reserve_commit", reserve_commit),
+    ("release", release_one),
+    ("reserve_abort", reserve_abort),
+    ("admit_again", admit_again),
+    ("list_of_1000", list_of_1000),
+];
+
+fn reserve_commit(held: usize) -> Work {
+    let mut node = node(OFFERED, held, false);
+    let request = pod(1_000_000, 1);
+    Box::new(move || admit(&mut node, &request))
+}
+
+fn release_one(held: usize) -> Work {
+    let mut node = node(OFFERED, held, false);
+    let request = pod(1_000_000, 1);
+    admit(&mut node, &request);
+    Box::new(move || release(&mut node, &request))
+}
+
+fn reserve_abort(held: usize) -> Work {
+    let mut node = node(OFFERED, held, false);
+    let request = pod(1_000_000, 1);
+    Box::new(move || {
+        let id = reserve(&mut node, &request);
+        node.abort(id);
+    })
+}
+
+fn admit_again(held: usize) -> Work {
+    let mut node = node(OFFERED, held.max(1), false);
+    let request = pod(0, 1);
+    Box::new(move || drop(node.reserve(&request, &Advice::new())))
+}
+
+/// A list that has been decoded and sorted takes the place of a longer one.
+fn list_of_1000(held: usize) -> Work {
+    let mut node = node(OFFERED, held, false);
+    let Some(connection) = node.serving(&GPU.into()) else {
+        return Box::new(|| {});
+    };
+    let mut list = Some(DeviceList::new(devices(1_000)).0);
+    Box::new(move || {
+        if let Some(list) = list.take() {
+            let _ = node.devices_listed(connection, list);
+        }
+    })
+}
+
+/// Callgrind counts in here only.
+#[inline(never)]
+fn measured(work: &mut dyn FnMut()) {
+    work();
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args[..] {
+        ["case", name, held] => one(name, held),
+        [] => check(),
+        ["--update"] => update(),
+        _ => Err(format!("what is {args:?}? Nothing, or --update")),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn one(name: &str, held: &str) -> Result<(), String> {
+    let (_, prepare) = CASES
+        .iter()
+        .find(|(case, _)| *case == name)
+        .ok_or("no such case")?;
+    let held = held.parse().map_err(|_| "how many are held?")?;
+    measured(&mut *prepare(held));
+    Ok(())
+}
+
+/// By case and number held.
+type Counts = BTreeMap<(String, usize), u64>;
+
+fn count() -> Result<Counts, String> {
+    let mut counts = Counts::new();
+    for (name, _) in CASES {
+        for held in [0, FULL] {
+            let count = count_one(name, held)?;
+            println!("{name:<16} {held:>6} held {count:>12} instructions");
+            counts.insert((name.to_owned(), held), count);
+        }
+    }
+    Ok(counts)
+}
+
+fn count_one(name: &str, held: usize) -> Result<u64, String> {
+    let this = std::env::current_exe().map_err(|error| error.to_string())?;
+    let out = std::env::temp_dir().join(format!("devlet-instructions-{}", std::process::id()));
+    let ran = Command::new("valgrind")
+        .args([
+            "--tool=callgrind",
+            "--quiet",
+            "--toggle-collect=*instructions::measured*",
+        ])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(this)
+        .args(["case", name, &held.to_string()])
+        .output()
+        .map_err(|error| format!("valgrind cannot be run, is it installed? {error}"))?;
+    let found = std::fs::read_to_string(&out).unwrap_or_default();
+    let _ = std::fs::remove_file(&out);
+    let totals = found.lines().find_map(|line| line.strip_prefix("totals:"));
+    let count = totals.and_then(|total| total.trim().parse().ok()).unwrap_or(0);
+    match count {
+        0 => Err(format!(
+            "callgrind counts nothing in {name}:\n{}",
+            String::from_utf8_lossy(&ran.stderr)
+        )),
+        count => Ok(count),
+    }
+}
+
+fn file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/instructions.txt")
+}
+
+fn expected() -> Result<Counts, String> {
+    let path = file();
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let parsed = |line: &str| {
+        let mut words = line.split_whitespace();
+        let key = (words.next()?.to_owned(), words.next()?.parse().ok()?);
+        Some((key, words.next()?.parse().ok()?))
+    };
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| parsed(line).ok_or_else(|| format!("{}: what is {line:?}?", path.display())))
+        .collect()
+}
+
+fn check() -> Result<(), String> {
+    let expected = expected()?;
+    let mut wrong = Vec::new();
+    for ((name, held), count) in count()? {
+        match expected.get(&(name.clone(), held)) {
+            None => wrong.push(format!("{name} with {held} held is not in {}", file().display())),
+            Some(&before) => {
+                let more = count as f64 / before as f64 - 1.0;
+                if more > TOLERANCE {
+                    wrong.push(format!(
+                        "{name} with {held} held takes {count} instructions, {:.0} % more than {before}",
+                        more * 100.0
+                    ));
+                }
+            }
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    wrong.push(
+        "if that is what it is worth: cargo bench -p devlet-core --bench instructions -- --update".to_owned(),
+    );
+    Err(wrong.join("\n"))
+}
+
+fn update() -> Result<(), String> {
+    let mut text =
+        "# case, pods that hold a device, instructions; written by the bench `instructions`\n".to_owned();
+    for ((name, held), count) in count()? {
+        text += &format!("{name} {held} {count}\n");
+    }
+    std::fs::write(file(), text).map_err(|error| error.to_string())
+}
