@@ -121,8 +121,9 @@ impl Agent {
         let before = sockets(&config);
         // Before anything is touched: a live kubelet keeps its directory.
         let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
-        remove_sockets(before);
         let (store, report) = Store::open(open_options(&config)?)?;
+        // Only now: plugins of a node that does not start keep their sockets.
+        remove_sockets(before);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (plugins, metrics) = (Plugins::default(), Metrics::default());
         metrics.opened(&report);

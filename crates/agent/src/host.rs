@@ -17,9 +17,7 @@ use std::time::Duration;
 
 use devlet_client::v1;
 use devlet_client::v1::devlet_server::{Devlet, DevletServer};
-use devlet_core::{
-    Blocked, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
-};
+use devlet_core::{Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -597,10 +595,11 @@ impl Devlet for Host {
         let blocked = self.read(|node| node.blocked().cloned());
         match blocked {
             None => return Err(ForgetError::NothingBlocked.into()),
-            Some(Blocked::UnreadableState { file: kept }) if !is_same_file(&file, &kept) => {
-                return Err(ForgetError::OtherFile { file: kept }.into());
+            Some(blocked) if !is_same_file(&file, blocked.file()) => {
+                let file = blocked.file().to_owned();
+                return Err(ForgetError::OtherFile { file }.into());
             }
-            Some(Blocked::UnreadableState { .. }) => {}
+            Some(_) => {}
         }
         self.agent.store().forget().await.map_err(ForgetError::Write)?;
         tracing::info!(

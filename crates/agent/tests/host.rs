@@ -180,6 +180,19 @@ async fn a_pod_is_admitted_started_listed_and_removed() {
     let started = node.client.start_container(request).await.unwrap();
     assert_eq!(started.container.unwrap(), pod.containers[0]);
     assert_eq!(plugin.called("PreStartContainer"), ids(&pod));
+    let start = |container: &str| v1::StartContainerRequest {
+        pod: "job1".into(),
+        container: container.into(),
+        wait_ms: None,
+    };
+    let without = node.client.start_container(start("log")).await.unwrap();
+    assert_eq!(
+        without.container.unwrap().options,
+        Some(v1::RunOptions::default())
+    );
+    let typo = node.client.start_container(start("mian")).await.unwrap_err();
+    assert_eq!(typo.code(), Code::NotFound);
+    assert!(typo.message().ends_with("it has main, log"), "{typo}");
 
     let devices = v1::ListDevicesRequest { resource: GPU.into() };
     let devices = node.client.list_devices(devices).await.unwrap().devices;
@@ -361,7 +374,8 @@ async fn only_users_that_are_allowed_change_anything() {
         assert_eq!(code(admission.map(drop)), expected, "{uid}");
         let start = v1::StartContainerRequest {
             pod: "plain".into(),
-            ..Default::default()
+            container: "main".into(),
+            wait_ms: None,
         };
         assert_eq!(
             code(host.start_container(from(uid, start)).await.map(drop)),
@@ -442,6 +456,41 @@ async fn state_that_cannot_be_read_is_reported_until_somebody_decides() {
     );
     let again = node.client.forget(v1::ForgetRequest { file }).await.unwrap_err();
     assert!(again.message().contains("no file to forget"), "{again}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_cannot_be_read_has_a_hint_that_helps() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("devlet")).unwrap();
+    std::fs::write(root.path().join("devlet/state.redb"), "broken").unwrap();
+    let node = Running::on(root, |_| {}).await;
+
+    let status = node.client.status(v1::StatusRequest {}).await.unwrap();
+
+    let problem = status.problems.iter().find(|problem| problem.blocking).unwrap();
+    assert!(!problem.hint.contains("repair"), "{problem:?}");
+    assert!(problem.hint.contains("devlet import "), "{problem:?}");
+    let file = problem.hint.rsplit(' ').next().unwrap().to_owned();
+    node.client.forget(v1::ForgetRequest { file }).await.unwrap();
+    assert!(node.client.status(v1::StatusRequest {}).await.unwrap().ready);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_start_leaves_plugins_their_sockets() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("device-plugins")).unwrap();
+    let socket = root.path().join("device-plugins/plugin.sock");
+    let _plugin = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    // Nothing can be opened there.
+    std::fs::create_dir_all(root.path().join("devlet/state.redb")).unwrap();
+
+    Agent::start(Config::new(root.path())).await.unwrap_err();
+
+    assert!(socket.exists());
+    std::fs::remove_dir(root.path().join("devlet/state.redb")).unwrap();
+    let (agent, _) = Agent::start(Config::new(root.path())).await.unwrap();
+    assert!(!socket.exists(), "plugins are to register again");
+    agent.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

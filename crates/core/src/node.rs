@@ -48,6 +48,24 @@ pub enum Blocked {
         /// Where it was set aside.
         file: String,
     },
+    /// There is a database that could not be read, and that nobody can repair.
+    #[error(
+        "the database {file} could not be read, so nobody knows for certain which devices are held; import the \
+         kubelet's file of this node, or declare that what is known is all"
+    )]
+    UnreadableDatabase {
+        /// Where it was set aside.
+        file: String,
+    },
+}
+
+impl Blocked {
+    /// Where what could not be read was set aside.
+    pub fn file(&self) -> &str {
+        match self {
+            Self::UnreadableState { file } | Self::UnreadableDatabase { file } => file,
+        }
+    }
 }
 
 /// Why a pod cannot have what it asks for.
@@ -473,6 +491,7 @@ impl Node {
             source: request.source,
             fingerprint: request.fingerprint,
             before_reboot: false,
+            containers: request.containers.iter().map(|each| each.name.clone()).collect(),
             allocations,
         };
         if let Some(reservation) = self.ledger.reservations.get_mut(&id) {

@@ -76,6 +76,9 @@ pub struct Pod {
     pub fingerprint: u64,
     /// It was admitted before the machine last booted.
     pub before_reboot: bool,
+    /// All of its containers, also those that hold nothing, in the order of the spec; empty when the spec is not
+    /// known.
+    pub containers: Vec<ContainerName>,
     /// What its containers hold, in the order of the spec.
     pub allocations: Vec<Allocation>,
 }
@@ -100,6 +103,14 @@ pub struct Allocation {
 }
 
 impl Pod {
+    /// Whether it may have a container of this name: one that it is known to have, or any if its spec is not known.
+    pub fn may_have(&self, container: &str) -> bool {
+        let known = |name: &ContainerName| name.as_str() == container;
+        self.containers.is_empty()
+            || self.containers.iter().any(known)
+            || self.allocations_of(container).next().is_some()
+    }
+
     /// What a container holds.
     pub fn allocations_of<'a>(&'a self, container: &'a str) -> impl Iterator<Item = &'a Allocation> {
         self.allocations

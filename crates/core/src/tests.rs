@@ -156,6 +156,7 @@ pub(crate) fn imported(uid: &str, holdings: &[(&str, &str, &[&str])]) -> Pod {
         source: Source::Imported,
         fingerprint: 0,
         before_reboot: false,
+        containers: Vec::new(),
         allocations: holdings.iter().map(allocation).collect(),
     }
 }

@@ -94,7 +94,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
 fn chosen(pod: &v1::Pod, name: Option<&str>, format: Format) -> Result<Vec<v1::Container>, String> {
     if let Some(name) = name {
         let known = pod.containers.iter().find(|container| container.name == name);
-        // One without devices is not on record, and needs nothing.
+        let names = &pod.container_names;
+        if known.is_none() && !names.is_empty() && !names.iter().any(|each| each == name) {
+            let names = names.join(", ");
+            return Err(format!("the pod has no container {name:?}; it has {names}"));
+        }
+        // One without devices needs nothing.
         let container = known.cloned().unwrap_or_else(|| v1::Container {
             name: name.to_owned(),
             ..Default::default()
@@ -196,6 +201,17 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
 mod tests {
     use super::*;
     use crate::node::shown::samples;
+
+    #[test]
+    fn a_name_that_is_none_of_the_pods_is_refused() {
+        let mut pod = samples::pod();
+        let name = |pod: &v1::Pod, name| Some(chosen(pod, Some(name), Format::Env).ok()?[0].name.clone());
+        assert_eq!(name(&pod, "typo").as_deref(), Some("typo"), "nobody knows");
+        pod.container_names = vec!["main".into(), "log".into()];
+        assert_eq!(name(&pod, "log").as_deref(), Some("log"));
+        let refused = chosen(&pod, Some("typo"), Format::Env).unwrap_err();
+        assert_eq!(refused, "the pod has no container \"typo\"; it has main, log");
+    }
 
     #[test]
     fn without_a_name_the_only_container_is_meant() {

@@ -523,6 +523,7 @@ pub(super) mod samples {
             }),
             source: v1::PodSource::Api.into(),
             before_reboot: false,
+            container_names: Vec::new(),
             containers: vec![container],
         }
     }

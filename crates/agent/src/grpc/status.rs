@@ -163,7 +163,7 @@ impl Coded for RemoveError {
 impl Coded for StartContainerError {
     fn code(&self) -> Code {
         match self {
-            Self::UnknownPod => Code::NotFound,
+            Self::UnknownPod | Self::UnknownContainer { .. } => Code::NotFound,
             Self::Plugin { source, .. } => source.code(),
             Self::TimedOut { .. } => Code::DeadlineExceeded,
         }
@@ -174,6 +174,7 @@ impl Coded for ImportError {
     fn code(&self) -> Code {
         match self {
             Self::Unreadable(_) => Code::InvalidArgument,
+            Self::Empty { .. } => Code::FailedPrecondition,
             Self::InFlight { .. } => Code::Aborted,
             Self::Write(error) => error.code(),
         }

@@ -118,6 +118,7 @@ fn message(pod: &Pod, containers: Vec<v1::Container>) -> v1::Pod {
         source: source.into(),
         before_reboot: pod.before_reboot,
         containers,
+        container_names: pod.containers.iter().map(ToString::to_string).collect(),
     }
 }
 

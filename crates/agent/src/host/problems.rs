@@ -10,12 +10,18 @@ use crate::store::{ImportReport, OpenReport, WriteError};
 pub(super) fn of_now(node: &Node, health: Option<&WriteError>) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some(blocked) = node.blocked() {
-        let Blocked::UnreadableState { file } = blocked;
-        problems.push(Problem {
-            what: blocked.to_string(),
-            hint: format!(
+        let hint = match blocked {
+            Blocked::UnreadableState { file } => format!(
                 "devlet checkpoint repair {file} --out repaired && devlet import repaired, or devlet forget {file}"
             ),
+            Blocked::UnreadableDatabase { file } => format!(
+                "devlet get pods shows what is known; if that is not all, devlet import FILE, with a copy of \
+                 kubelet_internal_checkpoint from before; if it is, devlet forget {file}"
+            ),
+        };
+        problems.push(Problem {
+            what: blocked.to_string(),
+            hint,
             blocking: true,
         });
     }

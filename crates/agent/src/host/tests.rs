@@ -12,6 +12,7 @@ fn node(pods: &[(&str, &str, &str)]) -> Node {
         source: Source::Api,
         fingerprint: 1,
         before_reboot: false,
+        containers: Vec::new(),
         allocations: Vec::new(),
     };
     Node::restore(Restored {

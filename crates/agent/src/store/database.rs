@@ -47,7 +47,13 @@ const REMEMBERED_MIRRORS: usize = 16;
 const CACHE_BYTES: usize = 8 << 20;
 
 /// The steps from each schema to the next; the first is from 1 to 2. The newest schema follows from their number.
-const MIGRATIONS: Migrations<'static> = &[];
+const MIGRATIONS: Migrations<'static> = &[pods_name_their_containers];
+
+/// From 1 to 2: a pod's record has the names of all its containers. A record without them says that they are not
+/// known, so none changes.
+fn pods_name_their_containers(_: &WriteTransaction) -> Result<(), redb::Error> {
+    Ok(())
+}
 
 type Migration = fn(&WriteTransaction) -> Result<(), redb::Error>;
 pub(crate) type Migrations<'a> = &'a [Migration];

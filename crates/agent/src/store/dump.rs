@@ -43,6 +43,7 @@ fn pod(pod: &Pod) -> Value {
         // Text, because not every reader of JSON has whole numbers of this size.
         "fingerprint": format!("{:016x}", pod.fingerprint),
         "beforeReboot": pod.before_reboot,
+        "containers": pod.containers.iter().map(devlet_core::ContainerName::as_str).collect::<Vec<_>>(),
         "allocations": pod.allocations.iter().map(allocation).collect::<Vec<_>>(),
     })
 }

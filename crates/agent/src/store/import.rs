@@ -163,6 +163,7 @@ impl Imported {
                         source: Source::Imported,
                         fingerprint: 0,
                         before_reboot: false,
+                        containers: Vec::new(),
                         allocations: allocations.clone(),
                     });
                 }

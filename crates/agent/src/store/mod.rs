@@ -91,6 +91,15 @@ pub enum ImportError {
     /// Not a sound file.
     #[error(transparent)]
     Unreadable(#[from] UnreadableFile),
+    /// It has no pods, so it says nothing about the state that could not be read.
+    #[error(
+        "it holds no pods, so it does not say who held what in {file}; if that really was nothing: devlet forget \
+         {file}"
+    )]
+    Empty {
+        /// Where the state that could not be read is.
+        file: String,
+    },
     /// A pod of the file is being admitted, removed or imported.
     #[error("another operation for pod {pod} is in flight")]
     InFlight {
@@ -138,6 +147,10 @@ pub(crate) struct State {
 impl State {
     /// Claims the pods of a file: until [`State::give_back`] nobody else writes them.
     fn begin_import(&mut self, imported: &Imported) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
+        if let Some(blocked) = self.node.blocked().filter(|_| imported.pods.is_empty()) {
+            let file = blocked.file().to_owned();
+            return Err(ImportError::Empty { file });
+        }
         let claimed: Vec<PodUid> = imported.pods.keys().cloned().collect();
         let busy = |pod: &&PodUid| self.importing.contains(*pod) || self.node.is_in_flight(pod);
         if let Some(pod) = claimed.iter().find(busy) {

@@ -328,7 +328,10 @@ fn restore(pods: BTreeMap<PodUid, Pod>, around: &Surroundings, now: Moment) -> N
     });
     if let Some(blocked) = &around.blocked {
         let file = blocked.file.clone();
-        node.block(Blocked::UnreadableState { file });
+        node.block(match blocked.is_database {
+            true => Blocked::UnreadableDatabase { file },
+            false => Blocked::UnreadableState { file },
+        });
     }
     node
 }
@@ -480,6 +483,7 @@ impl Opening<'_> {
         contents.around.blocked = blame.map(|blame| BlockedRecord {
             file: blame.kept.display().to_string(),
             reason: blame.reason,
+            is_database: blame.original == self.place.path,
         });
         let created = self.place.create(&contents.rows());
         let database = created.map_err(|error| self.disk(reason(&error)))?;

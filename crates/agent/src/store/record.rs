@@ -50,6 +50,9 @@ pub(crate) struct PodRecord {
     pub(crate) before_reboot: bool,
     #[prost(message, repeated, tag = "6")]
     pub(crate) allocations: Vec<AllocationRecord>,
+    /// Since schema 2; none: not known.
+    #[prost(string, repeated, tag = "7")]
+    pub(crate) containers: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -119,6 +122,9 @@ pub(crate) struct BlockedRecord {
     /// What is wrong with it.
     #[prost(string, tag = "2")]
     pub(crate) reason: String,
+    /// Whether it is a database, since schema 2.
+    #[prost(bool, tag = "3")]
+    pub(crate) is_database: bool,
 }
 
 impl PodRecord {
@@ -146,6 +152,7 @@ impl PodRecord {
             source,
             fingerprint: self.fingerprint,
             before_reboot: self.before_reboot,
+            containers: self.containers.into_iter().map(ContainerName::from).collect(),
             allocations: allocations.collect::<Result<_, _>>()?,
         })
     }
@@ -164,6 +171,7 @@ impl From<&Pod> for PodRecord {
             source: source.into(),
             fingerprint: pod.fingerprint,
             before_reboot: pod.before_reboot,
+            containers: pod.containers.iter().map(|name| name.as_str().into()).collect(),
             allocations: pod.allocations.iter().map(AllocationRecord::from).collect(),
         }
     }

@@ -18,6 +18,14 @@ pub enum StartContainerError {
     /// The pod holds nothing.
     #[error("no such pod: admit it first")]
     UnknownPod,
+    /// The pod has no such container.
+    #[error("the pod has no container {container:?}; it has {}", .containers.join(", "))]
+    UnknownContainer {
+        /// What was asked for.
+        container: String,
+        /// All that it has.
+        containers: Vec<String>,
+    },
     /// A plugin said no, or nothing.
     #[error("device plugin of {resource}: {source}")]
     Plugin {
@@ -45,18 +53,22 @@ pub async fn start_container(
     container: &str,
     deadline: Instant,
 ) -> Result<(RunOptions, Vec<Conflict>), StartContainerError> {
-    let to_tell: Option<BTreeMap<ResourceName, Vec<DeviceId>>> = store.read(|node| {
-        let pod = node.pod(pod)?;
+    let to_tell: BTreeMap<ResourceName, Vec<DeviceId>> = store.read(|node| {
+        let pod = node.pod(pod).ok_or(StartContainerError::UnknownPod)?;
+        if !pod.may_have(container) {
+            return Err(StartContainerError::UnknownContainer {
+                container: container.to_owned(),
+                containers: pod.containers.iter().map(ToString::to_string).collect(),
+            });
+        }
         let wants = pod
             .allocations_of(container)
             .filter(|allocation| allocation.pre_start_required);
-        Some(
-            wants
-                .map(|each| (each.resource.clone(), each.devices.clone()))
-                .collect(),
-        )
-    });
-    for (resource, devices) in to_tell.ok_or(StartContainerError::UnknownPod)? {
+        Ok(wants
+            .map(|each| (each.resource.clone(), each.devices.clone()))
+            .collect())
+    })?;
+    for (resource, devices) in to_tell {
         tell(store, plugins, deadlines.pre_start, &resource, &devices, deadline).await?;
     }
     Ok(store.read(|node| node.run_options(pod, container)))

@@ -10,7 +10,7 @@ use devlet_core::{Advice, Blocked, ReserveError};
 
 use super::disk::Disk;
 use super::*;
-use crate::store::{ReleaseError, WriteError};
+use crate::store::{Difference, ReleaseError, WriteError};
 
 /// Polls once: what can be done without waiting is done.
 fn start<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Poll<T> {
@@ -401,7 +401,7 @@ async fn everything_is_in_a_dump() {
 
     let dump = store.dump().await.unwrap();
 
-    assert_eq!(dump["schema"], 1);
+    assert_eq!(dump["schema"], 2);
     assert_eq!(dump["bootId"], "boot-1");
     assert_eq!(dump["pods"][0]["name"], "a");
     let allocation = &dump["pods"][0]["allocations"][0];
@@ -461,6 +461,57 @@ async fn an_import_unblocks_and_lasts() {
     assert_eq!(uids(&store), ["k"]);
     let pod = &pods(&store)[0];
     assert_eq!((pod.source, pod.fingerprint), (Source::Imported, 0));
+}
+
+#[tokio::test]
+async fn a_file_without_pods_does_not_unblock() {
+    let root = Root::new();
+    std::fs::write(root.checkpoint(), "{ broken").unwrap();
+    let (store, report) = root.open_with_report();
+    let kept = report.blocked.unwrap().file().to_owned();
+
+    let refused = store.import(kubelet_file(&[]).as_bytes()).await.unwrap_err();
+
+    assert!(
+        refused.to_string().contains(&format!("devlet forget {kept}")),
+        "{refused}"
+    );
+    assert!(store.read(|node| node.blocked().is_some()));
+    store.forget().await.unwrap();
+    let report = store.import(kubelet_file(&[]).as_bytes()).await.unwrap();
+    assert_eq!(report.difference, Difference::default(), "harmless otherwise");
+}
+
+#[tokio::test]
+async fn all_containers_of_a_pod_are_remembered() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 2);
+    let mut request = request("a", 1);
+    request.containers.push(ContainerRequest {
+        name: "log".into(),
+        kind: ContainerKind::App,
+        wants: BTreeMap::new(),
+    });
+    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    held.commit(&request, vec![(answer(RAW).unwrap(), false)])
+        .await
+        .unwrap();
+    store
+        .import(kubelet_file(&[("k", &["01"])]).as_bytes())
+        .await
+        .unwrap();
+    store.stop().await.unwrap();
+
+    let store = root.open();
+
+    let [admitted, imported] = &pods(&store)[..] else {
+        panic!("two pods");
+    };
+    assert_eq!(admitted.containers, ["main".into(), "log".into()]);
+    let known = ["main", "log", "lgo"].map(|name| admitted.may_have(name));
+    assert_eq!(known, [true, true, false]);
+    assert!(imported.may_have("lgo"), "its spec is not known");
 }
 
 #[tokio::test]

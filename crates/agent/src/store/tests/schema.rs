@@ -1,12 +1,15 @@
 //! Schemas of other versions.
 
-use redb::TableDefinition;
+use prost::Message as _;
+use redb::{ReadableTable as _, TableDefinition};
 
 use super::*;
 use crate::store::OpenError;
 use crate::store::database::{LoadError, Place};
+use crate::store::record::PodRecord;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
 
 fn set_schema(root: &Root, version: u32) {
     let database = redb::Database::open(root.database()).unwrap();
@@ -37,7 +40,7 @@ fn place(root: &Root) -> Place {
 #[tokio::test]
 async fn a_newer_schema_is_refused_and_left_alone() {
     let root = root_with_a_pod().await;
-    set_schema(&root, 2);
+    set_schema(&root, 3);
 
     let refused = Store::open(root.options()).unwrap_err();
 
@@ -46,19 +49,19 @@ async fn a_newer_schema_is_refused_and_left_alone() {
         matches!(
             refused,
             OpenError::NewerSchema {
-                found: 2,
-                known: 1,
+                found: 3,
+                known: 2,
                 ..
             }
         ),
         "{refused:?}"
     );
     assert!(
-        text.contains("has schema 2, but this devlet knows only up to 1"),
+        text.contains("has schema 3, but this devlet knows only up to 2"),
         "{text}"
     );
     assert!(root.names().iter().all(|name| !name.contains("unreadable")));
-    set_schema(&root, 1);
+    set_schema(&root, 2);
     assert_eq!(uids(&root.open()), ["a"]);
 }
 
@@ -78,6 +81,8 @@ async fn an_older_schema_is_migrated_step_by_step() {
         Ok(())
     };
 
+    set_schema(&root, 1);
+
     let loaded = place(&root).open_with(&[note, extend]).unwrap();
 
     assert_eq!(loaded.migrated_from, Some(1));
@@ -88,7 +93,7 @@ async fn an_older_schema_is_migrated_step_by_step() {
     drop(again);
     let refused = place(&root).open().map(|_| ()).unwrap_err();
     assert!(
-        matches!(refused, LoadError::Newer { found: 3, known: 1 }),
+        matches!(refused, LoadError::Newer { found: 3, known: 2 }),
         "{refused:?}"
     );
 }
@@ -100,6 +105,7 @@ async fn a_failed_migration_leaves_the_old_schema() {
         transaction.open_table(META)?.insert("note", &b"half"[..])?;
         Err(redb::Error::Io(std::io::ErrorKind::StorageFull.into()))
     };
+    set_schema(&root, 1);
     let failed = place(&root).open_with(&[fail]).map(|_| ()).unwrap_err();
     assert!(matches!(failed, LoadError::Io(_)), "{failed:?}");
     assert_eq!(uids(&root.open()), ["a"]);
@@ -111,4 +117,29 @@ async fn a_schema_of_nobody_is_unreadable() {
     set_schema(&root, 0);
     let refused = place(&root).open().map(|_| ()).unwrap_err();
     assert!(matches!(refused, LoadError::Unreadable(_)), "{refused:?}");
+}
+
+#[tokio::test]
+async fn pods_of_schema_1_have_containers_that_are_not_known() {
+    let root = root_with_a_pod().await;
+    {
+        let database = redb::Database::open(root.database()).unwrap();
+        let transaction = database.begin_write().unwrap();
+        let mut pods = transaction.open_table(PODS).unwrap();
+        let bytes = pods.get("a").unwrap().unwrap().value().to_vec();
+        let mut record = PodRecord::decode(&bytes[..]).unwrap();
+        assert_eq!(record.containers, ["main"]);
+        record.containers.clear();
+        pods.insert("a", record.encode_to_vec().as_slice()).unwrap();
+        drop(pods);
+        transaction.commit().unwrap();
+    }
+    set_schema(&root, 1);
+
+    let (store, report) = root.open_with_report();
+
+    assert_eq!(report.migrated_from, Some(1));
+    assert!(pods(&store)[0].may_have("anything"));
+    store.stop().await.unwrap();
+    assert_eq!(root.open_with_report().1.migrated_from, None);
 }

@@ -288,7 +288,12 @@ async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_
         };
         assert_eq!(std::fs::read(&aside.kept).unwrap(), damaged, "{how}");
         // The mirror may lag behind what was in the database.
-        assert!(report.blocked.is_some(), "{how}");
+        let file = aside.kept.display().to_string();
+        assert_eq!(
+            report.blocked,
+            Some(Blocked::UnreadableDatabase { file }),
+            "{how}"
+        );
         assert_eq!(devices(&store, "a"), ["00"], "{how}");
     }
 }

@@ -216,6 +216,9 @@ pub struct Pod {
     /// Those that hold devices, in the order of the spec; in the answer to Admit all of them.
     #[prost(message, repeated, tag = "4")]
     pub containers: ::prost::alloc::vec::Vec<Container>,
+    /// The names of all of them, also of those that hold nothing; none if the spec is not known: the pod was imported.
+    #[prost(string, repeated, tag = "5")]
+    pub container_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Container {
@@ -607,7 +610,9 @@ pub mod devlet_client {
             self.inner.server_streaming(req, path, codec).await
         }
         /// To be called before each start of a container: tells the plugins that want to know, waits for those that are away,
-        /// and answers with what the runtime must add. NOT_FOUND: there is no such pod.
+        /// and answers with what the runtime must add, which is nothing for a container without devices. NOT_FOUND: there is no
+        /// such pod, or it has no such container. Of an imported pod only the containers with devices are known, so that any
+        /// other name is taken for one without.
         pub async fn start_container(
             &mut self,
             request: impl tonic::IntoRequest<super::StartContainerRequest>,
@@ -858,7 +863,7 @@ pub mod devlet_client {
             self.inner.unary(req, path, codec).await
         }
         /// Takes over the pods of a kubelet's `kubelet_internal_checkpoint`. If nobody is admitted because such a file could
-        /// not be read, that ends.
+        /// not be read, that ends. FAILED_PRECONDITION: a file without pods does not end it; see Forget.
         pub async fn import(
             &mut self,
             request: impl tonic::IntoRequest<super::ImportRequest>,
@@ -877,7 +882,8 @@ pub mod devlet_client {
             req.extensions_mut().insert(GrpcMethod::new("devlet.v1.Devlet", "Import"));
             self.inner.unary(req, path, codec).await
         }
-        /// Declares that a file that could not be read held nothing, so that pods are admitted again.
+        /// Declares that a file that could not be read held nothing, or nothing that is not known by now, so that pods are
+        /// admitted again.
         pub async fn forget(
             &mut self,
             request: impl tonic::IntoRequest<super::ForgetRequest>,
@@ -957,7 +963,9 @@ pub mod devlet_server {
             request: tonic::Request<super::AdmitRequest>,
         ) -> std::result::Result<tonic::Response<Self::AdmitStream>, tonic::Status>;
         /// To be called before each start of a container: tells the plugins that want to know, waits for those that are away,
-        /// and answers with what the runtime must add. NOT_FOUND: there is no such pod.
+        /// and answers with what the runtime must add, which is nothing for a container without devices. NOT_FOUND: there is no
+        /// such pod, or it has no such container. Of an imported pod only the containers with devices are known, so that any
+        /// other name is taken for one without.
         async fn start_container(
             &self,
             request: tonic::Request<super::StartContainerRequest>,
@@ -1046,12 +1054,13 @@ pub mod devlet_server {
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
         /// Takes over the pods of a kubelet's `kubelet_internal_checkpoint`. If nobody is admitted because such a file could
-        /// not be read, that ends.
+        /// not be read, that ends. FAILED_PRECONDITION: a file without pods does not end it; see Forget.
         async fn import(
             &self,
             request: tonic::Request<super::ImportRequest>,
         ) -> std::result::Result<tonic::Response<super::ImportResponse>, tonic::Status>;
-        /// Declares that a file that could not be read held nothing, so that pods are admitted again.
+        /// Declares that a file that could not be read held nothing, or nothing that is not known by now, so that pods are
+        /// admitted again.
         async fn forget(
             &self,
             request: tonic::Request<super::ForgetRequest>,
