@@ -538,12 +538,13 @@ impl Devlet for Host {
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
         let health = self.agent.store().health();
+        let mirror = self.agent.store().mirror_failure();
         let resources = self.resources();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         let gone = |resource: &&v1::Resource| resource.state() == v1::ResourceState::Gone;
         let root = &self.agent.config().root;
         Ok(Response::new(self.read(|node| {
-            let mut problems = problems::of_now(node, health.as_ref().err());
+            let mut problems = problems::of_now(node, health.as_ref().err(), mirror.as_deref());
             problems.extend(problems::of_sockets(&self.agent.unreachable()));
             let ready = !problems.iter().any(|problem| problem.blocking);
             problems.extend(self.findings.iter().cloned());

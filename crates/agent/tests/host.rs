@@ -476,6 +476,31 @@ async fn a_database_that_cannot_be_read_has_a_hint_that_helps() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_kubelet_changed_in_between_stays_to_be_seen() {
+    let node = Running::start().await;
+    let _plugin = node.plugin(gpus(node.path(), 4)).await;
+    let pod = node.admit(&wants("job1", 1)).await.unwrap();
+    node.agent.stop().await.unwrap();
+    let file = node.agent.config().kubelet_checkpoint();
+    let theirs = include_str!("../../kubelet-files/testdata/deviceplugin/v2-one-pod.json");
+    std::fs::write(file, theirs).unwrap();
+    let Running { root, agent, client } = node;
+    drop((agent, client));
+
+    let node = Running::on(root, |_| {}).await;
+
+    let status = node.client.status(v1::StatusRequest {}).await.unwrap();
+    assert!(status.ready);
+    let [problem] = &status.problems[..] else {
+        panic!("{status:?}");
+    };
+    let gone = format!("1 pod removed ({})", pod.id.unwrap().uid);
+    assert!(problem.what.contains("1 pod added ("), "{problem:?}");
+    assert!(problem.what.contains(&gone), "{problem:?}");
+    assert!(problem.hint.contains("/devlet/archive/"), "{problem:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_does_not_start_leaves_plugins_their_sockets() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("device-plugins")).unwrap();

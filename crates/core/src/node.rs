@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::device_plugin::bits::Bits;
-use crate::device_plugin::inventory::{Last, Offer, Plugin, Resource};
+use crate::device_plugin::inventory::{FORGOTTEN_AFTER_MS, Last, MOST_IDLE, Offer, Plugin, Resource};
 use crate::device_plugin::ledger::{Grant, Ledger, Reservation};
 use crate::device_plugin::list::DeviceList;
 use crate::device_plugin::run_options::Answer;
@@ -211,6 +211,7 @@ pub struct Node {
     next_reservation: u64,
     next_list: u64,
     changes: u64,
+    resource_changes: u64,
 }
 
 impl Node {
@@ -235,6 +236,11 @@ impl Node {
     /// Counts every change, so that those who wait know when to look again.
     pub fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// Counts changes of [`Node::known_resources`], and those of plugins that are connected.
+    pub fn resource_changes(&self) -> u64 {
+        self.resource_changes
     }
 
     /// Admits nobody until `unblock`.
@@ -297,6 +303,7 @@ impl Node {
         );
         self.connections.insert(id, name);
         self.changes += 1;
+        self.resource_changes += 1;
         if let Some(replaced) = replaced {
             self.connection_lost(replaced, now);
         }
@@ -351,7 +358,62 @@ impl Node {
             self.ledger.list_changed(&name, resource);
         }
         self.changes += 1;
+        self.resource_changes += 1;
+        self.limit_idle();
         true
+    }
+
+    /// These resources exist, whether a plugin serves them or not.
+    pub fn know(&mut self, names: impl IntoIterator<Item = ResourceName>) {
+        for name in names {
+            self.resources.entry(name).or_default();
+            self.changes += 1;
+            self.resource_changes += 1;
+        }
+        self.limit_idle();
+    }
+
+    /// Forgets resources that nobody has served for a day and nobody holds.
+    pub fn forget_idle(&mut self, now: Moment) {
+        let is_old = |gone_since: Moment| now.since(gone_since) >= FORGOTTEN_AFTER_MS;
+        let idle = self.idle().into_iter();
+        let old: Vec<ResourceName> = idle
+            .filter(|(gone_since, _)| gone_since.is_some_and(is_old))
+            .map(|(_, name)| name.clone())
+            .collect();
+        self.forget(old);
+    }
+
+    /// Whoever may register can invent names: those that were left first are forgotten first.
+    fn limit_idle(&mut self) {
+        if self.resources.len() <= MOST_IDLE {
+            return;
+        }
+        let mut idle = self.idle();
+        let surplus = idle.len().saturating_sub(MOST_IDLE);
+        idle.sort();
+        let oldest = idle.into_iter().take(surplus);
+        let oldest = oldest.map(|(_, name)| name.clone()).collect();
+        self.forget(oldest);
+    }
+
+    /// Resources that nobody serves and nobody holds, and since when no plugin is there.
+    fn idle(&self) -> Vec<(Option<Moment>, &ResourceName)> {
+        let is_idle = |(name, resource): &(&ResourceName, &Resource)| {
+            resource.plugins.is_empty() && !self.ledger.held.contains_key(*name)
+        };
+        let idle = self.resources.iter().filter(is_idle);
+        idle.map(|(name, resource)| (resource.last.as_ref().map(|last| last.gone_since), name))
+            .collect()
+    }
+
+    fn forget(&mut self, names: Vec<ResourceName>) {
+        for name in names {
+            self.resources.remove(&name);
+            self.ledger.free.remove(&name);
+            self.changes += 1;
+            self.resource_changes += 1;
+        }
     }
 
     fn resource_of(&mut self, connection: ConnectionId) -> Option<(ResourceName, &mut Resource)> {

@@ -1,13 +1,16 @@
 //! What a human should look at, in words.
 
 use devlet_client::v1::Problem;
-use devlet_core::{Blocked, DeviceView, Node};
+use devlet_core::{Blocked, DeviceView, Node, PodUid};
 
 use crate::grpc::uds::Unreachable;
 use crate::store::{ImportReport, OpenReport, WriteError};
 
+/// More pods than this are counted, not named.
+const MOST_NAMED: usize = 10;
+
 /// What is wrong now.
-pub(super) fn of_now(node: &Node, health: Option<&WriteError>) -> Vec<Problem> {
+pub(super) fn of_now(node: &Node, health: Option<&WriteError>, mirror: Option<&str>) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some(blocked) = node.blocked() {
         let hint = match blocked {
@@ -32,6 +35,15 @@ pub(super) fn of_now(node: &Node, health: Option<&WriteError>) -> Vec<Problem> {
             blocking: true,
         });
     }
+    if let Some(reason) = mirror {
+        problems.push(Problem {
+            what: format!("the kubelet's file is out of date: {reason}"),
+            hint: "pods are admitted as before, but no kubelet may take over until it is written again, which is tried \
+                   every few seconds"
+                .to_owned(),
+            blocking: false,
+        });
+    }
     problems.extend(node.doubly_held().iter().map(|device| Problem {
         what: doubly_held(device),
         hint: "it is given to nobody else until all of them are gone: devlet remove UID".to_owned(),
@@ -52,7 +64,7 @@ pub(super) fn of_sockets(unreachable: &[Unreachable]) -> Vec<Problem> {
 }
 
 fn doubly_held(device: &DeviceView) -> String {
-    let holders: Vec<&str> = device.holders.iter().map(devlet_core::PodUid::as_str).collect();
+    let holders: Vec<&str> = device.holders.iter().map(PodUid::as_str).collect();
     format!(
         "device {} of {} is held by pods {}",
         device.id,
@@ -79,10 +91,10 @@ pub(super) fn of_start(report: &OpenReport) -> Vec<Problem> {
     let takeover = report.takeover.iter().map(|takeover| {
         let difference = &takeover.difference;
         let what = format!(
-            "at start, a kubelet was found to have been in charge: {} pods added, {} removed, {} changed",
-            difference.added.len(),
-            difference.removed.len(),
-            difference.changed.len()
+            "at start, a kubelet was found to have been in charge: {}, {}, {}",
+            counted("added", &difference.added),
+            counted("removed", &difference.removed),
+            counted("changed", &difference.changed)
         );
         note(
             what,
@@ -90,6 +102,20 @@ pub(super) fn of_start(report: &OpenReport) -> Vec<Problem> {
         )
     });
     aside.chain(takeover).collect()
+}
+
+/// How many pods, and which.
+fn counted(what: &str, pods: &[PodUid]) -> String {
+    let names = pods.iter().take(MOST_NAMED).map(PodUid::as_str);
+    let mut names: Vec<&str> = names.collect();
+    if pods.len() > MOST_NAMED {
+        names.push("...");
+    }
+    match pods.len() {
+        0 => format!("no pods {what}"),
+        1 => format!("1 pod {what} ({})", names.join(", ")),
+        many => format!("{many} pods {what} ({})", names.join(", ")),
+    }
 }
 
 /// What was odd about an imported file.

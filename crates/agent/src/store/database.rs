@@ -86,7 +86,7 @@ pub(crate) enum InFile {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Row {
     Pod(PodUid, Option<Vec<u8>>),
-    Resource(ResourceName, ResourceRecord),
+    Resource(ResourceName, Option<ResourceRecord>),
     Blocked(Option<BlockedRecord>),
     BootId(String),
     Mirror(Mirror),
@@ -114,7 +114,7 @@ impl Surroundings {
         rows.extend(self.boot_id.clone().map(Row::BootId));
         rows.extend(self.blocked.clone().map(|blocked| Row::Blocked(Some(blocked))));
         let resources = self.resources.iter();
-        rows.extend(resources.map(|(name, record)| Row::Resource(name.clone(), record.clone())));
+        rows.extend(resources.map(|(name, record)| Row::Resource(name.clone(), Some(record.clone()))));
         let mirrors = self.mirrors.iter();
         rows.extend(mirrors.map(|(&number, &hash)| {
             let forget = Vec::new();
@@ -127,8 +127,11 @@ impl Surroundings {
     pub(crate) fn follow(&mut self, row: &Row) {
         match row {
             Row::Pod(..) => {}
-            Row::Resource(name, record) => {
+            Row::Resource(name, Some(record)) => {
                 self.resources.insert(name.clone(), record.clone());
+            }
+            Row::Resource(name, None) => {
+                self.resources.remove(name);
             }
             Row::Blocked(blocked) => self.blocked.clone_from(blocked),
             Row::BootId(id) => self.boot_id = Some(id.clone()),
@@ -416,7 +419,10 @@ fn write_rows<'a>(
                     Some(table) => table,
                     none => none.insert(transaction.open_table(RESOURCES)?),
                 };
-                table.insert(name.as_str(), record.encode_to_vec().as_slice())?;
+                match record {
+                    Some(record) => table.insert(name.as_str(), record.encode_to_vec().as_slice())?,
+                    None => table.remove(name.as_str())?,
+                };
             }
             Row::Blocked(_) | Row::BootId(_) => {
                 let table = match &mut meta {

@@ -1,6 +1,6 @@
-//! The kubelet's file, kept in step with the database, and the resources that are known, kept in the database.
+//! The kubelet's file, kept in step with the database.
 //!
-//! Nobody waits for either, so both are done from time to time by a thread of their own:
+//! Nobody waits for it, so it is written from time to time by a thread of its own:
 //!
 //! ```text
 //!   rung ──wait a while──► what is on disk ──hash──► record the hash ──synced──► replace the file
@@ -15,12 +15,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use devlet_core::{DeviceId, Node, ResourceName};
+use devlet_core::{DeviceId, ResourceName};
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
@@ -28,7 +28,6 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::database::{Hash, InFile, LoadError, Row, Snapshot, Surroundings};
 use super::files;
-use super::record::ResourceRecord;
 use super::writer::{Outbox, Phase, WriteError, settled};
 
 /// Mirrors take at most this part of the time.
@@ -159,6 +158,7 @@ impl Mirrorer {
             pause = self.interval.max(started.elapsed() * SHARE_OF_TIME);
             wait = result.is_err().then(|| Instant::now() + pause);
             let is_failing = result.is_err();
+            self.note_failure(result.as_ref().err());
             match (answer, result) {
                 (Some((answer, last)), result) => {
                     // Whoever asked and has gone needs no answer.
@@ -168,8 +168,8 @@ impl Mirrorer {
                     }
                 }
                 (None, Err(error)) if !was_failing => {
-                    let source = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::warn!(%error, source, "the kubelet's file is out of date, trying again");
+                    let error = in_full(&error);
+                    tracing::warn!(error, "the kubelet's file is out of date, trying again");
                 }
                 (None, _) => {}
             }
@@ -177,24 +177,17 @@ impl Mirrorer {
         }
     }
 
+    fn note_failure(&self, error: Option<&MirrorError>) {
+        let failure = self.shared.mirror_failure.lock();
+        *failure.unwrap_or_else(PoisonError::into_inner) = error.map(in_full);
+    }
+
     fn reconcile(&mut self) -> Result<(), MirrorError> {
         // From here on, a change may be missing in what is read, so it must ring again.
         self.rung.store(false, Ordering::Release);
-        let (known, healthy, blocked) = self.shared.read(|node| {
-            (
-                known_resources(node),
-                node.healthy_devices(),
-                node.blocked().is_some(),
-            )
-        });
-        let news = known.into_iter().filter(|(name, record)| {
-            let recorded = self.around.resources.get(name);
-            recorded != Some(record)
-        });
-        let news: Vec<Row> = news.map(|(name, record)| Row::Resource(name, record)).collect();
-        if !news.is_empty() {
-            self.write(&news)?;
-        }
+        let (healthy, blocked) = self
+            .shared
+            .read(|node| (node.healthy_devices(), node.blocked().is_some()));
         let Some(path) = self.path.clone().filter(|_| !blocked) else {
             return Ok(());
         };
@@ -256,6 +249,13 @@ impl Mirrorer {
     }
 }
 
+fn in_full(error: &MirrorError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
 /// What tells a file from one that was written in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen {
@@ -275,30 +275,6 @@ impl Seen {
             length: about.len(),
         })
     }
-}
-
-/// Every known resource with its plugin, or the trace of the last one.
-fn known_resources(node: &Node) -> BTreeMap<ResourceName, ResourceRecord> {
-    let mut known: BTreeMap<ResourceName, ResourceRecord> = node
-        .known_resources()
-        .into_iter()
-        .map(|(name, last)| {
-            let record = last.map(|last| ResourceRecord {
-                endpoint: last.endpoint,
-                gone_since: Some(last.gone_since.0),
-            });
-            (name, record.unwrap_or_default())
-        })
-        .collect();
-    // Oldest first, so that of several plugins the newest is remembered.
-    for plugin in node.plugins() {
-        let record = ResourceRecord {
-            endpoint: plugin.endpoint,
-            gone_since: None,
-        };
-        known.insert(plugin.resource, record);
-    }
-    known
 }
 
 /// What the kubelet's file should say, entries in the order of pods, containers and resources.

@@ -35,7 +35,9 @@ mod writer;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
@@ -60,8 +62,19 @@ use record::ResourceRecord;
 use statistics::Counters;
 use writer::{Outbox, Phase, settled};
 
-/// Tells the time.
+/// Tells the time; asked when a store is opened.
 pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
+
+/// Why nothing is set aside for a pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HoldError {
+    /// It cannot have what it asks for.
+    #[error(transparent)]
+    Refused(#[from] ReserveError),
+    /// It could not be written. It heals by itself.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
 
 /// Why an allocation is not on disk.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -163,10 +176,16 @@ impl State {
             .resources
             .iter()
             .filter(|name| !known.contains_key(*name));
-        rows.extend(new.map(|name| Row::Resource(name.clone(), ResourceRecord::default())));
+        rows.extend(new.map(|name| Row::Resource(name.clone(), Some(ResourceRecord::default()))));
         rows.push(Row::Blocked(None));
         self.importing.extend(claimed.iter().cloned());
-        Ok((rows, Phase::Import { pods, claimed }, difference))
+        let resources = imported.resources.clone();
+        let phase = Phase::Import {
+            pods,
+            claimed,
+            resources,
+        };
+        Ok((rows, phase, difference))
     }
 
     fn give_back(&mut self, claimed: &[PodUid]) {
@@ -182,6 +201,10 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     latest: watch::Sender<u64>,
     health: watch::Sender<Option<WriteError>>,
+    /// Why the kubelet's file is out of date.
+    mirror_failure: Mutex<Option<String>>,
+    /// Whether the writer has been told that what is known of resources has changed.
+    noted: AtomicBool,
     counters: Arc<Counters>,
 }
 
@@ -216,7 +239,27 @@ impl Shared {
 pub struct Store {
     shared: Arc<Shared>,
     threads: Arc<Threads>,
-    clock: Clock,
+    clock: Steady,
+}
+
+/// Time that goes on evenly, however the machine's clock is set: as long as we run, nothing lasts longer or shorter
+/// because of that.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Steady {
+    start: Moment,
+    started: Instant,
+}
+
+impl Steady {
+    pub(crate) fn from(start: Moment) -> Self {
+        let started = Instant::now();
+        Self { start, started }
+    }
+
+    pub(crate) fn now(self) -> Moment {
+        let since = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Moment(self.start.0.saturating_add(since))
+    }
 }
 
 /// The ways to the store's threads. They end with the last of those who could ask them for anything.
@@ -250,9 +293,17 @@ impl Store {
         self.shared.read(question)
     }
 
-    /// Applies facts: what the world says. What must be durable has its own ways.
+    /// Applies facts: what the world says. What must be durable has its own ways, except for the plugins that were
+    /// seen: nobody waits for that, and it is on disk soon, with a change that comes along or by itself.
     pub fn update<T>(&self, transition: impl FnOnce(&mut Node) -> T) -> T {
-        let answer = self.shared.update(transition);
+        let (answer, is_news) = self.shared.update(|node| {
+            let before = node.resource_changes();
+            let answer = transition(node);
+            (answer, node.resource_changes() != before)
+        });
+        if is_news {
+            self.threads.writer.note();
+        }
         self.threads.mirrorer.ring();
         answer
     }
@@ -262,14 +313,22 @@ impl Store {
         self.shared.latest.subscribe()
     }
 
-    /// The time.
+    /// The time: the clock's when the store was opened, and how long that was ago. A clock that is set in between
+    /// changes nothing.
     pub fn now(&self) -> Moment {
-        (self.clock)()
+        self.clock.now()
     }
 
     /// Whether changes can be written; the reason if the last one could not. It heals by itself.
     pub fn health(&self) -> Result<(), WriteError> {
         self.shared.health.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Why the kubelet's file is out of date, if it cannot be written. Nobody is refused because of that, but a
+    /// kubelet must not take over.
+    pub fn mirror_failure(&self) -> Option<String> {
+        let failure = self.shared.mirror_failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What has been counted since the store was opened.
@@ -278,14 +337,20 @@ impl Store {
     }
 
     /// Sets aside every device that the pod needs, or nothing. `None`: it has all of them, on disk.
-    pub fn hold(&self, request: &PodRequest, advice: &Advice) -> Result<Option<Held>, ReserveError> {
+    ///
+    /// While the disk is known to refuse, nothing is set aside: no plugin is called for what cannot be written.
+    pub fn hold(&self, request: &PodRequest, advice: &Advice) -> Result<Option<Held>, HoldError> {
         let reserved = self.shared.change(|state| {
             if state.importing.contains(&request.uid) {
-                return Err(ReserveError::InFlight);
+                return Err(ReserveError::InFlight.into());
             }
             let Some(id) = state.node.reserve(request, advice)? else {
                 return Ok(None);
             };
+            if let Err(error) = self.health() {
+                state.node.abort(id);
+                return Err(HoldError::Write(error));
+            }
             Ok(state.node.reservation(id).cloned().map(|each| (id, each)))
         })?;
         Ok(reserved.map(|(id, reservation)| Held {

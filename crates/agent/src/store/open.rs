@@ -20,9 +20,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use devlet_core::{Blocked, DeviceView, Moment, Node, Pod, PodUid, Restored, Source};
+use devlet_core::device_plugin::inventory::Last;
+use devlet_core::{Blocked, DeviceView, Moment, Node, Pod, PodUid, ResourceName, Restored, Source};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
@@ -34,8 +35,8 @@ use super::import::{Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, Mirrorer};
 use super::record::BlockedRecord;
 use super::statistics::Counters;
-use super::writer::{Outbox, Writer};
-use super::{Clock, Shared, State, Store, Threads, dump, files};
+use super::writer::{NOTE_PAUSE, Outbox, Writer};
+use super::{Clock, Shared, State, Steady, Store, Threads, dump, files};
 
 /// How long changes may be missing in the kubelet's file, unless the options say otherwise.
 const MIRROR_INTERVAL: Duration = Duration::from_secs(5);
@@ -51,7 +52,7 @@ pub struct OpenOptions {
     pub boot_id: String,
     /// What becomes of pods of our API when the machine has been rebooted.
     pub on_reboot: OnReboot,
-    /// Tells the time.
+    /// Tells the time, once: from then on it goes on evenly.
     pub clock: Clock,
     /// How long changes may be missing in the kubelet's file.
     pub mirror_interval: Duration,
@@ -268,6 +269,7 @@ impl KubeletFile {
 }
 
 pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenError> {
+    let clock = Steady::from((options.clock)());
     let counters = Arc::new(Counters::default());
     let place = Place {
         path: options.database.clone(),
@@ -275,7 +277,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         counters,
     };
     let mut opening = Opening {
-        now: (options.clock)(),
+        now: clock.now(),
         checkpoint: options.checkpoint.clone(),
         in_file: InFile::Absent,
         report: OpenReport {
@@ -308,24 +310,33 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         Err(LoadError::Io(error)) => return Err(opening.disk(error.to_string())),
     };
     let (in_file, mut report) = (opening.in_file, opening.report);
-    let node = restore(pods, &around, (options.clock)());
+    let is_imported = report.imported.is_some();
+    let node = restore(pods, &around, is_imported, clock.now());
     report.doubly_held = node.doubly_held();
     report.blocked = node.blocked().cloned();
     if let Some(imported) = &mut report.imported {
         imported.doubly_held.clone_from(&report.doubly_held);
     }
-    let store = start(options, place, database, around, in_file, node)?;
+    let store = start(options, clock, place, database, around, in_file, node)?;
     Ok((store, report))
 }
 
-fn restore(pods: BTreeMap<PodUid, Pod>, around: &Surroundings, now: Moment) -> Node {
-    let resources = around.resources.iter();
+fn restore(pods: BTreeMap<PodUid, Pod>, around: &Surroundings, is_imported: bool, now: Moment) -> Node {
+    let known = around.resources.iter();
+    let known = known.map(|(name, record)| (name.clone(), record.last(now)));
+    let mut resources: BTreeMap<ResourceName, Option<Last>> = known.collect();
+    // A name of which no plugin is known, from a file that was imported in an earlier run, says nothing any longer;
+    // one that was left long ago neither.
+    if !is_imported && resources.values().any(Option::is_none) {
+        let allocations = pods.values().flat_map(|pod| &pod.allocations);
+        let held: BTreeSet<&ResourceName> = allocations.map(|each| &each.resource).collect();
+        resources.retain(|name, last| last.is_some() || held.contains(name));
+    }
     let mut node = Node::restore(Restored {
         pods: pods.into_values().collect(),
-        resources: resources
-            .map(|(name, record)| (name.clone(), record.last(now)))
-            .collect(),
+        resources,
     });
+    node.forget_idle(now);
     if let Some(blocked) = &around.blocked {
         let file = blocked.file.clone();
         node.block(match blocked.is_database {
@@ -338,6 +349,7 @@ fn restore(pods: BTreeMap<PodUid, Pod>, around: &Surroundings, now: Moment) -> N
 
 fn start(
     options: OpenOptions,
+    clock: Steady,
     place: Place,
     database: Database,
     around: Surroundings,
@@ -353,6 +365,8 @@ fn start(
         }),
         latest,
         health,
+        mirror_failure: Mutex::new(None),
+        noted: AtomicBool::new(false),
         counters: Arc::clone(&place.counters),
     });
     let (sender, inbox) = mpsc::channel();
@@ -378,6 +392,9 @@ fn start(
         around,
         inbox,
         doorbell: doorbell.clone(),
+        clock,
+        // What a start makes of the records is news, too.
+        note_due: Some(Instant::now() + NOTE_PAUSE),
     };
     let thread = |name: &str, body: Box<dyn FnOnce() + Send>| {
         let started = thread::Builder::new().name(name.into()).spawn(body);
@@ -394,7 +411,7 @@ fn start(
     Ok(Store {
         shared,
         threads,
-        clock: options.clock,
+        clock,
     })
 }
 
@@ -515,7 +532,7 @@ impl Opening<'_> {
             .resources
             .iter()
             .filter(|name| !known.contains_key(*name));
-        rows.extend(new.map(|name| Row::Resource(name.clone(), Default::default())));
+        rows.extend(new.map(|name| Row::Resource(name.clone(), Some(Default::default()))));
         rows.push(Row::Mirror(around.next_mirror(hash, InFile::Hash(hash))));
         rows.iter().for_each(|row| around.follow(row));
         self.report.imported = Some(imported.report(difference.clone(), Vec::new()));

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use devlet_core::device_plugin::inventory::Last;
 use devlet_core::{
-    Allocation, ContainerKind, ContainerName, DeviceId, Moment, Pod, PodName, PodUid, ResourceName, Source,
+    Allocation, ContainerKind, ContainerName, DeviceId, Moment, Node, Pod, PodName, PodUid, ResourceName,
+    Source,
 };
 use prost::Message as _;
 
@@ -258,6 +259,30 @@ impl ResourceRecord {
             gone_since: self.gone_since.map_or(now, Moment),
         })
     }
+}
+
+/// Every known resource with its plugin, or the trace of the last one.
+pub(crate) fn known_resources(node: &Node) -> BTreeMap<ResourceName, ResourceRecord> {
+    let mut known: BTreeMap<ResourceName, ResourceRecord> = node
+        .known_resources()
+        .into_iter()
+        .map(|(name, last)| {
+            let record = last.map(|last| ResourceRecord {
+                endpoint: last.endpoint,
+                gone_since: Some(last.gone_since.0),
+            });
+            (name, record.unwrap_or_default())
+        })
+        .collect();
+    // Oldest first, so that of several plugins the newest is remembered.
+    for plugin in node.plugins() {
+        let record = ResourceRecord {
+            endpoint: plugin.endpoint,
+            gone_since: None,
+        };
+        known.insert(plugin.resource, record);
+    }
+    known
 }
 
 /// A pod as it is written.

@@ -145,6 +145,29 @@ pub(super) fn free(store: &Store) -> usize {
     store.read(|node| node.capacity_of(&GPU.into(), NOW).free)
 }
 
+/// Returns when the disk takes writes again.
+pub(super) async fn healed(store: &Store) {
+    let mut health = store.shared.health.subscribe();
+    let healed = health.wait_for(Option::is_none);
+    tokio::time::timeout(Duration::from_secs(60), healed)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+/// Returns when the plugin of a resource is on disk as it should be.
+pub(super) async fn noted(store: &Store, resource: &str, is_there: impl Fn(&serde_json::Value) -> bool) {
+    // The writer does it by itself; only its own clock says when.
+    let noted = async {
+        while !is_there(&store.dump().await.unwrap()["resources"][resource]) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), noted)
+        .await
+        .unwrap();
+}
+
 /// A kubelet's file in which each pod's container `main` holds these devices.
 pub(super) fn kubelet_file(pods: &[(&str, &[&str])]) -> String {
     let entries = pods.iter().map(|(uid, devices)| Entry {

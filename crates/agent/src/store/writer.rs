@@ -9,25 +9,36 @@
 //! A change that has been handed over is carried out, whether its caller still waits or not. Memory follows the
 //! disk: the second phase of a change runs after its sync, and if that fails the change never was.
 //!
+//! What is known of resources (the plugin last seen, and since when it is gone) is written without anybody waiting for
+//! it: with the next change, which costs no sync more, or by itself when a moment has passed without one.
+//!
 //! A write that failed leaves the database in doubt: the change may be on disk or not, and pages may look written
 //! that are not. So the file is given up, and before the next write a new one is made from memory, which is what
 //! has been answered for. That is tried again with every batch, and from time to time without one.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use devlet_core::{Pod, PodUid, ReservationId};
+use devlet_core::{Pod, PodUid, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
 use super::database::{Database, Place, Row, Snapshot, Surroundings, io_kind, reason};
 use super::mirror::Doorbell;
-use super::{Shared, State};
+use super::record::known_resources;
+use super::{Shared, State, Steady};
 
 /// How often the disk is tried again while it refuses writes and nobody asks.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// How long news of resources wait for a change that takes them along.
+pub(crate) const NOTE_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often resources are looked for that nobody needs any longer.
+const TIDY: Duration = Duration::from_secs(60 * 60);
 
 /// Why something is not on disk.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -93,6 +104,7 @@ pub(crate) enum Phase {
     Import {
         pods: Vec<Pod>,
         claimed: Vec<PodUid>,
+        resources: BTreeSet<ResourceName>,
     },
     Forget,
     /// Nothing: the change is about the disk only.
@@ -105,11 +117,16 @@ impl Phase {
         match self {
             Self::Commit(id) => node.finish_commit(id),
             Self::Release(pod) => node.finish_release(&pod),
-            Self::Import { pods, claimed } => {
+            Self::Import {
+                pods,
+                claimed,
+                resources,
+            } => {
                 for pod in pods {
                     let taken_in = node.put(pod);
                     debug_assert!(taken_in.is_ok(), "a claimed pod is in flight");
                 }
+                node.know(resources);
                 node.unblock();
                 state.give_back(&claimed);
             }
@@ -130,6 +147,8 @@ impl Phase {
 
 pub(crate) enum Message {
     Write(Change),
+    /// What is known of resources has changed.
+    Note,
     Read(oneshot::Sender<Result<Snapshot, WriteError>>),
     Stop(oneshot::Sender<()>),
 }
@@ -155,6 +174,14 @@ impl Outbox {
         };
         let _ = self.sender.send(Message::Write(Change { rows, second, done }));
         answer
+    }
+
+    /// Says that what is known of resources has changed.
+    pub(crate) fn note(&self) {
+        if !self.shared.noted.swap(true, Ordering::AcqRel) {
+            // Nobody at home: the store has been stopped.
+            let _ = self.sender.send(Message::Note);
+        }
     }
 
     pub(crate) fn read(&self) -> oneshot::Receiver<Result<Snapshot, WriteError>> {
@@ -186,22 +213,19 @@ pub(crate) struct Writer {
     pub(crate) around: Surroundings,
     pub(crate) inbox: Receiver<Message>,
     pub(crate) doorbell: Doorbell,
+    pub(crate) clock: Steady,
+    /// When news of resources are written at the latest; `None` if there are none.
+    pub(crate) note_due: Option<Instant>,
 }
 
 impl Writer {
     /// Until stopped, or until nobody is left who could send anything.
     pub(crate) fn run(mut self) {
         loop {
-            let first = if self.database.is_some() {
-                self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                self.inbox.recv_timeout(RETRY)
-            };
-            let mut next = match first {
+            let mut next = match self.inbox.recv_timeout(self.patience()) {
                 Ok(message) => Some(message),
                 Err(RecvTimeoutError::Timeout) => {
-                    let healed = self.rebuild();
-                    self.note_health(healed.err());
+                    self.write_by_itself();
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -210,6 +234,9 @@ impl Writer {
             while let Some(message) = next {
                 match message {
                     Message::Write(change) => batch.push(change),
+                    Message::Note => {
+                        self.note_due.get_or_insert_with(|| Instant::now() + NOTE_PAUSE);
+                    }
                     Message::Read(reader) => readers.push(reader),
                     Message::Stop(done) => stop = Some(done),
                 }
@@ -223,6 +250,9 @@ impl Writer {
                 let _ = reader.send(self.read());
             }
             if let Some(done) = stop {
+                if self.note_due.is_some() {
+                    self.write(Vec::new());
+                }
                 self.database = None;
                 let _ = done.send(());
                 return;
@@ -230,12 +260,67 @@ impl Writer {
         }
     }
 
+    /// How long nothing is done if nobody asks.
+    fn patience(&self) -> Duration {
+        let until_note = self
+            .note_due
+            .map(|due| due.saturating_duration_since(Instant::now()));
+        match (&self.database, until_note) {
+            (None, _) => RETRY,
+            (Some(_), Some(until)) => until,
+            (Some(_), None) => TIDY,
+        }
+    }
+
+    /// Nobody has asked for a while.
+    fn write_by_itself(&mut self) {
+        if self.database.is_none() {
+            let healed = self.rebuild();
+            self.note_health(healed.err());
+        } else {
+            self.note_due.get_or_insert_with(Instant::now);
+            self.write(Vec::new());
+        }
+    }
+
+    /// News of resources.
+    fn notes(&mut self) -> Vec<Row> {
+        // From here on, a change may be missing in what is read, so it must be noted again.
+        self.shared.noted.store(false, Ordering::Release);
+        let now = self.clock.now();
+        let known = self.shared.change(|state| {
+            state.node.forget_idle(now);
+            known_resources(&state.node)
+        });
+        let recorded = &self.around.resources;
+        let forgotten = recorded.keys().filter(|name| !known.contains_key(*name));
+        let mut rows: Vec<Row> = forgotten.map(|name| Row::Resource(name.clone(), None)).collect();
+        let news = known
+            .into_iter()
+            .filter(|(name, record)| recorded.get(name) != Some(record));
+        rows.extend(news.map(|(name, record)| Row::Resource(name, Some(record))));
+        rows
+    }
+
+    /// Writes changes, and what there is to be noted.
     fn write(&mut self, batch: Vec<Change>) {
         let started = Instant::now();
-        let written = self.try_write(&batch);
+        let notes = match self.note_due.take() {
+            Some(_) => self.notes(),
+            None => Vec::new(),
+        };
+        if batch.is_empty() && notes.is_empty() {
+            return;
+        }
+        let written = self.try_write(&batch, &notes);
+        if written.is_err() && !notes.is_empty() {
+            self.note_due = Some(Instant::now() + RETRY);
+        }
         let counters = &self.place.counters;
-        counters.write_durations.add_duration(started.elapsed());
-        counters.batches.add_count(batch.len());
+        if !batch.is_empty() {
+            counters.write_durations.add_duration(started.elapsed());
+            counters.batches.add_count(batch.len());
+        }
         self.note_health(written.clone().err());
         let is_news = batch.iter().any(|change| change.second.is_about_the_node());
         self.settle(batch, &written);
@@ -244,9 +329,10 @@ impl Writer {
         }
     }
 
-    fn try_write(&mut self, batch: &[Change]) -> Result<(), WriteError> {
+    fn try_write(&mut self, batch: &[Change], notes: &[Row]) -> Result<(), WriteError> {
         self.rebuild()?;
-        let rows = || batch.iter().flat_map(|change| &change.rows);
+        // Changes come last: of what is said twice, their word counts.
+        let rows = || notes.iter().chain(batch.iter().flat_map(|change| &change.rows));
         let written = match &self.database {
             Some(database) => database.write(rows()),
             None => return Err(WriteError::Stopped),

@@ -23,7 +23,7 @@ use crate::config::Deadlines;
 use crate::device_plugin::client::{CallError, InvalidAnswer};
 use crate::device_plugin::plugins::Plugins;
 use crate::metrics::Metrics;
-use crate::store::{self, CommitError, Held, Store};
+use crate::store::{self, CommitError, Held, HoldError, Store};
 
 /// How often devices that vanish while a plugin is being called are chosen anew.
 const ATTEMPTS: usize = 5;
@@ -198,12 +198,13 @@ async fn attempt(
                 Attempt::Admitted(Box::new(pod))
             }));
         }
-        Err(
+        Err(HoldError::Refused(
             reason @ (ReserveError::NotServed { .. }
             | ReserveError::NotListed { .. }
             | ReserveError::InFlight),
-        ) => return Ok(Attempt::Wait(reason)),
-        Err(refused) => return Err(AdmitError::Refused(refused)),
+        )) => return Ok(Attempt::Wait(reason)),
+        Err(HoldError::Refused(refused)) => return Err(AdmitError::Refused(refused)),
+        Err(HoldError::Write(error)) => return Err(CommitError::Write(error).into()),
     };
     let grants = held.reservation().grants.clone();
     let connections: Option<Vec<(ConnectionId, bool)>> = store.read(|node| {
@@ -247,7 +248,10 @@ async fn attempt(
 /// Asks plugins for advice. One that does not answer well gives none.
 async fn ask(store: &Store, calls: &impl PluginCalls, request: &PodRequest) -> Advice {
     let mut advice = Advice::new();
-    while let Some(question) = store.read(|node| node.question(request, &advice)) {
+    // Nobody is asked about what cannot be written down.
+    while store.health().is_ok()
+        && let Some(question) = store.read(|node| node.question(request, &advice))
+    {
         let preferred = match calls.preferred(&question).await {
             Ok(preferred) => preferred,
             Err(error) => {

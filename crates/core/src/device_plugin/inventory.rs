@@ -22,6 +22,12 @@ use crate::id::{ConnectionId, Moment, ResourceName};
 /// How long the devices of a plugin that left count towards capacity.
 pub const GRACE_MS: u64 = 5 * 60 * 1000;
 
+/// How long a resource is remembered that nobody serves and nobody holds.
+pub const FORGOTTEN_AFTER_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// How many such resources are remembered at most.
+pub const MOST_IDLE: usize = 1024;
+
 /// A well-formed wish to serve a resource, from a plugin that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {

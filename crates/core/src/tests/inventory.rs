@@ -5,7 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::*;
-use crate::device_plugin::inventory::{GRACE_MS, Last};
+use crate::device_plugin::inventory::{FORGOTTEN_AFTER_MS, GRACE_MS, Last, MOST_IDLE};
 use crate::{Availability, Capacity, ConnectError, Restored};
 
 fn counts(node: &Node, now: Moment) -> (usize, usize) {
@@ -527,4 +527,39 @@ fn a_huge_number_of_nodes_is_harmless() {
             .len(),
         2_000
     );
+}
+
+#[test]
+fn names_that_nobody_needs_are_limited_and_those_left_first_are_forgotten_first() {
+    let mut node = node_with_gpus(&["a"]);
+    admit(&mut node, &pod("p", vec![app("main", &[(GPU, 1)])]));
+    let serving = node.serving(&gpu()).unwrap();
+    node.connection_lost(serving, START);
+    for number in 0..=MOST_IDLE {
+        let connection = connect(&mut node, offer(&format!("acme.com/{number:05}"), "x.sock"));
+        node.connection_lost(connection, Moment(START.0 + 1 + number as u64));
+    }
+
+    let known = node.known_resources();
+
+    assert_eq!(known.len(), MOST_IDLE + 1);
+    assert!(known.contains_key(&gpu()), "it is held");
+    assert!(!known.contains_key("acme.com/00000"));
+    assert!(known.contains_key("acme.com/00001"));
+}
+
+#[test]
+fn a_resource_is_forgotten_a_day_after_its_plugin_left() {
+    let mut node = node_with_gpus(&["a"]);
+    let serving = node.serving(&gpu()).unwrap();
+    node.forget_idle(Moment(START.0 + 2 * FORGOTTEN_AFTER_MS));
+    assert!(node.known_resources().contains_key(&gpu()), "it is served");
+    node.connection_lost(serving, START);
+
+    node.forget_idle(Moment(START.0 + FORGOTTEN_AFTER_MS - 1));
+    assert!(node.known_resources().contains_key(&gpu()));
+    let changes = (node.changes(), node.resource_changes());
+    node.forget_idle(Moment(START.0 + FORGOTTEN_AFTER_MS));
+    assert!(!node.known_resources().contains_key(&gpu()));
+    assert!(node.changes() > changes.0 && node.resource_changes() > changes.1);
 }

@@ -4,13 +4,15 @@ use std::future::Future;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
+use devlet_core::device_plugin::inventory::FORGOTTEN_AFTER_MS;
 use devlet_core::{Advice, Blocked, ReserveError};
 
 use super::disk::Disk;
 use super::*;
-use crate::store::{Difference, ReleaseError, WriteError};
+use crate::store::{Difference, HoldError, ReleaseError, WriteError};
 
 /// Polls once: what can be done without waiting is done.
 fn start<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Poll<T> {
@@ -203,6 +205,7 @@ async fn a_failed_sync_changes_nothing_and_heals() {
     assert_eq!(free(&store), 3);
 
     disk.fail_syncs(None);
+    healed(&store).await;
     admit(&store, "later", 2).await.unwrap();
 
     assert_eq!(store.health(), Ok(()));
@@ -221,15 +224,10 @@ async fn a_full_disk_refuses_and_heals_without_being_asked() {
     offer(&store, GPU, 4);
     disk.fail_writes(Some(ErrorKind::StorageFull));
     admit(&store, "refused", 1).await.unwrap_err();
-    let mut health = store.shared.health.subscribe();
 
     disk.fail_writes(None);
 
-    let healed = health.wait_for(Option::is_none);
-    tokio::time::timeout(Duration::from_secs(60), healed)
-        .await
-        .unwrap()
-        .unwrap();
+    healed(&store).await;
     assert_eq!(
         root.names().iter().filter(|name| name.ends_with(".new")).count(),
         0
@@ -301,7 +299,7 @@ async fn a_caller_that_leaves_after_the_hand_over_has_its_pod() {
         disk.wait_for_a_sync();
     }
     let refused = store.hold(&request("a", 1), &Advice::new()).unwrap_err();
-    assert_eq!(refused, ReserveError::InFlight);
+    assert_eq!(refused, ReserveError::InFlight.into());
     disk.let_syncs_go();
 
     admit(&store, "b", 1).await.unwrap();
@@ -375,20 +373,150 @@ async fn the_last_plugin_of_a_resource_is_remembered() {
     let store = root.open();
     let connection = offer(&store, GPU, 2);
     offer(&store, "acme.com/nic", 2);
-    store.update(|node| node.connection_lost(connection, Moment(5)));
+    let before = Moment(NOW.0 - 5);
+    store.update(|node| node.connection_lost(connection, before));
     store.stop().await.unwrap();
 
     let store = root.open();
 
     let known = store.read(devlet_core::Node::known_resources);
     let last = |name: &str| known[name].clone().unwrap();
-    assert_eq!(last(GPU).gone_since, Moment(5));
-    assert_eq!(
-        last("acme.com/nic").gone_since,
-        NOW,
+    assert_eq!(last(GPU).gone_since, before);
+    assert!(
+        last("acme.com/nic").gone_since >= NOW,
         "nobody watched it since the start"
     );
     assert_eq!(last("acme.com/nic").endpoint, "/run/plugin.sock");
+}
+
+#[tokio::test]
+async fn a_plugin_that_was_seen_is_soon_on_disk_and_nobody_waits_for_it() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    let syncs = disk.syncs();
+
+    let connection = offer(&store, GPU, 2);
+
+    // The mirror comes in an hour.
+    noted(&store, GPU, |record| record["endpoint"] == "/run/plugin.sock").await;
+    assert_eq!(disk.syncs(), syncs + 1);
+    store.update(|node| node.connection_lost(connection, NOW));
+    noted(&store, GPU, |record| record["goneSince"] == NOW.0).await;
+    assert_eq!(disk.syncs(), syncs + 2);
+}
+
+#[tokio::test]
+async fn a_plugin_that_was_seen_costs_an_admission_no_sync() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    let syncs = disk.syncs();
+
+    // The writer is busy until both are there.
+    disk.hold_syncs();
+    let mut first = pin!(store.forget());
+    assert!(start(&mut first).is_pending());
+    disk.wait_for_a_sync();
+    offer(&store, GPU, 2);
+    let mut second = pin!(admit(&store, "a", 1));
+    assert!(start(&mut second).is_pending());
+    disk.let_syncs_go();
+    first.await.unwrap();
+    second.await.unwrap();
+
+    let dump = store.dump().await.unwrap();
+    assert_eq!(dump["resources"][GPU]["endpoint"], "/run/plugin.sock");
+    assert_eq!(disk.syncs(), syncs + 2);
+}
+
+#[tokio::test]
+async fn a_resource_that_nobody_needs_is_forgotten() {
+    let root = Root::new();
+    let store = root.open();
+    let long_ago = Moment(NOW.0 - FORGOTTEN_AFTER_MS);
+    for (resource, since) in [("acme.com/old", long_ago), ("acme.com/new", NOW), (GPU, long_ago)] {
+        let connection = offer(&store, resource, 2);
+        if resource == GPU {
+            admit(&store, "a", 1).await.unwrap();
+        }
+        store.update(|node| node.connection_lost(connection, since));
+    }
+    noted(&store, "acme.com/old", serde_json::Value::is_null).await;
+    store.stop().await.unwrap();
+
+    let store = root.open();
+
+    let known = store.read(devlet_core::Node::known_resources);
+    let names: Vec<&str> = known.keys().map(devlet_core::ResourceName::as_str).collect();
+    assert_eq!(
+        names,
+        [GPU, "acme.com/new"],
+        "what is held, and what was left just now"
+    );
+    let dump = store.dump().await.unwrap();
+    assert_eq!(dump["resources"].as_object().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_name_from_a_file_is_forgotten_unless_somebody_holds_it() {
+    let root = Root::new();
+    let store = root.open();
+    store.import(kubelet_file(&[]).as_bytes()).await.unwrap();
+    let knows = |store: &Store| store.read(|node| node.known_resources().contains_key(GPU));
+    assert!(knows(&store));
+    store.stop().await.unwrap();
+
+    let store = root.open();
+    assert!(!knows(&store));
+    noted(&store, GPU, serde_json::Value::is_null).await;
+    store
+        .import(kubelet_file(&[("k", &["00"])]).as_bytes())
+        .await
+        .unwrap();
+    store.stop().await.unwrap();
+    assert!(knows(&root.open()));
+}
+
+#[tokio::test]
+async fn while_the_disk_refuses_nothing_is_set_aside() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 4);
+    admit(&store, "kept", 1).await.unwrap();
+    disk.fail_writes(Some(ErrorKind::StorageFull));
+    admit(&store, "first", 1).await.unwrap_err();
+
+    let refused = store.hold(&request("second", 1), &Advice::new()).unwrap_err();
+
+    assert!(matches!(refused, HoldError::Write(_)), "{refused:?}");
+    assert_eq!(free(&store), 3);
+    let kept = store.hold(&request("kept", 1), &Advice::new()).unwrap();
+    assert!(kept.is_none(), "it has everything, on disk");
+    disk.fail_writes(None);
+    healed(&store).await;
+    admit(&store, "second", 1).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_changes_nothing() {
+    let root = Root::new();
+    let clock = Arc::new(AtomicU64::new(NOW.0));
+    let options = OpenOptions {
+        clock: Arc::new({
+            let clock = Arc::clone(&clock);
+            move || Moment(clock.load(Ordering::Relaxed))
+        }),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    let hour = 60 * 60 * 1000;
+    for set in [NOW.0 + hour, NOW.0 - hour] {
+        clock.store(set, Ordering::Relaxed);
+        let passed = store.now().0 - NOW.0;
+        assert!(passed < hour / 2, "{passed} ms");
+    }
 }
 
 #[tokio::test]
@@ -428,7 +556,10 @@ async fn a_blocked_node_stays_blocked_until_told_otherwise() {
     assert!(report.set_aside.is_empty());
     offer(&store, GPU, 2);
     let refused = store.hold(&request("a", 1), &Advice::new()).unwrap_err();
-    assert!(matches!(refused, ReserveError::Blocked(_)), "{refused:?}");
+    assert!(
+        matches!(refused, HoldError::Refused(ReserveError::Blocked(_))),
+        "{refused:?}"
+    );
     assert!(
         !root.checkpoint().exists(),
         "an empty mirror would say that nothing is held"
@@ -529,7 +660,7 @@ async fn an_import_adds_to_what_is_held() {
     let refused = store.hold(&request("k", 1), &Advice::new()).unwrap_err();
     assert_eq!(
         refused,
-        ReserveError::InFlight,
+        ReserveError::InFlight.into(),
         "nobody else writes a pod that is being imported"
     );
     disk.let_syncs_go();

@@ -109,6 +109,7 @@ async fn a_hash_is_on_disk_before_its_mirror() {
     assert!(matches!(refused, MirrorError::Write(_)), "{refused:?}");
     assert_eq!(read(&root), before);
     disk.fail_syncs(None);
+    healed(&store).await;
     admit(&store, "b", 1).await.unwrap();
     store.mirror().await.unwrap();
     assert!(read(&root).contains("\"b\""));
@@ -131,7 +132,9 @@ async fn a_mirror_that_cannot_be_written_harms_nobody() {
         let refused = store.mirror().await.unwrap_err();
         assert!(matches!(refused, MirrorError::File { .. }), "{refused:?}");
     }
-    assert_eq!(store.health(), Ok(()));
+    assert_eq!(store.health(), Ok(()), "nobody is refused");
+    let failure = store.mirror_failure().unwrap();
+    assert!(failure.contains("cannot be replaced: "), "{failure}");
     assert!(store.dump().await.unwrap()["mirrors"].as_array().unwrap().len() < 20);
     let refused = store.stop().await.unwrap_err();
     assert!(matches!(refused, StopError::Mirror(_)), "{refused:?}");
@@ -194,6 +197,12 @@ async fn a_file_that_somebody_else_wrote_is_left_alone() {
     let refused = store.mirror().await.unwrap_err();
     assert!(matches!(refused, MirrorError::Foreign { .. }), "{refused}");
     assert_eq!(read(&root), theirs);
+    assert_eq!(store.mirror_failure(), Some(refused.to_string()));
+    std::fs::remove_file(root.checkpoint()).unwrap();
+    store.mirror().await.unwrap();
+    assert_eq!(store.mirror_failure(), None);
+    std::fs::write(root.checkpoint(), theirs).unwrap();
+    store.release(&"b".into()).await.unwrap();
     // Nor does a clean stop overwrite it.
     assert!(store.stop().await.is_err());
     assert_eq!(read(&root), theirs);
