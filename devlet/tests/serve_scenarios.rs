@@ -6,9 +6,11 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 
-use common::{Daemon, items, root, stderr};
+use common::{Daemon, devlet, items, root, stderr};
 use devlet_testkit::{Device, Door, Event, Fault, Options, Plugin, Script};
 use tempfile::TempDir;
 
@@ -173,7 +175,7 @@ fn a_broken_stream_is_taken_up_again() {
 fn impatient() -> (TempDir, Daemon, Plugin) {
     let root = root();
     let config = "deadlines: {options: 300ms, preferred: 300ms, allocate: 300ms, preStart: 300ms, info: 300ms, \
-                  notify: 300ms}\nwait: 300ms";
+                  notify: 300ms}";
     let daemon = Daemon::configured(root.path(), config);
     let good = Script::new(
         root.path(),
@@ -214,7 +216,15 @@ fn a_plugin_that_never_lists_is_named_by_who_waits_for_it() {
     let mut plugin = Plugin::start(&gpus(root.path(), 1).with_fault("ListAndWatch", Fault::Hang));
     plugin.until(&Event::Registered);
     plugin.called("ListAndWatch");
-    let refused = daemon.refused(&["admit", "--name", "job1", "--limit", "acme.com/gpu=1"]);
+    let refused = daemon.refused(&[
+        "admit",
+        "--name",
+        "job1",
+        "--limit",
+        "acme.com/gpu=1",
+        "--wait",
+        "300ms",
+    ]);
     assert!(refused.contains("has not listed its devices yet"), "{refused}");
     good_pods_go_on(&daemon);
 }
@@ -285,7 +295,7 @@ fn a_start_waits_for_the_plugin_that_wants_to_know_even_after_a_restart() {
     let refused = daemon.refused(&["options", "job1", "--wait", "100ms"]);
     assert!(refused.contains(GPU), "{refused}");
     let mut start = daemon.command(&["options", "job1", "--wait", "1h"]);
-    let start = start.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let start = start.stdout(Stdio::null()).spawn().unwrap();
     let mut plugin = Plugin::registered(&script);
 
     assert!(start.wait_with_output().unwrap().status.success());
@@ -309,14 +319,35 @@ fn a_plugin_in_the_registry_that_hangs_is_asked_again() {
 
 #[test]
 fn a_plugin_that_does_not_listen_to_its_registration_serves_all_the_same() {
-    let (root, daemon, _good) = impatient();
-    let script = Script {
-        door: Door::Registry,
-        ..gpus(root.path(), 1)
+    let refusal = Fault::Refuse {
+        code: 2,
+        message: "so what".into(),
     };
-    let mut plugin = Plugin::start(&script.with_fault("NotifyRegistrationStatus", Fault::Hang));
-    plugin.called("NotifyRegistrationStatus");
-    daemon.until_capacity(GPU, 1);
-    assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["gpu0"]);
-    good_pods_go_on(&daemon);
+    for (fault, said) in [(Fault::Hang, "no answer within 0.3 s"), (refusal, "so what")] {
+        let root = root();
+        let config = root.path().join("devlet.yaml");
+        std::fs::write(&config, "deadlines: {notify: 300ms}").unwrap();
+        let mut command = devlet();
+        let args = ["serve", "--config", config.to_str().unwrap(), "--root-dir"];
+        command.args(args).arg(root.path()).stderr(Stdio::piped());
+        let mut daemon = Daemon::started(command, root.path());
+        let mut log = BufReader::new(daemon.child.stderr.take().unwrap()).lines();
+        let script = Script {
+            door: Door::Registry,
+            ..gpus(root.path(), 1)
+        };
+
+        let mut plugin = Plugin::start(&script.with_fault("NotifyRegistrationStatus", fault));
+        plugin.called("NotifyRegistrationStatus");
+
+        // It is told once, and not taken for one that is not taken in, which would be tried again.
+        let warning = log.find_map(|line| line.ok().filter(|line| line.contains("WARN")));
+        let warning = warning.unwrap();
+        assert!(
+            warning.contains("registered and does not want to know") && warning.contains(said),
+            "{warning}"
+        );
+        daemon.until_capacity(GPU, 1);
+        assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["gpu0"]);
+    }
 }

@@ -5,12 +5,14 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use devlet_agent::agent::Agent;
+use devlet_agent::agent::{ActivePods, Agent};
+use devlet_agent::capacity::Capacities;
 use devlet_agent::config::Config;
 use devlet_agent::manifest;
-use devlet_core::{Capacity, PodUid, ResourceName, Source};
+use devlet_core::{PodUid, Source};
 use devlet_testkit::{Answer, Device, Plugin, Script};
 use tokio::time::Instant;
 
@@ -29,24 +31,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     embed()
 }
 
+/// The pods of this program; `None` until it has found them.
+type Pods = Arc<Mutex<Option<BTreeSet<PodUid>>>>;
+
 #[tokio::main]
 async fn embed() -> Result<(), Box<dyn Error>> {
     let root = tempfile::tempdir()?;
     let (agent, report) = Agent::start(Config::new(root.path())).await?;
     println!("the node runs on {}: {report:?}", root.path().display());
 
-    // The pods that this program has. Until it says so, nothing is released: not even what a kubelet left.
-    let mut active: BTreeSet<PodUid> = BTreeSet::new();
-    let removed = agent.pods_synced(&active).await;
-    println!("pods from before that are gone: {}", removed.len());
-
-    let (printing, node) = (agent.stopping(), agent.clone());
-    agent.spawn(async move {
-        tokio::select! {
-            () = on_capacity(&node, print_capacity) => {}
-            () = printing.cancelled() => {}
-        }
-    });
+    // As long as this program does not know its pods, nothing is released: not even what a kubelet left.
+    let pods = Pods::default();
+    agent.follow_pods(source(&pods), Duration::from_secs(10));
+    agent.on_capacity(print_capacities);
+    *lock(&pods) = Some(BTreeSet::new());
 
     let pod = manifest::parse(POD, Source::Embedder, &agent.config().foreign)?;
     let soon = || Instant::now() + Duration::from_millis(100);
@@ -58,8 +56,9 @@ async fn embed() -> Result<(), Box<dyn Error>> {
     let plugin = Plugin::start(&gpus(root.path()));
     let deadline = || Instant::now() + Duration::from_secs(60);
     let waiting = |reason: &devlet_core::ReserveError| println!("waiting: {reason}");
+    // It is on the list before it is admitted: from then on the list speaks for it.
+    lock(&pods).get_or_insert_default().insert(pod.uid.clone());
     let admitted = agent.admit(&pod, deadline(), waiting).await?;
-    active.insert(admitted.uid.clone());
     for allocation in &admitted.allocations {
         let (container, resource) = (&allocation.container, &allocation.resource);
         println!("container {container} has {:?} of {resource}", allocation.devices);
@@ -70,15 +69,17 @@ async fn embed() -> Result<(), Box<dyn Error>> {
         options.envs,
         conflicts.len()
     );
+    let removed = agent.reconcile(&source(&pods)).await;
+    println!("pods that are gone: {removed:?}");
 
-    // The pod has ended: either the next list does not have it, or it is removed by name.
+    // The pod has ended: either it is removed by name, or the next list does not have it.
     agent.remove(&admitted.uid, deadline()).await?;
-    active.remove(&admitted.uid);
     println!("pod {} is removed, its devices are free", admitted.uid);
     let again = agent.admit(&pod, deadline(), waiting).await?;
-    let removed = agent.pods_synced(&active).await;
+    lock(&pods).get_or_insert_default().remove(&pod.uid);
+    let removed = agent.reconcile(&source(&pods)).await;
     println!("admitted again, and no longer on the list: {removed:?}");
-    if removed != [again.uid] {
+    if agent.store().read(|node| node.pod(&again.uid).is_some()) {
         return Err("a pod that is not on the list keeps its devices".into());
     }
 
@@ -88,34 +89,20 @@ async fn embed() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Calls back whenever the capacity of a resource is not what it was.
-async fn on_capacity(agent: &Agent, mut changed: impl FnMut(&ResourceName, Capacity)) {
-    let mut changes = agent.store().changed();
-    let mut known = std::collections::BTreeMap::new();
-    loop {
-        changes.borrow_and_update();
-        let now = agent.store().now();
-        let current = agent.store().read(|node| node.capacity(now));
-        for (resource, capacity) in &current {
-            if known.get(resource) != Some(capacity) {
-                changed(resource, *capacity);
-            }
-        }
-        known = current;
-        if changes.changed().await.is_err() {
-            return;
-        }
-    }
+fn lock(pods: &Pods) -> MutexGuard<'_, Option<BTreeSet<PodUid>>> {
+    pods.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn print_capacity(resource: &ResourceName, capacity: Capacity) {
-    let Capacity {
-        capacity,
-        allocatable,
-        held,
-        free,
-    } = capacity;
-    println!("{resource}: capacity {capacity}, allocatable {allocatable}, held {held}, free {free}");
+fn source(pods: &Pods) -> impl ActivePods + use<> {
+    let pods = Arc::clone(pods);
+    move || std::future::ready(lock(&pods).clone())
+}
+
+fn print_capacities(capacities: &Capacities) {
+    for (resource, each) in capacities {
+        let (capacity, allocatable, free) = (each.capacity, each.allocatable, each.free);
+        println!("{resource}: capacity {capacity}, allocatable {allocatable}, free {free}");
+    }
 }
 
 fn gpus(root: &std::path::Path) -> Script {

@@ -6,15 +6,18 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
-use devlet_core::{Pod, PodRequest, PodUid, ReleaseError, ReserveError, Source};
+use devlet_core::{Node, Pod, PodRequest, PodUid, ReleaseError, ReserveError, Source};
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, MissedTickBehavior, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
+use crate::capacity::{self, Capacities};
 use crate::config::Config;
 use crate::device_plugin::plugins::Plugins;
 use crate::device_plugin::registration::RegistrationService;
@@ -38,12 +41,12 @@ const DIRECTORY_MODE: u32 = 0o750;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A directory cannot be made.
-    #[error("cannot create {}: {source}", path.display())]
+    #[error("cannot create {}: {problem}", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
         /// What the system says.
-        source: io::Error,
+        problem: io::Error,
     },
     /// Another node has this root.
     #[error("another devlet runs on {}; stop it, or choose another --root-dir", root.display())]
@@ -52,12 +55,12 @@ pub enum StartError {
         root: PathBuf,
     },
     /// The lock cannot be had.
-    #[error("cannot lock {}: {source}", path.display())]
+    #[error("cannot lock {}: {problem}", path.display())]
     Lock {
         /// The lock file.
         path: PathBuf,
         /// What the system says.
-        source: io::Error,
+        problem: io::Error,
     },
     /// The socket for plugins is somebody else's, or cannot be made.
     #[error(transparent)]
@@ -66,10 +69,10 @@ pub enum StartError {
     #[error(transparent)]
     Watch(#[from] WatchError),
     /// The kernel does not say which boot this is.
-    #[error("cannot read {BOOT_ID}: {source}")]
+    #[error("cannot read {BOOT_ID}: {problem}")]
     BootId {
         /// What the system says.
-        source: io::Error,
+        problem: io::Error,
     },
     /// The state cannot be opened.
     #[error(transparent)]
@@ -80,14 +83,40 @@ pub enum StartError {
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
     /// It holds nothing.
-    #[error("no such pod")]
-    Unknown,
+    #[error("no such pod: {pod}")]
+    Unknown {
+        /// The pod.
+        pod: PodUid,
+    },
     /// It is still being admitted, or removed by somebody else.
-    #[error("another operation for this pod did not end in time")]
-    InFlight,
+    #[error("pod {pod} is still being admitted or removed, which did not end in time; wait longer")]
+    InFlight {
+        /// The pod.
+        pod: PodUid,
+    },
     /// It could not be written down.
     #[error(transparent)]
     Write(#[from] WriteError),
+}
+
+/// Knows which pods there are.
+///
+/// A function that makes the list, `async || Some(...)`, is one.
+pub trait ActivePods: Send + Sync {
+    /// All pods that there are, or `None` as long as that is not known: then nothing is removed.
+    ///
+    /// A pod belongs on the list before it is admitted, and until its containers have ended for good.
+    fn active(&self) -> impl Future<Output = Option<BTreeSet<PodUid>>> + Send;
+}
+
+impl<F, A> ActivePods for F
+where
+    F: Fn() -> A + Send + Sync,
+    A: Future<Output = Option<BTreeSet<PodUid>>> + Send,
+{
+    fn active(&self) -> impl Future<Output = Option<BTreeSet<PodUid>>> + Send {
+        self()
+    }
 }
 
 /// A running node. Clones are the same node.
@@ -106,6 +135,8 @@ struct Inner {
     stop: CancellationToken,
     kubelet_socket: Published,
     api_socket: OnceLock<Published>,
+    /// Set once everything has ended well.
+    stopped: OnceCell<()>,
     /// Held as long as we run.
     _lock: File,
 }
@@ -159,6 +190,7 @@ impl Agent {
             stop.clone().cancelled_owned(),
         );
         tasks.spawn(report_end(serving));
+        tasks.spawn(capacity::end_graces(store.clone(), stop.clone()));
         let inner = Inner {
             config,
             store,
@@ -168,6 +200,7 @@ impl Agent {
             stop,
             kubelet_socket,
             api_socket: OnceLock::new(),
+            stopped: OnceCell::new(),
             _lock: lock,
         };
         Ok((
@@ -219,7 +252,16 @@ impl Agent {
         self.inner.tasks.spawn(task);
     }
 
-    /// Admits a pod: everything it asks for, on disk when this returns, or nothing. See [`admit::admit`].
+    /// Calls back with the capacity of all resources: at once, and whenever it is another one, also when the grace
+    /// period of a plugin that left is over. Never twice at the same time, and never with anything locked; changes that
+    /// come meanwhile are told as one. What takes long is to be handed over: it would keep the node from stopping.
+    pub fn on_capacity(&self, tell: impl FnMut(&Capacities) + Send + 'static) {
+        let (store, stop) = (self.inner.store.clone(), self.inner.stop.clone());
+        self.spawn(capacity::follow(store, stop, tell));
+    }
+
+    /// Admits a pod: everything it asks for, on disk when this returns, or nothing. Plugins that are not there yet are
+    /// waited for, and all plugins must have answered by the deadline. See [`admit::admit`].
     pub async fn admit(
         &self,
         request: &PodRequest,
@@ -286,26 +328,57 @@ impl Agent {
             changes.borrow_and_update();
             match store.release(pod).await {
                 Ok(()) => return Ok(()),
-                Err(store::ReleaseError::Refused(ReleaseError::Unknown)) => return Err(RemoveError::Unknown),
+                Err(store::ReleaseError::Refused(ReleaseError::Unknown)) => {
+                    return Err(RemoveError::Unknown { pod: pod.clone() });
+                }
                 Err(store::ReleaseError::Refused(ReleaseError::InFlight)) => {}
                 Err(store::ReleaseError::Write(error)) => return Err(error.into()),
             }
             if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-                return Err(RemoveError::InFlight);
+                return Err(RemoveError::InFlight { pod: pod.clone() });
             }
         }
     }
 
-    /// An embedder's complete list of active pods: those of its own that are not on it, and imported ones, are
-    /// gone for good and are removed. The pods that were.
-    pub async fn pods_synced(&self, active: &BTreeSet<PodUid>) -> Vec<PodUid> {
-        let orphans = self
-            .inner
-            .store
-            .read(|node| node.orphans(Source::Embedder, active));
+    /// Asks an embedder's source of pods at once and from then on, with this pause in between, and removes the pods that
+    /// are gone: see [`Agent::reconcile`].
+    pub fn follow_pods(&self, source: impl ActivePods + 'static, every: Duration) {
+        let agent = self.clone();
+        self.spawn(async move {
+            let mut ticks = tokio::time::interval(every);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let asking = async {
+                loop {
+                    ticks.tick().await;
+                    for pod in agent.reconcile(&source).await {
+                        tracing::info!(%pod, "pod removed: it is no longer active");
+                    }
+                }
+            };
+            tokio::select! {
+                () = asking => {}
+                () = agent.inner.stop.cancelled() => {}
+            }
+        });
+    }
+
+    /// Asks an embedder's source once which pods there are. Those of its own ([`Source::Embedder`]), and imported ones,
+    /// that are not on its list are gone for good and are removed. The pods that were.
+    ///
+    /// The list speaks only for pods that were admitted before it was asked for: one that is admitted, or admitted
+    /// again, while the list is made is safe.
+    pub async fn reconcile(&self, source: &impl ActivePods) -> Vec<PodUid> {
+        let store = &self.inner.store;
+        let asked = store.read(Node::admissions);
+        let Some(active) = source.active().await else {
+            return Vec::new();
+        };
+        let orphans = store.read(|node| node.orphans(Source::Embedder, &active, asked));
         let mut removed = Vec::new();
         for pod in orphans {
-            match self.inner.store.release(&pod).await {
+            // It may have been admitted again since we looked.
+            let still = |node: &Node| node.list_speaks_for(&pod, Source::Embedder, asked);
+            match store.release_if(&pod, still).await {
                 Ok(()) => removed.push(pod),
                 Err(store::ReleaseError::Refused(_)) => {}
                 Err(store::ReleaseError::Write(error)) => {
@@ -316,12 +389,13 @@ impl Agent {
         removed
     }
 
-    /// Stops the node: plugins are let go, and everything is on disk when this returns.
+    /// Stops the node: plugins are let go, and everything is on disk when this returns. A node that has stopped stays so.
     pub async fn stop(&self) -> Result<(), StopError> {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
-        self.inner.store.stop().await
+        let stopped = &self.inner.stopped;
+        stopped.get_or_try_init(|| self.inner.store.stop()).await.copied()
     }
 }
 
@@ -338,7 +412,7 @@ async fn report_end(serving: impl Future<Output = Result<(), ServeError>>) {
 }
 
 fn open_options(config: &Config) -> Result<store::OpenOptions, StartError> {
-    let boot_id = std::fs::read_to_string(BOOT_ID).map_err(|source| StartError::BootId { source })?;
+    let boot_id = std::fs::read_to_string(BOOT_ID).map_err(|problem| StartError::BootId { problem })?;
     let mut options = store::OpenOptions::new(config.database(), boot_id.trim());
     options.checkpoint = Some(config.kubelet_checkpoint());
     options.on_reboot = config.on_reboot;
@@ -346,9 +420,9 @@ fn open_options(config: &Config) -> Result<store::OpenOptions, StartError> {
 }
 
 fn make_directory(path: &Path) -> Result<(), StartError> {
-    let failed = |source| StartError::Directory {
+    let failed = |problem| StartError::Directory {
         path: path.to_owned(),
-        source,
+        problem,
     };
     DirBuilder::new()
         .recursive(true)
@@ -359,9 +433,9 @@ fn make_directory(path: &Path) -> Result<(), StartError> {
 
 fn lock(config: &Config) -> Result<File, StartError> {
     let path = config.lock();
-    let failed = |source| StartError::Lock {
+    let failed = |problem| StartError::Lock {
         path: path.clone(),
-        source,
+        problem,
     };
     let mut options = OpenOptions::new();
     let file = options
@@ -375,7 +449,7 @@ fn lock(config: &Config) -> Result<File, StartError> {
         Err(std::fs::TryLockError::WouldBlock) => Err(StartError::Locked {
             root: config.root.clone(),
         }),
-        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
+        Err(std::fs::TryLockError::Error(problem)) => Err(failed(problem)),
     }
 }
 

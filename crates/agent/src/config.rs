@@ -18,7 +18,7 @@ pub struct Config {
     pub root: PathBuf,
     /// How long plugins may take.
     pub deadlines: Deadlines,
-    /// How long an admission waits for plugins that are not there yet, unless its caller says otherwise.
+    /// How long an admission may take, plugins that are not there yet included, unless its caller says otherwise.
     pub wait: Duration,
     /// Resources that others serve: `example.org/*`, `acme.com/seat`.
     pub foreign: Vec<String>,

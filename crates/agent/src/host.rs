@@ -41,9 +41,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// The pause between two snapshots of a watch: changes come in bursts.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often a watch looks at what changes by the clock alone: the capacity of a plugin that left.
-const WATCH_CLOCK: Duration = Duration::from_secs(1);
-
 /// The caller may not change anything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}; allow it under access.admit in devlet's configuration", who(.uid.as_ref()))]
@@ -169,7 +166,6 @@ impl Host {
     /// Sends what `list` says now and after each change, as long as somebody listens.
     fn watch<T, L>(
         &self,
-        clock: Option<Duration>,
         list: impl Fn(&Host) -> Vec<T> + Send + Sync + 'static,
         wrap: fn(u64, Vec<T>) -> L,
     ) -> Response<Answers<L>>
@@ -182,7 +178,7 @@ impl Host {
         self.agent.spawn(async move {
             let stop = host.agent.stopping();
             tokio::select! {
-                () = host.follow(clock, list, wrap, &sender) => {}
+                () = host.follow(list, wrap, &sender) => {}
                 () = sender.closed() => {}
                 () = stop.cancelled() => {}
             }
@@ -192,7 +188,6 @@ impl Host {
 
     async fn follow<T: Clone + PartialEq, L>(
         &self,
-        clock: Option<Duration>,
         list: impl Fn(&Host) -> Vec<T>,
         wrap: fn(u64, Vec<T>) -> L,
         sender: &mpsc::Sender<Result<L, Status>>,
@@ -208,12 +203,7 @@ impl Host {
                 }
                 last = Some(items);
             }
-            let changed = changes.changed();
-            let ended = match clock {
-                None => changed.await.is_err(),
-                Some(clock) => matches!(tokio::time::timeout(clock, changed).await, Ok(Err(_))),
-            };
-            if ended {
+            if changes.changed().await.is_err() {
                 return;
             }
             tokio::time::sleep(WATCH_PAUSE).await;
@@ -510,7 +500,7 @@ impl Devlet for Host {
         &self,
         _: Request<v1::ListResourcesRequest>,
     ) -> Result<Response<Self::WatchResourcesStream>, Status> {
-        Ok(self.watch(Some(WATCH_CLOCK), Self::resources, resource_list))
+        Ok(self.watch(Self::resources, resource_list))
     }
 
     async fn watch_devices(
@@ -518,14 +508,14 @@ impl Devlet for Host {
         request: Request<v1::ListDevicesRequest>,
     ) -> Result<Response<Self::WatchDevicesStream>, Status> {
         let resource = request.into_inner().resource;
-        Ok(self.watch(None, move |host| host.devices(&resource), device_list))
+        Ok(self.watch(move |host| host.devices(&resource), device_list))
     }
 
     async fn watch_plugins(
         &self,
         _: Request<v1::ListPluginsRequest>,
     ) -> Result<Response<Self::WatchPluginsStream>, Status> {
-        Ok(self.watch(None, Self::plugins, plugin_list))
+        Ok(self.watch(Self::plugins, plugin_list))
     }
 
     async fn watch_pods(
@@ -533,7 +523,7 @@ impl Devlet for Host {
         request: Request<v1::ListPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         let name = request.into_inner().pod;
-        Ok(self.watch(None, move |host| host.pods_called(&name), pod_list))
+        Ok(self.watch(move |host| host.pods_called(&name), pod_list))
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {

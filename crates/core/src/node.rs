@@ -210,6 +210,7 @@ pub struct Node {
     next_connection: u64,
     next_reservation: u64,
     next_list: u64,
+    next_admission: u64,
     changes: u64,
     resource_changes: u64,
 }
@@ -231,6 +232,12 @@ impl Node {
             node.take_in(pod);
         }
         node
+    }
+
+    /// Counts admissions, so that a list of pods can be told from those that were admitted while it was made: see
+    /// [`Node::orphans`].
+    pub fn admissions(&self) -> u64 {
+        self.next_admission
     }
 
     /// Counts every change, so that those who wait know when to look again.
@@ -265,9 +272,9 @@ impl Node {
         offer: Offer,
         now: Moment,
     ) -> Result<(ConnectionId, Option<ConnectionId>), ConnectError> {
-        let resource = self.resources.entry(offer.resource.clone()).or_default();
-        let same_place = |plugin: &Plugin| plugin.endpoint == offer.endpoint;
-        let other = resource.plugins.values().find(|plugin| plugin.uid != offer.uid);
+        let known = self.resources.get(&offer.resource);
+        let mut plugins = known.into_iter().flat_map(|resource| resource.plugins.values());
+        let other = plugins.find(|plugin| plugin.uid != offer.uid);
         if let (Some(other), false) = (other, offer.may_share) {
             let (first, endpoint, uid) = (other.uid, other.endpoint.clone(), offer.uid);
             return Err(ConnectError::OtherUser {
@@ -277,6 +284,8 @@ impl Node {
                 uid,
             });
         }
+        let same_place = |plugin: &Plugin| plugin.endpoint == offer.endpoint;
+        let resource = self.resources.entry(offer.resource.clone()).or_default();
         let replaced = resource
             .plugins
             .iter()
@@ -416,6 +425,20 @@ impl Node {
         }
     }
 
+    /// The grace period of every plugin whose period ends by then is over, whatever the clock of those who ask says.
+    /// Whether that was news.
+    pub fn grace_ended(&mut self, end: Moment) -> bool {
+        let mut news = false;
+        for resource in self.resources.values_mut() {
+            if resource.grace_end().is_some_and(|own| own <= end) {
+                resource.idle_since = None;
+                news = true;
+            }
+        }
+        self.changes += u64::from(news);
+        news
+    }
+
     fn resource_of(&mut self, connection: ConnectionId) -> Option<(ResourceName, &mut Resource)> {
         let name = self.connections.get(&connection)?.clone();
         let resource = self.resources.get_mut(&name)?;
@@ -450,6 +473,7 @@ impl Node {
                 && !pod.before_reboot
         });
         if plan.grants.is_empty() && settled {
+            self.admitted(&request.uid);
             return Ok(None);
         }
         let id = ReservationId(self.next_reservation);
@@ -471,6 +495,11 @@ impl Node {
         self.ledger.reservations.insert(id, reservation);
         self.changes += 1;
         Ok(Some(id))
+    }
+
+    fn admitted(&mut self, pod: &PodUid) {
+        self.ledger.admitted.insert(pod.clone(), self.next_admission);
+        self.next_admission += 1;
     }
 
     /// What is set aside.
@@ -573,6 +602,7 @@ impl Node {
         };
         let reservation = entry.remove();
         self.ledger.in_flight.remove(&reservation.pod);
+        self.admitted(&reservation.pod);
         // The devices are held already, and the name is taken.
         if let Some(earlier) = self.ledger.pods.insert(pod.uid.clone(), pod)
             && earlier.name != reservation.name
@@ -649,6 +679,7 @@ impl Node {
         let Some(pod) = self.ledger.pods.remove(pod) else {
             return;
         };
+        self.ledger.admitted.remove(&pod.uid);
         self.ledger.unname(&pod.name, &pod.uid);
         for (name, devices) in pod.devices() {
             let resource = self.resources.get(name);

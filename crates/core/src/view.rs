@@ -300,18 +300,32 @@ impl Node {
         run_options::merge(pod.into_iter().flat_map(|pod| pod.allocations_of(container)))
     }
 
-    /// Pods of a source that its list, which is complete, does not have.
-    pub fn orphans(&self, source: Source, active: &BTreeSet<PodUid>) -> Vec<PodUid> {
-        let gone = |pod: &&Pod| {
-            let answerable = pod.source == source || pod.source == Source::Imported;
-            answerable && !active.contains(&pod.uid)
-        };
-        self.ledger
-            .pods
-            .values()
-            .filter(gone)
+    /// Pods of a source that its list, which is complete, does not have. The list was asked for after `asked`
+    /// admissions ([`Node::admissions`]), and does not speak for pods that were admitted, again or for the first time,
+    /// since.
+    pub fn orphans(&self, source: Source, active: &BTreeSet<PodUid>, asked: u64) -> Vec<PodUid> {
+        let pods = self.ledger.pods.values();
+        let missing = pods.filter(|pod| !active.contains(&pod.uid));
+        missing
+            .filter(|pod| self.list_speaks_for(&pod.uid, source, asked))
             .map(|pod| pod.uid.clone())
             .collect()
+    }
+
+    /// Whether a list of this source that was asked for after `asked` admissions says if this pod is still there.
+    pub fn list_speaks_for(&self, pod: &PodUid, source: Source, asked: u64) -> bool {
+        let answers = |pod: &Pod| pod.source == source || pod.source == Source::Imported;
+        let admitted = self.ledger.admitted.get(pod);
+        self.ledger.pods.get(pod).is_some_and(answers) && admitted.is_none_or(|number| *number < asked)
+    }
+
+    /// When the next grace period ends of a plugin that left, unless [`Node::grace_ended`] was called for it.
+    pub fn next_grace_end(&self) -> Option<Moment> {
+        let ends = self
+            .resources
+            .values()
+            .filter_map(|resource| resource.grace_end());
+        ends.min()
     }
 
     /// Whether a pod is being admitted or removed.

@@ -20,7 +20,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "wait",
-        "How long an admission waits for plugins that are not there yet, unless its caller says otherwise.",
+        "How long an admission may take, plugins that are not there yet included, unless its caller says otherwise.",
     ),
     ("deadlines", "How long plugins may take."),
     ("deadlines.dial", "To accept a connection."),

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Without a manifest: how many devices of a resource the container gets; may be repeated
     #[arg(long = "limit", value_name = "RESOURCE=COUNT", value_parser = limit)]
     limits: Vec<(String, String)>,
-    /// How long to wait for plugins that are not there yet [default: as configured, 60s]
+    /// How long it may take, plugins that are not there yet included [default: as configured, 60s]
     #[arg(long, value_name = "DURATION")]
     wait: Option<Span>,
     #[command(flatten)]

@@ -14,7 +14,7 @@ use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use http::uri::PathAndQuery;
 use prost::Message as _;
 use prost::bytes::{Buf as _, Bytes};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::{Code, Request, Status};
@@ -46,6 +46,14 @@ pub enum CallError {
         method: &'static str,
         /// How long we waited.
         deadline: Duration,
+    },
+    /// Whoever waits for the answer cannot wait any longer; the plugin might have had more time.
+    #[error("{method} was not answered before the caller's deadline, {:.1} s after the call; wait longer", .waited.as_secs_f32())]
+    CutShort {
+        /// The call.
+        method: &'static str,
+        /// How long the plugin had.
+        waited: Duration,
     },
     /// The plugin went away under the call.
     #[error("{method}: the plugin went away")]
@@ -87,6 +95,20 @@ impl CallError {
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
     }
+
+    /// Whether the plugin said nothing in the time that it had.
+    pub fn is_silence(&self) -> bool {
+        matches!(self, Self::TimedOut { .. } | Self::CutShort { .. })
+    }
+}
+
+/// How long a call may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// The plugin's own deadline.
+    pub own: Duration,
+    /// The deadline of whoever waits for the answer.
+    pub caller: Option<Instant>,
 }
 
 /// A way to call one connected plugin.
@@ -119,7 +141,10 @@ impl PluginClient {
         let options = self
             .within(
                 method,
-                deadline,
+                Patience {
+                    own: deadline,
+                    caller: None,
+                },
                 client.get_device_plugin_options(v1beta1::Empty {}),
             )
             .await?;
@@ -158,7 +183,7 @@ impl PluginClient {
     pub async fn preferred(
         &self,
         question: &Question,
-        deadline: Duration,
+        patience: Patience,
     ) -> Result<Vec<DeviceId>, CallError> {
         let request = v1beta1::PreferredAllocationRequest {
             container_requests: vec![v1beta1::ContainerPreferredAllocationRequest {
@@ -170,7 +195,7 @@ impl PluginClient {
         let client = DevicePluginClient::new(self.channel.clone());
         let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
         let call = client.get_preferred_allocation(request);
-        let answer = self.within("GetPreferredAllocation", deadline, call).await?;
+        let answer = self.within("GetPreferredAllocation", patience, call).await?;
         let first = answer.container_responses.into_iter().next();
         Ok(first
             .into_iter()
@@ -180,7 +205,7 @@ impl PluginClient {
     }
 
     /// Hands devices to a container; the answer as bytes of a `ContainerAllocateResponse`.
-    pub async fn allocate(&self, devices: &[DeviceId], deadline: Duration) -> Result<Bytes, CallError> {
+    pub async fn allocate(&self, devices: &[DeviceId], patience: Patience) -> Result<Bytes, CallError> {
         const METHOD: &str = "Allocate";
         let (path, request) = match self.api {
             Api::V1beta1 => {
@@ -200,7 +225,7 @@ impl PluginClient {
             }
         };
         let answer = self
-            .within(METHOD, deadline, self.call_with_bytes(path, request))
+            .within(METHOD, patience, self.call_with_bytes(path, request))
             .await?;
         if self.api == Api::V1alpha2 {
             return Ok(answer);
@@ -224,7 +249,7 @@ impl PluginClient {
     }
 
     /// Tells the plugin that a container is about to start.
-    pub async fn pre_start(&self, devices: &[DeviceId], deadline: Duration) -> Result<(), CallError> {
+    pub async fn pre_start(&self, devices: &[DeviceId], patience: Patience) -> Result<(), CallError> {
         if self.api == Api::V1alpha2 {
             return Ok(());
         }
@@ -232,7 +257,7 @@ impl PluginClient {
         let request = v1beta1::PreStartContainerRequest {
             devices_ids: texts(devices),
         };
-        self.within("PreStartContainer", deadline, client.pre_start_container(request))
+        self.within("PreStartContainer", patience, client.pre_start_container(request))
             .await?;
         Ok(())
     }
@@ -240,25 +265,36 @@ impl PluginClient {
     async fn within<T>(
         &self,
         method: &'static str,
-        deadline: Duration,
+        Patience { own, caller }: Patience,
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, CallError> {
         let called = Instant::now();
-        let ended = tokio::time::timeout(deadline, call).await;
+        let own_end = called + own;
+        let end = caller.map_or(own_end, |caller| caller.min(own_end));
+        let ended = timeout_at(end, call).await;
         self.calls.took(method, called.elapsed());
         let error = match ended {
+            Err(_) if end < own_end => CallError::CutShort {
+                method,
+                waited: called.elapsed(),
+            },
+            Err(_) => CallError::TimedOut {
+                method,
+                deadline: own,
+            },
             Ok(Ok(response)) => return Ok(response.into_inner()),
-            Ok(Err(status)) => self.explained(method, status).await,
-            Err(_) => CallError::TimedOut { method, deadline },
+            Ok(Err(status)) => self.explained(method, status, caller).await,
         };
         self.calls.failed(&error);
         Err(error)
     }
 
-    async fn explained(&self, method: &'static str, status: Status) -> CallError {
+    async fn explained(&self, method: &'static str, status: Status, caller: Option<Instant>) -> CallError {
         // A plugin may say so itself; only if its connection ends, too, there is something to wait for.
+        let farewell = Instant::now() + FAREWELL;
+        let farewell = caller.map_or(farewell, |caller| caller.min(farewell));
         let looks_gone = matches!(status.code(), Code::Unavailable | Code::Cancelled);
-        if looks_gone && tokio::time::timeout(FAREWELL, self.gone.wait()).await.is_ok() {
+        if looks_gone && timeout_at(farewell, self.gone.wait()).await.is_ok() {
             return CallError::Gone { method };
         }
         CallError::Refused {

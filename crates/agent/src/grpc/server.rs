@@ -77,10 +77,10 @@ impl Default for ServerLimits {
 
 /// Why a server ended on its own.
 #[derive(Debug, thiserror::Error)]
-#[error("the gRPC server on {} failed: {source}", path.display())]
+#[error("the gRPC server on {} failed: {problem}", path.display())]
 pub struct ServeError {
     path: std::path::PathBuf,
-    source: tonic::transport::Error,
+    problem: tonic::transport::Error,
 }
 
 /// Serves `routes` to everyone who connects to `listener`, until `shutdown` completes.
@@ -93,9 +93,9 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let path = listener.path().to_owned();
-    let failed = |source| ServeError {
+    let failed = |problem| ServeError {
         path: path.clone(),
-        source,
+        problem,
     };
     let cut = CancellationToken::new();
     // For when this future is dropped.

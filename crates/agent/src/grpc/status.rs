@@ -114,7 +114,7 @@ impl Coded for ReserveError {
 impl Coded for CallError {
     fn code(&self) -> Code {
         match self {
-            Self::TimedOut { .. } => Code::DeadlineExceeded,
+            Self::TimedOut { .. } | Self::CutShort { .. } => Code::DeadlineExceeded,
             // The plugin's own code is about its own affairs.
             Self::Refused { .. } | Self::Invalid { .. } | Self::Gone { .. } => Code::Aborted,
         }
@@ -126,7 +126,7 @@ impl Coded for AdmitError {
         match self {
             Self::Refused(reason) => reason.code(),
             Self::TimedOut { .. } => Code::DeadlineExceeded,
-            Self::Plugin { source, .. } => source.code(),
+            Self::Plugin { problem, .. } => problem.code(),
             Self::Vanishing { .. } => Code::Aborted,
             Self::GivenUp => Code::Unavailable,
             Self::Commit(error) => error.code(),
@@ -153,8 +153,8 @@ impl Coded for WriteError {
 impl Coded for RemoveError {
     fn code(&self) -> Code {
         match self {
-            Self::Unknown => Code::NotFound,
-            Self::InFlight => Code::DeadlineExceeded,
+            Self::Unknown { .. } => Code::NotFound,
+            Self::InFlight { .. } => Code::DeadlineExceeded,
             Self::Write(error) => error.code(),
         }
     }
@@ -164,7 +164,7 @@ impl Coded for StartContainerError {
     fn code(&self) -> Code {
         match self {
             Self::UnknownPod | Self::UnknownContainer { .. } => Code::NotFound,
-            Self::Plugin { source, .. } => source.code(),
+            Self::Plugin { problem, .. } => problem.code(),
             Self::TimedOut { .. } => Code::DeadlineExceeded,
         }
     }

@@ -108,11 +108,11 @@ pub enum ListenError {
     #[error("the socket at {} keeps changing: is another process starting there?", path.display())]
     Contended { path: PathBuf },
     /// The system refused a step.
-    #[error("cannot {step} for {}: {source}", path.display())]
+    #[error("cannot {step} for {}: {problem}", path.display())]
     Io {
         path: PathBuf,
         step: &'static str,
-        source: io::Error,
+        problem: io::Error,
     },
 }
 
@@ -230,10 +230,10 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, ListenError> {
         });
     };
     let failed = |step| {
-        move |source: Errno| ListenError::Io {
+        move |problem: Errno| ListenError::Io {
             path: path.to_owned(),
             step,
-            source: source.into(),
+            problem: problem.into(),
         }
     };
     let parent = path
@@ -263,10 +263,10 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, ListenError> {
     let identity = identity(&directory, &hidden.name).map_err(failed("look at the socket"))?;
     publish(path, &directory, &hidden.name, name)?;
 
-    let inner = UnixListener::from_std(socket.into()).map_err(|source| ListenError::Io {
+    let inner = UnixListener::from_std(socket.into()).map_err(|problem| ListenError::Io {
         path: path.to_owned(),
         step: "watch the socket",
-        source,
+        problem,
     });
     let inner = match inner {
         Ok(inner) => inner,
@@ -287,10 +287,10 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, ListenError> {
 /// Gives the socket its real name once no live process has it.
 fn publish(path: &Path, directory: &OwnedFd, hidden: &OsStr, name: &OsStr) -> Result<(), ListenError> {
     let failed = |step| {
-        move |source: Errno| ListenError::Io {
+        move |problem: Errno| ListenError::Io {
             path: path.to_owned(),
             step,
-            source: source.into(),
+            problem: problem.into(),
         }
     };
     // Each round loses against somebody who was faster.
@@ -509,8 +509,8 @@ pub enum DialError {
     #[error("socket path has {length} bytes, which no file can have")]
     PathTooLong { length: usize },
     /// The system refused.
-    #[error("cannot dial {}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    #[error("cannot dial {}: {problem}", path.display())]
+    Io { path: PathBuf, problem: io::Error },
 }
 
 /// A connection to a peer.
@@ -567,9 +567,9 @@ struct Ended {
 pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<Dialed, DialError> {
     let path = path.as_ref();
     let (stream, owner) = dial(path, deadline).await?;
-    let failed = |source| DialError::Io {
+    let failed = |problem| DialError::Io {
         path: path.to_owned(),
-        source,
+        problem,
     };
     let peer = PeerCred::of(&stream).map_err(failed)?;
     let (cut, gone) = (CancellationToken::new(), CancellationToken::new());
@@ -631,12 +631,12 @@ async fn attempt(path: &Path) -> Result<(UnixStream, u32), DialError> {
         },
         error => DialError::Io {
             path: owned(),
-            source: error.into(),
+            problem: error.into(),
         },
     })?;
     let stat = rustix::fs::fstat(&file).map_err(|error| DialError::Io {
         path: owned(),
-        source: error.into(),
+        problem: error.into(),
     })?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Socket => {}
@@ -651,7 +651,7 @@ async fn attempt(path: &Path) -> Result<(UnixStream, u32), DialError> {
             io::ErrorKind::WouldBlock => DialError::TimedOut { path: owned() },
             _ => DialError::Io {
                 path: owned(),
-                source: error,
+                problem: error,
             },
         }),
     }

@@ -1,7 +1,8 @@
 //! The task of one socket in `plugins_registry`: ask who is there, take it in, tell it.
 //!
 //! `GetInfo`, validate, register, `NotifyRegistrationStatus`. A failure is retried after a pause that doubles, until
-//! the socket goes or is made anew.
+//! the socket goes or is made anew. A plugin that was taken in and does not listen when it is told so serves all the
+//! same: a kubelet would turn it away and begin anew, again and again.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,12 +26,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The socket cannot be dialled.
-    #[error("dial failed at socket {}, err: {source}", socket.display())]
+    #[error("dial failed at socket {}, err: {problem}", socket.display())]
     Dial {
         /// The socket.
         socket: PathBuf,
         /// Why.
-        source: DialError,
+        problem: DialError,
     },
     /// A call was not answered well, or not in time.
     #[error("{method} at socket {}: {problem}", socket.display())]
@@ -52,10 +53,10 @@ pub enum HandshakeError {
     },
     /// It says something impossible.
     #[error("plugin validation failed with err: {0}")]
-    Invalid(#[from] InvalidPlugin),
+    Invalid(InvalidPlugin),
     /// It is not taken in.
     #[error("plugin registration failed with err: {0}")]
-    Register(#[from] RegisterError),
+    Register(RegisterError),
 }
 
 /// A plugin that cannot be what it says. The texts are the kubelet's, known to authors of plugins.
@@ -66,7 +67,7 @@ pub enum InvalidPlugin {
     Version(Vec<String>),
     /// It serves no extended resource.
     #[error("invalid name of device plugin socket: {0}")]
-    Name(#[from] InvalidResourceName),
+    Name(InvalidResourceName),
     /// It names a socket relative to nothing.
     #[error("the endpoint {0:?} is not an absolute path")]
     Endpoint(String),
@@ -126,9 +127,9 @@ impl Handshake {
         let deadlines = &self.registrar.config.deadlines;
         let dialed = uds::connect(socket, Instant::now() + deadlines.dial)
             .await
-            .map_err(|source| HandshakeError::Dial {
+            .map_err(|problem| HandshakeError::Dial {
                 socket: socket.to_owned(),
-                source,
+                problem,
             })?;
         let mut client = RegistrationClient::new(dialed.channel.clone());
         let info = client.get_info(InfoRequest {});
@@ -150,8 +151,10 @@ impl Handshake {
         };
         let told = client.notify_registration_status(status);
         let told = call("NotifyRegistrationStatus", socket, deadlines.notify, told).await;
-        taken_in?;
-        told.map(drop)
+        if let (Ok(()), Err(error)) = (&taken_in, told) {
+            tracing::warn!(socket = %socket.display(), %error, "plugin is registered and does not want to know");
+        }
+        taken_in
     }
 
     async fn take_in(&self, info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<(), HandshakeError> {
@@ -161,9 +164,9 @@ impl Handshake {
                 socket: socket.to_owned(),
             });
         }
-        let candidate = candidate(info, socket, dialed)?;
-        self.registrar.register(candidate).await?;
-        Ok(())
+        let candidate = candidate(info, socket, dialed).map_err(HandshakeError::Invalid)?;
+        let registered = self.registrar.register(candidate).await;
+        registered.map(drop).map_err(HandshakeError::Register)
     }
 }
 
@@ -175,7 +178,7 @@ fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candida
     {
         return Err(InvalidPlugin::Version(info.supported_versions));
     }
-    let resource = resource_name::parse(&info.name)?;
+    let resource = resource_name::parse(&info.name).map_err(InvalidPlugin::Name)?;
     let endpoint = if info.endpoint.is_empty() {
         socket.to_owned()
     } else {

@@ -20,12 +20,12 @@ const DEEPEST: usize = 16;
 
 /// Why a directory cannot be watched.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot watch {}", directory.display())]
+#[error("cannot watch {}: {problem}", directory.display())]
 pub struct WatchError {
     /// The directory.
     pub directory: PathBuf,
     /// What the system says.
-    pub source: io::Error,
+    pub problem: io::Error,
 }
 
 /// Tells a socket from another one that was made under the same name.
@@ -60,7 +60,7 @@ impl Watcher {
                 inotify,
                 last: None,
             }),
-            Err(source) => Err(WatchError { directory, source }),
+            Err(problem) => Err(WatchError { directory, problem }),
         }
     }
 
@@ -74,9 +74,9 @@ impl Watcher {
                 self.last = Some(sockets.clone());
                 return Ok(sockets);
             }
-            self.wait().await.map_err(|source| WatchError {
+            self.wait().await.map_err(|problem| WatchError {
                 directory: self.directory.clone(),
-                source,
+                problem,
             })?;
         }
     }
@@ -270,6 +270,9 @@ mod tests {
             .unwrap();
         let _guard = runtime.enter();
         let error = Watcher::new("/does/not/exist".into()).unwrap_err();
-        assert_eq!(error.to_string(), "cannot watch /does/not/exist");
+        assert_eq!(
+            error.to_string(),
+            "cannot watch /does/not/exist: No such file or directory (os error 2)"
+        );
     }
 }

@@ -364,9 +364,21 @@ impl Store {
     ///
     /// Nothing has happened if the future is dropped before it was first polled; from then on it is carried out.
     pub async fn release(&self, pod: &PodUid) -> Result<(), ReleaseError> {
+        self.release_if(pod, |_| true).await
+    }
+
+    /// The same if, at the moment of decision, `still` says so; otherwise the pod counts as unknown.
+    pub async fn release_if(
+        &self,
+        pod: &PodUid,
+        still: impl FnOnce(&Node) -> bool,
+    ) -> Result<(), ReleaseError> {
         self.shared.change(|state| {
             if state.importing.contains(pod) {
                 return Err(ReleaseRefused::InFlight);
+            }
+            if !still(&state.node) {
+                return Err(ReleaseRefused::Unknown);
             }
             state.node.begin_release(pod)
         })?;

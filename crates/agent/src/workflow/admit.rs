@@ -7,20 +7,24 @@
 //! 4. Call `Allocate` on all plugins at the same time, each with its deadline.
 //! 5. Write the pod down, then answer.
 //!
+//! The caller's deadline bounds all of it but 5: a plugin has as long as its own deadline says, or as the caller has
+//! left. One that was silent when it was asked for advice is not asked again by the same admission.
+//!
 //! Whatever goes wrong before 5, and if the caller leaves, the devices are free again: the reservation undoes
 //! itself when it is dropped.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use devlet_core::device_plugin::ledger::Grant;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::{Advice, ConnectionId, Pod, PodRequest, Question, ReserveError, ResourceName};
+use devlet_core::{Advice, ConnectionId, PluginView, Pod, PodRequest, Question, ReserveError, ResourceName};
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Deadlines;
-use crate::device_plugin::client::{CallError, InvalidAnswer};
+use crate::device_plugin::client::{CallError, InvalidAnswer, Patience};
 use crate::device_plugin::plugins::Plugins;
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
@@ -43,12 +47,14 @@ pub enum AdmitError {
         reason: ReserveError,
     },
     /// A plugin said no, or nothing.
-    #[error("device plugin of {resource}: {source}")]
+    #[error("device plugin of {resource} at {endpoint}: {problem}")]
     Plugin {
         /// The resource.
         resource: ResourceName,
+        /// Where the plugin answers.
+        endpoint: String,
         /// What happened.
-        source: CallError,
+        problem: CallError,
     },
     /// Whoever asked does not want to wait any longer.
     #[error("the admission was given up: devlet is stopping, or the caller has left")]
@@ -64,18 +70,20 @@ pub enum AdmitError {
     Commit(#[from] CommitError),
 }
 
-/// The calls that an admission makes.
+/// The calls that an admission makes. None may last beyond `deadline`, which is the caller's.
 pub trait PluginCalls {
     /// `GetPreferredAllocation`.
     fn preferred(
         &self,
         question: &Question,
+        deadline: Instant,
     ) -> impl Future<Output = Result<Vec<devlet_core::DeviceId>, CallError>> + Send;
     /// `Allocate`.
     fn allocate(
         &self,
         connection: ConnectionId,
         grant: &Grant,
+        deadline: Instant,
     ) -> impl Future<Output = Result<Answer, CallError>> + Send;
 }
 
@@ -88,20 +96,35 @@ pub struct RealCalls<'a> {
 }
 
 impl PluginCalls for RealCalls<'_> {
-    async fn preferred(&self, question: &Question) -> Result<Vec<devlet_core::DeviceId>, CallError> {
+    async fn preferred(
+        &self,
+        question: &Question,
+        deadline: Instant,
+    ) -> Result<Vec<devlet_core::DeviceId>, CallError> {
+        let patience = Patience {
+            own: self.deadlines.preferred,
+            caller: Some(deadline),
+        };
         match self.plugins.client(question.connection) {
-            Some(client) => client.preferred(question, self.deadlines.preferred).await,
+            Some(client) => client.preferred(question, patience).await,
             None => Err(gone("GetPreferredAllocation")),
         }
     }
 
-    async fn allocate(&self, connection: ConnectionId, grant: &Grant) -> Result<Answer, CallError> {
+    async fn allocate(
+        &self,
+        connection: ConnectionId,
+        grant: &Grant,
+        deadline: Instant,
+    ) -> Result<Answer, CallError> {
         let Some(client) = self.plugins.client(connection) else {
             return Err(gone("Allocate"));
         };
-        let raw = client
-            .allocate(&grant.devices, self.deadlines.allocate_of(&grant.resource))
-            .await;
+        let patience = Patience {
+            own: self.deadlines.allocate_of(&grant.resource),
+            caller: Some(deadline),
+        };
+        let raw = client.allocate(&grant.devices, patience).await;
         store::answer(&raw?[..]).map_err(|error| {
             let problem = InvalidAnswer::Damaged(error.to_string());
             let error = CallError::Invalid {
@@ -134,11 +157,12 @@ pub async fn admit<W>(
     let started = Instant::now();
     let mut changes = store.changed();
     let mut vanished = 0;
+    let mut silent = BTreeSet::new();
     loop {
         // What changes from here on is not missed.
         changes.borrow_and_update();
         let attempted = tokio::select! {
-            attempted = attempt(store, calls, request) => attempted?,
+            attempted = attempt(store, calls, request, deadline, &mut silent) => attempted?,
             () = give_up.cancelled() => return Err(AdmitError::GivenUp),
         };
         let reason = match attempted {
@@ -187,8 +211,10 @@ async fn attempt(
     store: &Store,
     calls: &impl PluginCalls,
     request: &PodRequest,
+    deadline: Instant,
+    silent: &mut BTreeSet<ConnectionId>,
 ) -> Result<Attempt, AdmitError> {
-    let advice = ask(store, calls, request).await;
+    let advice = ask(store, calls, request, deadline, silent).await?;
     let held = match store.hold(request, &advice) {
         Ok(Some(held)) => held,
         Ok(None) => {
@@ -207,31 +233,30 @@ async fn attempt(
         Err(HoldError::Write(error)) => return Err(CommitError::Write(error).into()),
     };
     let grants = held.reservation().grants.clone();
-    let connections: Option<Vec<(ConnectionId, bool)>> = store.read(|node| {
-        let plugin = |grant: &Grant| {
-            let connection = node.serving(&grant.resource)?;
-            Some((connection, node.plugin(connection)?.options.pre_start_required))
-        };
+    let plugins: Option<Vec<PluginView>> = store.read(|node| {
+        let plugin = |grant: &Grant| node.plugin(node.serving(&grant.resource)?);
         grants.iter().map(plugin).collect()
     });
-    let Some(connections) = connections else {
+    let Some(plugins) = plugins else {
         return Ok(Attempt::Wait(ReserveError::InFlight));
     };
-    let answers = try_join_all(grants.iter().zip(&connections).map(
-        async |(grant, (connection, pre_start))| {
-            let answer = calls.allocate(*connection, grant).await;
-            let named = |source| AdmitError::Plugin {
-                resource: grant.resource.clone(),
-                source,
-            };
-            answer.map(|answer| (answer, *pre_start)).map_err(named)
-        },
-    ))
+    let answers = try_join_all(grants.iter().zip(&plugins).map(async |(grant, plugin)| {
+        let answer = calls.allocate(plugin.connection, grant, deadline).await;
+        let named = |problem| AdmitError::Plugin {
+            resource: grant.resource.clone(),
+            endpoint: plugin.endpoint.clone(),
+            problem,
+        };
+        let pre_start = plugin.options.pre_start_required;
+        answer.map(|answer| (answer, pre_start)).map_err(named)
+    }))
     .await;
     let answers = match answers {
         Ok(answers) => answers,
         // The plugin died under the call: another one may come.
-        Err(AdmitError::Plugin { resource, source }) if source.is_gone() => {
+        Err(AdmitError::Plugin {
+            resource, problem, ..
+        }) if problem.is_gone() => {
             return Ok(Attempt::Wait(ReserveError::NotServed { resource, last: None }));
         }
         Err(error) => return Err(error),
@@ -245,23 +270,43 @@ async fn attempt(
     })
 }
 
-/// Asks plugins for advice. One that does not answer well gives none.
-async fn ask(store: &Store, calls: &impl PluginCalls, request: &PodRequest) -> Advice {
+/// Asks plugins for advice. One that does not answer well gives none, and one that does not answer at all joins the
+/// `silent`, which are not asked. An error if the caller has no time left to do without.
+async fn ask(
+    store: &Store,
+    calls: &impl PluginCalls,
+    request: &PodRequest,
+    deadline: Instant,
+    silent: &mut BTreeSet<ConnectionId>,
+) -> Result<Advice, AdmitError> {
     let mut advice = Advice::new();
     // Nobody is asked about what cannot be written down.
     while store.health().is_ok()
         && let Some(question) = store.read(|node| node.question(request, &advice))
     {
-        let preferred = match calls.preferred(&question).await {
-            Ok(preferred) => preferred,
-            Err(error) => {
-                tracing::warn!(resource = %question.resource, %error, "device plugin gives no advice");
-                Vec::new()
+        let mut preferred = Vec::new();
+        if !silent.contains(&question.connection) {
+            match calls.preferred(&question, deadline).await {
+                Ok(devices) => preferred = devices,
+                Err(problem @ CallError::CutShort { .. }) => {
+                    let plugin = store.read(|node| node.plugin(question.connection));
+                    return Err(AdmitError::Plugin {
+                        resource: question.resource,
+                        endpoint: plugin.map(|plugin| plugin.endpoint).unwrap_or_default(),
+                        problem,
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(resource = %question.resource, %error, "device plugin gives no advice");
+                    if error.is_silence() {
+                        silent.insert(question.connection);
+                    }
+                }
             }
-        };
+        }
         advice.insert((question.container, question.resource), preferred);
     }
-    advice
+    Ok(advice)
 }
 
 /// A resource of which a granted device has left the list, or fallen ill, while its plugin serves.
@@ -289,8 +334,11 @@ mod tests {
 
     const GPU: &str = "acme.com/gpu";
 
-    /// A store with one device.
     fn node_with_one_gpu(directory: &tempfile::TempDir) -> Store {
+        node_with_gpus(directory, 1, PluginOptions::default())
+    }
+
+    fn node_with_gpus(directory: &tempfile::TempDir, count: usize, plugin: PluginOptions) -> Store {
         let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
         let (store, _) = Store::open(options).unwrap();
         let offer = Offer {
@@ -298,17 +346,18 @@ mod tests {
             endpoint: "gpu.sock".into(),
             uid: 0,
             may_share: false,
-            options: PluginOptions::default(),
+            options: plugin,
         };
-        let device = Device {
-            id: DeviceId::from("gpu0"),
+        let device = |number: usize| Device {
+            id: DeviceId::from(format!("gpu{number}")),
             healthy: true,
             nodes: Vec::new(),
         };
+        let devices = (0..count).map(device).collect();
         let now = store.now();
         store.update(|node| {
             let (connection, _) = node.plugin_connected(offer, now).unwrap();
-            node.devices_listed(connection, DeviceList::new(vec![device]).0);
+            node.devices_listed(connection, DeviceList::new(devices).0);
         });
         store
     }
@@ -342,11 +391,11 @@ mod tests {
     }
 
     impl PluginCalls for GivingUp {
-        async fn preferred(&self, _: &Question) -> Result<Vec<DeviceId>, CallError> {
+        async fn preferred(&self, _: &Question, _: Instant) -> Result<Vec<DeviceId>, CallError> {
             Ok(Vec::new())
         }
 
-        async fn allocate(&self, _: ConnectionId, _: &Grant) -> Result<Answer, CallError> {
+        async fn allocate(&self, _: ConnectionId, _: &Grant, _: Instant) -> Result<Answer, CallError> {
             self.token.cancel();
             if !self.answers {
                 std::future::pending::<()>().await;
@@ -363,6 +412,54 @@ mod tests {
         };
         let deadline = Instant::now() + Duration::from_secs(60);
         admit(store, &calls, &wants_a_gpu(uid), deadline, &token, |_| {}).await
+    }
+
+    /// A plugin that never gives advice, and allocates at once.
+    #[derive(Default)]
+    struct NoAdvice {
+        asked: std::sync::atomic::AtomicUsize,
+    }
+
+    impl PluginCalls for NoAdvice {
+        async fn preferred(&self, _: &Question, _: Instant) -> Result<Vec<DeviceId>, CallError> {
+            self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Err(CallError::TimedOut {
+                method: "GetPreferredAllocation",
+                deadline: Duration::from_secs(10),
+            })
+        }
+
+        async fn allocate(&self, _: ConnectionId, _: &Grant, _: Instant) -> Result<Answer, CallError> {
+            Ok(Answer::default())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_is_silent_is_asked_once_whatever_the_number_of_containers() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = PluginOptions {
+            preferred_allocation: true,
+            ..PluginOptions::default()
+        };
+        let store = node_with_gpus(&directory, 8, options);
+        let mut request = wants_a_gpu("a");
+        for name in ["second", "third"] {
+            let container = request.containers[0].clone();
+            request.containers.push(ContainerRequest {
+                name: name.into(),
+                ..container
+            });
+        }
+        let calls = NoAdvice::default();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let never = CancellationToken::new();
+
+        let pod = admit(&store, &calls, &request, deadline, &never, |_| {})
+            .await
+            .unwrap();
+
+        assert_eq!(pod.allocations.len(), 3);
+        assert_eq!(calls.asked.into_inner(), 1);
     }
 
     #[tokio::test]

@@ -35,10 +35,10 @@ pub struct Candidate {
 pub enum RegisterError {
     /// It cannot be reached. The first words are the kubelet's.
     #[error("failed to dial device plugin: {0}")]
-    Dial(#[from] DialError),
+    Dial(DialError),
     /// It does not say what it wants. The first words are the kubelet's.
     #[error("failed to get device plugin options: {0}")]
-    Options(#[source] CallError),
+    Options(CallError),
     /// Its user may not serve the resource.
     #[error("user {uid} may not serve {resource}; allow it under access.register in devlet's configuration")]
     NotAllowed {
@@ -105,7 +105,9 @@ impl Registrar {
             });
         }
         let deadlines = &self.config.deadlines;
-        let dialed = uds::connect(socket, Instant::now() + deadlines.dial).await?;
+        let dialed = uds::connect(socket, Instant::now() + deadlines.dial)
+            .await
+            .map_err(RegisterError::Dial)?;
         // Root may register for others; nobody may register what is somebody else's.
         for owner in [dialed.owner, dialed.peer.uid] {
             if owner != *uid && !(*uid == 0 && access.may_register(owner, resource.as_str())) {

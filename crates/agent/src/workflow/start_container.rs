@@ -8,7 +8,7 @@ use devlet_core::{Availability, DeviceId, PodUid, ResourceName};
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Deadlines;
-use crate::device_plugin::client::CallError;
+use crate::device_plugin::client::{CallError, Patience};
 use crate::device_plugin::plugins::Plugins;
 use crate::store::Store;
 
@@ -27,12 +27,14 @@ pub enum StartContainerError {
         containers: Vec<String>,
     },
     /// A plugin said no, or nothing.
-    #[error("device plugin of {resource}: {source}")]
+    #[error("device plugin of {resource} at {endpoint}: {problem}")]
     Plugin {
         /// The resource.
         resource: ResourceName,
+        /// Where the plugin answers.
+        endpoint: String,
         /// What happened.
-        source: CallError,
+        problem: CallError,
     },
     /// The plugin that wants to be told is not there.
     #[error("gave up after {} s: the device plugin of {resource} wants to be told before the start, and is not there", .waited.as_secs())]
@@ -44,7 +46,7 @@ pub enum StartContainerError {
     },
 }
 
-/// What the runtime must add to the container, after its plugins have been told that it starts.
+/// What the runtime must add to the container, after its plugins have been told that it starts, all by `deadline`.
 pub async fn start_container(
     store: &Store,
     plugins: &Plugins,
@@ -87,18 +89,25 @@ async fn tell(
     let mut changes = store.changed();
     loop {
         changes.borrow_and_update();
-        let connection = store.read(|node| match node.availability(resource) {
-            Availability::Serving => node.serving(resource),
+        let plugin = store.read(|node| match node.availability(resource) {
+            Availability::Serving => node.plugin(node.serving(resource)?),
             Availability::NotListed | Availability::Gone(_) => None,
         });
-        if let Some(client) = connection.and_then(|connection| plugins.client(connection)) {
+        if let Some(plugin) = plugin
+            && let Some(client) = plugins.client(plugin.connection)
+        {
+            let patience = Patience {
+                own: patience,
+                caller: Some(deadline),
+            };
             match client.pre_start(devices, patience).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_gone() => {}
-                Err(source) => {
+                Err(problem) => {
                     return Err(StartContainerError::Plugin {
                         resource: resource.clone(),
-                        source,
+                        endpoint: plugin.endpoint,
+                        problem,
                     });
                 }
             }

@@ -112,6 +112,12 @@ impl Resource {
         }
     }
 
+    /// When its devices do not count any longer, if no plugin lists them until then.
+    pub(crate) fn grace_end(&self) -> Option<Moment> {
+        let since = self.idle_since.filter(|_| self.in_force.is_none())?;
+        Some(Moment(since.0.saturating_add(GRACE_MS)))
+    }
+
     /// Whether capacity still counts the list.
     pub(crate) fn counts(&self, now: Moment) -> bool {
         let in_grace = |since: Moment| now.since(since) <= GRACE_MS;

@@ -60,6 +60,8 @@ pub(crate) struct Ledger {
     pub(crate) in_flight: BTreeMap<PodUid, ReservationId>,
     /// Who has which name, reservations included. Imported pods have none.
     pub(crate) names: BTreeMap<PodName, PodUid>,
+    /// When a pod was last admitted, for those that were since the node started: the number of its admission.
+    pub(crate) admitted: BTreeMap<PodUid, u64>,
     /// Pods whose release is being written.
     pub(crate) releasing: BTreeSet<PodUid>,
     /// Holders of each device: one, unless a file that we imported says otherwise.

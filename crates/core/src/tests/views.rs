@@ -5,7 +5,7 @@ use alloc::string::ToString;
 use alloc::vec;
 
 use super::*;
-use crate::device_plugin::inventory::Last;
+use crate::device_plugin::inventory::{GRACE_MS, Last};
 use crate::{Availability, PodUid};
 
 #[test]
@@ -122,9 +122,51 @@ fn only_the_pods_of_a_synced_source_are_orphans() {
         .unwrap();
     let active: BTreeSet<PodUid> = ["there".into(), "also there".into()].into();
 
-    let orphans = node.orphans(Source::Embedder, &active);
+    let orphans = node.orphans(Source::Embedder, &active, node.admissions());
 
     assert_eq!(orphans, ["gone".into(), "old".into()]);
+}
+
+#[test]
+fn a_list_does_not_speak_for_pods_that_were_admitted_after_it_was_asked_for() {
+    let mut node = node_with_gpus(&["a", "b", "c"]);
+    let pod = |uid| PodRequest {
+        source: Source::Embedder,
+        ..gpu_pod(uid, 1)
+    };
+    admit(&mut node, &pod("before"));
+    admit(&mut node, &pod("again"));
+
+    let asked = node.admissions();
+    assert!(node.reserve(&pod("again"), &Advice::new()).unwrap().is_none());
+    admit(&mut node, &pod("since"));
+
+    let list = BTreeSet::new();
+    assert_eq!(node.orphans(Source::Embedder, &list, asked), ["before".into()]);
+    let next = node.admissions();
+    assert_eq!(node.orphans(Source::Embedder, &list, next).len(), 3);
+}
+
+#[test]
+fn the_end_of_the_grace_period_is_a_change_and_final() {
+    let mut node = Node::default();
+    let only = serve(&mut node, GPU, "gpu.sock", &["a", "b"]);
+    assert_eq!(node.next_grace_end(), None);
+    node.connection_lost(only, START);
+    let end = node.next_grace_end().unwrap();
+    assert_eq!(end.since(START), GRACE_MS);
+    assert!(!node.grace_ended(Moment(end.0 - 1)));
+    assert_eq!(node.capacity_of(&gpu(), START).capacity, 2);
+
+    let before = node.changes();
+    assert!(node.grace_ended(end));
+
+    assert_eq!(node.changes(), before + 1);
+    // Even if the clock was set back meanwhile.
+    assert_eq!(node.capacity_of(&gpu(), START).capacity, 0);
+    assert_eq!(node.next_grace_end(), None);
+    serve(&mut node, GPU, "gpu.sock", &["a"]);
+    assert_eq!(node.capacity_of(&gpu(), START).capacity, 1);
 }
 
 #[test]
@@ -133,7 +175,8 @@ fn an_adopted_pod_answers_to_its_new_source() {
     node.put(imported("p", &[("main", GPU, &["a"])])).unwrap();
     admit(&mut node, &gpu_pod("p", 1));
 
-    assert!(node.orphans(Source::Embedder, &BTreeSet::new()).is_empty());
+    let asked = node.admissions();
+    assert!(node.orphans(Source::Embedder, &BTreeSet::new(), asked).is_empty());
 }
 
 #[test]

@@ -4,7 +4,7 @@ pub struct AdmitRequest {
     /// A Kubernetes Pod, as YAML or JSON. Without `metadata.uid` the UID is derived from namespace and name.
     #[prost(string, tag = "1")]
     pub manifest: ::prost::alloc::string::String,
-    /// How long to wait for plugins that are not there yet; if absent, as configured.
+    /// How long it may take, plugins that are not there yet included; if absent, as configured.
     #[prost(uint64, optional, tag = "2")]
     pub wait_ms: ::core::option::Option<u64>,
 }
