@@ -110,9 +110,9 @@ async fn a_pod_that_is_admitted_while_the_list_is_made_is_not_taken_for_gone() {
         Some(BTreeSet::new())
     };
 
-    assert_eq!(agent.reconcile(&late).await, [old.uid.clone()]);
+    assert_eq!(agent.reconcile(&late).await, [old.uid]);
     assert_eq!(held(&agent), 2);
-    assert_eq!(agent.reconcile(&list(&[&new])).await, [again.uid.clone()]);
+    assert_eq!(agent.reconcile(&list(&[&new])).await, [again.uid]);
     agent.stop().await.unwrap();
 }
 
