@@ -228,9 +228,13 @@ pub(crate) fn gpu() -> ResourceName {
     GPU.into()
 }
 
-/// Everything that the node knows, to see whether something changed.
+/// Everything that the node knows, to see whether something changed; how many admissions there were is not.
 pub(crate) fn everything(node: &Node) -> String {
-    format!("{node:?}")
+    let ledger = &node.ledger;
+    let pods = (&ledger.pods, &ledger.names, &ledger.releasing);
+    let held = (&ledger.reservations, &ledger.in_flight, &ledger.held, &ledger.free);
+    let plugins = (&node.resources, &node.connections, &node.blocked);
+    format!("{pods:?} {held:?} {plugins:?} {}", node.changes())
 }
 
 pub(crate) fn assert_sound(node: &Node) {
