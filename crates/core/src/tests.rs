@@ -232,7 +232,12 @@ pub(crate) fn gpu() -> ResourceName {
 pub(crate) fn everything(node: &Node) -> String {
     let ledger = &node.ledger;
     let pods = (&ledger.pods, &ledger.names, &ledger.releasing);
-    let held = (&ledger.reservations, &ledger.in_flight, &ledger.held, &ledger.free);
+    let held = (
+        &ledger.reservations,
+        &ledger.in_flight,
+        &ledger.held,
+        &ledger.free,
+    );
     let plugins = (&node.resources, &node.connections, &node.blocked);
     format!("{pods:?} {held:?} {plugins:?} {}", node.changes())
 }

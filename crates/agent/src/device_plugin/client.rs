@@ -102,12 +102,16 @@ impl CallError {
     }
 }
 
+/// What a plugin is given to answer, however little time its caller has left.
+pub const LEAST: Duration = Duration::from_secs(1);
+
 /// How long a call may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
     /// The plugin's own deadline.
     pub own: Duration,
-    /// The deadline of whoever waits for the answer.
+    /// The deadline of whoever waits for the answer. A plugin that is there has [`LEAST`] all the same: somebody who
+    /// does not want to wait for plugins that are not there does not mean those.
     pub caller: Option<Instant>,
 }
 
@@ -270,7 +274,7 @@ impl PluginClient {
     ) -> Result<T, CallError> {
         let called = Instant::now();
         let own_end = called + own;
-        let end = caller.map_or(own_end, |caller| caller.min(own_end));
+        let end = caller.map_or(own_end, |caller| caller.max(called + LEAST).min(own_end));
         let ended = timeout_at(end, call).await;
         self.calls.took(method, called.elapsed());
         let error = match ended {

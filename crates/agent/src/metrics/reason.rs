@@ -26,10 +26,10 @@ pub(super) fn of_admission(error: &AdmitError) -> Ended {
     match error {
         AdmitError::Refused(reason) => ended("refused", of_reservation(reason)),
         AdmitError::TimedOut { reason, .. } => ended("timed_out", of_reservation(reason)),
-        AdmitError::Plugin { source, .. } => ended(
+        AdmitError::Plugin { problem, .. } => ended(
             "failed",
-            match source {
-                CallError::TimedOut { .. } => "plugin_silent",
+            match problem {
+                CallError::TimedOut { .. } | CallError::CutShort { .. } => "plugin_silent",
                 CallError::Gone { .. } => "plugin_gone",
                 CallError::Refused { .. } => "plugin_refused",
                 CallError::Invalid { .. } => "plugin_answer",
@@ -69,7 +69,9 @@ pub(super) fn of_registration(error: &RegisterError) -> &'static str {
 /// The method, and the gRPC code as clients of gRPC call it.
 pub(super) fn of_call(error: &CallError) -> (&'static str, &'static str) {
     match error {
-        CallError::TimedOut { method, .. } => (method, code(Code::DeadlineExceeded)),
+        CallError::TimedOut { method, .. } | CallError::CutShort { method, .. } => {
+            (method, code(Code::DeadlineExceeded))
+        }
         CallError::Gone { method } => (method, code(Code::Unavailable)),
         CallError::Refused { method, status } => (method, code(status.code())),
         CallError::Invalid { method, .. } => (method, "InvalidAnswer"),
