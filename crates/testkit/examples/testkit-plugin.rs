@@ -8,6 +8,9 @@
 //! health gpu0 Unhealthy          the health of one device
 //! fault Allocate "hang"          how a call is answered from now on; null: well
 //! answer {"envs":{"A":"b"}}      what Allocate answers from now on
+//! offer acme.com/other           registers for another resource too, with the same devices
+//! flood 1000 100                 so many lists, so many a second, with alternating health; 0: as many as are taken
+//! registrations 1000 100         registers so often, so many times a second
 //! proceed                        lets one call go on that waits
 //! end-stream                     ends the ListAndWatch streams
 //! exit                           ends well, sockets removed; the end of input does the same

@@ -1,5 +1,6 @@
 //! What a plugin tells: JSON lines on standard output.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,14 @@ pub enum Event {
     Called { method: String, ids: Vec<String> },
     /// A list went out.
     ListSent { devices: usize },
+    /// A stream has sent its part of a flood.
+    Flooded { lists: u32 },
+    /// How many registrations ended well and not; the words of the refusals, each once.
+    Registrations {
+        taken_in: u32,
+        refused: u32,
+        messages: BTreeSet<String>,
+    },
     /// A command was carried out.
     Done { command: String },
     /// A command made no sense.

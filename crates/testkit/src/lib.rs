@@ -22,12 +22,15 @@
 mod events;
 mod plugin;
 mod process;
+mod raw;
 mod script;
 mod serve;
+mod wire;
 
 pub use events::Event;
 pub use plugin::run;
 pub use process::{PATIENCE, Plugin, become_plugin_if_asked};
+pub use raw::{Babbler, nonsense_of_a_client, nonsense_of_a_server};
 pub use script::{Answer, Api, Device, DeviceNode, Door, Fault, Faults, Mount, Options, Script};
 
 /// Lets the executable of this test file be a plugin process.

@@ -1,7 +1,10 @@
 //! The plugin process: its state, its commands, and how it registers.
 
+use std::collections::BTreeSet;
+use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use hyper_util::rt::TokioIo;
@@ -23,7 +26,16 @@ pub(crate) struct State {
     pub(crate) devices: watch::Sender<Vec<Device>>,
     /// Grows when the streams are to end.
     pub(crate) streams: watch::Sender<u64>,
+    /// Lists that every stream is to send, whether or not anything has changed.
+    pub(crate) flood: watch::Sender<Flood>,
     proceed: Semaphore,
+}
+
+/// So many lists, so many a second; 0 is as many as are taken.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Flood {
+    pub(crate) lists: u32,
+    pub(crate) per_second: u32,
 }
 
 #[derive(Debug)]
@@ -63,8 +75,24 @@ impl State {
                 }
                 Ok(None)
             }
-            Some(fault @ (Fault::NoContainers | Fault::TooManyContainers)) => Ok(Some(fault)),
+            Some(fault) => Ok(Some(fault)),
         }
+    }
+
+    /// The fault of a call that is answered with bytes of its own making; such a call is told.
+    pub(crate) fn wire_fault(&self, method: &str) -> Option<Fault> {
+        let is_of_the_wire = |fault: &Fault| {
+            matches!(
+                fault,
+                Fault::Half | Fault::Drip { .. } | Fault::Raw(_) | Fault::Endless(_)
+            )
+        };
+        let fault = self.changing().faults.get(method).cloned().filter(is_of_the_wire);
+        if fault.is_some() {
+            let (method, ids) = (method.to_owned(), Vec::new());
+            tell(&Event::Called { method, ids });
+        }
+        fault
     }
 }
 
@@ -85,8 +113,9 @@ async fn live(script: Script) {
             faults: script.faults.clone(),
             answer: script.answer.clone(),
         }),
-        devices: watch::Sender::new(script.devices.clone()),
+        devices: watch::Sender::new(script.all_devices()),
         streams: watch::Sender::new(0),
+        flood: watch::Sender::new(Flood::default()),
         proceed: Semaphore::new(0),
         script,
     });
@@ -160,12 +189,78 @@ async fn obey(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Result<(
                 None => faults.remove(call),
             };
         }
+        "offer" => {
+            let script = Script {
+                resource: rest.to_owned(),
+                ..state.script.clone()
+            };
+            let plugins = script.root.join("device-plugins");
+            let name = script.socket_name();
+            sockets.serve(state, plugins.join(&name));
+            tell(&outcome(register(&plugins, &script, &name).await));
+        }
         "answer" => state.changing().answer = serde_json::from_str(rest).map_err(json)?,
         "proceed" => state.proceed.add_permits(1),
+        "flood" => {
+            let (lists, per_second) = two_numbers(rest).ok_or("flood LISTS PER_SECOND")?;
+            state.flood.send_replace(Flood { lists, per_second });
+        }
+        "registrations" => {
+            let (count, per_second) = two_numbers(rest).ok_or("registrations COUNT PER_SECOND")?;
+            tell(&register_often(&state.script, count, per_second).await);
+        }
         "end-stream" => state.streams.send_modify(|number| *number += 1),
         _ => return Err("no such command".into()),
     }
     Ok(())
+}
+
+fn two_numbers(text: &str) -> Option<(u32, u32)> {
+    let (one, other) = text.split_once(' ')?;
+    Some((one.parse().ok()?, other.parse().ok()?))
+}
+
+/// The pause between things that happen so often; none for 0.
+pub(crate) fn pause(per_second: u32) -> Option<tokio::time::Interval> {
+    let period = Duration::from_secs(1).checked_div(per_second)?;
+    Some(tokio::time::interval(period))
+}
+
+/// Registers again and again, each time on a connection of its own and without waiting for the last.
+async fn register_often(script: &Script, count: u32, per_second: u32) -> Event {
+    let directory = script.root.join("device-plugins");
+    let mut pause = pause(per_second);
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..count {
+        if let Some(pause) = &mut pause {
+            pause.tick().await;
+        }
+        let (directory, script) = (directory.clone(), script.clone());
+        tasks.spawn(async move { register(&directory, &script, &script.socket_name()).await });
+    }
+    let (mut taken_in, mut refused, mut messages) = (0, 0, BTreeSet::new());
+    for ended in tasks.join_all().await {
+        match ended {
+            Ok(()) => taken_in += 1,
+            Err(status) => {
+                refused += 1;
+                messages.insert(with_causes(&status));
+            }
+        }
+    }
+    Event::Registrations {
+        taken_in,
+        refused,
+        messages,
+    }
+}
+
+/// What a library says of an error, and what it says of the causes.
+fn with_causes(status: &Status) -> String {
+    let causes = std::iter::successors(status.source(), |error| (*error).source());
+    causes.fold(status.message().to_owned(), |text, cause| {
+        format!("{text}: {cause}")
+    })
 }
 
 async fn get_in(state: &Arc<State>, sockets: &mut Sockets) {

@@ -1,6 +1,6 @@
 //! The test's side of a plugin process.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::events::Event;
-use crate::script::{Device, Fault, Script};
+use crate::script::{Answer, Device, Fault, Script};
 
 /// How long a test waits for something that should happen at once, on a machine that is very busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -92,7 +92,7 @@ impl Plugin {
     pub fn registered(script: &Script) -> Self {
         let mut plugin = Self::start(script);
         plugin.until(&Event::Registered);
-        plugin.until_list_of(script.devices.len());
+        plugin.until_list_of(script.all_devices().len());
         plugin
     }
 
@@ -153,15 +153,24 @@ impl Plugin {
 
     /// Whether such a call has come so far; does not wait.
     pub fn was_called(&mut self, method: &str) -> bool {
-        self.passed.extend(self.lines.try_iter());
         let is = |event: &Event| matches!(event, Event::Called { method: called, .. } if called == method);
+        self.has_come(is)
+    }
+
+    /// Whether such an event has come so far; does not wait.
+    pub fn has_come(&mut self, is: impl Fn(&Event) -> bool) -> bool {
+        self.passed.extend(self.lines.try_iter());
         self.passed.iter().any(is)
+    }
+
+    fn tell(&mut self, command: &str) {
+        let stdin = self.stdin.as_mut().expect("the plugin has not been told to end");
+        writeln!(stdin, "{command}").expect("the plugin runs");
     }
 
     /// Gives a command and waits until it has been carried out.
     pub fn command(&mut self, command: &str) {
-        let stdin = self.stdin.as_mut().expect("the plugin has not been told to end");
-        writeln!(stdin, "{command}").expect("the plugin runs");
+        self.tell(command);
         let done = self.find(command, |event| match event {
             Event::Done { command: done } if done == command => Some(Ok(())),
             Event::Refused {
@@ -185,6 +194,35 @@ impl Plugin {
     /// The health of one device.
     pub fn health(&mut self, device: &str, health: &str) {
         self.command(&format!("health {device} {health}"));
+    }
+
+    /// Lists that say nothing new but the health of all devices, and that alternates; they go out from now on.
+    pub fn flood(&mut self, lists: u32, per_second: u32) {
+        self.command(&format!("flood {lists} {per_second}"));
+    }
+
+    /// Registers so often from now on; see [`Plugin::registrations`].
+    pub fn register_often(&mut self, count: u32, per_second: u32) {
+        self.tell(&format!("registrations {count} {per_second}"));
+    }
+
+    /// Waits until the plugin has registered often: how many times that ended well, and not, and the refusals,
+    /// each once.
+    pub fn registrations(&mut self) -> (u32, u32, BTreeSet<String>) {
+        self.find("the end of registrations", |event| match event {
+            Event::Registrations {
+                taken_in,
+                refused,
+                messages,
+            } => Some((*taken_in, *refused, messages.clone())),
+            _ => None,
+        })
+    }
+
+    /// What `Allocate` answers from now on.
+    pub fn answer(&mut self, answer: &Answer) {
+        let text = serde_json::to_string(answer).expect("answers are plain");
+        self.command(&format!("answer {text}"));
     }
 
     /// How a call is answered from now on.

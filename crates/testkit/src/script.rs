@@ -18,6 +18,8 @@ pub struct Script {
     pub api: Api,
     pub door: Door,
     pub devices: Vec<Device>,
+    /// So many more devices: `many-0`, `many-1`, and so on.
+    pub many: usize,
     pub options: Options,
     pub answer: Answer,
     pub faults: Faults,
@@ -142,6 +144,16 @@ pub enum Fault {
     NoContainers,
     /// `Allocate` and `GetPreferredAllocation`: an answer too many.
     TooManyContainers,
+    /// `Allocate` only: a variable with a value of so many bytes.
+    LargeEnv(usize),
+    /// The answer breaks off in its middle, and the call stays open.
+    Half,
+    /// An answer without end, one byte at a time.
+    Drip { pause_ms: u64 },
+    /// The answer is these bytes, whatever they mean. A stream stays open after them.
+    Raw(Vec<u8>),
+    /// A stream only: these bytes again and again, as fast as they are taken.
+    Endless(Vec<u8>),
 }
 
 /// Faults by the name of the call, such as `Allocate` or `GetInfo`.
@@ -163,6 +175,12 @@ impl Script {
     pub fn with_fault(mut self, call: &str, fault: Fault) -> Self {
         self.faults.insert(call.into(), fault);
         self
+    }
+
+    /// What is listed at first.
+    pub(crate) fn all_devices(&self) -> Vec<Device> {
+        let many = (0..self.many).map(|number| Device::new(&format!("many-{number}")));
+        self.devices.iter().cloned().chain(many).collect()
     }
 
     pub(crate) fn socket_name(&self) -> String {

@@ -14,6 +14,8 @@ use devlet_kubelet_api::plugin_registration::{
     DEVICE_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
 use tokio::net::UnixListener;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::SendError;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::body::Body;
 use tonic::codegen::http;
@@ -23,8 +25,9 @@ use tonic::{Code, Request, Response, Status};
 use tower::Service;
 
 use crate::events::{Event, tell};
-use crate::plugin::State;
+use crate::plugin::{Flood, State, pause};
 use crate::script::{Answer, Device, Door, Fault};
+use crate::wire::WireFaults;
 
 /// Serves on a socket from now on. It is a new one each time, as a real plugin's.
 pub(crate) fn serve(state: Arc<State>, path: &Path) {
@@ -35,7 +38,12 @@ pub(crate) fn serve(state: Arc<State>, path: &Path) {
         served: served.clone(),
         inner: server::DevicePluginServer::new(served.clone()),
     };
+    let faults = Arc::clone(&served.0);
     let server = Server::builder()
+        .layer(tower::layer::layer_fn(move |inner| WireFaults {
+            inner,
+            state: Arc::clone(&faults),
+        }))
         .add_service(today)
         .add_service(server_2017::DevicePluginServer::new(served.clone()))
         .add_service(RegistrationServer::new(served));
@@ -51,11 +59,12 @@ impl Served {
     /// All lists from now on, as messages of one of the protocols.
     async fn lists<T: Send + 'static>(
         &self,
-        message: impl Fn(&[Device]) -> T + Send + 'static,
+        message: impl Fn(&[Device]) -> T + Send + Sync + 'static,
     ) -> Result<Response<Stream<T>>, Status> {
         self.0.called("ListAndWatch", &[]).await?;
         let mut devices = self.0.devices.subscribe();
         let mut streams = self.0.streams.subscribe();
+        let mut floods = self.0.flood.subscribe();
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
             loop {
@@ -67,6 +76,12 @@ impl Served {
                 tokio::select! {
                     _ = devices.changed() => {}
                     _ = streams.changed() => return,
+                    _ = floods.changed() => {
+                        let flood = *floods.borrow_and_update();
+                        if send_flood(flood, list, &message, &sender).await.is_err() {
+                            return;
+                        }
+                    }
                     () = sender.closed() => return,
                 }
             }
@@ -81,7 +96,10 @@ impl Served {
             .flat_map(|each| each.devices_ids.clone())
             .collect();
         let fault = self.0.called("Allocate", &ids).await?;
-        let answer = self.0.answer();
+        let mut answer = self.0.answer();
+        if let Some(Fault::LargeEnv(bytes)) = fault {
+            answer.envs.insert("LARGE".into(), "x".repeat(bytes));
+        }
         let mut containers: Vec<RawAnswer> = requests
             .iter()
             .map(|each| raw_answer(&answer, &each.devices_ids))
@@ -93,6 +111,31 @@ impl Served {
         }
         Ok(RawAnswers { containers })
     }
+}
+
+/// Lists in a row, in which all devices fall ill and recover; the last one is as before.
+async fn send_flood<T>(
+    flood: Flood,
+    mut list: Vec<Device>,
+    message: impl Fn(&[Device]) -> T,
+    sender: &Sender<Result<T, Status>>,
+) -> Result<(), SendError<Result<T, Status>>> {
+    let mut pause = pause(flood.per_second);
+    for left in (0..flood.lists).rev() {
+        if let Some(pause) = &mut pause {
+            pause.tick().await;
+        }
+        let health = if left % 2 == 0 {
+            v1beta1::HEALTHY
+        } else {
+            "Unhealthy"
+        };
+        list.iter_mut()
+            .for_each(|device| health.clone_into(&mut device.health));
+        sender.send(Ok(message(&list))).await?;
+    }
+    tell(&Event::Flooded { lists: flood.lists });
+    Ok(())
 }
 
 /// `AllocateResponse`, with room for a field that nobody knows.
@@ -317,7 +360,7 @@ impl NamedService for WithUnknownFields {
     const NAME: &'static str = "v1beta1.DevicePlugin";
 }
 
-type Answering<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Service<http::Request<Body>> for WithUnknownFields {
     type Response = http::Response<Body>;

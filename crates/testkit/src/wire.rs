@@ -1,0 +1,107 @@
+//! Answers that no gRPC library would give: bytes in an HTTP/2 stream, put there by hand.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use prost::bytes::Bytes;
+use tokio::sync::mpsc::{Sender, channel};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http;
+use tower::Service;
+
+use crate::plugin::State;
+use crate::script::Fault;
+use crate::serve::Answering;
+
+/// Stands before all services of a plugin.
+#[derive(Debug, Clone)]
+pub(crate) struct WireFaults<S> {
+    pub(crate) inner: S,
+    pub(crate) state: Arc<State>,
+}
+
+impl<S> Service<http::Request<Body>> for WireFaults<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answering<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        let Some(fault) = self.state.wire_fault(method) else {
+            return Box::pin(self.inner.call(request));
+        };
+        let stays_open = method == "ListAndWatch";
+        let (sender, receiver) = channel(1);
+        tokio::spawn(async move {
+            // An error says that the caller has left.
+            let _ = answer(fault, stays_open, &sender).await;
+        });
+        let body = Body::new(StreamBody::new(ReceiverStream::new(receiver)));
+        let mut response = http::Response::new(body);
+        let grpc = http::HeaderValue::from_static("application/grpc");
+        response.headers_mut().insert(http::header::CONTENT_TYPE, grpc);
+        Box::pin(async { Ok(response) })
+    }
+}
+
+type Piece = Result<Frame<Bytes>, Status>;
+type Left = tokio::sync::mpsc::error::SendError<Piece>;
+
+async fn answer(fault: Fault, stays_open: bool, sender: &Sender<Piece>) -> Result<(), Left> {
+    let data = |bytes: Vec<u8>| sender.send(Ok(Frame::data(Bytes::from(bytes))));
+    match fault {
+        Fault::Half => data([header(1_000), b"half".to_vec()].concat()).await?,
+        Fault::Drip { pause_ms } => {
+            let mut pause = tokio::time::interval(Duration::from_millis(pause_ms));
+            for byte in header(1 << 10) {
+                pause.tick().await;
+                data(vec![byte]).await?;
+            }
+            loop {
+                pause.tick().await;
+                data(vec![0]).await?;
+            }
+        }
+        Fault::Raw(bytes) => {
+            data(message(&bytes)).await?;
+            if !stays_open {
+                let mut trailers = http::HeaderMap::new();
+                trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+                return sender.send(Ok(Frame::trailers(trailers))).await;
+            }
+        }
+        Fault::Endless(bytes) => {
+            let message = Bytes::from(message(&bytes));
+            loop {
+                sender.send(Ok(Frame::data(message.clone()))).await?;
+            }
+        }
+        _ => {}
+    }
+    sender.closed().await;
+    Ok(())
+}
+
+fn message(bytes: &[u8]) -> Vec<u8> {
+    [header(bytes.len()), bytes.to_vec()].concat()
+}
+
+/// Of a message of so many bytes, not compressed.
+fn header(length: usize) -> Vec<u8> {
+    let length = u32::try_from(length).expect("a message is no longer than that");
+    [&[0], &length.to_be_bytes()[..]].concat()
+}
