@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use devlet_agent::grpc::server::{ServerLimits, serve};
 use devlet_agent::grpc::uds::{self, PeerCred};
+use devlet_agent::metrics::Metrics;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_server::{Registration, RegistrationServer};
 use devlet_kubelet_api::device_plugin::v1beta1::{Empty, RegisterRequest};
 use tokio::signal::unix::{SignalKind, signal};
@@ -63,6 +64,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             listener,
             Routes::new(registration),
             ServerLimits::default(),
+            Metrics::default(),
             stopped,
         )
         .await?;

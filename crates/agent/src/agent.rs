@@ -11,7 +11,7 @@ use std::time::Duration;
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
 use devlet_core::{Node, Pod, PodRequest, PodUid, ReleaseError, ReserveError, Source};
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,6 +23,7 @@ use crate::device_plugin::plugins::Plugins;
 use crate::device_plugin::registration::RegistrationService;
 use crate::grpc::server::{self, ServeError};
 use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
+use crate::limits::rate::Paces;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
@@ -165,6 +166,11 @@ impl Agent {
             metrics: metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
+            registrations: Arc::new(Paces::new(
+                config.limits.registrations_per_minute,
+                Duration::from_secs(60),
+            )),
+            decoding: Arc::new(Semaphore::new(1)),
         };
         let watcher = Watcher::new(config.plugins_registry())?;
         tasks.spawn(watch(
@@ -176,17 +182,19 @@ impl Agent {
         ));
 
         let service = RegistrationService::new(registrar);
-        let routes = Routes::new(v1beta1::registration_server::RegistrationServer::new(
-            service.clone(),
-        ))
-        .add_service(v1alpha2::registration_server::RegistrationServer::new(service));
+        let largest = config.limits.registration_bytes;
+        let today = v1beta1::registration_server::RegistrationServer::new(service.clone());
+        let of_2017 = v1alpha2::registration_server::RegistrationServer::new(service);
+        let routes = Routes::new(today.max_decoding_message_size(largest))
+            .add_service(of_2017.max_decoding_message_size(largest));
         let access = config.access.clone();
         let kubelet_socket = listener.published();
         let listener = listener.admit(move |peer| access.may_knock(peer.uid));
         let serving = server::serve(
             listener,
             routes,
-            config.limits.clone(),
+            config.limits.server.clone(),
+            metrics.clone(),
             stop.clone().cancelled_owned(),
         );
         tasks.spawn(report_end(serving));
@@ -289,7 +297,7 @@ impl Agent {
         } = &*self.inner;
         let calls = RealCalls {
             plugins,
-            deadlines: &config.deadlines,
+            config,
             metrics,
         };
         let admission = metrics.admission();

@@ -8,7 +8,7 @@ use devlet_core::ResourceName;
 
 use crate::access::Access;
 use crate::device_plugin::resource_name;
-use crate::grpc::server::ServerLimits;
+use crate::limits::Limits;
 pub use crate::store::OnReboot;
 
 /// How a node is set up. [`Config::new`] has the defaults.
@@ -26,8 +26,8 @@ pub struct Config {
     pub access: Access,
     /// What becomes of pods that were admitted over our API before the machine booted.
     pub on_reboot: OnReboot,
-    /// What our servers put up with.
-    pub limits: ServerLimits,
+    /// How much peers may ask of the node.
+    pub limits: Limits,
 }
 
 /// How long plugins may take to answer.
@@ -92,7 +92,7 @@ impl Config {
                 ..Access::default()
             },
             on_reboot: OnReboot::default(),
-            limits: ServerLimits::default(),
+            limits: Limits::default(),
         }
     }
 

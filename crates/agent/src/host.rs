@@ -29,11 +29,9 @@ use tonic::{Request, Response, Status};
 use crate::agent::Agent;
 use crate::grpc::server;
 use crate::grpc::uds::{self, ListenError, PeerCred};
+use crate::limits::Limit;
 use crate::manifest;
 use crate::store::{OpenReport, WriteError};
-
-/// The largest request: a kubelet's file of a node with more containers than any has.
-const LARGEST_REQUEST: usize = 64 << 20;
 
 /// Longer than anybody waits, and short enough to be added to any point in time.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -119,9 +117,11 @@ pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
     let listener = uds::listen(agent.config().api_socket(), uds::DEFAULT_MODE)?;
     agent.serves_api_on(&listener);
     let service = DevletServer::new(Host::new(agent.clone(), report));
-    let routes = Routes::new(service.max_decoding_message_size(LARGEST_REQUEST));
-    let limits = agent.config().limits.clone();
-    let serving = server::serve(listener, routes, limits, agent.stopping().cancelled_owned());
+    let limits = &agent.config().limits;
+    let routes = Routes::new(service.max_decoding_message_size(limits.request_bytes));
+    let limits = limits.server.clone();
+    let stopping = agent.stopping().cancelled_owned();
+    let serving = server::serve(listener, routes, limits, agent.metrics().clone(), stopping);
     agent.spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, "devlet's own API is not served any longer");
@@ -378,6 +378,15 @@ impl Devlet for Host {
             manifest: text,
             wait_ms,
         } = request.into_inner();
+        let limits = &self.agent.config().limits;
+        let checked = Limit::MANIFEST_BYTES.check(text.len(), limits.manifest_bytes, || {
+            format!("the manifest has {} bytes", text.len())
+        });
+        if let Err(over) = checked {
+            metrics.limit_hit(over.limit.name());
+            metrics.turned_away("invalid");
+            return Err(over.into());
+        }
         let request = manifest::parse(&text, Source::Api, &self.agent.config().foreign)
             .inspect_err(|_| metrics.turned_away("invalid"))?;
         let deadline = self.deadline(wait_ms);

@@ -40,6 +40,7 @@ pub mod config;
 pub mod device_plugin;
 pub mod grpc;
 pub mod host;
+pub mod limits;
 pub mod manifest;
 pub mod metrics;
 pub mod plugin_registry;

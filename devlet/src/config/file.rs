@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use devlet_agent::access::RegisterRule;
 use devlet_agent::config::{Config, Deadlines, OnReboot};
 use devlet_agent::grpc::server::ServerLimits;
+use devlet_agent::limits::Limits;
 use serde::{Deserialize, Serialize};
 
 use super::uid::Uid;
@@ -86,6 +87,21 @@ struct LimitSettings {
     streams_per_connection: u32,
     preface: Span,
     drain: Span,
+    request_bytes: usize,
+    manifest_bytes: usize,
+    registration_bytes: usize,
+    list_bytes: usize,
+    answer_bytes: usize,
+    registrations_per_minute: u32,
+    plugins: usize,
+    resources_per_plugin: usize,
+    devices_per_resource: usize,
+    id_bytes: usize,
+    lists_per_second: u32,
+    entries_per_answer: usize,
+    env_bytes: usize,
+    path_bytes: usize,
+    bytes_per_plugin: usize,
 }
 
 impl Default for Settings {
@@ -133,12 +149,50 @@ impl Default for DeadlineSettings {
 
 impl Default for LimitSettings {
     fn default() -> Self {
-        let limits = ServerLimits::default();
+        let Limits {
+            server:
+                ServerLimits {
+                    connections_per_uid,
+                    streams_per_connection,
+                    preface,
+                    drain,
+                },
+            request_bytes,
+            manifest_bytes,
+            registration_bytes,
+            list_bytes,
+            answer_bytes,
+            registrations_per_minute,
+            plugins,
+            resources_per_plugin,
+            devices_per_resource,
+            id_bytes,
+            lists_per_second,
+            entries_per_answer,
+            env_bytes,
+            path_bytes,
+            bytes_per_plugin,
+        } = Limits::default();
         Self {
-            connections_per_uid: limits.connections_per_uid,
-            streams_per_connection: limits.streams_per_connection,
-            preface: Span(limits.preface),
-            drain: Span(limits.drain),
+            connections_per_uid,
+            streams_per_connection,
+            preface: Span(preface),
+            drain: Span(drain),
+            request_bytes,
+            manifest_bytes,
+            registration_bytes,
+            list_bytes,
+            answer_bytes,
+            registrations_per_minute,
+            plugins,
+            resources_per_plugin,
+            devices_per_resource,
+            id_bytes,
+            lists_per_second,
+            entries_per_answer,
+            env_bytes,
+            path_bytes,
+            bytes_per_plugin,
         }
     }
 }
@@ -196,11 +250,29 @@ impl Settings {
             RebootSetting::Keep => OnReboot::Keep,
             RebootSetting::Release => OnReboot::Release,
         };
-        config.limits = ServerLimits {
-            connections_per_uid: self.limits.connections_per_uid,
-            streams_per_connection: self.limits.streams_per_connection,
-            preface: self.limits.preface.0,
-            drain: self.limits.drain.0,
+        let limits = &self.limits;
+        config.limits = Limits {
+            server: ServerLimits {
+                connections_per_uid: limits.connections_per_uid,
+                streams_per_connection: limits.streams_per_connection,
+                preface: limits.preface.0,
+                drain: limits.drain.0,
+            },
+            request_bytes: limits.request_bytes,
+            manifest_bytes: limits.manifest_bytes,
+            registration_bytes: limits.registration_bytes,
+            list_bytes: limits.list_bytes,
+            answer_bytes: limits.answer_bytes,
+            registrations_per_minute: limits.registrations_per_minute,
+            plugins: limits.plugins,
+            resources_per_plugin: limits.resources_per_plugin,
+            devices_per_resource: limits.devices_per_resource,
+            id_bytes: limits.id_bytes,
+            lists_per_second: limits.lists_per_second,
+            entries_per_answer: limits.entries_per_answer,
+            env_bytes: limits.env_bytes,
+            path_bytes: limits.path_bytes,
+            bytes_per_plugin: limits.bytes_per_plugin,
         };
         config
     }
@@ -243,7 +315,10 @@ deadlines: {dial: 1s, options: 2s, preferred: 3s, allocate: 4s, preStart: 5s, in
 foreign: [example.org/*]
 access: {register: [{resource: acme.com/*, uids: [1001], share: true}], admit: [1002]}
 onReboot: release
-limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s}
+limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s, requestBytes: 12, manifestBytes: 13,
+  registrationBytes: 14, listBytes: 15, answerBytes: 16, registrationsPerMinute: 17, plugins: 18,
+  resourcesPerPlugin: 19, devicesPerResource: 20, idBytes: 21, listsPerSecond: 22, entriesPerAnswer: 23, envBytes: 24,
+  pathBytes: 25, bytesPerPlugin: 26}
 ";
         let settings = Settings::parse(text).unwrap();
         let config = settings.node("/srv/node".into());
@@ -271,12 +346,30 @@ limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s
         assert!(config.access.may_register(1001, "acme.com/gpu") && config.access.may_admit(1002));
         assert!(config.access.may_share(1001, "acme.com/gpu"));
         assert_eq!(config.on_reboot, OnReboot::Release);
-        let limits = config.limits;
-        assert_eq!(
-            (limits.connections_per_uid, limits.streams_per_connection),
-            (8, 9)
-        );
-        assert_eq!((limits.preface, limits.drain), (seconds(10), seconds(11)));
+        let limits = Limits {
+            server: ServerLimits {
+                connections_per_uid: 8,
+                streams_per_connection: 9,
+                preface: seconds(10),
+                drain: seconds(11),
+            },
+            request_bytes: 12,
+            manifest_bytes: 13,
+            registration_bytes: 14,
+            list_bytes: 15,
+            answer_bytes: 16,
+            registrations_per_minute: 17,
+            plugins: 18,
+            resources_per_plugin: 19,
+            devices_per_resource: 20,
+            id_bytes: 21,
+            lists_per_second: 22,
+            entries_per_answer: 23,
+            env_bytes: 24,
+            path_bytes: 25,
+            bytes_per_plugin: 26,
+        };
+        assert_eq!(config.limits, limits);
     }
 
     #[test]

@@ -61,10 +61,13 @@ const MEANINGS: &[(&str, &str)] = &[
         "onReboot",
         "What becomes of pods admitted over devlet's API when the machine reboots: keep or release.",
     ),
-    ("limits", "What the servers put up with."),
+    (
+        "limits",
+        "How much is put up with. What is over a limit is refused, with an error that names it.",
+    ),
     (
         "limits.connectionsPerUid",
-        "Connections that one user may have at a time.",
+        "Connections that one user may have at a time, on each socket.",
     ),
     (
         "limits.streamsPerConnection",
@@ -72,6 +75,54 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     ("limits.preface", "How long a peer may take to say hello."),
     ("limits.drain", "How long calls may go on after a stop."),
+    ("limits.requestBytes", "Bytes of a request on devlet's own API."),
+    ("limits.manifestBytes", "Bytes of a pod's manifest."),
+    (
+        "limits.registrationBytes",
+        "Bytes of what a plugin says about itself: when it registers, and when asked who it is and what it wants.",
+    ),
+    (
+        "limits.listBytes",
+        "Bytes of a list of devices, and of advice which to choose.",
+    ),
+    (
+        "limits.answerBytes",
+        "Bytes of an answer to Allocate. A kubelet takes 4194304.",
+    ),
+    (
+        "limits.registrationsPerMinute",
+        "Registrations of one process: so many at once, and as many a minute.",
+    ),
+    (
+        "limits.plugins",
+        "Plugins that are connected at a time, and sockets in plugins_registry that are looked at.",
+    ),
+    (
+        "limits.resourcesPerPlugin",
+        "Resources that one process may serve.",
+    ),
+    ("limits.devicesPerResource", "Devices in a list."),
+    ("limits.idBytes", "Bytes of a device's id."),
+    (
+        "limits.listsPerSecond",
+        "Lists of one plugin: so many at once, and as many a second. Of more only the newest counts.",
+    ),
+    (
+        "limits.entriesPerAnswer",
+        "Variables, mounts, device nodes, annotations and CDI names in an answer to Allocate, of each so many.",
+    ),
+    (
+        "limits.envBytes",
+        "Bytes of a variable or an annotation, name and value.",
+    ),
+    (
+        "limits.pathBytes",
+        "Bytes of a path or a CDI name in an answer to Allocate.",
+    ),
+    (
+        "limits.bytesPerPlugin",
+        "Memory that a plugin can make devlet hold: its list, and its answers that pods hold.",
+    ),
 ];
 
 /// The settings as YAML, `plain` or with explanations.

@@ -70,6 +70,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     settings.log = args.log.unwrap_or(settings.log);
     settings.log_level = args.log_level.or(settings.log_level);
     log::start(&settings, args.sample)?;
+    raise_descriptor_limit();
     let root = root(settings.root_dir.as_deref(), args.sample)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -133,6 +134,19 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
         plugin.stop().await;
     }
     Ok(())
+}
+
+/// Every plugin and caller takes a descriptor. The lower limit is there for programs that use `select`.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
 }
 
 async fn stop(agent: &Agent) {

@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail};
 use devlet_agent::agent::Agent;
 use devlet_agent::grpc::server::{self, ServerLimits};
 use devlet_agent::grpc::uds;
+use devlet_agent::metrics::Metrics;
 use devlet_core::Availability;
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
@@ -116,7 +117,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
         drain: Duration::from_millis(100),
         ..ServerLimits::default()
     };
-    let serving = tokio::spawn(server::serve(listener, routes, limits, ended));
+    let serving = tokio::spawn(server::serve(listener, routes, limits, Metrics::default(), ended));
     let kubelet = uds::connect(directory.join(KUBELET_SOCKET), Instant::now() + PATIENCE).await?;
     let request = RegisterRequest {
         version: VERSION.into(),

@@ -3,12 +3,12 @@
 //! Every call but the endless one has a deadline. The answer to `Allocate` is kept as the bytes that came: it is
 //! stored, handed to a kubelet one day, and may have fields that we do not know.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use devlet_core::device_plugin::inventory::PluginOptions;
 use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::{DeviceId, Question};
-use devlet_kubelet_api::device_plugin::v1alpha2::device_plugin_client::DevicePluginClient as Client2017;
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use http::uri::PathAndQuery;
@@ -21,7 +21,8 @@ use tonic::{Code, Request, Status};
 
 use super::wire;
 use crate::grpc::channel::Channel;
-use crate::grpc::uds::{Dialed, Gone, MAX_MESSAGE_BYTES};
+use crate::grpc::uds::{Dialed, Gone};
+use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Calls;
 
 /// How long a connection may take to end after a call on it failed for that reason.
@@ -88,6 +89,9 @@ pub enum InvalidAnswer {
     /// It is not what it should be.
     #[error("the answer is damaged: {0}")]
     Damaged(String),
+    /// There is too much of it.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
 }
 
 impl CallError {
@@ -115,6 +119,13 @@ pub struct Patience {
     pub caller: Option<Instant>,
 }
 
+impl Patience {
+    /// Nobody in particular waits.
+    fn of(own: Duration) -> Self {
+        Self { own, caller: None }
+    }
+}
+
 /// A way to call one connected plugin.
 #[derive(Debug, Clone)]
 pub struct PluginClient {
@@ -122,17 +133,33 @@ pub struct PluginClient {
     gone: Gone,
     api: Api,
     calls: Calls,
+    limits: Arc<Limits>,
 }
 
 impl PluginClient {
     /// `calls` measures what is called.
-    pub fn new(dialed: &Dialed, api: Api, calls: Calls) -> Self {
+    pub fn new(dialed: &Dialed, api: Api, calls: Calls, limits: &Limits) -> Self {
         Self {
             channel: dialed.channel.clone(),
             gone: dialed.gone(),
             api,
             calls,
+            limits: Arc::new(limits.clone()),
         }
+    }
+
+    fn client(&self, (_, largest): (Limit, usize)) -> DevicePluginClient<Channel> {
+        DevicePluginClient::new(self.channel.clone()).max_decoding_message_size(largest)
+    }
+
+    /// The limit of short answers.
+    fn short(&self) -> (Limit, usize) {
+        (Limit::REGISTRATION_BYTES, self.limits.registration_bytes)
+    }
+
+    /// The limit of answers that name devices.
+    fn long(&self) -> (Limit, usize) {
+        (Limit::LIST_BYTES, self.limits.list_bytes)
     }
 
     /// What the plugin wants to be asked.
@@ -140,16 +167,14 @@ impl PluginClient {
         if self.api == Api::V1alpha2 {
             return Ok(PluginOptions::default());
         }
-        let mut client = DevicePluginClient::new(self.channel.clone());
-        let method = "GetDevicePluginOptions";
+        let mut client = self.client(self.short());
+        let call = client.get_device_plugin_options(v1beta1::Empty {});
         let options = self
             .within(
-                method,
-                Patience {
-                    own: deadline,
-                    caller: None,
-                },
-                client.get_device_plugin_options(v1beta1::Empty {}),
+                "GetDevicePluginOptions",
+                Patience::of(deadline),
+                self.short(),
+                call,
             )
             .await?;
         Ok(PluginOptions {
@@ -164,23 +189,19 @@ impl PluginClient {
     }
 
     /// The plugin's device lists, as they come.
-    pub async fn lists(&self) -> Result<Lists, Status> {
-        match self.api {
-            Api::V1beta1 => {
-                let client = DevicePluginClient::new(self.channel.clone());
-                let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
-                Ok(Lists::V1beta1(
-                    client.list_and_watch(v1beta1::Empty {}).await?.into_inner(),
-                ))
-            }
-            Api::V1alpha2 => {
-                let client = Client2017::new(self.channel.clone());
-                let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
-                Ok(Lists::V1alpha2(
-                    client.list_and_watch(v1alpha2::Empty {}).await?.into_inner(),
-                ))
-            }
-        }
+    pub async fn lists(&self) -> Result<Lists, ListError> {
+        let path = match self.api {
+            Api::V1beta1 => "/v1beta1.DevicePlugin/ListAndWatch",
+            Api::V1alpha2 => "/deviceplugin.DevicePlugin/ListAndWatch",
+        };
+        let mut grpc = self.grpc(self.limits.list_bytes).await?;
+        let path = PathAndQuery::from_static(path);
+        let answer = grpc.server_streaming(Request::new(Bytes::new()), path, AsBytes);
+        Ok(Lists {
+            stream: answer.await?.into_inner(),
+            api: self.api,
+            limits: Arc::clone(&self.limits),
+        })
     }
 
     /// Which devices the plugin would choose.
@@ -196,10 +217,11 @@ impl PluginClient {
                 allocation_size: i32::try_from(question.size).unwrap_or(i32::MAX),
             }],
         };
-        let client = DevicePluginClient::new(self.channel.clone());
-        let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut client = self.client(self.long());
         let call = client.get_preferred_allocation(request);
-        let answer = self.within("GetPreferredAllocation", patience, call).await?;
+        let answer = self
+            .within("GetPreferredAllocation", patience, self.long(), call)
+            .await?;
         let first = answer.container_responses.into_iter().next();
         Ok(first
             .into_iter()
@@ -228,9 +250,9 @@ impl PluginClient {
                 ("/deviceplugin.DevicePlugin/Allocate", request.encode_to_vec())
             }
         };
-        let answer = self
-            .within(METHOD, patience, self.call_with_bytes(path, request))
-            .await?;
+        let limit = (Limit::ANSWER_BYTES, self.limits.answer_bytes);
+        let call = self.call_with_bytes(path, request);
+        let answer = self.within(METHOD, patience, limit, call).await?;
         if self.api == Api::V1alpha2 {
             return Ok(answer);
         }
@@ -257,11 +279,12 @@ impl PluginClient {
         if self.api == Api::V1alpha2 {
             return Ok(());
         }
-        let mut client = DevicePluginClient::new(self.channel.clone());
+        let mut client = self.client(self.short());
         let request = v1beta1::PreStartContainerRequest {
             devices_ids: texts(devices),
         };
-        self.within("PreStartContainer", patience, client.pre_start_container(request))
+        let call = client.pre_start_container(request);
+        self.within("PreStartContainer", patience, self.short(), call)
             .await?;
         Ok(())
     }
@@ -270,6 +293,7 @@ impl PluginClient {
         &self,
         method: &'static str,
         Patience { own, caller }: Patience,
+        limit: (Limit, usize),
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, CallError> {
         let called = Instant::now();
@@ -287,13 +311,23 @@ impl PluginClient {
                 deadline: own,
             },
             Ok(Ok(response)) => return Ok(response.into_inner()),
-            Ok(Err(status)) => self.explained(method, status, caller).await,
+            Ok(Err(status)) => self.explained(method, status, caller, limit).await,
         };
         self.calls.failed(&error);
         Err(error)
     }
 
-    async fn explained(&self, method: &'static str, status: Status, caller: Option<Instant>) -> CallError {
+    async fn explained(
+        &self,
+        method: &'static str,
+        status: Status,
+        caller: Option<Instant>,
+        (limit, largest): (Limit, usize),
+    ) -> CallError {
+        if is_too_large(&status) {
+            let problem = limit.exceeded("the answer is too large", largest).into();
+            return CallError::Invalid { method, problem };
+        }
         // A plugin may say so itself; only if its connection ends, too, there is something to wait for.
         let farewell = Instant::now() + FAREWELL;
         let farewell = caller.map_or(farewell, |caller| caller.min(farewell));
@@ -312,33 +346,107 @@ impl PluginClient {
         path: &'static str,
         request: Vec<u8>,
     ) -> Result<tonic::Response<Bytes>, Status> {
-        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        grpc.ready()
-            .await
-            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut grpc = self.grpc(self.limits.answer_bytes).await?;
         let path = PathAndQuery::from_static(path);
         grpc.unary(Request::new(Bytes::from(request)), path, AsBytes)
             .await
     }
+
+    async fn grpc(&self, largest: usize) -> Result<Grpc<Channel>, Status> {
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(largest);
+        grpc.ready()
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(grpc)
+    }
+}
+
+/// Whether a message was over the limit on this side. The words are tonic's, which has no other way to say it.
+pub(crate) fn is_too_large(status: &Status) -> bool {
+    status.code() == Code::OutOfRange && status.message().contains("decoded message length too large")
 }
 
 fn texts(devices: &[DeviceId]) -> Vec<String> {
     devices.iter().map(ToString::to_string).collect()
 }
 
+/// Why there are no more lists.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// The plugin, or the way to it, says so.
+    #[error("{} ({:?})", .0.message(), .0.code())]
+    Ended(#[from] Status),
+    /// The list is none.
+    #[error("the list is damaged: {0}")]
+    Damaged(#[from] prost::DecodeError),
+    /// There is too much of it.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
+}
+
+impl ListError {
+    pub(crate) fn code(&self) -> Code {
+        match self {
+            Self::Ended(status) => status.code(),
+            Self::Damaged(_) => Code::Internal,
+            Self::OverLimit(_) => Code::ResourceExhausted,
+        }
+    }
+}
+
 /// A plugin's device lists.
 #[derive(Debug)]
-pub enum Lists {
-    V1beta1(Streaming<v1beta1::ListAndWatchResponse>),
-    V1alpha2(Streaming<v1alpha2::ListAndWatchResponse>),
+pub struct Lists {
+    stream: Streaming<Bytes>,
+    api: Api,
+    limits: Arc<Limits>,
 }
 
 impl Lists {
-    /// The next list, with the number of devices that it named again; `None` at the end.
-    pub async fn next(&mut self) -> Result<Option<(DeviceList, usize)>, Status> {
-        Ok(match self {
-            Self::V1beta1(stream) => stream.message().await?.map(wire::device_list),
-            Self::V1alpha2(stream) => stream.message().await?.map(wire::device_list_2017),
+    /// The next list, not looked into yet; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<RawList>, ListError> {
+        let message = self.stream.message().await.map_err(|status| {
+            if is_too_large(&status) {
+                let most = self.limits.list_bytes;
+                return Limit::LIST_BYTES.exceeded("the list is too large", most).into();
+            }
+            ListError::from(status)
+        })?;
+        Ok(message.map(|bytes| RawList {
+            bytes,
+            api: self.api,
+            limits: Arc::clone(&self.limits),
+        }))
+    }
+}
+
+/// A list as it came.
+#[derive(Debug)]
+pub struct RawList {
+    bytes: Bytes,
+    api: Api,
+    limits: Arc<Limits>,
+}
+
+impl RawList {
+    /// How many bytes it has.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// What it says, with the number of devices that it named again. This takes time if the list is long.
+    pub fn decode(self) -> Result<(DeviceList, usize), ListError> {
+        Ok(match self.api {
+            Api::V1beta1 => {
+                let message = v1beta1::ListAndWatchResponse::decode(self.bytes)?;
+                wire::check(message.devices.iter().map(wire::outline), &self.limits)?;
+                wire::device_list(message)
+            }
+            Api::V1alpha2 => {
+                let message = v1alpha2::ListAndWatchResponse::decode(self.bytes)?;
+                wire::check(message.devices.iter().map(wire::outline_2017), &self.limits)?;
+                wire::device_list_2017(message)
+            }
         })
     }
 }

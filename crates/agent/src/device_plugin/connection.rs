@@ -13,14 +13,19 @@
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
+use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use devlet_core::ConnectionId;
+use devlet_core::device_plugin::list::DeviceList;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::client::PluginClient;
-use super::plugins::Entered;
+use super::client::{ListError, Lists, PluginClient, RawList};
+use super::plugins::{Entered, Seat};
 use crate::grpc::uds::Dialed;
+use crate::limits::Limit;
+use crate::limits::rate::Pace;
 use crate::workflow::register::{Candidate, RegisterError, Registrar};
 
 /// Pauses between attempts to dial again.
@@ -28,6 +33,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A connection that lasted this long was a good one: the next pause is a short one.
 const GOOD: Duration = Duration::from_secs(60);
+
+/// Lists of so many bytes take a while to decode.
+const LARGE: usize = 64 << 10;
+/// After a large list, the next one has to wait so many times longer than this one took.
+const REST: u32 = 9;
+/// So many bytes of lists that do not count are heard in one go, and one of them is as good as so many.
+const MOST_PASSED_OVER: usize = 4 << 20;
+const PASSED_OVER: usize = 1 << 10;
 
 /// A plugin that is connected.
 #[derive(Debug)]
@@ -39,6 +52,7 @@ pub(crate) struct Connection {
     pub(crate) dismissed: CancellationToken,
     /// Keeps the client reachable.
     pub(crate) _entered: Entered,
+    pub(crate) _seat: Seat,
 }
 
 /// Follows a plugin until it is gone for good.
@@ -47,7 +61,7 @@ pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Co
     let mut connection = first;
     let mut pause = FIRST_PAUSE;
     loop {
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         let dismissed = connection.dismissed.clone();
         tokio::select! {
             () = listen(&registrar, &candidate, &connection) => {}
@@ -101,7 +115,25 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
     let resource = &candidate.resource;
     let ended = async {
         let mut lists = connection.client.lists().await?;
-        while let Some((list, repeated)) = lists.next().await? {
+        let mut pace = Pace::new(
+            registrar.config.limits.lists_per_second,
+            Duration::from_secs(1),
+            Instant::now(),
+        );
+        while let Some(list) = lists.next().await? {
+            let list = match pace.take(Instant::now()) {
+                Ok(()) => list,
+                Err(due) => {
+                    registrar.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
+                    let newest = newest(list, &mut lists, due).await?;
+                    // It is due.
+                    let _ = pace.take(Instant::now());
+                    newest
+                }
+            };
+            let is_large = list.size() >= LARGE;
+            let began = Instant::now();
+            let (list, repeated) = decode(list, registrar).await?;
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
@@ -109,18 +141,55 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
                 .store
                 .update(|node| node.devices_listed(connection.id, list));
             registrar.metrics.listed(resource, changed);
+            if is_large {
+                pace.rest_until(Instant::now() + began.elapsed() * REST);
+            }
         }
-        Ok::<(), tonic::Status>(())
+        Ok::<(), ListError>(())
     };
     let gone = connection.dialed.gone();
     tokio::select! {
-        ended = ended => if let Err(status) = ended {
+        ended = ended => if let Err(error) = ended {
             let conn = connection.id;
-            connection.client.calls().lists_ended(status.code());
-            tracing::warn!(%resource, %conn, code = ?status.code(), error = status.message(), "ListAndWatch ended");
+            connection.client.calls().lists_ended(error.code());
+            if let ListError::OverLimit(over) = &error {
+                registrar.metrics.limit_hit(over.limit.name());
+            }
+            tracing::warn!(%resource, %conn, %error, "ListAndWatch ended");
         },
         () = gone.wait() => {}
     }
+}
+
+/// The last of the lists that come until `due`: a plugin that sends more of them than it may is heard all the same,
+/// so that what counts in the end is not long out of date. One that sends without end is not even heard.
+async fn newest(first: RawList, lists: &mut Lists, due: Instant) -> Result<RawList, ListError> {
+    let (mut newest, mut bytes) = (first, 0);
+    let mut due = pin!(tokio::time::sleep_until(due));
+    while bytes < MOST_PASSED_OVER {
+        tokio::select! {
+            next = lists.next() => match next? {
+                Some(next) => {
+                    bytes += newest.size() + PASSED_OVER;
+                    newest = next;
+                }
+                None => return Ok(newest),
+            },
+            () = &mut due => return Ok(newest),
+        }
+    }
+    due.await;
+    Ok(newest)
+}
+
+/// Long lists one at a time, and where they keep nobody else waiting.
+async fn decode(list: RawList, registrar: &Registrar) -> Result<(DeviceList, usize), ListError> {
+    if list.size() < LARGE {
+        return list.decode();
+    }
+    let _turn = registrar.decoding.acquire().await;
+    let decoded = tokio::task::spawn_blocking(|| list.decode()).await;
+    decoded.unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()).into()))
 }
 
 fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {

@@ -70,12 +70,13 @@ impl RegistrationService {
         if name.as_encoded_bytes() != endpoint.as_bytes() {
             return Err(InvalidOffer::Endpoint(endpoint.to_owned()));
         }
-        let uid = caller.ok_or(InvalidOffer::UnknownCaller)?.uid;
+        let &PeerCred { uid, pid, .. } = caller.ok_or(InvalidOffer::UnknownCaller)?;
         Ok(Candidate {
             resource,
             socket: self.registrar.config.device_plugins().join(name),
             api,
             uid,
+            pid,
         })
     }
 }

@@ -11,16 +11,17 @@
 //!
 //! Invariants:
 //! - a peer that is not admitted, or has too many connections, is dropped before a byte of it is read;
+//! - a process that has most of its user's connections makes room for other processes of that user;
 //! - [`serve`] returns at most [`ServerLimits::drain`] and a moment after `shutdown`, whatever the peers do;
 //! - when [`serve`] has returned or was dropped, its connections are closed and its socket is removed.
 //!
 //! Streams that never end keep a connection busy: end them first, or they are cut after
 //! [`ServerLimits::drain`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ use tonic::transport::server::Connected;
 use super::authority::AnyAuthority;
 use super::severable::Severable;
 use super::uds::{CONNECTION_WINDOW, Listener, PeerCred, STREAM_WINDOW};
+use crate::limits::Limit;
+use crate::metrics::Metrics;
 
 /// How many bytes of a client come before anything that means something.
 const PREFACE_LENGTH: usize = 24;
@@ -54,7 +57,7 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 /// What a server puts up with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Connections that one user may have at a time. Default: 256.
+    /// Connections that one user may have at a time, on each socket. Default: 256.
     pub connections_per_uid: usize,
     /// Calls that one connection may have under way. Default: 256.
     pub streams_per_connection: u32,
@@ -90,6 +93,7 @@ pub async fn serve(
     listener: Listener,
     routes: Routes,
     limits: ServerLimits,
+    metrics: Metrics,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let path = listener.path().to_owned();
@@ -110,6 +114,7 @@ pub async fn serve(
     let incoming = Incoming {
         listener,
         limits,
+        metrics,
         seats: HashMap::new(),
         pause: None,
         look: Box::pin(tokio::time::sleep(LOOK_PAUSE)),
@@ -136,19 +141,44 @@ pub async fn serve(
 struct Incoming {
     listener: Listener,
     limits: ServerLimits,
-    /// One clone for each connection of a user, and the one that is here.
-    seats: HashMap<u32, Arc<()>>,
+    metrics: Metrics,
+    /// The connections of each user, the oldest first.
+    seats: HashMap<u32, Vec<Seat>>,
     pause: Option<Pin<Box<Sleep>>>,
     /// When the socket is looked after.
     look: Pin<Box<Sleep>>,
     cut: CancellationToken,
 }
 
+/// A connection of a user.
+struct Seat {
+    pid: Option<i32>,
+    cut: CancellationToken,
+    /// Gone with the connection.
+    taken: Weak<()>,
+}
+
 impl Incoming {
-    fn seat(&mut self, peer: &PeerCred) -> Option<Arc<()>> {
-        self.seats.retain(|_, seat| Arc::strong_count(seat) > 1);
-        let seat = self.seats.entry(peer.uid).or_default();
-        (Arc::strong_count(seat) <= self.limits.connections_per_uid).then(|| seat.clone())
+    /// A place for another connection of this user, and what cuts it; `None` if there are too many.
+    fn seat(&mut self, peer: &PeerCred) -> Option<(Arc<()>, CancellationToken)> {
+        let most = self.limits.connections_per_uid;
+        self.seats.retain(|_, seats| {
+            seats.retain(|seat| seat.taken.strong_count() > 0);
+            !seats.is_empty()
+        });
+        let seats = self.seats.entry(peer.uid).or_default();
+        if seats.len() >= most {
+            self.metrics.limit_hit(Limit::CONNECTIONS_PER_UID.name());
+            let place = place_to_give_up(seats, peer.pid, most)?;
+            seats.remove(place).cut.cancel();
+        }
+        let (taken, cut) = (Arc::new(()), self.cut.child_token());
+        seats.push(Seat {
+            pid: peer.pid,
+            cut: cut.clone(),
+            taken: Arc::downgrade(&taken),
+        });
+        Some((taken, cut))
     }
 
     fn receive(&mut self, stream: UnixStream) -> Option<Accepted> {
@@ -164,17 +194,16 @@ impl Incoming {
             tracing::warn!(socket = %path.display(), %peer, "peer not admitted");
             return None;
         }
-        let Some(seat) = self.seat(&peer) else {
-            let limit = self.limits.connections_per_uid;
-            tracing::warn!(socket = %self.listener.path().display(), %peer, limit, "too many connections of one user");
+        let most = self.limits.connections_per_uid;
+        let Some((seat, cut)) = self.seat(&peer) else {
+            let what = format!("user {} has too many connections", peer.uid);
+            let error = Limit::CONNECTIONS_PER_UID.exceeded(what, most);
+            tracing::warn!(socket = %self.listener.path().display(), %peer, %error, "connection refused");
+            say_goodbye(stream, &error.to_string());
             return None;
         };
         Some(Accepted {
-            stream: Severable::new(
-                AnyAuthority::new(stream),
-                self.cut.clone(),
-                CancellationToken::new(),
-            ),
+            stream: Severable::new(AnyAuthority::new(stream), cut, CancellationToken::new()),
             peer,
             silence: Some(Silence {
                 heard: 0,
@@ -182,6 +211,35 @@ impl Incoming {
             }),
             _seat: seat,
         })
+    }
+}
+
+/// Whose connection ends so that another process of the same user gets one: the newest of the process that has most
+/// of them. If no process has that many, or the newcomer is that process, nobody's.
+fn place_to_give_up(seats: &[Seat], newcomer: Option<i32>, most: usize) -> Option<usize> {
+    let mut counts: BTreeMap<Option<i32>, usize> = BTreeMap::new();
+    for seat in seats {
+        *counts.entry(seat.pid).or_default() += 1;
+    }
+    let (greediest, count) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+    if greediest == newcomer || count * 2 <= most {
+        return None;
+    }
+    seats.iter().rposition(|seat| seat.pid == greediest)
+}
+
+/// Says why a connection ends, as HTTP/2 does: empty settings, then GOAWAY with a text. A peer that cannot be told at
+/// once is not told.
+fn say_goodbye(stream: UnixStream, reason: &str) {
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const GOAWAY: u8 = 7;
+    const ENHANCE_YOUR_CALM: u32 = 11;
+    let last_stream = 0_u32.to_be_bytes();
+    let payload = [&last_stream, &ENHANCE_YOUR_CALM.to_be_bytes(), reason.as_bytes()].concat();
+    let length = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
+    let head = [&length[1..], &[GOAWAY, 0], &last_stream].concat();
+    if let Ok(mut stream) = stream.into_std() {
+        let _ = io::Write::write(&mut stream, &[&SETTINGS, &head[..], &payload].concat());
     }
 }
 

@@ -11,6 +11,7 @@ use tonic::{Code, Status};
 use crate::agent::RemoveError;
 use crate::device_plugin::client::CallError;
 use crate::host::{ForgetError, NotAllowed, PodLookupError};
+use crate::limits::OverLimit;
 use crate::manifest::InvalidManifest;
 use crate::store::{CommitError, DumpError, ImportError, WriteError};
 use crate::workflow::admit::AdmitError;
@@ -42,6 +43,7 @@ statuses!(
     ImportError,
     InvalidManifest,
     NotAllowed,
+    OverLimit,
     PodLookupError,
     RemoveError,
     StartContainerError,
@@ -71,6 +73,12 @@ fn gone_since(last: &Last) -> String {
 impl Coded for InvalidManifest {
     fn code(&self) -> Code {
         Code::InvalidArgument
+    }
+}
+
+impl Coded for OverLimit {
+    fn code(&self) -> Code {
+        Code::ResourceExhausted
     }
 }
 

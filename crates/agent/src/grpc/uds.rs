@@ -41,12 +41,6 @@ pub const PATH_LIMIT: usize = 107;
 /// The mode of a socket unless there is a reason for another: its owner and group may connect.
 pub const DEFAULT_MODE: u32 = 0o660;
 
-/// The most that a message from a plugin or driver may have, to be set on clients that receive lists.
-///
-/// The kubelet's limit is 4 MiB, at which a plugin with many devices is cut off; this one only stops a peer
-/// that has gone mad.
-pub const MAX_MESSAGE_BYTES: usize = 256 * 1024 * 1024;
-
 /// HTTP/2 window of one stream, large enough for a list of devices to arrive in one go.
 pub(super) const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
 
@@ -516,7 +510,7 @@ pub enum DialError {
 /// A connection to a peer.
 #[derive(Debug, Clone)]
 pub struct Dialed {
-    /// For generated clients. Lists need `max_decoding_message_size(`[`MAX_MESSAGE_BYTES`]`)` there.
+    /// For generated clients, which need the size of the largest message that is expected.
     pub channel: Channel,
     /// Who listens.
     pub peer: PeerCred,

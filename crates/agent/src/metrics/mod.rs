@@ -28,7 +28,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use crate::device_plugin::client::CallError;
+use crate::device_plugin::client::{CallError, InvalidAnswer};
 use crate::store::{DURATION_BOUNDS, OpenReport};
 use crate::workflow::admit::AdmitError;
 use crate::workflow::register::RegisterError;
@@ -311,6 +311,14 @@ impl Calls {
 
     /// A call did not end well.
     pub(crate) fn failed(&self, error: &CallError) {
+        if let CallError::Invalid {
+            problem: InvalidAnswer::OverLimit(over),
+            ..
+        } = error
+        {
+            let limit = over.limit.name();
+            self.recorded.limit_hits.get_or_create(&ByLimit { limit }).inc();
+        }
         let (method, code) = reason::of_call(error);
         self.count(method, code);
     }

@@ -63,6 +63,7 @@ pub(super) fn of_registration(error: &RegisterError) -> &'static str {
         RegisterError::NotAllowed { .. } => "not_allowed",
         RegisterError::NotTheirs { .. } => "not_theirs",
         RegisterError::Refused(_) => "other_user",
+        RegisterError::OverLimit(_) => "over_limit",
     }
 }
 

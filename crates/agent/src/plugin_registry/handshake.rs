@@ -131,7 +131,9 @@ impl Handshake {
                 socket: socket.to_owned(),
                 problem,
             })?;
-        let mut client = RegistrationClient::new(dialed.channel.clone());
+        let largest = self.registrar.config.limits.registration_bytes;
+        let client = RegistrationClient::new(dialed.channel.clone());
+        let mut client = client.max_decoding_message_size(largest);
         let info = client.get_info(InfoRequest {});
         let info = call("GetInfo", socket, deadlines.info, info).await?;
         let taken_in = self.take_in(info, socket, &dialed).await;
@@ -193,6 +195,7 @@ fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candida
         socket: endpoint,
         api: Api::V1beta1,
         uid: dialed.peer.uid,
+        pid: dialed.peer.pid,
     })
 }
 

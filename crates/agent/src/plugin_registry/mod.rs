@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::limits::Limit;
 use handshake::Handshake;
 use watcher::{Identity, WatchError, Watcher};
 
@@ -38,7 +39,16 @@ pub async fn run(
             }
             stays
         });
+        let registrar = &handshake.registrar;
+        let most = registrar.config.limits.plugins;
         for (path, identity) in sockets {
+            if running.len() >= most && !running.contains_key(&path) {
+                let what = format!("there are {most} sockets already");
+                let error = Limit::PLUGINS.exceeded(what, most);
+                tracing::warn!(socket = %path.display(), %error, "plugin is not looked at");
+                registrar.metrics.limit_hit(error.limit.name());
+                continue;
+            }
             running.entry(path).or_insert_with_key(|path| {
                 let cancel = stop.child_token();
                 handshake.registrar.metrics.socket_found(path);

@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::inotify;
 use tokio::io::unix::AsyncFd;
@@ -17,6 +18,9 @@ use tokio::io::unix::AsyncFd;
 /// How deep below the directory sockets are looked for: a kubelet has no limit, a loop of bind mounts has none
 /// either.
 const DEEPEST: usize = 16;
+
+/// How often a directory that was deleted is looked for.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Why a directory cannot be watched.
 #[derive(Debug, thiserror::Error)]
@@ -69,15 +73,26 @@ impl Watcher {
         loop {
             // Watches are set before a directory is read, so that nothing falls in between.
             let mut sockets = BTreeMap::new();
-            self.scan(&self.directory, 0, &mut sockets);
+            let is_there = self.scan(&self.directory, 0, &mut sockets);
             if self.last.as_ref() != Some(&sockets) {
                 self.last = Some(sockets.clone());
                 return Ok(sockets);
             }
-            self.wait().await.map_err(|problem| WatchError {
-                directory: self.directory.clone(),
-                problem,
-            })?;
+            let event = async {
+                self.wait().await.map_err(|problem| WatchError {
+                    directory: self.directory.clone(),
+                    problem,
+                })
+            };
+            if is_there {
+                event.await?;
+            } else {
+                // Nothing tells when it is made anew.
+                match tokio::time::timeout(LOOK_AGAIN, event).await {
+                    Ok(happened) => happened?,
+                    Err(_) => continue,
+                }
+            }
         }
     }
 
@@ -98,8 +113,9 @@ impl Watcher {
         }
     }
 
-    /// Entries come and go while they are read: whatever is not there any more is passed over.
-    fn scan(&self, directory: &Path, depth: usize, sockets: &mut BTreeMap<PathBuf, Identity>) {
+    /// Entries come and go while they are read: whatever is not there any more is passed over. Whether the directory
+    /// itself is there.
+    fn scan(&self, directory: &Path, depth: usize, sockets: &mut BTreeMap<PathBuf, Identity>) -> bool {
         use inotify::WatchFlags;
         let flags = WatchFlags::CREATE
             | WatchFlags::DELETE
@@ -107,12 +123,15 @@ impl Watcher {
             | WatchFlags::MOVED_TO
             | WatchFlags::ATTRIB
             | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
             | WatchFlags::ONLYDIR;
-        if let Err(error) = inotify::add_watch(self.inotify.get_ref(), directory, flags) {
+        if let Err(error) = inotify::add_watch(self.inotify.get_ref(), directory, flags)
+            && error != rustix::io::Errno::NOENT
+        {
             tracing::warn!(directory = %directory.display(), %error, "directory is not watched");
         }
         let Ok(entries) = std::fs::read_dir(directory) else {
-            return;
+            return false;
         };
         for entry in entries.flatten() {
             let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
@@ -133,6 +152,7 @@ impl Watcher {
                 sockets.insert(entry.path(), identity);
             }
         }
+        true
     }
 }
 
@@ -246,7 +266,7 @@ mod tests {
             overflown |= event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW);
         }
         assert!(overflown);
-        let found = tokio::time::timeout(std::time::Duration::from_secs(60), next).await;
+        let found = tokio::time::timeout(Duration::from_secs(60), next).await;
         assert_eq!(paths(&found.unwrap().unwrap(), root.path()), ["x.sock"]);
     }
 
@@ -260,6 +280,36 @@ mod tests {
         assert_eq!(watcher.changed().await.unwrap().len(), 1);
         std::fs::rename(root.path().join("x.sock"), elsewhere.path().join("x.sock")).unwrap();
         assert!(watcher.changed().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_deleted_or_moved_away_and_made_anew_is_watched_again() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("registry");
+        std::fs::create_dir(&directory).unwrap();
+        let mut watcher = Watcher::new(directory.clone()).unwrap();
+        assert!(watcher.changed().await.unwrap().is_empty());
+        for moved in [false, true] {
+            match moved {
+                false => std::fs::remove_dir_all(&directory).unwrap(),
+                true => std::fs::rename(&directory, root.path().join("elsewhere")).unwrap(),
+            }
+            let made_anew = async {
+                tokio::task::yield_now().await;
+                std::fs::create_dir(&directory).unwrap();
+                UnixListener::bind(directory.join("x.sock")).unwrap()
+            };
+            let found = async {
+                loop {
+                    let found = watcher.changed().await.unwrap();
+                    if !found.is_empty() {
+                        return found;
+                    }
+                }
+            };
+            let (_socket, found) = tokio::join!(made_anew, found);
+            assert_eq!(paths(&found, &directory), ["x.sock"]);
+        }
     }
 
     #[test]

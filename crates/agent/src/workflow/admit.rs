@@ -19,11 +19,12 @@ use std::time::Duration;
 use devlet_core::device_plugin::ledger::Grant;
 use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::{Advice, ConnectionId, PluginView, Pod, PodRequest, Question, ReserveError, ResourceName};
+use devlet_kubelet_files::device_plugin::response::InvalidResponse;
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Deadlines;
+use crate::config::Config;
 use crate::device_plugin::client::{CallError, InvalidAnswer, Patience};
 use crate::device_plugin::plugins::Plugins;
 use crate::metrics::Metrics;
@@ -91,7 +92,7 @@ pub trait PluginCalls {
 #[derive(Debug, Clone, Copy)]
 pub struct RealCalls<'a> {
     pub plugins: &'a Plugins,
-    pub deadlines: &'a Deadlines,
+    pub config: &'a Config,
     pub metrics: &'a Metrics,
 }
 
@@ -102,7 +103,7 @@ impl PluginCalls for RealCalls<'_> {
         deadline: Instant,
     ) -> Result<Vec<devlet_core::DeviceId>, CallError> {
         let patience = Patience {
-            own: self.deadlines.preferred,
+            own: self.config.deadlines.preferred,
             caller: Some(deadline),
         };
         match self.plugins.client(question.connection) {
@@ -121,19 +122,27 @@ impl PluginCalls for RealCalls<'_> {
             return Err(gone("Allocate"));
         };
         let patience = Patience {
-            own: self.deadlines.allocate_of(&grant.resource),
+            own: self.config.deadlines.allocate_of(&grant.resource),
             caller: Some(deadline),
         };
-        let raw = client.allocate(&grant.devices, patience).await;
-        store::answer(&raw?[..]).map_err(|error| {
-            let problem = InvalidAnswer::Damaged(error.to_string());
-            let error = CallError::Invalid {
-                method: "Allocate",
-                problem,
-            };
-            self.metrics.plugin(&grant.resource).failed(&error);
-            error
-        })
+        let raw = client.allocate(&grant.devices, patience).await?;
+        self.understood(&raw)
+            .inspect_err(|error| client.calls().failed(error))
+    }
+}
+
+impl RealCalls<'_> {
+    /// What a plugin's answer means, if it is one that can be kept.
+    fn understood(&self, raw: &[u8]) -> Result<Answer, CallError> {
+        let invalid = |problem| CallError::Invalid {
+            method: "Allocate",
+            problem,
+        };
+        let damaged = |error: InvalidResponse| invalid(InvalidAnswer::Damaged(error.to_string()));
+        let answer = store::answer(raw).map_err(damaged)?;
+        let checked = self.config.limits.check_answer(&answer.options);
+        checked.map_err(|over| invalid(over.into()))?;
+        Ok(answer)
     }
 }
 

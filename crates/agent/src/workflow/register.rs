@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use devlet_core::device_plugin::inventory::Offer;
 use devlet_core::{ConnectError, ConnectionId, ResourceName};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -12,8 +13,10 @@ use tokio_util::task::TaskTracker;
 use crate::config::Config;
 use crate::device_plugin::client::{Api, CallError, PluginClient};
 use crate::device_plugin::connection::{self, Connection};
-use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::plugins::{self, Plugins, Process};
 use crate::grpc::uds::{self, DialError};
+use crate::limits::rate::Paces;
+use crate::limits::{Limit, OverLimit};
 use crate::metrics::Metrics;
 use crate::store::Store;
 
@@ -28,6 +31,8 @@ pub struct Candidate {
     pub api: Api,
     /// The user that asks.
     pub uid: u32,
+    /// The process that asks, if it is visible from here.
+    pub pid: Option<i32>,
 }
 
 /// Why a plugin is not taken in.
@@ -57,6 +62,9 @@ pub enum RegisterError {
         /// Who asks.
         uid: u32,
     },
+    /// It asks for too much.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// The node does not want it.
     #[error("{0}; a rule under access.register in devlet's configuration allows it with share: true")]
     Refused(#[from] ConnectError),
@@ -71,13 +79,23 @@ pub struct Registrar {
     pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
+    /// How often each process registers.
+    pub(crate) registrations: Arc<Paces<Process>>,
+    /// Long lists are decoded one at a time.
+    pub(crate) decoding: Arc<Semaphore>,
 }
 
 impl Registrar {
     /// Takes a plugin in, and follows it until it is gone for good.
     pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
-        let connected = self.connect(&candidate).await;
+        let connected = match self.in_time(&candidate) {
+            Ok(()) => self.connect(&candidate).await,
+            Err(over) => Err(over.into()),
+        };
         self.metrics.registered(&candidate.resource, &connected);
+        if let Err(RegisterError::OverLimit(over)) = &connected {
+            self.metrics.limit_hit(over.limit.name());
+        }
         let connection = connected?;
         let id = connection.id;
         tracing::info!(
@@ -89,6 +107,16 @@ impl Registrar {
         Ok(id)
     }
 
+    /// Whether its process may register again already.
+    fn in_time(&self, candidate: &Candidate) -> Result<(), OverLimit> {
+        let process = (candidate.uid, candidate.pid);
+        if self.registrations.take(process, Instant::now()) {
+            return Ok(());
+        }
+        let most = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
+        Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", most))
+    }
+
     /// Dials a plugin and tells the node.
     pub(crate) async fn connect(&self, candidate: &Candidate) -> Result<Connection, RegisterError> {
         let Candidate {
@@ -96,6 +124,7 @@ impl Registrar {
             socket,
             api,
             uid,
+            pid: _,
         } = candidate;
         let access = &self.config.access;
         if !access.may_register(*uid, resource.as_str()) {
@@ -119,7 +148,10 @@ impl Registrar {
                 });
             }
         }
-        let client = PluginClient::new(&dialed, *api, self.metrics.plugin(resource));
+        let limits = &self.config.limits;
+        let process = plugins::process(&dialed.peer);
+        let seat = self.plugins.seat(process, resource, socket.clone(), limits)?;
+        let client = PluginClient::new(&dialed, *api, self.metrics.plugin(resource), limits);
         let options = client
             .options(deadlines.options)
             .await
@@ -144,6 +176,7 @@ impl Registrar {
             dialed,
             dismissed,
             _entered: entered,
+            _seat: seat,
         })
     }
 }

@@ -1,0 +1,126 @@
+//! How often something may happen: so many times at once, and as many in each period.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// One who does something again and again.
+///
+/// It is the time at which nothing would be owed any more: each time adds its share of the period.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    share: Duration,
+    period: Duration,
+    settled: Instant,
+}
+
+impl Pace {
+    /// So many times in a period; 0 counts as 1.
+    pub fn new(times: u32, period: Duration, now: Instant) -> Self {
+        Self {
+            share: period / times.max(1),
+            period,
+            settled: now,
+        }
+    }
+
+    /// Takes one time, or says when there will be one.
+    pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
+        let settled = self.settled.max(now) + self.share;
+        let earliest = settled.checked_sub(self.period).unwrap_or(now);
+        if earliest > now {
+            return Err(earliest);
+        }
+        self.settled = settled;
+        Ok(())
+    }
+
+    /// Nothing more until then.
+    pub fn rest_until(&mut self, when: Instant) {
+        // One time is left then.
+        let settled = when + self.period.saturating_sub(self.share);
+        self.settled = self.settled.max(settled);
+    }
+
+    fn is_settled(&self, now: Instant) -> bool {
+        self.settled <= now
+    }
+}
+
+/// The same for many, each by itself. Those that owe nothing are not remembered.
+#[derive(Debug)]
+pub struct Paces<K> {
+    times: u32,
+    period: Duration,
+    paces: Mutex<HashMap<K, Pace>>,
+}
+
+impl<K: Eq + Hash> Paces<K> {
+    /// Each so many times in a period.
+    pub fn new(times: u32, period: Duration) -> Self {
+        Self {
+            times,
+            period,
+            paces: Mutex::default(),
+        }
+    }
+
+    /// Whether this one may now.
+    pub fn take(&self, who: K, now: Instant) -> bool {
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        if paces.len() >= 1024 {
+            paces.retain(|_, pace| !pace.is_settled(now));
+        }
+        let pace = paces
+            .entry(who)
+            .or_insert_with(|| Pace::new(self.times, self.period, now));
+        pace.take(now).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn so_many_at_once_and_as_many_in_each_period() {
+        let start = Instant::now();
+        let mut pace = Pace::new(4, SECOND, start);
+        for _ in 0..4 {
+            assert_eq!(pace.take(start), Ok(()));
+        }
+        assert_eq!(pace.take(start), Err(start + SECOND / 4));
+        assert_eq!(pace.take(start + SECOND / 4), Ok(()));
+        assert!(pace.take(start + SECOND / 4).is_err());
+        let later = start + 10 * SECOND;
+        assert_eq!((0..10).filter(|_| pace.take(later).is_ok()).count(), 4);
+    }
+
+    #[test]
+    fn a_rest_ends_when_it_should() {
+        let start = Instant::now();
+        let mut pace = Pace::new(4, SECOND, start);
+        pace.rest_until(start + 3 * SECOND);
+        assert_eq!(pace.take(start), Err(start + 3 * SECOND));
+        assert_eq!(pace.take(start + 3 * SECOND), Ok(()));
+    }
+
+    #[test]
+    fn each_has_its_own_pace_and_the_idle_are_forgotten() {
+        let paces = Paces::new(2, SECOND);
+        let mut now = Instant::now();
+        let take = |who| paces.take(who, now);
+        assert!(take(1) && take(1) && !take(1));
+        assert!(take(2));
+        for who in 0..3_000 {
+            now += SECOND;
+            assert!(paces.take(who, now));
+        }
+        assert!(paces.paces.lock().unwrap().len() <= 1024);
+    }
+}

@@ -1,0 +1,316 @@
+//! A daemon, a good plugin, and pods of it that must not notice what somebody else does meanwhile.
+
+// Helpers are not tests to clippy, and not every test file uses all of them.
+#![allow(clippy::unwrap_used, clippy::panic, dead_code)]
+
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use devlet_client::{Client, v1};
+use devlet_testkit::{Device, PATIENCE, Plugin, Script};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::common::{Daemon, http_get, root};
+
+/// What the good plugin offers.
+pub(crate) const GOOD: &str = "acme.com/good";
+const GOOD_DEVICES: usize = 4;
+
+/// What the offender offers.
+pub(crate) const BAD: &str = "evil.example/device";
+
+/// So many pods of the good plugin come and go while something happens.
+const PODS: usize = 10;
+
+/// How much the daemon may have grown in the end.
+pub(crate) const ROOM_MIB: u64 = 64;
+
+/// Deadlines that a test can wait for.
+pub(crate) const IMPATIENT: &str = "deadlines: {dial: 300ms, options: 300ms, preferred: 300ms, allocate: 300ms, \
+     preStart: 300ms, info: 300ms, notify: 300ms}\nwait: 300ms\n";
+
+pub(crate) struct Neighbourhood {
+    pub(crate) daemon: Daemon,
+    good: Plugin,
+    caller: Caller,
+    kept: String,
+    next: usize,
+    address: String,
+    before: Usage,
+    root: TempDir,
+}
+
+/// What a process uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Usage {
+    pub(crate) mib: u64,
+    pub(crate) descriptors: usize,
+}
+
+impl Neighbourhood {
+    pub(crate) fn new() -> Self {
+        Self::configured("")
+    }
+
+    /// With these lines of configuration.
+    pub(crate) fn configured(config: &str) -> Self {
+        let root = root();
+        let daemon = Daemon::configured(root.path(), &format!("http: 127.0.0.1:0\n{config}"));
+        Self::around(root, daemon)
+    }
+
+    /// With so many file descriptors and no more.
+    pub(crate) fn with_descriptors(most: usize) -> Self {
+        let root = root();
+        let mut command = std::process::Command::new("sh");
+        command
+            .args(["-c", &format!("ulimit -n {most}; exec \"$@\""), "sh"])
+            .arg(env!("CARGO_BIN_EXE_devlet"))
+            .args(["serve", "--http", "127.0.0.1:0", "--root-dir"])
+            .arg(root.path())
+            .env_remove("NOTIFY_SOCKET");
+        let daemon = Daemon::started(command, root.path());
+        Self::around(root, daemon)
+    }
+
+    fn around(root: TempDir, daemon: Daemon) -> Self {
+        let devices = (0..GOOD_DEVICES).map(|number| Device::new(&number.to_string()));
+        let good = Plugin::registered(&Script::new(root.path(), GOOD, devices.collect()));
+        daemon.until_capacity(GOOD, GOOD_DEVICES as u64);
+        let caller = Caller::of(root.path());
+        let address = daemon.banner.split("http://").nth(1).unwrap();
+        let address = address.split('/').next().unwrap().trim().to_owned();
+        let mut all = Self {
+            before: usage(daemon.child.id()),
+            daemon,
+            good,
+            caller,
+            kept: String::new(),
+            next: 0,
+            address,
+            root,
+        };
+        all.kept = all.admit("kept", GOOD).unwrap();
+        // Buffers and caches that every daemon has after a while are not somebody's doing.
+        all.pods_go_on();
+        all.before = all.usage();
+        all
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    pub(crate) fn kubelet_socket(&self) -> PathBuf {
+        self.root().join("device-plugins/kubelet.sock")
+    }
+
+    pub(crate) fn sockets(&self) -> [PathBuf; 2] {
+        [self.kubelet_socket(), self.root().join("devlet/devlet.sock")]
+    }
+
+    /// A plugin that offers `count` of [`BAD`].
+    pub(crate) fn bad(&self, count: usize) -> Script {
+        let devices = (0..count).map(|number| Device::new(&format!("bad-{number}")));
+        Script::new(self.root(), BAD, devices.collect())
+    }
+
+    /// Another one who admits pods.
+    pub(crate) fn caller(&self) -> Caller {
+        Caller::of(self.root())
+    }
+
+    /// Admits a pod that wants one device; the device, or why not.
+    pub(crate) fn admit(&self, name: &str, resource: &str) -> Result<String, String> {
+        self.caller.admit(name, resource)
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        let request = v1::RemovePodRequest {
+            pod: name.to_owned(),
+            wait_ms: None,
+        };
+        self.caller
+            .runtime
+            .block_on(self.caller.client.remove_pod(request))
+            .unwrap();
+    }
+
+    /// Pods of the good plugin come and go, each with a device of its own.
+    pub(crate) fn pods_go_on(&mut self) {
+        for _ in 0..PODS {
+            self.one_pod_goes_on();
+        }
+    }
+
+    /// One pod comes and goes; how long its admission took.
+    pub(crate) fn one_pod_goes_on(&mut self) -> Duration {
+        let name = format!("good-{}", self.next);
+        self.next += 1;
+        let began = Instant::now();
+        let got = self.admit(&name, GOOD).unwrap();
+        let took = began.elapsed();
+        assert_ne!(got, self.kept, "{name} got what another pod holds");
+        self.remove(&name);
+        took
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        usage(self.daemon.child.id())
+    }
+
+    /// A resource as the daemon sees it.
+    pub(crate) fn resource(&self, name: &str) -> Option<v1::Resource> {
+        let list = self.caller.client.list_resources(v1::ListResourcesRequest {});
+        let list = self.caller.runtime.block_on(list).unwrap();
+        list.resources.into_iter().find(|each| each.name == name)
+    }
+
+    /// Waits until a resource is as wanted.
+    pub(crate) fn until_resource(&self, name: &str, wanted: impl Fn(&v1::Resource) -> bool) -> v1::Resource {
+        self.caller.runtime.block_on(async {
+            let mut lists = self
+                .caller
+                .client
+                .watch_resources(v1::ListResourcesRequest {})
+                .await
+                .unwrap();
+            let found = async {
+                loop {
+                    let list = lists.message().await.unwrap().unwrap();
+                    let found = list.resources.into_iter().find(|each| each.name == name);
+                    if let Some(found) = found.filter(&wanted) {
+                        return found;
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, found).await.unwrap()
+        })
+    }
+
+    pub(crate) fn until_capacity(&self, name: &str, capacity: u64) {
+        self.until_resource(name, |each| {
+            each.capacity == capacity && each.allocatable == capacity
+        });
+    }
+
+    pub(crate) fn metrics(&self) -> String {
+        http_get(&self.address, "/metrics")
+    }
+
+    /// How often a limit was hit.
+    pub(crate) fn hits(&self, limit: &str) -> u64 {
+        let metrics = self.metrics();
+        let line = format!("devlet_limit_hits_total{{limit=\"{limit}\"}} ");
+        let number = metrics.lines().find_map(|each| each.strip_prefix(&line));
+        number.map_or(0, |number| number.parse().unwrap())
+    }
+
+    /// What the daemon says of itself, check by check.
+    pub(crate) fn ready(&self) -> String {
+        http_get(&self.address, "/readyz?verbose")
+    }
+
+    /// Nothing is lost, doubled or leaked, and the daemon is ready.
+    pub(crate) fn unharmed(mut self) {
+        self.unharmed_within(ROOM_MIB);
+    }
+
+    pub(crate) fn unharmed_within(&mut self, mib: u64) {
+        self.pods_go_on();
+        assert!(
+            http_get(&self.address, "/readyz").ends_with("\r\n\r\nok"),
+            "{}",
+            self.ready()
+        );
+        assert_eq!(self.admit("kept", GOOD).unwrap(), self.kept);
+        let good = self.resource(GOOD).unwrap();
+        let devices = GOOD_DEVICES as u64;
+        assert_eq!(
+            (good.capacity, good.allocatable, good.held),
+            (devices, devices, 1)
+        );
+        // Connections end when they notice it.
+        let deadline = Instant::now() + PATIENCE;
+        while self.usage().descriptors > self.before.descriptors + 4 {
+            assert!(
+                Instant::now() < deadline,
+                "descriptors leak: {:?}, then {:?}",
+                self.before,
+                self.usage()
+            );
+            self.one_pod_goes_on();
+        }
+        let after = self.usage();
+        assert!(
+            after.mib < self.before.mib + mib,
+            "memory grew from {:?} to {after:?}",
+            self.before
+        );
+    }
+}
+
+/// One who admits pods, on a connection of its own.
+pub(crate) struct Caller {
+    runtime: Runtime,
+    client: Client,
+}
+
+impl Caller {
+    fn of(root: &Path) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let socket = root.join("devlet/devlet.sock");
+        let client = runtime.block_on(Client::connect(socket)).unwrap();
+        Self { runtime, client }
+    }
+
+    pub(crate) fn admit(&self, name: &str, resource: &str) -> Result<String, String> {
+        let manifest = format!(
+            "{{metadata: {{name: {name}}}, spec: {{containers: [{{name: main, resources: {{limits: {{{resource}: 1}}}}}}]}}}}"
+        );
+        let request = v1::AdmitRequest {
+            manifest,
+            wait_ms: None,
+        };
+        self.runtime.block_on(async {
+            let refused = |status: tonic::Status| status.message().to_owned();
+            let mut events = self.client.admit(request).await.map_err(refused)?;
+            while let Some(event) = events.message().await.map_err(refused)? {
+                if let Some(v1::admit_event::Event::Admitted(pod)) = event.event {
+                    return Ok(pod.containers[0].devices[0].ids[0].clone());
+                }
+            }
+            panic!("the admission of {name} ended without an answer");
+        })
+    }
+}
+
+fn usage(pid: u32) -> Usage {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    Usage {
+        mib: kib / 1024,
+        descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count(),
+    }
+}
+
+/// Connects and sends, as far as it is taken.
+pub(crate) fn throw(socket: &Path, bytes: &[u8]) -> UnixStream {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream
+        .set_write_timeout(Some(Duration::from_millis(100)))
+        .unwrap();
+    // Whoever hangs up before the end has heard enough.
+    let _ = stream.write_all(bytes);
+    stream
+}

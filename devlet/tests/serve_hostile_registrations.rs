@@ -1,0 +1,70 @@
+//! Plugins that register without meaning it; pods of another plugin do not notice.
+
+// Helpers are not tests to clippy.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod hostile;
+
+use devlet_client::v1::ResourceState;
+use devlet_testkit::{Door, Event, Plugin, Script};
+use hostile::{BAD, IMPATIENT, Neighbourhood};
+
+devlet_testkit::plugin_process!();
+
+#[test]
+fn a_plugin_that_registers_and_vanishes_leaves_nothing_behind() {
+    let mut neighbours = Neighbourhood::new();
+    for number in 0..5 {
+        let plugin = Plugin::registered(&neighbours.bad(2));
+        neighbours.until_capacity(BAD, 2);
+        match number % 2 {
+            0 => plugin.kill(),
+            _ => plugin.exit(),
+        }
+        neighbours.until_resource(BAD, |each| each.state() == ResourceState::Gone);
+        neighbours.one_pod_goes_on();
+    }
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_plugin_that_is_gone_when_it_is_dialled_is_not_taken_in() {
+    let mut neighbours = Neighbourhood::configured(IMPATIENT);
+    let mut plugin = Plugin::start(&Script {
+        door: Door::Claim,
+        ..neighbours.bad(1)
+    });
+    neighbours.pods_go_on();
+    let said = plugin.refused();
+    assert!(said.contains("no socket at"), "{said}");
+    assert!(neighbours.resource(BAD).is_none());
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_plugin_that_registers_a_thousand_times_a_second_is_slowed_down_alone() {
+    let mut neighbours = Neighbourhood::configured("limits: {registrationsPerMinute: 50}");
+    let mut plugin = Plugin::registered(&neighbours.bad(2));
+    neighbours.until_capacity(BAD, 2);
+    plugin.register_often(1_000, 1_000);
+    while !plugin.has_come(|event| matches!(event, Event::Registrations { .. })) {
+        neighbours.one_pod_goes_on();
+    }
+    let (taken_in, refused, messages) = plugin.registrations();
+    assert!(
+        taken_in > 0 && refused > 0,
+        "{taken_in} taken in, {refused} refused"
+    );
+    let named = |limit: &str| messages.iter().any(|message| message.contains(limit));
+    assert!(named("limits.registrationsPerMinute"), "{messages:?}");
+    assert!(neighbours.hits("registrationsPerMinute") > 0);
+    // Another plugin still gets in.
+    let _other = Plugin::registered(&Script {
+        resource: "acme.com/other".into(),
+        ..neighbours.bad(1)
+    });
+    neighbours.until_capacity("acme.com/other", 1);
+    neighbours.until_capacity(BAD, 2);
+    neighbours.unharmed();
+}

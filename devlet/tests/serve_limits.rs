@@ -1,0 +1,292 @@
+//! Each limit of the configuration, hit on the built binary: who hits it is told which one, it is counted, and pods of
+//! another plugin do not notice.
+
+// Helpers are not tests to clippy.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod hostile;
+
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+
+use devlet_client::v1::ResourceState;
+use devlet_testkit::{Answer, Device, DeviceNode, Door, Event, Mount, PATIENCE, Plugin, Script};
+use hostile::{BAD, GOOD, Neighbourhood};
+
+devlet_testkit::plugin_process!();
+
+#[test]
+fn a_list_over_a_limit_is_refused_whole_and_its_plugin_lost_until_it_is_shorter() {
+    let long = Device::new(&"x".repeat(33));
+    let crowded = Device {
+        numa: (0..32).collect(),
+        ..Device::new("crowded")
+    };
+    for (config, limit, excess) in [
+        (
+            "devicesPerResource: 4",
+            "devicesPerResource",
+            Device::new("fifth"),
+        ),
+        ("idBytes: 32", "idBytes", long),
+        ("listBytes: 200", "listBytes", Device::new(&"x".repeat(200))),
+        ("bytesPerPlugin: 700", "bytesPerPlugin", crowded),
+    ] {
+        let mut neighbours = Neighbourhood::configured(&format!("limits: {{{config}}}"));
+        let list = neighbours.bad(4).devices;
+        let mut plugin = Plugin::registered(&neighbours.bad(4));
+        neighbours.until_capacity(BAD, 4);
+        assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
+
+        let mut more = list.clone();
+        more.push(excess);
+        plugin.list(&more);
+        neighbours.until_resource(BAD, |each| each.state() == ResourceState::Gone);
+        neighbours.pods_go_on();
+
+        assert!(neighbours.hits(limit) > 0, "{limit}: {}", neighbours.metrics());
+        assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0", "{limit}");
+        plugin.list(&list);
+        neighbours.until_capacity(BAD, 4);
+        neighbours.unharmed();
+    }
+}
+
+#[test]
+fn an_answer_over_a_limit_is_refused_and_frees_its_device() {
+    let config = "limits: {answerBytes: 500, entriesPerAnswer: 3, envBytes: 20, pathBytes: 10}";
+    let mut neighbours = Neighbourhood::configured(config);
+    let mut plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    let envs = |number: usize, value: &str| {
+        let env = |number| (format!("E{number}"), value.to_owned());
+        (0..number).map(env).collect()
+    };
+    let mount = |path: &str| Mount {
+        container_path: path.into(),
+        host_path: "/x".into(),
+        read_only: true,
+    };
+    let node = |path: &str| DeviceNode {
+        container_path: "/x".into(),
+        host_path: path.into(),
+        permissions: "rw".into(),
+    };
+    let none = Answer::default();
+    for (limit, answer) in [
+        (
+            "answerBytes",
+            Answer {
+                envs: envs(1, &"x".repeat(500)),
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                envs: envs(4, ""),
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                annotations: envs(4, ""),
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                mounts: vec![mount("/a"); 4],
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                device_nodes: vec![node("/a"); 4],
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                cdi_devices: vec!["a.b/c=d".into(); 4],
+                ..none.clone()
+            },
+        ),
+        (
+            "envBytes",
+            Answer {
+                envs: envs(1, &"x".repeat(20)),
+                ..none.clone()
+            },
+        ),
+        (
+            "envBytes",
+            Answer {
+                annotations: envs(1, &"x".repeat(20)),
+                ..none.clone()
+            },
+        ),
+        (
+            "pathBytes",
+            Answer {
+                mounts: vec![mount("/1234567890")],
+                ..none.clone()
+            },
+        ),
+        (
+            "pathBytes",
+            Answer {
+                device_nodes: vec![node("/1234567890")],
+                ..none.clone()
+            },
+        ),
+    ] {
+        let before = neighbours.hits(limit);
+        plugin.answer(&answer);
+        let refused = neighbours.admit("bad", BAD).unwrap_err();
+        assert!(
+            refused.contains(&format!("limits.{limit} allows")),
+            "{limit}: {refused}"
+        );
+        assert_eq!(neighbours.hits(limit), before + 1, "{limit}");
+        neighbours.one_pod_goes_on();
+    }
+    plugin.answer(&none);
+    assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_process_serves_no_more_resources_than_it_may() {
+    let mut neighbours = Neighbourhood::configured("limits: {resourcesPerPlugin: 2}");
+    let mut plugin = Plugin::registered(&neighbours.bad(1));
+    for (resource, taken_in) in [("evil.example/two", true), ("evil.example/three", false)] {
+        plugin.command(&format!("offer {resource}"));
+        if taken_in {
+            plugin.until(&Event::Registered);
+            neighbours.until_resource(resource, |each| each.state() == ResourceState::Serving);
+        } else {
+            let refused = plugin.refused();
+            assert!(
+                refused.contains("limits.resourcesPerPlugin allows 2"),
+                "{refused}"
+            );
+        }
+        neighbours.pods_go_on();
+    }
+    // What it serves already it may register again.
+    plugin.command("register");
+    plugin.until(&Event::Registered);
+    assert_eq!(neighbours.hits("resourcesPerPlugin"), 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn there_are_no_more_plugins_than_there_may_be() {
+    let neighbours = Neighbourhood::configured("limits: {plugins: 2}");
+    let second = Plugin::registered(&neighbours.bad(1));
+    let other = Script {
+        resource: "evil.example/other".into(),
+        ..neighbours.bad(1)
+    };
+    let refused = Plugin::start(&other).refused();
+    assert!(refused.contains("limits.plugins allows 2"), "{refused}");
+    assert!(neighbours.hits("plugins") > 0);
+    second.exit();
+    neighbours.until_resource(BAD, |each| each.state() == ResourceState::Gone);
+    // Its place is free again.
+    let _third = Plugin::registered(&other);
+    neighbours.until_capacity("evil.example/other", 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn sockets_in_the_registry_beyond_the_limit_have_to_wait() {
+    let mut neighbours = Neighbourhood::configured("limits: {plugins: 2}");
+    let script = |resource: &str| Script {
+        door: Door::Registry,
+        resource: resource.into(),
+        ..neighbours.bad(1)
+    };
+    let silent = ["a", "b"].map(|name| {
+        let socket = neighbours.root().join(format!("plugins_registry/{name}.sock"));
+        devlet_testkit::Babbler::at(&socket, Vec::new())
+    });
+    silent.iter().for_each(devlet_testkit::Babbler::until_heard);
+    let mut waits = Plugin::start(&script(BAD));
+    while neighbours.hits("plugins") == 0 {
+        neighbours.one_pod_goes_on();
+    }
+    assert!(!waits.was_called("GetInfo"));
+    drop(silent);
+    waits.until(&Event::Registered);
+    neighbours.unharmed();
+}
+
+#[test]
+fn what_a_plugin_says_about_itself_is_short() {
+    let neighbours = Neighbourhood::configured("limits: {registrationBytes: 100}");
+    let script = Script {
+        socket: format!("{}.sock", "x".repeat(100)),
+        door: Door::Claim,
+        ..neighbours.bad(1)
+    };
+    let refused = Plugin::start(&script).refused();
+    assert!(refused.contains("limit is: 100 bytes"), "{refused}");
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_manifest_is_no_longer_than_it_may_be() {
+    let neighbours = Neighbourhood::configured("limits: {manifestBytes: 200}");
+    let refused = neighbours.admit(&"x".repeat(200), GOOD).unwrap_err();
+    assert!(refused.contains("limits.manifestBytes allows 200"), "{refused}");
+    assert_eq!(neighbours.hits("manifestBytes"), 1);
+    neighbours.unharmed();
+}
+
+/// What a connection hears until it ends.
+fn heard(mut stream: &UnixStream) -> String {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut heard = Vec::new();
+    let _ = stream.read_to_end(&mut heard);
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+#[test]
+fn a_process_with_too_many_connections_is_told_and_makes_room_for_others() {
+    let mut neighbours = Neighbourhood::configured("limits: {connectionsPerUid: 8}");
+    // The neighbours have one connection to one of these sockets.
+    for socket in neighbours.sockets() {
+        let all: Vec<UnixStream> = (0..9).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+        let said = heard(all.last().unwrap());
+        assert!(said.contains("limits.connectionsPerUid allows 8"), "{said:?}");
+        assert!(neighbours.hits("connectionsPerUid") > 0);
+        // Other processes of the same user: a command, and a plugin.
+        assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
+        let _plugin = Plugin::registered(&neighbours.bad(1));
+        neighbours.until_capacity(BAD, 1);
+        neighbours.pods_go_on();
+    }
+    neighbours.unharmed();
+}
+
+#[test]
+fn without_descriptors_to_spare_nobody_gets_in_and_pods_go_on() {
+    let mut neighbours = Neighbourhood::with_descriptors(64);
+    let socket = neighbours.kubelet_socket();
+    let all: Vec<UnixStream> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    while neighbours.usage().descriptors < 64 {
+        neighbours.one_pod_goes_on();
+    }
+    neighbours.pods_go_on();
+    drop(all);
+    let _plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    neighbours.unharmed();
+}
