@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 
 use devlet_client::v1::ResourceState;
-use devlet_testkit::{Answer, Device, DeviceNode, Door, Event, Mount, PATIENCE, Plugin, Script};
+use devlet_testkit::{Answer, Device, DeviceNode, Door, Event, Fault, Mount, PATIENCE, Plugin, Script};
 use hostile::{BAD, GOOD, Neighbourhood};
 
 devlet_testkit::plugin_process!();
@@ -237,7 +237,56 @@ fn what_a_plugin_says_about_itself_is_short() {
         ..neighbours.bad(1)
     };
     let refused = Plugin::start(&script).refused();
-    assert!(refused.contains("limit is: 100 bytes"), "{refused}");
+    assert!(refused.contains("limits.registrationBytes allows 100"), "{refused}");
+    assert_eq!(neighbours.hits("registrationBytes"), 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn what_a_plugin_says_about_itself_when_asked_is_short() {
+    let neighbours = Neighbourhood::configured("limits: {registrationBytes: 100}");
+    let long = || Fault::Raw(vec![0; 101]);
+    for (door, method) in [
+        (Door::Kubelet, "GetDevicePluginOptions"),
+        (Door::Registry, "GetInfo"),
+    ] {
+        let hits = neighbours.hits("registrationBytes");
+        let script = Script {
+            door,
+            ..neighbours.bad(1).with_fault(method, long())
+        };
+        let refused = Plugin::start(&script).refused();
+        assert!(
+            refused.contains(method) && refused.contains("limits.registrationBytes allows 100"),
+            "{refused}"
+        );
+        assert!(neighbours.hits("registrationBytes") > hits, "{method}");
+    }
+    neighbours.unharmed();
+}
+
+#[test]
+fn advice_that_is_too_long_is_done_without() {
+    let neighbours = Neighbourhood::configured("limits: {listBytes: 100}");
+    let script = Script {
+        preferred: true,
+        ..neighbours.bad(2)
+    };
+    let advice = Fault::Raw(vec![0; 101]);
+    let mut plugin = Plugin::registered(&script.with_fault("GetPreferredAllocation", advice));
+    neighbours.until_capacity(BAD, 2);
+    assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
+    assert!(plugin.was_called("GetPreferredAllocation"));
+    assert_eq!(neighbours.hits("listBytes"), 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_request_is_no_longer_than_it_may_be() {
+    let neighbours = Neighbourhood::configured("limits: {requestBytes: 300}");
+    let refused = neighbours.admit(&"x".repeat(300), GOOD).unwrap_err();
+    assert!(refused.contains("limits.requestBytes allows 300"), "{refused}");
+    assert_eq!(neighbours.hits("requestBytes"), 1);
     neighbours.unharmed();
 }
 

@@ -21,8 +21,10 @@ use crate::capacity::{self, Capacities};
 use crate::config::Config;
 use crate::device_plugin::plugins::Plugins;
 use crate::device_plugin::registration::RegistrationService;
+use crate::grpc::oversize::Bounded;
 use crate::grpc::server::{self, ServeError};
 use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
+use crate::limits::Limit;
 use crate::limits::rate::Paces;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
@@ -185,8 +187,11 @@ impl Agent {
         let largest = config.limits.registration_bytes;
         let today = v1beta1::registration_server::RegistrationServer::new(service.clone());
         let of_2017 = v1alpha2::registration_server::RegistrationServer::new(service);
-        let routes = Routes::new(today.max_decoding_message_size(largest))
-            .add_service(of_2017.max_decoding_message_size(largest));
+        let limit = Limit::REGISTRATION_BYTES;
+        let today = today.max_decoding_message_size(largest);
+        let of_2017 = of_2017.max_decoding_message_size(largest);
+        let routes = Routes::new(Bounded::new(today, limit, largest, &metrics))
+            .add_service(Bounded::new(of_2017, limit, largest, &metrics));
         let access = config.access.clone();
         let kubelet_socket = listener.published();
         let listener = listener.admit(move |peer| access.may_knock(peer.uid));

@@ -27,6 +27,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use crate::agent::Agent;
+use crate::grpc::oversize::Bounded;
 use crate::grpc::server;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
@@ -118,7 +119,14 @@ pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
     agent.serves_api_on(&listener);
     let service = DevletServer::new(Host::new(agent.clone(), report));
     let limits = &agent.config().limits;
-    let routes = Routes::new(service.max_decoding_message_size(limits.request_bytes));
+    let largest = limits.request_bytes;
+    let service = service.max_decoding_message_size(largest);
+    let routes = Routes::new(Bounded::new(
+        service,
+        Limit::REQUEST_BYTES,
+        largest,
+        agent.metrics(),
+    ));
     let limits = limits.server.clone();
     let stopping = agent.stopping().cancelled_owned();
     let serving = server::serve(listener, routes, limits, agent.metrics().clone(), stopping);

@@ -78,6 +78,7 @@ pub struct Limit(&'static str);
 
 impl Limit {
     pub const CONNECTIONS_PER_UID: Self = Self("connectionsPerUid");
+    pub const REQUEST_BYTES: Self = Self("requestBytes");
     pub const MANIFEST_BYTES: Self = Self("manifestBytes");
     pub const REGISTRATION_BYTES: Self = Self("registrationBytes");
     pub const LIST_BYTES: Self = Self("listBytes");

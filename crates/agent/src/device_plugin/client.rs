@@ -21,6 +21,7 @@ use tonic::{Code, Request, Status};
 
 use super::wire;
 use crate::grpc::channel::Channel;
+use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::{Dialed, Gone};
 use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Calls;
@@ -359,11 +360,6 @@ impl PluginClient {
             .map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(grpc)
     }
-}
-
-/// Whether a message was over the limit on this side. The words are tonic's, which has no other way to say it.
-pub(crate) fn is_too_large(status: &Status) -> bool {
-    status.code() == Code::OutOfRange && status.message().contains("decoded message length too large")
 }
 
 fn texts(devices: &[DeviceId]) -> Vec<String> {

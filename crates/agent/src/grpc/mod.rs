@@ -3,6 +3,7 @@
 pub mod authority;
 pub mod channel;
 mod huffman;
+pub(crate) mod oversize;
 pub mod server;
 mod severable;
 pub mod status;

@@ -16,7 +16,9 @@ use tonic::Status;
 
 use crate::device_plugin::client::Api;
 use crate::device_plugin::resource_name::{self, InvalidResourceName};
+use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::{self, DialError, Dialed};
+use crate::limits::{Limit, OverLimit};
 use crate::workflow::register::{Candidate, RegisterError, Registrar};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -42,6 +44,14 @@ pub enum HandshakeError {
         socket: PathBuf,
         /// What came back.
         problem: String,
+    },
+    /// It says too much.
+    #[error("{method}: {over}")]
+    OverLimit {
+        /// The call.
+        method: &'static str,
+        /// By which limit.
+        over: OverLimit,
     },
     /// It is nothing that is served here.
     #[error("no handler registered for plugin type: {kind} at socket {}", socket.display())]
@@ -78,7 +88,7 @@ impl HandshakeError {
     fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Dial { .. } => Some("dial"),
-            Self::Call { .. } => Some("handshake"),
+            Self::Call { .. } | Self::OverLimit { .. } => Some("handshake"),
             Self::Kind { .. } => Some("kind"),
             Self::Invalid(_) => Some("invalid"),
             Self::Register(_) => None,
@@ -87,7 +97,10 @@ impl HandshakeError {
 
     /// Whether the plugin should be told: it can only be told if it could be asked.
     fn is_for_the_plugin(&self) -> bool {
-        matches!(self, Self::Kind { .. } | Self::Invalid(_) | Self::Register(_))
+        matches!(
+            self,
+            Self::OverLimit { .. } | Self::Kind { .. } | Self::Invalid(_) | Self::Register(_)
+        )
     }
 }
 
@@ -135,8 +148,10 @@ impl Handshake {
         let client = RegistrationClient::new(dialed.channel.clone());
         let mut client = client.max_decoding_message_size(largest);
         let info = client.get_info(InfoRequest {});
-        let info = call("GetInfo", socket, deadlines.info, info).await?;
-        let taken_in = self.take_in(info, socket, &dialed).await;
+        let taken_in = match self.call("GetInfo", socket, deadlines.info, info).await {
+            Ok(info) => self.take_in(info, socket, &dialed).await,
+            Err(error) => Err(error),
+        };
         let status = match &taken_in {
             Ok(()) => RegistrationStatus {
                 plugin_registered: true,
@@ -152,7 +167,8 @@ impl Handshake {
             Err(_) => return taken_in,
         };
         let told = client.notify_registration_status(status);
-        let told = call("NotifyRegistrationStatus", socket, deadlines.notify, told).await;
+        let told = self.call("NotifyRegistrationStatus", socket, deadlines.notify, told);
+        let told = told.await;
         if let (Ok(()), Err(error)) = (&taken_in, told) {
             tracing::warn!(socket = %socket.display(), %error, "plugin is registered and does not want to know");
         }
@@ -169,6 +185,32 @@ impl Handshake {
         let candidate = candidate(info, socket, dialed).map_err(HandshakeError::Invalid)?;
         let registered = self.registrar.register(candidate).await;
         registered.map(drop).map_err(HandshakeError::Register)
+    }
+
+    async fn call<T>(
+        &self,
+        method: &'static str,
+        socket: &Path,
+        deadline: Duration,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, HandshakeError> {
+        let problem = match tokio::time::timeout(deadline, call).await {
+            Ok(Ok(response)) => return Ok(response.into_inner()),
+            Ok(Err(status)) if is_too_large(&status) => {
+                let limit = Limit::REGISTRATION_BYTES;
+                self.registrar.metrics.limit_hit(limit.name());
+                let most = self.registrar.config.limits.registration_bytes;
+                let over = limit.exceeded("the answer is too large", most);
+                return Err(HandshakeError::OverLimit { method, over });
+            }
+            Ok(Err(status)) => format!("{} ({:?})", status.message(), status.code()),
+            Err(_) => format!("no answer within {} s", deadline.as_secs_f32()),
+        };
+        Err(HandshakeError::Call {
+            method,
+            socket: socket.to_owned(),
+            problem,
+        })
     }
 }
 
@@ -199,20 +241,3 @@ fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candida
     })
 }
 
-async fn call<T>(
-    method: &'static str,
-    socket: &Path,
-    deadline: Duration,
-    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-) -> Result<T, HandshakeError> {
-    let problem = match tokio::time::timeout(deadline, call).await {
-        Ok(Ok(response)) => return Ok(response.into_inner()),
-        Ok(Err(status)) => format!("{} ({:?})", status.message(), status.code()),
-        Err(_) => format!("no answer within {} s", deadline.as_secs_f32()),
-    };
-    Err(HandshakeError::Call {
-        method,
-        socket: socket.to_owned(),
-        problem,
-    })
-}
