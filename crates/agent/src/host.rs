@@ -18,7 +18,7 @@ use std::time::Duration;
 use devlet_client::v1;
 use devlet_client::v1::devlet_server::{Devlet, DevletServer};
 use devlet_core::{Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -37,8 +37,10 @@ use crate::store::{OpenReport, WriteError};
 /// Longer than anybody waits, and short enough to be added to any point in time.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// The pause between two snapshots of a watch: changes come in bursts.
+/// The pause between two snapshots of a watch: changes come in bursts, and the first of them is told at once.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
+/// After a look that found nothing new, the next one has to wait so many times longer than it took.
+const WATCH_REST: u32 = 9;
 
 /// The caller may not change anything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -171,7 +173,7 @@ impl Host {
         Instant::now() + wait.min(LONGEST_WAIT)
     }
 
-    /// Sends what `list` says now and after each change, as long as somebody listens.
+    /// Sends what `list` says now and when it says something else, as long as somebody listens.
     fn watch<T, L>(
         &self,
         list: impl Fn(&Host) -> Vec<T> + Send + Sync + 'static,
@@ -184,38 +186,16 @@ impl Host {
         let (sender, receiver) = mpsc::channel(1);
         let host = self.clone();
         self.agent.spawn(async move {
+            let changes = host.agent.store().changed();
+            let look = || list(&host);
             let stop = host.agent.stopping();
             tokio::select! {
-                () = host.follow(list, wrap, &sender) => {}
+                () = follow(changes, look, wrap, tokio::time::sleep, &sender) => {}
                 () = sender.closed() => {}
                 () = stop.cancelled() => {}
             }
         });
         Response::new(Box::pin(ReceiverStream::new(receiver)))
-    }
-
-    async fn follow<T: Clone + PartialEq, L>(
-        &self,
-        list: impl Fn(&Host) -> Vec<T>,
-        wrap: fn(u64, Vec<T>) -> L,
-        sender: &mpsc::Sender<Result<L, Status>>,
-    ) {
-        let mut changes = self.agent.store().changed();
-        let mut last = None;
-        loop {
-            let revision = *changes.borrow_and_update();
-            let items = list(self);
-            if last.as_ref() != Some(&items) {
-                if sender.send(Ok(wrap(revision, items.clone()))).await.is_err() {
-                    return;
-                }
-                last = Some(items);
-            }
-            if changes.changed().await.is_err() {
-                return;
-            }
-            tokio::time::sleep(WATCH_PAUSE).await;
-        }
     }
 
     fn resources(&self) -> Vec<v1::Resource> {
@@ -257,6 +237,35 @@ impl Host {
             let pod = uid.and_then(|uid| node.pod(&uid));
             pod.map(convert::pod).into_iter().collect()
         })
+    }
+}
+
+/// Sends what `list` says now, and when it says something else after a change.
+async fn follow<T: Clone + PartialEq, L, P: Future<Output = ()>>(
+    mut changes: watch::Receiver<u64>,
+    list: impl Fn() -> Vec<T>,
+    wrap: fn(u64, Vec<T>) -> L,
+    pause: impl Fn(Duration) -> P,
+    sender: &mpsc::Sender<Result<L, Status>>,
+) {
+    let mut last = None;
+    loop {
+        let revision = *changes.borrow_and_update();
+        let began = Instant::now();
+        let items = list();
+        let time = if last.as_ref() == Some(&items) {
+            WATCH_PAUSE.min(began.elapsed() * WATCH_REST)
+        } else {
+            if sender.send(Ok(wrap(revision, items.clone()))).await.is_err() {
+                return;
+            }
+            last = Some(items);
+            WATCH_PAUSE
+        };
+        pause(time).await;
+        if changes.changed().await.is_err() {
+            return;
+        }
     }
 }
 

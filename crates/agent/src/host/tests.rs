@@ -1,4 +1,8 @@
+use std::sync::Mutex;
+
 use devlet_core::{Pod, Restored};
+use devlet_testkit::PATIENCE;
+use tokio::sync::oneshot;
 
 use super::*;
 
@@ -92,4 +96,83 @@ fn what_is_waited_for_is_said_so_that_it_completes_a_sentence() {
     assert_eq!(event.reason, "no device plugin offers acme.com/gpu");
     assert_eq!(event.resource, "acme.com/gpu");
     assert_eq!(event.waited_ms, 1500);
+}
+
+/// Something that is watched, with pauses that end when the test says so.
+struct Watched {
+    items: Arc<Mutex<Vec<u64>>>,
+    revision: watch::Sender<u64>,
+    told: mpsc::Receiver<Result<(u64, Vec<u64>), Status>>,
+    pauses: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
+}
+
+impl Watched {
+    fn new() -> Self {
+        let items = Arc::new(Mutex::new(Vec::new()));
+        let (revision, changes) = watch::channel(0);
+        let (sender, told) = mpsc::channel(1);
+        let (begun, pauses) = mpsc::unbounded_channel();
+        let looked_at = Arc::clone(&items);
+        tokio::spawn(async move {
+            let list = || looked_at.lock().unwrap().clone();
+            let pause = |_| {
+                let (end, ended) = oneshot::channel();
+                begun.send(end).unwrap();
+                async { ended.await.unwrap() }
+            };
+            let wrap = |revision, items| (revision, items);
+            follow(changes, list, wrap, pause, &sender).await;
+        });
+        Self {
+            items,
+            revision,
+            told,
+            pauses,
+        }
+    }
+
+    fn change(&self, item: Option<u64>) {
+        self.items.lock().unwrap().extend(item);
+        self.revision.send_modify(|revision| *revision += 1);
+    }
+
+    async fn told(&mut self) -> Vec<u64> {
+        let told = tokio::time::timeout(PATIENCE, self.told.recv()).await;
+        let (_, items) = told.unwrap().unwrap().unwrap();
+        items
+    }
+
+    async fn pause(&mut self) -> oneshot::Sender<()> {
+        let begun = tokio::time::timeout(PATIENCE, self.pauses.recv()).await;
+        begun.unwrap().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn the_first_change_is_told_at_once_and_those_in_the_pause_after_it_together() {
+    let mut watched = Watched::new();
+    assert!(watched.told().await.is_empty());
+    watched.pause().await.send(()).unwrap();
+    watched.change(Some(1));
+    assert_eq!(watched.told().await, [1]);
+    let pause = watched.pause().await;
+    for item in 2..10 {
+        watched.change(Some(item));
+        tokio::task::yield_now().await;
+    }
+    assert!(watched.told.try_recv().is_err());
+    pause.send(()).unwrap();
+    assert_eq!(watched.told().await, (1..10).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_change_that_nobody_sees_is_not_told() {
+    let mut watched = Watched::new();
+    assert!(watched.told().await.is_empty());
+    watched.pause().await.send(()).unwrap();
+    watched.change(None);
+    watched.pause().await.send(()).unwrap();
+    assert!(watched.told.try_recv().is_err());
+    watched.change(Some(1));
+    assert_eq!(watched.told().await, [1]);
 }
