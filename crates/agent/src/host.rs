@@ -18,7 +18,7 @@ use std::time::Duration;
 use devlet_client::v1;
 use devlet_client::v1::devlet_server::{Devlet, DevletServer};
 use devlet_core::{Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -31,11 +31,14 @@ use crate::grpc::oversize::Bounded;
 use crate::grpc::server;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
-use crate::manifest;
+use crate::manifest::{self, InvalidManifest};
 use crate::store::{OpenReport, WriteError};
 
 /// Longer than anybody waits, and short enough to be added to any point in time.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Manifests of so many bytes take a while to parse.
+const LARGE_MANIFEST: usize = 64 << 10;
 
 /// The pause between two snapshots of a watch: changes come in bursts, and the first of them is told at once.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -113,6 +116,8 @@ pub struct Host {
     started: Moment,
     /// What a human should know of how the node started.
     findings: Arc<Vec<v1::Problem>>,
+    /// Long manifests are parsed one at a time.
+    parsing: Arc<Semaphore>,
 }
 
 /// Serves our API for a node until it stops.
@@ -151,6 +156,7 @@ impl Host {
             agent,
             started,
             findings,
+            parsing: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -171,6 +177,21 @@ impl Host {
     fn deadline(&self, wait_ms: Option<u64>) -> Instant {
         let wait = wait_ms.map_or(self.agent.config().wait, Duration::from_millis);
         Instant::now() + wait.min(LONGEST_WAIT)
+    }
+
+    /// Long manifests one at a time, and where they keep nobody else waiting.
+    async fn parse(&self, text: String) -> Result<PodRequest, InvalidManifest> {
+        let parse = |agent: &Agent, text: &str| manifest::parse(text, Source::Api, &agent.config().foreign);
+        if text.len() < LARGE_MANIFEST {
+            return parse(&self.agent, &text);
+        }
+        let _turn = self.parsing.acquire().await;
+        let agent = self.agent.clone();
+        let parsed = tokio::task::spawn_blocking(move || parse(&agent, &text)).await;
+        parsed.unwrap_or_else(|error| {
+            let message = error.to_string();
+            Err(InvalidManifest::Malformed { message })
+        })
     }
 
     /// Sends what `list` says now and when it says something else, as long as somebody listens.
@@ -404,7 +425,9 @@ impl Devlet for Host {
             metrics.turned_away("invalid");
             return Err(over.into());
         }
-        let request = manifest::parse(&text, Source::Api, &self.agent.config().foreign)
+        let request = self
+            .parse(text)
+            .await
             .inspect_err(|_| metrics.turned_away("invalid"))?;
         let deadline = self.deadline(wait_ms);
         let (sender, receiver) = mpsc::channel(16);

@@ -18,7 +18,7 @@ pub struct Limits {
     pub server: ServerLimits,
     /// Bytes of a request on our own API. Default: 64 MiB, for whole state files.
     pub request_bytes: usize,
-    /// Bytes of a pod's manifest. Default: 4 MiB.
+    /// Bytes of a pod's manifest on our own API. Default: 1 MiB, about as much as an API server takes.
     pub manifest_bytes: usize,
     /// Bytes of what a plugin says about itself: `Register`, and the answers to `GetInfo` and
     /// `GetDevicePluginOptions`. Default: 64 KiB.
@@ -54,7 +54,7 @@ impl Default for Limits {
         Self {
             server: ServerLimits::default(),
             request_bytes: 64 << 20,
-            manifest_bytes: 4 << 20,
+            manifest_bytes: 1 << 20,
             registration_bytes: 64 << 10,
             list_bytes: 64 << 20,
             answer_bytes: 4 << 20,

@@ -17,9 +17,6 @@ use uuid::Uuid;
 
 use crate::device_plugin::resource_name;
 
-/// The longest manifest that is read: 1 MiB, about as much as an API server takes.
-pub const MAX_BYTES: usize = 1 << 20;
-
 /// Derived UIDs are UUIDs of version 5 of `namespace/name` in this namespace, which is ours and never changes: other
 /// programs can derive them too.
 pub const UID_NAMESPACE: Uuid = Uuid::from_u128(0x6f1d_5c0e_8a7b_4b0f_9d53_2b7c_41e6_90a4);
@@ -33,12 +30,6 @@ const LONGEST_NAME: usize = 253;
 /// Why a text is no pod that could be admitted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidManifest {
-    /// More than [`MAX_BYTES`].
-    #[error("the manifest has {bytes} bytes; at most {MAX_BYTES} are read")]
-    TooLarge {
-        /// How many it has.
-        bytes: usize,
-    },
     /// Nothing in it.
     #[error("the manifest is empty")]
     Empty,
@@ -187,9 +178,6 @@ pub fn derived_uid(name: &PodName) -> PodUid {
 }
 
 fn document<T: DeserializeOwned>(text: &str) -> Result<T, InvalidManifest> {
-    if text.len() > MAX_BYTES {
-        return Err(InvalidManifest::TooLarge { bytes: text.len() });
-    }
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim().is_empty() {
         return Err(InvalidManifest::Empty);
