@@ -11,7 +11,9 @@ use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 
 use devlet_client::v1::ResourceState;
-use devlet_testkit::{Answer, Device, DeviceNode, Door, Event, Fault, Mount, PATIENCE, Plugin, Script};
+use devlet_testkit::{
+    Answer, Device, DeviceNode, Door, Event, Fault, Mount, Options, PATIENCE, Plugin, Script,
+};
 use hostile::{BAD, GOOD, Neighbourhood};
 
 devlet_testkit::plugin_process!();
@@ -162,6 +164,22 @@ fn an_answer_over_a_limit_is_refused_and_frees_its_device() {
 }
 
 #[test]
+fn answers_that_pods_keep_take_no_more_memory_than_they_may() {
+    let mut neighbours = Neighbourhood::configured("limits: {bytesPerPlugin: 3000}");
+    let _plugin = Plugin::registered(&neighbours.bad(3).with_fault("Allocate", Fault::LargeEnv(600)));
+    neighbours.until_capacity(BAD, 3);
+    let kept = ["one", "two"].map(|name| neighbours.admit(name, BAD).unwrap());
+    let refused = neighbours.admit("three", BAD).unwrap_err();
+    assert!(refused.contains("limits.bytesPerPlugin allows 3000"), "{refused}");
+    assert_eq!(neighbours.hits("bytesPerPlugin"), 1);
+    neighbours.pods_go_on();
+    assert_eq!(neighbours.admit("one", BAD).as_ref(), Ok(&kept[0]));
+    neighbours.remove("one");
+    neighbours.admit("three", BAD).unwrap();
+    neighbours.unharmed();
+}
+
+#[test]
 fn a_process_serves_no_more_resources_than_it_may() {
     let mut neighbours = Neighbourhood::configured("limits: {resourcesPerPlugin: 2}");
     let mut plugin = Plugin::registered(&neighbours.bad(1));
@@ -237,7 +255,10 @@ fn what_a_plugin_says_about_itself_is_short() {
         ..neighbours.bad(1)
     };
     let refused = Plugin::start(&script).refused();
-    assert!(refused.contains("limits.registrationBytes allows 100"), "{refused}");
+    assert!(
+        refused.contains("limits.registrationBytes allows 100"),
+        "{refused}"
+    );
     assert_eq!(neighbours.hits("registrationBytes"), 1);
     neighbours.unharmed();
 }
@@ -269,7 +290,10 @@ fn what_a_plugin_says_about_itself_when_asked_is_short() {
 fn advice_that_is_too_long_is_done_without() {
     let neighbours = Neighbourhood::configured("limits: {listBytes: 100}");
     let script = Script {
-        preferred: true,
+        options: Options {
+            preferred: true,
+            ..Options::default()
+        },
         ..neighbours.bad(2)
     };
     let advice = Fault::Raw(vec![0; 101]);

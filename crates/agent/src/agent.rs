@@ -301,6 +301,7 @@ impl Agent {
             ..
         } = &*self.inner;
         let calls = RealCalls {
+            store,
             plugins,
             config,
             metrics,

@@ -45,7 +45,8 @@ pub struct Limits {
     pub env_bytes: usize,
     /// Bytes of a path. Default: 4095, which is what the kernel takes.
     pub path_bytes: usize,
-    /// Memory that one plugin can fill: its list, and its answers that pods hold. Default: 256 MiB.
+    /// Memory that a plugin can fill for a resource: with its list, and as much with the answers that pods keep.
+    /// Default: 256 MiB.
     pub bytes_per_plugin: usize,
 }
 
@@ -175,6 +176,14 @@ impl Limits {
             })?;
         }
         Ok(())
+    }
+
+    /// Whether answers of a resource's plugins that take so much memory are within bounds. Pods that are admitted at
+    /// the same moment do not see each other's.
+    pub fn check_answers(&self, memory: usize) -> Result<(), OverLimit> {
+        Limit::BYTES_PER_PLUGIN.check(memory, self.bytes_per_plugin, || {
+            format!("the answers that pods keep of this plugin, with this one, take {memory} bytes of memory")
+        })
     }
 }
 

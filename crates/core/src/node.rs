@@ -604,7 +604,7 @@ impl Node {
         self.ledger.in_flight.remove(&reservation.pod);
         self.admitted(&reservation.pod);
         // The devices are held already, and the name is taken.
-        if let Some(earlier) = self.ledger.pods.insert(pod.uid.clone(), pod)
+        if let Some(earlier) = self.ledger.insert(pod)
             && earlier.name != reservation.name
         {
             self.ledger.unname(&earlier.name, &earlier.uid);
@@ -676,7 +676,7 @@ impl Node {
         if !self.ledger.releasing.remove(pod) {
             return;
         }
-        let Some(pod) = self.ledger.pods.remove(pod) else {
+        let Some(pod) = self.ledger.remove(pod) else {
             return;
         };
         self.ledger.admitted.remove(&pod.uid);
@@ -706,7 +706,7 @@ impl Node {
     }
 
     fn take_in(&mut self, pod: Pod) {
-        if let Some(earlier) = self.ledger.pods.remove(&pod.uid) {
+        if let Some(earlier) = self.ledger.remove(&pod.uid) {
             self.ledger.unname(&earlier.name, &earlier.uid);
             for (name, devices) in earlier.devices() {
                 let resource = self.resources.get(name);
@@ -719,7 +719,7 @@ impl Node {
                 .hold(&pod.uid, name, devices.into_iter().cloned(), resource);
         }
         self.ledger.name(&pod.name, &pod.uid);
-        self.ledger.pods.insert(pod.uid.clone(), pod);
+        self.ledger.insert(pod);
         self.changes += 1;
     }
 

@@ -328,6 +328,11 @@ impl Node {
         ends.min()
     }
 
+    /// How much memory the answers take that pods keep of a resource's plugins, roughly.
+    pub fn memory_of_answers(&self, resource: &ResourceName) -> usize {
+        self.ledger.answers.get(resource).copied().unwrap_or_default()
+    }
+
     /// Whether a pod is being admitted or removed.
     pub fn is_in_flight(&self, pod: &PodUid) -> bool {
         self.ledger.in_flight.contains_key(pod) || self.ledger.releasing.contains(pod)

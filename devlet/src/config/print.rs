@@ -121,7 +121,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "limits.bytesPerPlugin",
-        "Memory that a plugin can make devlet hold: its list, and its answers that pods hold.",
+        "Memory that a plugin can fill for a resource: with its list, and as much with the answers that pods keep.",
     ),
 ];
 

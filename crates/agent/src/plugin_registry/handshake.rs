@@ -240,4 +240,3 @@ fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candida
         pid: dialed.peer.pid,
     })
 }
-

@@ -91,6 +91,7 @@ pub trait PluginCalls {
 /// Calls to real plugins.
 #[derive(Debug, Clone, Copy)]
 pub struct RealCalls<'a> {
+    pub store: &'a Store,
     pub plugins: &'a Plugins,
     pub config: &'a Config,
     pub metrics: &'a Metrics,
@@ -126,22 +127,26 @@ impl PluginCalls for RealCalls<'_> {
             caller: Some(deadline),
         };
         let raw = client.allocate(&grant.devices, patience).await?;
-        self.understood(&raw)
+        self.understood(&grant.resource, &raw)
             .inspect_err(|error| client.calls().failed(error))
     }
 }
 
 impl RealCalls<'_> {
     /// What a plugin's answer means, if it is one that can be kept.
-    fn understood(&self, raw: &[u8]) -> Result<Answer, CallError> {
+    fn understood(&self, resource: &ResourceName, raw: &[u8]) -> Result<Answer, CallError> {
         let invalid = |problem| CallError::Invalid {
             method: "Allocate",
             problem,
         };
         let damaged = |error: InvalidResponse| invalid(InvalidAnswer::Damaged(error.to_string()));
         let answer = store::answer(raw).map_err(damaged)?;
-        let checked = self.config.limits.check_answer(&answer.options);
-        checked.map_err(|over| invalid(over.into()))?;
+        let limits = &self.config.limits;
+        let kept = self.store.read(|node| node.memory_of_answers(resource));
+        limits
+            .check_answer(&answer.options)
+            .and_then(|()| limits.check_answers(kept + answer.memory()))
+            .map_err(|over| invalid(over.into()))?;
         Ok(answer)
     }
 }

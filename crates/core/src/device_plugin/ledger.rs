@@ -13,7 +13,7 @@
 //! From `committing` on a change is being written; it becomes true here when it is on disk, and never was if
 //! that fails.
 //!
-//! `held` and `free` are derived from pods and reservations. They exist because a node may hold ten thousand
+//! `held`, `free` and `answers` are derived from pods and reservations. They exist because a node may hold ten thousand
 //! devices; `check` recomputes them, and runs after every step of the history tests.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -68,6 +68,8 @@ pub(crate) struct Ledger {
     pub(crate) held: BTreeMap<ResourceName, BTreeMap<DeviceId, Vec<PodUid>>>,
     /// Healthy devices of the list in force that nobody holds.
     pub(crate) free: BTreeMap<ResourceName, Bits>,
+    /// Memory that the answers of each resource's plugins take, in all pods.
+    pub(crate) answers: BTreeMap<ResourceName, usize>,
 }
 
 impl Ledger {
@@ -87,6 +89,38 @@ impl Ledger {
             }
         }
         free
+    }
+
+    /// Puts a pod among those that hold something; the one that had its UID.
+    pub(crate) fn insert(&mut self, pod: Pod) -> Option<Pod> {
+        for allocation in &pod.allocations {
+            let memory = allocation.answer.memory();
+            if memory > 0 {
+                *self.answers.entry(allocation.resource.clone()).or_default() += memory;
+            }
+        }
+        let earlier = self.pods.insert(pod.uid.clone(), pod);
+        self.forget_answers(earlier.as_ref());
+        earlier
+    }
+
+    /// Takes a pod out again.
+    pub(crate) fn remove(&mut self, pod: &PodUid) -> Option<Pod> {
+        let pod = self.pods.remove(pod);
+        self.forget_answers(pod.as_ref());
+        pod
+    }
+
+    fn forget_answers(&mut self, pod: Option<&Pod>) {
+        for allocation in pod.into_iter().flat_map(|pod| &pod.allocations) {
+            let Some(memory) = self.answers.get_mut(&allocation.resource) else {
+                continue;
+            };
+            *memory = memory.saturating_sub(allocation.answer.memory());
+            if *memory == 0 {
+                self.answers.remove(&allocation.resource);
+            }
+        }
     }
 
     /// Gives a name to a pod; one without a name gets none.
@@ -205,6 +239,12 @@ impl Ledger {
                 "the index of free devices of {name} is out of step"
             );
         }
+        let mut answers: BTreeMap<ResourceName, usize> = BTreeMap::new();
+        for allocation in self.pods.values().flat_map(|pod| &pod.allocations) {
+            *answers.entry(allocation.resource.clone()).or_default() += allocation.answer.memory();
+        }
+        answers.retain(|_, memory| *memory > 0);
+        assert_eq!(self.answers, answers, "the memory of answers is out of step");
         let in_flight: BTreeMap<PodUid, ReservationId> = self
             .reservations
             .iter()

@@ -21,6 +21,24 @@ pub struct Answer {
     pub raw: Arc<[u8]>,
 }
 
+impl Answer {
+    /// How much memory it takes, roughly.
+    pub fn memory(&self) -> usize {
+        // A place in a map or list, and the allocations around it.
+        const ENTRY: usize = 96;
+        let RunOptions {
+            envs,
+            mounts,
+            device_nodes,
+            annotations,
+            cdi_devices,
+        } = &self.options;
+        let entries = envs.len() + mounts.len() + device_nodes.len() + annotations.len() + cdi_devices.len();
+        // The texts are there twice: as they came, and as they are meant.
+        2 * self.raw.len() + ENTRY * entries
+    }
+}
+
 /// What the runtime must add to a container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RunOptions {
