@@ -7,7 +7,7 @@
 //! | | `blocked` | [`BlockedRecord`], while nobody is admitted |
 //! | `pods` | UID | [`PodRecord`] |
 //! | `resources` | name | [`ResourceRecord`] |
-//! | `mirrors` | count | SHA-256 of a kubelet file that is ours, or that we have taken in |
+//! | `mirrors` | count | SHA-256 of the kubelet's file that is in place, written by us or taken in, and of the one that is to replace it |
 //!
 //! A file is created beside its place, filled in one transaction, synced, and renamed: under its own name there
 //! is never half a database. After a write that failed the same is done again from memory, because pages that a
@@ -39,9 +39,6 @@ const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors")
 const SCHEMA_KEY: &str = "schema";
 const BOOT_ID_KEY: &str = "boot-id";
 const BLOCKED_KEY: &str = "blocked";
-
-/// How many hashes are remembered: the last ones may have been recorded without the file being written.
-const REMEMBERED_MIRRORS: usize = 16;
 
 /// Memory for pages; a node's whole state fits.
 const CACHE_BYTES: usize = 8 << 20;
@@ -78,7 +75,7 @@ pub(crate) struct Mirror {
 pub(crate) enum InFile {
     Absent,
     Hash(Hash),
-    /// It has been replaced, but a power loss might bring the one before back.
+    /// It is one of those that are known, but a crash or a power loss might bring another one of them back.
     Uncertain,
 }
 
@@ -148,21 +145,25 @@ impl Surroundings {
         self.mirrors.values().any(|known| known == hash)
     }
 
-    /// The record of a file that is about to be written in the place of one with the hash `in_file`, which must
-    /// stay known until it is gone.
+    /// The record of a file that is about to be written in the place of `in_file`, which stays known until it is
+    /// gone. Others are forgotten: a kubelet that writes the same again means it.
     pub(crate) fn next_mirror(&self, hash: Hash, in_file: InFile) -> Mirror {
         let last = self.mirrors.last_key_value().map_or(0, |(&number, _)| number);
-        let surplus = match in_file {
-            InFile::Uncertain => 0,
-            _ => (self.mirrors.len() + 1).saturating_sub(REMEMBERED_MIRRORS),
-        };
-        let old = self.mirrors.iter().take(surplus);
-        let forget = old.filter(|(_, hash)| in_file != InFile::Hash(**hash));
+        let may_come_back = |known: &Hash| in_file == InFile::Uncertain || in_file == InFile::Hash(*known);
+        let forget = self.mirrors.iter().filter(|(_, known)| !may_come_back(known));
         Mirror {
             number: last + 1,
             hash,
             forget: forget.map(|(&number, _)| number).collect(),
         }
+    }
+
+    /// The record of a file that is in place for good: the others are forgotten. `None`: there are none.
+    pub(crate) fn confirmed(&self, hash: &Hash) -> Option<Mirror> {
+        let (&number, &hash) = self.mirrors.iter().find(|(_, known)| *known == hash)?;
+        let others = self.mirrors.keys().copied().filter(|other| *other != number);
+        let forget: Vec<u64> = others.collect();
+        (!forget.is_empty()).then_some(Mirror { number, hash, forget })
     }
 }
 

@@ -4,11 +4,14 @@
 //!
 //! ```text
 //!   rung ──wait a while──► what is on disk ──hash──► record the hash ──synced──► replace the file
+//!                                                                                      │ synced
+//!                                                            forget the one before ◄───┘
 //! ```
 //!
 //! The hash is on disk before the file is. So a file at start whose hash is not on record was written by somebody
-//! else: a kubelet. The file is made from a snapshot of the database, not from memory: it holds no lock while it
-//! is made, and it never contains what was not answered.
+//! else: a kubelet. On record are the file that is there and, while it is being replaced, the one to come; not older
+//! ones, because a kubelet may come to the same state again, and write the same file. The file is made from a snapshot
+//! of the database, not from memory: it holds no lock while it is made, and it never contains what was not answered.
 //!
 //! While the node is blocked there is no mirror: it would be read as a state in which nothing is held.
 
@@ -196,8 +199,9 @@ impl Mirrorer {
         drop(snapshot);
         let content = device_plugin::write(&content);
         let hash: Hash = Sha256::digest(&content).into();
+        self.be_certain(&path)?;
         if self.in_file == InFile::Hash(hash) {
-            return Ok(());
+            return self.confirm(&hash);
         }
         if !self.around.knows(&hash) {
             let mirror = self.around.next_mirror(hash, self.in_file);
@@ -214,6 +218,31 @@ impl Mirrorer {
         self.in_file = InFile::Hash(hash);
         self.seen = Seen::of(&path);
         self.shared.counters.mirrors.fetch_add(1, Ordering::Relaxed);
+        self.confirm(&hash)
+    }
+
+    /// The file with this hash is in place, whatever happens: it is the only one that is known.
+    fn confirm(&mut self, hash: &Hash) -> Result<(), MirrorError> {
+        match self.around.confirmed(hash) {
+            Some(mirror) => Ok(self.write(&[Row::Mirror(mirror)])?),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes sure that the file that is there stays there, and which one it is.
+    fn be_certain(&mut self, path: &Path) -> Result<(), MirrorError> {
+        if self.in_file != InFile::Uncertain {
+            return Ok(());
+        }
+        files::sync_directory_of(path).map_err(|source| MirrorError::File {
+            path: path.to_owned(),
+            source,
+        })?;
+        self.in_file = match hash_of(path)? {
+            None => InFile::Absent,
+            Some(hash) if self.around.knows(&hash) => InFile::Hash(hash),
+            Some(_) => return Err(foreign(path)),
+        };
         Ok(())
     }
 
@@ -223,22 +252,10 @@ impl Mirrorer {
         if seen.is_none() || seen == self.seen {
             return Ok(());
         }
-        let failed = |source| MirrorError::File {
-            path: path.to_owned(),
-            source,
-        };
-        let bytes = match std::fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(failed(error)),
-        };
-        let hash: Hash = Sha256::digest(&bytes).into();
-        if self.around.knows(&hash) || self.in_file == InFile::Hash(hash) {
-            return Ok(());
+        match hash_of(path)? {
+            Some(hash) if !self.around.knows(&hash) => Err(foreign(path)),
+            _ => Ok(()),
         }
-        Err(MirrorError::Foreign {
-            path: path.to_owned(),
-        })
     }
 
     fn write(&mut self, rows: &[Row]) -> Result<(), WriteError> {
@@ -246,6 +263,22 @@ impl Mirrorer {
         settled(answer.blocking_recv())?;
         rows.iter().for_each(|row| self.around.follow(row));
         Ok(())
+    }
+}
+
+fn foreign(path: &Path) -> MirrorError {
+    let path = path.to_owned();
+    MirrorError::Foreign { path }
+}
+
+fn hash_of(path: &Path) -> Result<Option<Hash>, MirrorError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(Sha256::digest(&bytes).into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(MirrorError::File {
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 

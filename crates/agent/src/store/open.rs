@@ -444,7 +444,12 @@ impl Opening<'_> {
         let mut remove = None;
         let known = file.hash().filter(|hash| contents.around.knows(hash));
         if let Some(hash) = known {
-            self.in_file = InFile::Hash(hash);
+            let is_certain = contents.around.confirmed(&hash).is_none();
+            self.in_file = if is_certain {
+                InFile::Hash(hash)
+            } else {
+                InFile::Uncertain
+            };
         } else {
             match file.judge() {
                 Verdict::Absent => {}
@@ -546,6 +551,13 @@ impl Opening<'_> {
         imported: &Imported,
         hash: Hash,
     ) -> Result<Vec<Row>, OpenError> {
+        if let Some(path) = &self.checkpoint {
+            // It stays where it is: a power loss does not bring back the one that we knew.
+            files::sync_directory_of(path).map_err(|error| OpenError::Disk {
+                path: path.clone(),
+                reason: error.to_string(),
+            })?;
+        }
         let directory = self.place.path.with_file_name("archive");
         let path = directory.join(format!("{}.json", files::timestamp(self.now)));
         let archive = format!("{:#}\n", dump::contents(contents));

@@ -13,6 +13,8 @@ use crate::store::Storage;
 struct Will {
     write_error: Option<io::ErrorKind>,
     sync_error: Option<io::ErrorKind>,
+    /// From which sync on they fail.
+    failing_after: usize,
     holds_syncs: bool,
     syncs_waiting: usize,
     syncs: usize,
@@ -43,7 +45,13 @@ impl Disk {
     }
 
     pub(super) fn fail_syncs(&self, error: Option<io::ErrorKind>) {
-        self.will(|will| will.sync_error = error);
+        self.will(|will| (will.sync_error, will.failing_after) = (error, 0));
+    }
+
+    /// This many succeed, counted from the first one of all; those after it fail.
+    pub(super) fn fail_syncs_after(&self, count: usize) {
+        let error = Some(io::ErrorKind::Other);
+        self.will(|will| (will.sync_error, will.failing_after) = (error, count));
     }
 
     pub(super) fn hold_syncs(&self) {
@@ -68,11 +76,13 @@ impl Disk {
         let (lock, condition) = &*self.0;
         let mut will = lock.lock().unwrap();
         will.syncs += 1;
+        let number = will.syncs;
         will.syncs_waiting += 1;
         condition.notify_all();
         will = condition.wait_while(will, |will| will.holds_syncs).unwrap();
         will.syncs_waiting -= 1;
-        will.sync_error.map_or(Ok(()), |kind| Err(kind.into()))
+        let error = will.sync_error.filter(|_| number > will.failing_after);
+        error.map_or(Ok(()), |kind| Err(kind.into()))
     }
 }
 

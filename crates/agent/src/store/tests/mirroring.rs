@@ -10,6 +10,11 @@ fn read(root: &Root) -> String {
     std::fs::read_to_string(root.checkpoint()).unwrap()
 }
 
+/// How many files the database knows as ours.
+async fn known(store: &Store) -> usize {
+    store.dump().await.unwrap()["mirrors"].as_array().unwrap().len()
+}
+
 #[tokio::test]
 async fn a_mirror_is_what_a_kubelet_would_write() {
     let root = Root::new();
@@ -116,6 +121,63 @@ async fn a_hash_is_on_disk_before_its_mirror() {
 }
 
 #[tokio::test]
+async fn a_crash_while_a_mirror_is_replaced_is_no_takeover_on_either_side_of_it() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 4);
+    store.mirror().await.unwrap();
+    let before = read(&root);
+    admit(&store, "a", 1).await.unwrap();
+    let obstacle = root.path().join(".kubelet_internal_checkpoint.new");
+    std::fs::create_dir_all(obstacle.join("x")).unwrap();
+    store.mirror().await.unwrap_err();
+    // A process that dies here, between the record and the file, leaves this behind.
+    let recorded = std::fs::read(root.database()).unwrap();
+    std::fs::remove_dir_all(obstacle).unwrap();
+    store.mirror().await.unwrap();
+    let after = read(&root);
+    assert_ne!(before, after);
+
+    for file in [before, after.clone()] {
+        let revived = Root::new();
+        std::fs::write(revived.database(), &recorded).unwrap();
+        std::fs::write(revived.checkpoint(), file).unwrap();
+        let (store, report) = revived.open_with_report();
+        assert!(report.takeover.is_none(), "{report:?}");
+        assert_eq!(uids(&store), ["a"]);
+        assert_eq!(known(&store).await, 2);
+        // From then on it is certain.
+        offer(&store, GPU, 4);
+        store.mirror().await.unwrap();
+        assert_eq!(read(&revived), after);
+        assert_eq!(known(&store).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_mirror_that_cannot_be_confirmed_is_confirmed_later() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 4);
+    store.mirror().await.unwrap();
+    admit(&store, "a", 1).await.unwrap();
+    let syncs = disk.syncs();
+
+    disk.fail_syncs_after(syncs + 1);
+    let refused = store.mirror().await.unwrap_err();
+
+    assert!(matches!(refused, MirrorError::Write(_)), "{refused:?}");
+    assert!(read(&root).contains("\"a\""), "the file is there");
+    disk.fail_syncs(None);
+    healed(&store).await;
+    assert_eq!(known(&store).await, 2);
+    store.mirror().await.unwrap();
+    assert_eq!(known(&store).await, 1);
+}
+
+#[tokio::test]
 async fn a_mirror_that_cannot_be_written_harms_nobody() {
     let root = Root::new();
     let store = root.open();
@@ -126,7 +188,6 @@ async fn a_mirror_that_cannot_be_written_harms_nobody() {
     let obstacle = root.path().join(".kubelet_internal_checkpoint.new");
     std::fs::create_dir_all(obstacle.join("x")).unwrap();
 
-    // More often than hashes are remembered.
     for number in 0..40 {
         admit(&store, &format!("pod-{number}"), 1).await.unwrap();
         let refused = store.mirror().await.unwrap_err();
@@ -135,7 +196,11 @@ async fn a_mirror_that_cannot_be_written_harms_nobody() {
     assert_eq!(store.health(), Ok(()), "nobody is refused");
     let failure = store.mirror_failure().unwrap();
     assert!(failure.contains("cannot be replaced: "), "{failure}");
-    assert!(store.dump().await.unwrap()["mirrors"].as_array().unwrap().len() < 20);
+    assert_eq!(
+        known(&store).await,
+        2,
+        "the one that is there, and the one that is tried"
+    );
     let refused = store.stop().await.unwrap_err();
     assert!(matches!(refused, StopError::Mirror(_)), "{refused:?}");
 

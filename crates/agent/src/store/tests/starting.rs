@@ -185,19 +185,56 @@ async fn a_database_is_right_when_the_file_is_absent_or_ours() {
 }
 
 #[tokio::test]
-async fn an_older_mirror_of_ours_does_not_turn_back_time() {
+async fn a_kubelet_that_gives_a_device_again_in_the_words_of_an_older_mirror_is_believed() {
     let root = root_with_a_pod().await;
-    let old = std::fs::read(root.checkpoint()).unwrap();
+    let held = std::fs::read(root.checkpoint()).unwrap();
     let store = root.open();
     offer(&store, GPU, 8);
-    admit(&store, "b", 1).await.unwrap();
+    store.release(&"a".into()).await.unwrap();
     store.stop().await.unwrap();
 
-    std::fs::write(root.checkpoint(), old).unwrap();
+    std::fs::write(root.checkpoint(), held).unwrap();
     let (store, report) = root.open_with_report();
 
-    assert!(report.takeover.is_none());
-    assert_eq!(uids(&store), ["a", "b"]);
+    let takeover = report.takeover.unwrap();
+    assert_eq!(takeover.difference.added, ["a".into()]);
+    assert_eq!(devices(&store, "a"), ["00"]);
+}
+
+#[tokio::test]
+async fn a_kubelet_that_takes_a_device_back_in_the_words_of_an_older_mirror_is_believed() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    store.mirror().await.unwrap();
+    let empty = std::fs::read(root.checkpoint()).unwrap();
+    admit(&store, "a", 1).await.unwrap();
+    store.stop().await.unwrap();
+
+    std::fs::write(root.checkpoint(), empty).unwrap();
+    let (store, report) = root.open_with_report();
+
+    let takeover = report.takeover.unwrap();
+    assert_eq!(takeover.difference.removed, ["a".into()]);
+    assert_eq!(uids(&store), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn after_a_takeover_the_mirror_from_before_it_is_not_ours_any_longer() {
+    let root = root_with_a_pod().await;
+    let ours = std::fs::read(root.checkpoint()).unwrap();
+    std::fs::write(root.checkpoint(), kubelet_file(&[("k", &["05"])])).unwrap();
+    let (store, report) = root.open_with_report();
+    assert!(report.takeover.is_some());
+    drop(store);
+    let after = Root::new();
+    std::fs::copy(root.database(), after.database()).unwrap();
+
+    std::fs::write(after.checkpoint(), ours).unwrap();
+    let (store, report) = after.open_with_report();
+
+    assert!(report.takeover.is_some());
+    assert_eq!(uids(&store), ["a"]);
 }
 
 #[tokio::test]
