@@ -27,7 +27,7 @@ use redb::{DatabaseError, ReadTransaction, ReadableDatabase as _, StorageError, 
 use redb::{ReadableTable as _, WriteTransaction};
 
 use super::backend::Storage;
-use super::files;
+use super::files::{self, Identity};
 use super::record::{self, BlockedRecord, InvalidRecord, PodRecord, ResourceRecord};
 use super::statistics::Counters;
 
@@ -264,6 +264,8 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) struct Database {
     database: redb::Database,
+    /// Of its file, which is open, so no other gets the same.
+    pub(crate) identity: Identity,
 }
 
 impl Place {
@@ -283,7 +285,8 @@ impl Place {
             .read(true)
             .write(true)
             .open(&self.path)?;
-        if file.metadata()?.len() == 0 {
+        let about = file.metadata()?;
+        if about.len() == 0 {
             return Err(LoadError::Unreadable("it is empty".into()));
         }
         files::make_private(&self.path)?;
@@ -300,7 +303,8 @@ impl Place {
         if !repaired.load(Ordering::Relaxed) && !database.check_integrity()? {
             repaired.store(true, Ordering::Relaxed);
         }
-        let database = Database { database };
+        let identity = Identity::of(&about);
+        let database = Database { database, identity };
         let migrated_from = database.migrate(migrations)?;
         let contents = database.snapshot()?.contents()?;
         Ok(Loaded {
@@ -316,11 +320,13 @@ impl Place {
         let temporary = files::beside(&self.path, ".new");
         let create = || {
             let file = files::create_private(&temporary)?;
+            let identity = Identity::of(&file.metadata()?);
             let backend = self.storage.over(FileBackend::new(file)?, &self.counters);
             let mut builder = redb::Database::builder();
             builder.set_cache_size(CACHE_BYTES);
             let database = Database {
                 database: builder.create_with_backend(backend)?,
+                identity,
             };
             database.initialize(rows)?;
             std::fs::rename(&temporary, &self.path)?;

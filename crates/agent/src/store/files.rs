@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use devlet_core::Moment;
@@ -28,6 +28,25 @@ fn directory_of(path: &Path) -> &Path {
 /// Makes names in the file's directory durable.
 pub(crate) fn sync_directory_of(path: &Path) -> io::Result<()> {
     File::open(directory_of(path))?.sync_all()
+}
+
+/// What tells one file from every other that exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    pub(crate) fn of(about: &fs::Metadata) -> Self {
+        let (device, inode) = (about.dev(), about.ino());
+        Self { device, inode }
+    }
+
+    /// Of the file that has this name.
+    pub(crate) fn at(path: &Path) -> Option<Self> {
+        fs::metadata(path).ok().as_ref().map(Self::of)
+    }
 }
 
 /// A new, empty file of our own; one that is left over from a crash is replaced.

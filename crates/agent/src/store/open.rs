@@ -388,6 +388,7 @@ fn start(
     let writer = Writer {
         shared: Arc::clone(&shared),
         place,
+        ours: Some(database.identity),
         database: Some(database),
         around,
         inbox,

@@ -15,6 +15,10 @@
 //! A write that failed leaves the database in doubt: the change may be on disk or not, and pages may look written
 //! that are not. So the file is given up, and before the next write a new one is made from memory, which is what
 //! has been answered for. That is tried again with every batch, and from time to time without one.
+//!
+//! The same is done if the file has lost its name, because somebody removed it: what is in it would be gone with us.
+//! Nothing is answered before it has been seen that the file is in its place. A file that somebody else put there is
+//! left alone, and nothing is written until it is gone.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -27,6 +31,7 @@ use devlet_core::{Pod, PodUid, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
 use super::database::{Database, Place, Row, Snapshot, Surroundings, io_kind, reason};
+use super::files::Identity;
 use super::mirror::Doorbell;
 use super::record::known_resources;
 use super::{Shared, State, Steady};
@@ -37,8 +42,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How long news of resources wait for a change that takes them along.
 pub(crate) const NOTE_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often resources are looked for that nobody needs any longer.
-const TIDY: Duration = Duration::from_secs(60 * 60);
+/// How often, if nobody asks, it is seen whether the database is in its place, and which resources nobody needs any
+/// longer.
+const TIDY: Duration = Duration::from_secs(10);
 
 /// Why something is not on disk.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -210,6 +216,8 @@ pub(crate) struct Writer {
     pub(crate) place: Place,
     /// `None` after a failure.
     pub(crate) database: Option<Database>,
+    /// The file that is in its place if nobody else put one there.
+    pub(crate) ours: Option<Identity>,
     pub(crate) around: Surroundings,
     pub(crate) inbox: Receiver<Message>,
     pub(crate) doorbell: Doorbell,
@@ -253,6 +261,9 @@ impl Writer {
                 if self.note_due.is_some() {
                     self.write(Vec::new());
                 }
+                if !self.is_in_place() {
+                    self.heal();
+                }
                 self.database = None;
                 let _ = done.send(());
                 return;
@@ -274,13 +285,31 @@ impl Writer {
 
     /// Nobody has asked for a while.
     fn write_by_itself(&mut self) {
-        if self.database.is_none() {
-            let healed = self.rebuild();
-            self.note_health(healed.err());
-        } else {
+        if self.is_in_place() {
             self.note_due.get_or_insert_with(Instant::now);
             self.write(Vec::new());
+        } else {
+            self.heal();
         }
+    }
+
+    fn heal(&mut self) {
+        let healed = self.rebuild();
+        self.note_health(healed.err());
+    }
+
+    /// Whether there is a database under its name. One that has lost it is given up.
+    fn is_in_place(&mut self) -> bool {
+        let Some(database) = &self.database else {
+            return false;
+        };
+        let is_in_place = Identity::at(&self.place.path) == Some(database.identity);
+        if !is_in_place {
+            let path = self.place.path.display();
+            tracing::error!(%path, "the database was removed or replaced while devlet ran");
+            (self.database, self.ours) = (None, None);
+        }
+        is_in_place
     }
 
     /// News of resources.
@@ -330,19 +359,30 @@ impl Writer {
     }
 
     fn try_write(&mut self, batch: &[Change], notes: &[Row]) -> Result<(), WriteError> {
-        self.rebuild()?;
         // Changes come last: of what is said twice, their word counts.
         let rows = || notes.iter().chain(batch.iter().flat_map(|change| &change.rows));
-        let written = match &self.database {
-            Some(database) => database.write(rows()),
-            None => return Err(WriteError::Stopped),
-        };
-        if let Err(error) = written {
-            self.database = None;
-            return Err(self.failure(&error));
+        self.write_rows(rows())?;
+        if !self.is_in_place() {
+            // Written, but to a file without a name; so once more, to one that has it.
+            self.write_rows(rows())?;
+            if !self.is_in_place() {
+                return Err(self.refusal("it is removed again and again"));
+            }
         }
         rows().for_each(|row| self.around.follow(row));
         Ok(())
+    }
+
+    fn write_rows<'a>(&mut self, rows: impl Iterator<Item = &'a Row>) -> Result<(), WriteError> {
+        self.rebuild()?;
+        let written = match &self.database {
+            Some(database) => database.write(rows),
+            None => return Err(WriteError::Stopped),
+        };
+        written.map_err(|error| {
+            self.database = None;
+            self.failure(&error)
+        })
     }
 
     /// Carries out the second phase of every change, in order; then the callers are answered.
@@ -360,19 +400,37 @@ impl Writer {
         }
     }
 
-    /// Makes the database anew after a failure.
+    /// Makes the database anew after a failure, unless another file is in its place.
     fn rebuild(&mut self) -> Result<(), WriteError> {
         if self.database.is_some() {
             return Ok(());
+        }
+        let path = &self.place.path;
+        if Identity::at(path).is_some_and(|found| self.ours != Some(found)) {
+            return Err(self.refusal("another file is in its place; move that away"));
         }
         let mut rows = self.around.rows();
         self.shared.read(|node| rows.extend(node.pods().map(Row::pod)));
         match self.place.create(&rows) {
             Ok(database) => {
+                self.ours = Some(database.identity);
                 self.database = Some(database);
                 Ok(())
             }
-            Err(error) => Err(self.failure(&error)),
+            Err(error) => {
+                // It may have come as far as to its name.
+                self.ours = Identity::at(&self.place.path);
+                Err(self.failure(&error))
+            }
+        }
+    }
+
+    fn refusal(&self, reason: &str) -> WriteError {
+        self.place.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
+        WriteError::Disk {
+            path: self.place.path.clone(),
+            reason: reason.into(),
+            kind: None,
         }
     }
 

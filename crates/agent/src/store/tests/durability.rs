@@ -234,6 +234,101 @@ async fn a_full_disk_refuses_and_heals_without_being_asked() {
     );
 }
 
+/// What a process finds that starts after this one was killed.
+fn after_a_kill(root: &Root) -> (Root, Store) {
+    let after = Root::new();
+    std::fs::copy(root.database(), after.database()).unwrap();
+    let store = after.open();
+    (after, store)
+}
+
+#[tokio::test]
+async fn a_database_that_is_removed_under_us_is_there_again_before_anything_is_answered() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    admit(&store, "before", 1).await.unwrap();
+
+    std::fs::remove_file(root.database()).unwrap();
+    admit(&store, "after", 1).await.unwrap();
+
+    let (_root, revived) = after_a_kill(&root);
+    assert_eq!(uids(&revived), ["after", "before"]);
+    // A clean stop leaves it, too.
+    std::fs::remove_file(root.database()).unwrap();
+    store.stop().await.unwrap();
+    assert_eq!(uids(&root.open()), ["after", "before"]);
+}
+
+#[tokio::test]
+async fn a_database_that_is_removed_while_it_is_written_is_there_again_before_the_answer() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 8);
+    admit(&store, "before", 1).await.unwrap();
+
+    disk.hold_syncs();
+    let mut admission = pin!(admit(&store, "after", 1));
+    assert!(start(&mut admission).is_pending());
+    disk.wait_for_a_sync();
+    std::fs::remove_file(root.database()).unwrap();
+    disk.let_syncs_go();
+    admission.await.unwrap();
+
+    let (_root, revived) = after_a_kill(&root);
+    assert_eq!(uids(&revived), ["after", "before"]);
+}
+
+#[tokio::test]
+async fn without_the_directory_of_the_database_nothing_is_answered() {
+    let root = Root::new();
+    let directory = root.path().join("state");
+    std::fs::create_dir(&directory).unwrap();
+    let options = OpenOptions {
+        database: directory.join("state.redb"),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options.clone()).unwrap();
+    offer(&store, GPU, 8);
+    admit(&store, "before", 1).await.unwrap();
+
+    std::fs::remove_dir_all(&directory).unwrap();
+    admit(&store, "refused", 1).await.unwrap_err();
+    assert!(store.health().is_err());
+    std::fs::create_dir(&directory).unwrap();
+    healed(&store).await;
+    admit(&store, "after", 1).await.unwrap();
+
+    store.stop().await.unwrap();
+    assert_eq!(uids(&Store::open(options).unwrap().0), ["after", "before"]);
+}
+
+#[tokio::test]
+async fn a_file_that_somebody_put_in_the_place_of_the_database_is_not_overwritten() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    admit(&store, "before", 1).await.unwrap();
+    let other = root.path().join("other");
+    std::fs::write(&other, "theirs").unwrap();
+
+    std::fs::rename(&other, root.database()).unwrap();
+    let refused = admit(&store, "refused", 1).await.unwrap_err();
+
+    let text = format!(
+        "{} cannot be written: another file is in its place; move that away",
+        root.database().display()
+    );
+    assert_eq!(refused.to_string(), text);
+    assert_eq!(store.health().unwrap_err().to_string(), text);
+    assert_eq!(std::fs::read_to_string(root.database()).unwrap(), "theirs");
+    std::fs::remove_file(root.database()).unwrap();
+    healed(&store).await;
+    store.stop().await.unwrap();
+    assert_eq!(uids(&root.open()), ["before"]);
+}
+
 #[tokio::test]
 async fn a_failed_batch_fails_for_everyone_in_it() {
     let root = Root::new();

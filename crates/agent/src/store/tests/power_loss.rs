@@ -316,12 +316,12 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
             Step::Admit(uid, size) => {
                 // What it will get, from a store of its own in the same state.
                 let raw = big_answer(*size);
-                let twin = twin(&store).await;
+                let (_root, twin) = twin(&store).await;
                 admit_raw(&twin, uid, 1, &raw).await.unwrap();
                 after = state(&twin);
             }
             Step::Import(one, other) => {
-                let twin = twin(&store).await;
+                let (_root, twin) = twin(&store).await;
                 twin.import(file_of(one, other).as_bytes()).await.unwrap();
                 after = state(&twin);
             }
@@ -351,7 +351,7 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
 }
 
 /// Another store with the same pods and the same plugin.
-async fn twin(store: &Store) -> Store {
+async fn twin(store: &Store) -> (Root, Store) {
     let root = Root::new();
     let options = OpenOptions {
         checkpoint: None,
@@ -361,5 +361,5 @@ async fn twin(store: &Store) -> Store {
     offer(&twin, GPU, 64);
     let pods = pods(store);
     twin.update(|node| pods.into_iter().for_each(|pod| node.put(pod).unwrap()));
-    twin
+    (root, twin)
 }
