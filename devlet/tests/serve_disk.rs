@@ -116,3 +116,58 @@ fn a_full_disk_refuses_new_pods_touches_no_others_and_heals() {
     daemon.admit("after", "acme.com/gpu=1");
     assert_eq!(daemon.stop(), Some(0));
 }
+
+#[test]
+fn a_full_disk_after_a_reboot_is_no_reason_not_to_start() {
+    let root = root();
+    if !on_a_small_disk(
+        "a_full_disk_after_a_reboot_is_no_reason_not_to_start",
+        root.path(),
+    ) {
+        return;
+    }
+    let daemon = Daemon::with(root.path(), &[]);
+    let devices = (0..2000)
+        .map(|number| Device::new(&format!("gpu{number}")))
+        .collect();
+    let script = Script::new(root.path(), GPU, devices);
+    let plugin = Plugin::registered(&script);
+    daemon.until_capacity(GPU, 2000);
+    // A large record: to mark it takes a place in the file that has never been written.
+    daemon.admit("before", "acme.com/gpu=1900");
+    assert_eq!(daemon.stop(), Some(0));
+    drop(plugin);
+    let boot_id = root.path().join("boot_id");
+    std::fs::write(&boot_id, "00000000-0000-4000-8000-000000000000\n").unwrap();
+    let mounted = Command::new("mount")
+        .arg("--bind")
+        .args([&boot_id, Path::new("/proc/sys/kernel/random/boot_id")])
+        .output()
+        .unwrap();
+    assert!(mounted.status.success(), "{}", stderr(&mounted));
+    fill(&root.path().join("filler"));
+
+    let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
+
+    let address = daemon.http();
+    let unready = http_get(&address, "/readyz?verbose");
+    assert!(
+        unready.contains("[-]store failed: ") && unready.contains("No space left"),
+        "{unready}"
+    );
+    assert_eq!(items(&daemon.json(&["get", "pods"])).len(), 1);
+    assert!(daemon.run(&["options", "before"]).status.success());
+    let _plugin = Plugin::registered(&script);
+    until("the plugin is in", || {
+        let refused = stderr(&daemon.run(&["admit", "--name", "new", "--limit", "acme.com/gpu=1"]));
+        refused.contains("No space left on device").then_some(())
+    });
+
+    std::fs::remove_file(root.path().join("filler")).unwrap();
+    until("it heals", || {
+        http_get(&address, "/readyz")
+            .starts_with("HTTP/1.1 200")
+            .then_some(())
+    });
+    assert_eq!(daemon.stop(), Some(0));
+}

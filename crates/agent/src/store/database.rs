@@ -30,6 +30,7 @@ use super::backend::Storage;
 use super::files::{self, Identity};
 use super::record::{self, BlockedRecord, InvalidRecord, PodRecord, ResourceRecord};
 use super::statistics::Counters;
+use super::writer::WriteError;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
@@ -342,6 +343,18 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Counts a write that failed, and says why it did.
+    pub(crate) fn failure(&self, error: &redb::Error) -> WriteError {
+        self.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
+        WriteError::Disk {
+            path: self.path.clone(),
+            reason: reason(error),
+            kind: io_kind(error),
+        }
+    }
+}
+
 /// The database asserts things about itself; an error of the disk must not end the thread that writes.
 fn guarded<T>(action: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
     catch_unwind(AssertUnwindSafe(action))
@@ -520,7 +533,7 @@ impl Snapshot {
 }
 
 /// What a failed write means for those who wait for it.
-pub(crate) fn io_kind(error: &redb::Error) -> Option<io::ErrorKind> {
+fn io_kind(error: &redb::Error) -> Option<io::ErrorKind> {
     match error {
         redb::Error::Io(error) => Some(error.kind()),
         _ => None,

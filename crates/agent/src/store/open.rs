@@ -13,6 +13,10 @@
 //!
 //! What is set aside keeps its old name until the new state is on disk. So a crash on the way leads to the same
 //! row of the table again, and never to the first one.
+//!
+//! What a start has to write is written before anything else happens, or there is no start. A reboot is different: its
+//! marks follow from the boot ID at any time, so they are written as soon as the disk takes them, and until then nobody
+//! new is admitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,7 +39,7 @@ use super::import::{Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, Mirrorer};
 use super::record::BlockedRecord;
 use super::statistics::Counters;
-use super::writer::{NOTE_PAUSE, Outbox, Writer};
+use super::writer::{NOTE_PAUSE, Outbox, WriteError, Writer};
 use super::{Clock, Shared, State, Steady, Store, Threads, dump, files};
 
 /// How long changes may be missing in the kubelet's file, unless the options say otherwise.
@@ -280,6 +284,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         now: clock.now(),
         checkpoint: options.checkpoint.clone(),
         in_file: InFile::Absent,
+        failure: None,
         report: OpenReport {
             found: Found::Nothing,
             imported: None,
@@ -309,7 +314,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         }
         Err(LoadError::Io(error)) => return Err(opening.disk(error.to_string())),
     };
-    let (in_file, mut report) = (opening.in_file, opening.report);
+    let (in_file, failure, mut report) = (opening.in_file, opening.failure, opening.report);
     let is_imported = report.imported.is_some();
     let node = restore(pods, &around, is_imported, clock.now());
     report.doubly_held = node.doubly_held();
@@ -317,7 +322,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     if let Some(imported) = &mut report.imported {
         imported.doubly_held.clone_from(&report.doubly_held);
     }
-    let store = start(options, clock, place, database, around, in_file, node)?;
+    let store = start(options, clock, place, (database, failure), around, in_file, node)?;
     Ok((store, report))
 }
 
@@ -351,7 +356,7 @@ fn start(
     options: OpenOptions,
     clock: Steady,
     place: Place,
-    database: Database,
+    (database, failure): (Database, Option<WriteError>),
     around: Surroundings,
     in_file: InFile,
     node: Node,
@@ -389,7 +394,7 @@ fn start(
         shared: Arc::clone(&shared),
         place,
         ours: Some(database.identity),
-        database: Some(database),
+        database: failure.is_none().then_some(database),
         around,
         inbox,
         doorbell: doorbell.clone(),
@@ -397,6 +402,7 @@ fn start(
         // What a start makes of the records is news, too.
         note_due: Some(Instant::now() + NOTE_PAUSE),
     };
+    writer.note_health(failure);
     let thread = |name: &str, body: Box<dyn FnOnce() + Send>| {
         let started = thread::Builder::new().name(name.into()).spawn(body);
         started.map_err(|source| OpenError::Thread { source })
@@ -423,6 +429,8 @@ struct Opening<'a> {
     checkpoint: Option<PathBuf>,
     now: Moment,
     in_file: InFile,
+    /// What could not be written yet.
+    failure: Option<WriteError>,
     report: OpenReport,
 }
 
@@ -466,10 +474,15 @@ impl Opening<'_> {
                 }
             }
         }
+        let is_taken_over = !rows.is_empty();
         rows.extend(self.reboot(&mut contents));
-        if !rows.is_empty() {
-            let written = database.write(&rows);
-            written.map_err(|error| self.disk(reason(&error)))?;
+        if !rows.is_empty()
+            && let Err(error) = database.write(&rows)
+        {
+            if is_taken_over {
+                return Err(self.disk(reason(&error)));
+            }
+            self.failure = Some(self.place.failure(&error));
         }
         if let Some(path) = remove {
             self.remove(&path)?;

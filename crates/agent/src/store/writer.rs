@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use devlet_core::{Pod, PodUid, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
-use super::database::{Database, Place, Row, Snapshot, Surroundings, io_kind, reason};
+use super::database::{Database, Place, Row, Snapshot, Surroundings};
 use super::files::Identity;
 use super::mirror::Doorbell;
 use super::record::known_resources;
@@ -435,15 +435,10 @@ impl Writer {
     }
 
     fn failure(&self, error: &redb::Error) -> WriteError {
-        self.place.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
-        WriteError::Disk {
-            path: self.place.path.clone(),
-            reason: reason(error),
-            kind: io_kind(error),
-        }
+        self.place.failure(error)
     }
 
-    fn note_health(&self, now: Option<WriteError>) {
+    pub(crate) fn note_health(&self, now: Option<WriteError>) {
         let before = self.shared.health.send_replace(now.clone());
         match (before, now) {
             (None, Some(error)) => {

@@ -3,8 +3,10 @@
 use devlet_core::Blocked;
 use devlet_kubelet_files::Format;
 
+use super::disk::Disk;
 use super::*;
-use crate::store::{Found, OnReboot, OpenError};
+use crate::store::database::Place;
+use crate::store::{Found, HoldError, OnReboot, OpenError};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata");
 
@@ -467,6 +469,45 @@ async fn a_reboot_releases_pods_of_our_api_if_told_so() {
     assert_eq!(uids(&store), ["imported"]);
     store.stop().await.unwrap();
     assert_eq!(uids(&Store::open(options).unwrap().0), ["imported"]);
+}
+
+#[tokio::test]
+async fn a_reboot_that_cannot_be_written_starts_all_the_same_and_is_written_later() {
+    let root = root_with_a_pod().await;
+    let disk = Disk::default();
+    let place = Place {
+        path: root.database(),
+        storage: disk.storage(),
+        counters: Arc::default(),
+    };
+    let loaded = place.open().unwrap();
+    // What opening costs is granted; the first write is not.
+    let opened = disk.syncs();
+    drop(loaded);
+    let disk = Disk::default();
+    disk.fail_syncs_after(opened);
+    let options = OpenOptions {
+        boot_id: "boot-2".into(),
+        storage: disk.storage(),
+        ..root.options()
+    };
+
+    let (store, report) = Store::open(options.clone()).unwrap();
+
+    assert_eq!(report.reboot.unwrap().kept, ["a".into()]);
+    assert!(pods(&store)[0].before_reboot);
+    let refused = store.health().unwrap_err();
+    offer(&store, GPU, 8);
+    let hold = store.hold(&request("b", 1), &Advice::new()).unwrap_err();
+    assert_eq!(hold, HoldError::Write(refused));
+    disk.fail_syncs(None);
+    healed(&store).await;
+    admit(&store, "b", 1).await.unwrap();
+    store.stop().await.unwrap();
+    let (store, report) = Store::open(options).unwrap();
+    assert!(report.reboot.is_none());
+    let marks: Vec<bool> = pods(&store).iter().map(|pod| pod.before_reboot).collect();
+    assert_eq!(marks, [true, false]);
 }
 
 #[tokio::test]
