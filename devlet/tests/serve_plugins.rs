@@ -506,3 +506,46 @@ fn a_list_that_a_kubelet_would_cut_off_is_read() {
     daemon.until("resources", |list| items(list)[0]["capacity"] == 50_000);
     assert_eq!(daemon.admit("job1", "acme.com/gpu=1000").len(), 1000);
 }
+
+/// What is on disk of a pod does not say what its plugin of today wants.
+#[test]
+fn the_plugin_that_serves_says_whether_it_wants_to_know_of_a_start() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let wanting = |pre_start| Script {
+        options: Options {
+            pre_start,
+            preferred: false,
+        },
+        ..gpus(root.path(), 2)
+    };
+    let start = |daemon: &Daemon, pod: &str| {
+        let options = daemon.run(&["options", pod]);
+        assert!(options.status.success(), "{}", stderr(&options));
+    };
+    let plugin = Plugin::registered(&wanting(false));
+    daemon.until_capacity(GPU, 2);
+    daemon.admit("first", "acme.com/gpu=1");
+    plugin.exit();
+
+    let mut plugin = Plugin::registered(&wanting(true));
+    daemon.until_capacity(GPU, 2);
+    daemon.admit("second", "acme.com/gpu=1");
+    start(&daemon, "first");
+    assert_eq!(plugin.called("PreStartContainer"), ["gpu0"]);
+    plugin.exit();
+
+    let plugin = Plugin::registered(&wanting(false).with_fault("PreStartContainer", Fault::Hang));
+    daemon.until_capacity(GPU, 2);
+    start(&daemon, "second");
+    plugin.exit();
+    assert_eq!(daemon.stop(), Some(0));
+
+    // A kubelet's file does not say either.
+    std::fs::remove_dir_all(root.path().join("devlet")).unwrap();
+    let daemon = Daemon::on(root.path());
+    let mut plugin = Plugin::registered(&wanting(true));
+    daemon.until_capacity(GPU, 2);
+    start(&daemon, daemon.json(&["get", "pods"])["pods"][0]["uid"].as_str().unwrap());
+    assert_eq!(plugin.called("PreStartContainer").len(), 1);
+}

@@ -156,12 +156,11 @@ pub fn parse(text: &str, source: Source, foreign: &[String]) -> Result<PodReques
             resource: resource.to_owned(),
         });
     }
-    let containers = containers(spec, foreign)?;
+    let (containers, fingerprint) = containers(spec, foreign)?;
     let uid = match metadata.uid.filter(|uid| !uid.is_empty()) {
         Some(uid) => checked_uid(uid)?,
         None => derived_uid(&name),
     };
-    let fingerprint = fingerprint(&containers);
     Ok(PodRequest {
         uid,
         name,
@@ -224,12 +223,14 @@ fn options(length: usize) -> serde_saphyr::Options {
     }
 }
 
-fn containers(spec: Spec, foreign: &[String]) -> Result<Vec<ContainerRequest>, InvalidManifest> {
+/// The containers, and the fingerprint of the whole.
+fn containers(spec: Spec, foreign: &[String]) -> Result<(Vec<ContainerRequest>, u64), InvalidManifest> {
     let app = spec.containers.unwrap_or_default();
     if app.is_empty() {
         return Err(InvalidManifest::Missing("spec.containers"));
     }
     let mut requests = Vec::new();
+    let mut fingerprint = Fingerprint::default();
     let mut names = BTreeSet::new();
     let init = spec
         .init_containers
@@ -252,14 +253,16 @@ fn containers(spec: Spec, foreign: &[String]) -> Result<Vec<ContainerRequest>, I
         if !names.insert(name.clone()) {
             return Err(InvalidManifest::DuplicateContainer(name));
         }
-        let wants = wants(&name, container.resources.unwrap_or_default(), foreign)?;
+        let resources = container.resources.unwrap_or_default();
+        fingerprint.add_container(kind, &name, &resources);
+        let wants = wants(&name, resources, foreign)?;
         requests.push(ContainerRequest {
             name: ContainerName::from(name),
             kind,
             wants,
         });
     }
-    Ok(requests)
+    Ok((requests, fingerprint.finish()))
 }
 
 fn wants(
@@ -473,33 +476,52 @@ fn checked_uid(uid: String) -> Result<PodUid, InvalidManifest> {
     })
 }
 
-/// A hash of what the pod asks for; never 0, which stands for one that is not known.
-fn fingerprint(containers: &[ContainerRequest]) -> u64 {
-    let mut hash = Sha256::new();
-    let mut add = |text: &str| {
+/// A hash of what the pod asks for, of us or of somebody else: what the configuration calls foreign may change.
+#[derive(Default)]
+struct Fingerprint {
+    hash: Sha256,
+}
+
+impl Fingerprint {
+    fn add(&mut self, text: &str) {
         // With its length, so that no two lists of texts run together.
-        hash.update((text.len() as u64).to_be_bytes());
-        hash.update(text);
-    };
-    for container in containers {
-        add(match container.kind {
+        self.hash.update((text.len() as u64).to_be_bytes());
+        self.hash.update(text);
+    }
+
+    fn add_container(&mut self, kind: ContainerKind, name: &str, resources: &Resources) {
+        self.add(match kind {
             ContainerKind::Init => "init",
             ContainerKind::Sidecar => "sidecar",
             ContainerKind::App => "app",
         });
-        add(container.name.as_str());
-        add(&container.wants.len().to_string());
-        for (resource, count) in &container.wants {
-            add(resource.as_str());
-            add(&count.to_string());
+        self.add(name);
+        let limits = resources.limits.iter().flatten();
+        let asked: BTreeMap<&str, String> = limits
+            .filter(|(resource, _)| resource_name::is_ours(resource, &[]))
+            .map(|(resource, value)| {
+                let count = quantity(&value.0).map_or_else(|_| value.0.clone(), |count| count.to_string());
+                (resource.as_str(), count)
+            })
+            // A resource that is wanted zero times is not wanted.
+            .filter(|(_, count)| count != "0")
+            .collect();
+        self.add(&asked.len().to_string());
+        for (resource, count) in asked {
+            self.add(resource);
+            self.add(&count);
         }
     }
-    let hash = hash.finalize();
-    let first = hash
-        .iter()
-        .take(8)
-        .fold(0, |number, byte| number << 8 | u64::from(*byte));
-    if first == 0 { 1 } else { first }
+
+    /// Never 0, which stands for one that is not known.
+    fn finish(self) -> u64 {
+        let hash = self.hash.finalize();
+        let first = hash
+            .iter()
+            .take(8)
+            .fold(0, |number, byte| number << 8 | u64::from(*byte));
+        if first == 0 { 1 } else { first }
+    }
 }
 
 #[derive(Debug, Deserialize)]

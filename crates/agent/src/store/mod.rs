@@ -348,8 +348,18 @@ impl Store {
                 return Ok(None);
             };
             if let Err(error) = self.health() {
+                let needs_nothing = state
+                    .node
+                    .reservation(id)
+                    .is_some_and(|each| each.grants.is_empty());
+                let is_there = state.node.pod(&request.uid).is_some();
                 state.node.abort(id);
-                return Err(HoldError::Write(error));
+                // Who holds everything is not refused because something about it cannot be noted.
+                return if needs_nothing && is_there {
+                    Ok(None)
+                } else {
+                    Err(HoldError::Write(error))
+                };
             }
             Ok(state.node.reservation(id).cloned().map(|each| (id, each)))
         })?;

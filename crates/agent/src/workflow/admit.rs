@@ -181,7 +181,18 @@ pub async fn admit<W>(
         };
         let reason = match attempted {
             Attempt::Admitted(pod) => return Ok(*pod),
-            Attempt::Agreed { held, answers } => return Ok(held.commit(request, answers).await?),
+            Attempt::Agreed { held, answers } => {
+                let needs_nothing = answers.is_empty();
+                let committed = held.commit(request, answers).await;
+                return match committed {
+                    // Who holds everything is not refused because something about it cannot be noted.
+                    Err(CommitError::Write(error)) if needs_nothing => {
+                        let pod = store.read(|node| node.pod(&request.uid).cloned());
+                        pod.ok_or_else(|| CommitError::Write(error).into())
+                    }
+                    committed => Ok(committed?),
+                };
+            }
             Attempt::Vanished(resource) => {
                 vanished += 1;
                 if vanished == ATTEMPTS {
@@ -228,7 +239,7 @@ async fn attempt(
     deadline: Instant,
     silent: &mut BTreeSet<ConnectionId>,
 ) -> Result<Attempt, AdmitError> {
-    let advice = ask(store, calls, request, deadline, silent).await?;
+    let advice = ask(store, calls, request, deadline, silent).await;
     let held = match store.hold(request, &advice) {
         Ok(Some(held)) => held,
         Ok(None) => {
@@ -285,14 +296,14 @@ async fn attempt(
 }
 
 /// Asks plugins for advice. One that does not answer well gives none, and one that does not answer at all joins the
-/// `silent`, which are not asked. An error if the caller has no time left to do without.
+/// `silent`, which are not asked.
 async fn ask(
     store: &Store,
     calls: &impl PluginCalls,
     request: &PodRequest,
     deadline: Instant,
     silent: &mut BTreeSet<ConnectionId>,
-) -> Result<Advice, AdmitError> {
+) -> Advice {
     let mut advice = Advice::new();
     // Nobody is asked about what cannot be written down.
     while store.health().is_ok()
@@ -300,16 +311,10 @@ async fn ask(
     {
         let mut preferred = Vec::new();
         if !silent.contains(&question.connection) {
-            match calls.preferred(&question, deadline).await {
+            // Advice can be done without, so there must be time left for the rest.
+            let left = deadline.saturating_duration_since(Instant::now());
+            match calls.preferred(&question, Instant::now() + left / 2).await {
                 Ok(devices) => preferred = devices,
-                Err(problem @ CallError::CutShort { .. }) => {
-                    let plugin = store.read(|node| node.plugin(question.connection));
-                    return Err(AdmitError::Plugin {
-                        resource: question.resource,
-                        endpoint: plugin.map(|plugin| plugin.endpoint).unwrap_or_default(),
-                        problem,
-                    });
-                }
                 Err(error) => {
                     tracing::warn!(resource = %question.resource, %error, "device plugin gives no advice");
                     if error.is_silence() {
@@ -320,7 +325,7 @@ async fn ask(
         }
         advice.insert((question.container, question.resource), preferred);
     }
-    Ok(advice)
+    advice
 }
 
 /// A resource of which a granted device has left the list, or fallen ill, while its plugin serves.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
-use devlet_core::{Availability, DeviceId, PodUid, ResourceName};
+use devlet_core::{Allocation, Availability, DeviceId, Node, PluginView, PodUid, ResourceName};
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Deadlines;
@@ -63,10 +63,10 @@ pub async fn start_container(
                 containers: pod.containers.iter().map(ToString::to_string).collect(),
             });
         }
-        let wants = pod
+        let to_tell = pod
             .allocations_of(container)
-            .filter(|allocation| allocation.pre_start_required);
-        Ok(wants
+            .filter(|each| serving(node, &each.resource).is_some() || may_want_to_know(each));
+        Ok(to_tell
             .map(|each| (each.resource.clone(), each.devices.clone()))
             .collect())
     })?;
@@ -76,7 +76,20 @@ pub async fn start_container(
     Ok(store.read(|node| node.run_options(pod, container)))
 }
 
-/// Tells a plugin, once it is there.
+/// Whether a plugin that is not there wants to be told, as far as anybody knows. A kubelet's file does not say.
+fn may_want_to_know(allocation: &Allocation) -> bool {
+    allocation.pre_start_required || allocation.kind.is_none()
+}
+
+fn serving(node: &Node, resource: &ResourceName) -> Option<PluginView> {
+    match node.availability(resource) {
+        Availability::Serving => node.plugin(node.serving(resource)?),
+        Availability::NotListed | Availability::Gone(_) => None,
+    }
+}
+
+/// Tells a plugin, once it is there, if it wants to know. The one that serves now says whether it does; it may be another
+/// one than the one that allocated.
 async fn tell(
     store: &Store,
     plugins: &Plugins,
@@ -89,10 +102,13 @@ async fn tell(
     let mut changes = store.changed();
     loop {
         changes.borrow_and_update();
-        let plugin = store.read(|node| match node.availability(resource) {
-            Availability::Serving => node.plugin(node.serving(resource)?),
-            Availability::NotListed | Availability::Gone(_) => None,
-        });
+        let plugin = store.read(|node| serving(node, resource));
+        if plugin
+            .as_ref()
+            .is_some_and(|plugin| !plugin.options.pre_start_required)
+        {
+            return Ok(());
+        }
         if let Some(plugin) = plugin
             && let Some(client) = plugins.client(plugin.connection)
         {

@@ -589,6 +589,10 @@ async fn while_the_disk_refuses_nothing_is_set_aside() {
     assert_eq!(free(&store), 3);
     let kept = store.hold(&request("kept", 1), &Advice::new()).unwrap();
     assert!(kept.is_none(), "it has everything, on disk");
+    let mut of_another_source = request("kept", 1);
+    of_another_source.source = Source::Embedder;
+    let kept = store.hold(&of_another_source, &Advice::new()).unwrap();
+    assert!(kept.is_none(), "only a note about it cannot be written");
     disk.fail_writes(None);
     healed(&store).await;
     admit(&store, "second", 1).await.unwrap();
