@@ -546,6 +546,9 @@ fn the_plugin_that_serves_says_whether_it_wants_to_know_of_a_start() {
     let daemon = Daemon::on(root.path());
     let mut plugin = Plugin::registered(&wanting(true));
     daemon.until_capacity(GPU, 2);
-    start(&daemon, daemon.json(&["get", "pods"])["pods"][0]["uid"].as_str().unwrap());
+    start(
+        &daemon,
+        daemon.json(&["get", "pods"])["pods"][0]["uid"].as_str().unwrap(),
+    );
     assert_eq!(plugin.called("PreStartContainer").len(), 1);
 }

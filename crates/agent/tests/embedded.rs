@@ -211,14 +211,14 @@ async fn cut_short(method: &str, options: Options) -> (Agent, tempfile::TempDir,
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_callers_deadline_bounds_every_call_and_is_named() {
-    let cases = [
-        ("GetPreferredAllocation", true, false),
-        ("Allocate", false, false),
-        ("PreStartContainer", false, true),
-    ];
-    for (method, preferred, pre_start) in cases {
+    let cases = [("Allocate", false), ("PreStartContainer", true)];
+    for (method, pre_start) in cases {
         let called = Instant::now();
-        let (agent, root, _plugin, error) = cut_short(method, Options { preferred, pre_start }).await;
+        let options = Options {
+            preferred: false,
+            pre_start,
+        };
+        let (agent, root, _plugin, error) = cut_short(method, options).await;
         let start = format!(
             "device plugin of {GPU} at {}/device-plugins/acme.com_gpu.sock: {method} was not answered before the \
              caller's deadline, ",
@@ -229,6 +229,29 @@ async fn the_callers_deadline_bounds_every_call_and_is_named() {
         assert!(called.elapsed() < Duration::from_secs(9), "{method}");
         agent.stop().await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_impatient_caller_does_without_advice() {
+    let root = tempfile::tempdir().unwrap();
+    let agent = node(root.path()).await;
+    let script = Script {
+        options: Options {
+            preferred: true,
+            pre_start: false,
+        },
+        ..gpus(root.path())
+    };
+    let mut plugin = Plugin::registered(&script.with_fault("GetPreferredAllocation", Fault::Hang));
+    let patience = Instant::now() + Duration::from_secs(4);
+
+    agent
+        .admit(&pod("job", Source::Embedder), patience, |_| {})
+        .await
+        .unwrap();
+
+    plugin.called("GetPreferredAllocation");
+    agent.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
