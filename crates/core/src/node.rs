@@ -321,14 +321,21 @@ impl Node {
 
     /// A plugin says which devices there are. Whether that changed anything: a connection that has been replaced
     /// or lost has no say, and neither has one that repeats itself.
-    pub fn devices_listed(&mut self, connection: ConnectionId, list: DeviceList) -> bool {
+    ///
+    /// A long list takes a while to compare and to free. Whoever has many waiting for the node compares it with
+    /// [`Node::lists_before`], hands over the one that is equal, and keeps the others until the node is free again.
+    pub fn devices_listed(&mut self, connection: ConnectionId, list: impl Into<Arc<DeviceList>>) -> bool {
+        let list = list.into();
         let Some((name, resource)) = self.resource_of(connection) else {
             return false;
         };
         let Some(plugin) = resource.plugins.get_mut(&connection) else {
             return false;
         };
-        let is_same = plugin.list.as_ref().is_some_and(|(_, last)| **last == list);
+        let is_same = plugin
+            .list
+            .as_ref()
+            .is_some_and(|(_, last)| Arc::ptr_eq(last, &list) || *last == list);
         if is_same && resource.in_force == Some(connection) {
             return false;
         }
@@ -336,13 +343,25 @@ impl Node {
         self.next_list += 1;
         if let Some(resource) = self.resources.get_mut(&name) {
             if let Some(plugin) = resource.plugins.get_mut(&connection) {
-                plugin.list = Some((number, Arc::new(list)));
+                plugin.list = Some((number, list));
             }
             resource.settle();
             self.ledger.list_changed(&name, resource);
         }
         self.changes += 1;
         true
+    }
+
+    /// The lists that the next one of this connection may take the place of: the plugin's last one, and the one
+    /// that counts.
+    pub fn lists_before(&self, connection: ConnectionId) -> Vec<Arc<DeviceList>> {
+        let name = self.connections.get(&connection);
+        let Some(resource) = name.and_then(|name| self.resources.get(name)) else {
+            return Vec::new();
+        };
+        let own = resource.plugins.get(&connection);
+        let own = own.and_then(|plugin| plugin.list.as_ref().map(|(_, list)| list));
+        own.into_iter().chain([&resource.list]).cloned().collect()
     }
 
     /// A plugin answers no longer. Whether that was news.

@@ -14,10 +14,10 @@
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use devlet_core::ConnectionId;
-use devlet_core::device_plugin::list::DeviceList;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +26,7 @@ use super::plugins::{Entered, Seat};
 use crate::grpc::uds::Dialed;
 use crate::limits::Limit;
 use crate::limits::rate::Pace;
+use crate::store::Store;
 use crate::workflow::register::{Candidate, RegisterError, Registrar};
 
 /// Pauses between attempts to dial again.
@@ -34,10 +35,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A connection that lasted this long was a good one: the next pause is a short one.
 const GOOD: Duration = Duration::from_secs(60);
 
-/// Lists of so many bytes take a while to decode.
+/// Lists of so many bytes take a while to decode, compare and free.
 const LARGE: usize = 64 << 10;
-/// After a large list, the next one has to wait so many times longer than this one took.
-const REST: u32 = 9;
+/// So many bytes of lists are heard in a second, and as many at once: a plugin that sends one large list after the other
+/// is listened to for a small part of the time, and one that sends a few now and then is not kept waiting.
+const BYTES_PER_SECOND: usize = 32 << 20;
 /// So many bytes of lists that do not count are heard in one go, and one of them is as good as so many.
 const MOST_PASSED_OVER: usize = 4 << 20;
 const PASSED_OVER: usize = 1 << 10;
@@ -131,19 +133,12 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
                     newest
                 }
             };
-            let is_large = list.size() >= LARGE;
-            let began = Instant::now();
-            let (list, repeated) = decode(list, registrar).await?;
+            pace.owe(weight(list.size()), Instant::now());
+            let (changed, repeated) = take(list, registrar, connection.id).await?;
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
-            let changed = registrar
-                .store
-                .update(|node| node.devices_listed(connection.id, list));
             registrar.metrics.listed(resource, changed);
-            if is_large {
-                pace.rest_until(Instant::now() + began.elapsed() * REST);
-            }
         }
         Ok::<(), ListError>(())
     };
@@ -182,14 +177,37 @@ async fn newest(first: RawList, lists: &mut Lists, due: Instant) -> Result<RawLi
     Ok(newest)
 }
 
-/// Long lists one at a time, and where they keep nobody else waiting.
-async fn decode(list: RawList, registrar: &Registrar) -> Result<(DeviceList, usize), ListError> {
+/// How much a list of so many bytes counts, besides being one.
+fn weight(size: usize) -> Duration {
+    let nanoseconds = size.saturating_mul(1_000_000_000) / BYTES_PER_SECOND;
+    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+}
+
+/// Takes a list in: long ones one at a time, and where they keep nobody else waiting. Whether it changed anything, and how
+/// many entries named a device again. A list that comes too late for its connection changes nothing.
+async fn take(
+    list: RawList,
+    registrar: &Registrar,
+    connection: ConnectionId,
+) -> Result<(bool, usize), ListError> {
     if list.size() < LARGE {
-        return list.decode();
+        return take_now(list, &registrar.store, connection);
     }
     let _turn = registrar.decoding.acquire().await;
-    let decoded = tokio::task::spawn_blocking(|| list.decode()).await;
-    decoded.unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()).into()))
+    let store = registrar.store.clone();
+    let taken = tokio::task::spawn_blocking(move || take_now(list, &store, connection)).await;
+    taken.unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()).into()))
+}
+
+fn take_now(list: RawList, store: &Store, connection: ConnectionId) -> Result<(bool, usize), ListError> {
+    let (list, repeated) = list.decode()?;
+    let list = Arc::new(list);
+    // Compared, and freed in the end, while nobody has to wait for the node.
+    let before = store.read(|node| node.lists_before(connection));
+    let same = before.iter().find(|known| ***known == *list);
+    let list = Arc::clone(same.unwrap_or(&list));
+    let changed = store.update(|node| node.devices_listed(connection, list));
+    Ok((changed, repeated))
 }
 
 fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {

@@ -38,11 +38,9 @@ impl Pace {
         Ok(())
     }
 
-    /// Nothing more until then.
-    pub fn rest_until(&mut self, when: Instant) {
-        // One time is left then.
-        let settled = when + self.period.saturating_sub(self.share);
-        self.settled = self.settled.max(settled);
+    /// Something took more than its share: so much more is owed.
+    pub fn owe(&mut self, more: Duration, now: Instant) {
+        self.settled = self.settled.max(now) + more;
     }
 
     fn is_settled(&self, now: Instant) -> bool {
@@ -102,12 +100,16 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_ends_when_it_should() {
+    fn what_is_owed_is_paid_off_in_time() {
         let start = Instant::now();
         let mut pace = Pace::new(4, SECOND, start);
-        pace.rest_until(start + 3 * SECOND);
-        assert_eq!(pace.take(start), Err(start + 3 * SECOND));
-        assert_eq!(pace.take(start + 3 * SECOND), Ok(()));
+        pace.owe(SECOND / 2, start);
+        assert_eq!(pace.take(start), Ok(()), "a period's worth is free");
+        assert_eq!(pace.take(start), Ok(()));
+        assert_eq!(pace.take(start), Err(start + SECOND / 4));
+        pace.owe(3 * SECOND, start);
+        assert_eq!(pace.take(start), Err(start + 3 * SECOND + SECOND / 4));
+        assert_eq!(pace.take(start + 3 * SECOND + SECOND / 4), Ok(()));
     }
 
     #[test]

@@ -24,9 +24,10 @@ pub struct Device {
 /// The devices of a resource, sorted by id, each once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceList {
-    devices: Vec<Device>,
+    // First, because lists are compared in this order, and mostly differ here.
     healthy: Bits,
     by_node: BTreeMap<i64, Bits>,
+    devices: Vec<Device>,
 }
 
 impl DeviceList {
@@ -36,17 +37,17 @@ impl DeviceList {
         let named = devices.len();
         // Stable, so that of equal ids the last one named stays last.
         devices.sort_by(|one, other| one.id.cmp(&other.id));
-        let mut kept: Vec<Device> = Vec::with_capacity(named);
-        for device in devices {
-            match kept.last_mut() {
-                Some(last) if last.id == device.id => *last = device,
-                _ => kept.push(device),
+        devices.dedup_by(|later, kept| {
+            let is_same = later.id == kept.id;
+            if is_same {
+                core::mem::swap(later, kept);
             }
-        }
-        let length = kept.len();
+            is_same
+        });
+        let length = devices.len();
         let mut healthy = Bits::none(length);
         let mut by_node: BTreeMap<i64, Bits> = BTreeMap::new();
-        for (place, device) in kept.iter_mut().enumerate() {
+        for (place, device) in devices.iter_mut().enumerate() {
             if device.healthy {
                 healthy.insert(place);
             }
@@ -62,9 +63,9 @@ impl DeviceList {
         let left_out = named - length;
         (
             Self {
-                devices: kept,
                 healthy,
                 by_node,
+                devices,
             },
             left_out,
         )
