@@ -228,9 +228,9 @@ impl Node {
                 },
             );
         }
-        for pod in restored.pods {
-            node.take_in(pod);
-        }
+        let pods = restored.pods.into_iter();
+        node.ledger = Ledger::restore(pods.map(|pod| (pod.uid.clone(), pod)).collect());
+        node.changes += 1;
         node
     }
 
@@ -658,7 +658,7 @@ impl Node {
 
     /// Where devices are, for the record: by NUMA node, -1 for those without one. A device that has left the
     /// list since it was reserved counts as one without.
-    fn nodes_of(&self, name: &ResourceName, devices: &[DeviceId]) -> BTreeMap<i64, Vec<DeviceId>> {
+    fn nodes_of(&self, name: &ResourceName, devices: &[DeviceId]) -> Vec<(i64, Vec<DeviceId>)> {
         let mut nodes: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
         for id in devices {
             let known = self
@@ -672,7 +672,7 @@ impl Node {
                     .for_each(|node| nodes.entry(*node).or_default().push(id.clone())),
             }
         }
-        nodes
+        nodes.into_iter().collect()
     }
 
     // ---- removal

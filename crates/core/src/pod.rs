@@ -94,8 +94,8 @@ pub struct Allocation {
     pub resource: ResourceName,
     /// The devices, sorted.
     pub devices: Vec<DeviceId>,
-    /// Where they were when they were allocated: devices by NUMA node, -1 for those without one.
-    pub nodes: BTreeMap<i64, Vec<DeviceId>>,
+    /// Where they were when they were allocated: devices by NUMA node, ascending, -1 for those without one.
+    pub nodes: Vec<(i64, Vec<DeviceId>)>,
     /// What the plugin answered.
     pub answer: Answer,
     /// The plugin wants to be called before each start of the container.

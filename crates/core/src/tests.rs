@@ -10,7 +10,6 @@ mod questions;
 mod reuse;
 mod views;
 
-use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use alloc::{format, vec};
@@ -146,7 +145,7 @@ pub(crate) fn imported(uid: &str, holdings: &[(&str, &str, &[&str])]) -> Pod {
         kind: None,
         resource: resource.into(),
         devices: ids.iter().map(|&id| id.into()).collect(),
-        nodes: BTreeMap::from([(-1, ids.iter().map(|&id| id.into()).collect())]),
+        nodes: vec![(-1, ids.iter().map(|&id| id.into()).collect())],
         answer: Answer::default(),
         pre_start_required: false,
     };

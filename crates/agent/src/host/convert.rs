@@ -166,8 +166,8 @@ fn kind(kind: Option<ContainerKind>) -> v1::ContainerKind {
 
 fn held_devices(allocation: &Allocation) -> v1::HeldDevices {
     let texts = |ids: &[devlet_core::DeviceId]| ids.iter().map(ToString::to_string).collect();
-    let numa = allocation.nodes.iter().map(|(&node, ids)| v1::NumaDevices {
-        node,
+    let numa = allocation.nodes.iter().map(|(node, ids)| v1::NumaDevices {
+        node: *node,
         ids: texts(ids),
     });
     v1::HeldDevices {

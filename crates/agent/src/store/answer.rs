@@ -13,7 +13,12 @@ use devlet_kubelet_files::device_plugin::response::{self, InvalidResponse};
 /// The options of an answer that is to be committed must come from here: they are what a restart will bring back.
 pub fn answer(raw: impl Into<Arc<[u8]>>) -> Result<Answer, InvalidResponse> {
     let raw = raw.into();
-    let response = response::decode(&raw)?;
+    read(&raw)?;
+    Ok(recorded(raw))
+}
+
+fn read(raw: &[u8]) -> Result<RunOptions, InvalidResponse> {
+    let response = response::decode(raw)?;
     let mounts = response.mounts.into_iter().map(|mount| Mount {
         container_path: mount.container_path,
         host_path: mount.host_path,
@@ -24,7 +29,7 @@ pub fn answer(raw: impl Into<Arc<[u8]>>) -> Result<Answer, InvalidResponse> {
         host_path: device.host_path,
         permissions: device.permissions,
     });
-    let options = RunOptions {
+    Ok(RunOptions {
         envs: response.envs.into_iter().collect(),
         mounts: mounts.collect(),
         device_nodes: device_nodes.collect(),
@@ -34,16 +39,11 @@ pub fn answer(raw: impl Into<Arc<[u8]>>) -> Result<Answer, InvalidResponse> {
             .into_iter()
             .map(|device| device.name)
             .collect(),
-    };
-    Ok(Answer { options, raw })
+    })
 }
 
 /// The same for an answer that is on record already: one that says nothing intelligible adds nothing to a
 /// container, but its bytes are kept.
 pub(crate) fn recorded(raw: impl Into<Arc<[u8]>>) -> Answer {
-    let raw = raw.into();
-    answer(Arc::clone(&raw)).unwrap_or_else(|_| Answer {
-        options: RunOptions::default(),
-        raw,
-    })
+    Answer::read_by(raw, |raw| read(raw).unwrap_or_default())
 }

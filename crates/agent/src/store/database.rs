@@ -28,7 +28,7 @@ use redb::{ReadableTable as _, WriteTransaction};
 
 use super::backend::Storage;
 use super::files::{self, Identity};
-use super::record::{self, BlockedRecord, InvalidRecord, PodRecord, ResourceRecord};
+use super::record::{self, BlockedRecord, InvalidRecord, Names, PodRecord, ResourceRecord};
 use super::statistics::Counters;
 use super::writer::WriteError;
 
@@ -498,16 +498,15 @@ impl Snapshot {
     }
 
     pub(crate) fn contents(&self) -> Result<Contents, LoadError> {
-        let mut contents = Contents::default();
+        let mut pods = Vec::new();
+        let mut names = Names::default();
         let mut invalid = Ok(());
-        self.pods(|uid, record| match record.into_pod(uid) {
-            Ok(pod) => {
-                contents.pods.insert(pod.uid.clone(), pod);
-            }
+        self.pods(|uid, record| match record.into_pod(uid, &mut names) {
+            Ok(pod) => pods.push((pod.uid.clone(), pod)),
             Err(error) => invalid = Err(error),
         })?;
         invalid?;
-        let around = &mut contents.around;
+        let mut around = Surroundings::default();
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
         if let Some(id) = meta.get(BOOT_ID_KEY)? {
             around.boot_id = Some(String::from_utf8_lossy(id.value()).into_owned());
@@ -528,7 +527,9 @@ impl Snapshot {
             let hash = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
             around.mirrors.insert(number.value(), hash);
         }
-        Ok(contents)
+        // They come in this order, so the map is made in one go.
+        let pods = pods.into_iter().collect();
+        Ok(Contents { pods, around })
     }
 }
 

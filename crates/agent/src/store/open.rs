@@ -299,8 +299,15 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         options: &options,
         place: &place,
     };
-    let file = KubeletFile::read(options.checkpoint.as_deref());
-    let (database, Contents { pods, around }) = match place.open() {
+    // Both take a while when a node holds much.
+    let (file, opened) = thread::scope(|scope| {
+        let read = || KubeletFile::read(options.checkpoint.as_deref());
+        let file = thread::Builder::new().spawn_scoped(scope, read);
+        let opened = place.open();
+        let file = file.map_or_else(|_| read(), |file| file.join().unwrap_or_else(|_| read()));
+        (file, opened)
+    });
+    let (database, Contents { pods, around }) = match opened {
         Ok(loaded) => opening.with_database(loaded, file)?,
         Err(LoadError::Absent) => opening.without_database(file, None)?,
         Err(LoadError::Unreadable(reason)) => {

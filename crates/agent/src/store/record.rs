@@ -4,7 +4,8 @@
 //! field whose absence would change the meaning of a record needs a new schema version instead, because an older
 //! devlet would drop it at its next write.
 
-use std::collections::BTreeMap;
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_core::device_plugin::inventory::Last;
 use devlet_core::{
@@ -128,22 +129,40 @@ pub(crate) struct BlockedRecord {
     pub(crate) is_database: bool,
 }
 
+/// Names that are in many records, and once in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    containers: BTreeSet<ContainerName>,
+    resources: BTreeSet<ResourceName>,
+}
+
+fn once<N: Ord + Clone + Borrow<str> + From<String>>(known: &mut BTreeSet<N>, name: String) -> N {
+    if let Some(name) = known.get(name.as_str()) {
+        return name.clone();
+    }
+    let name = N::from(name);
+    known.insert(name.clone());
+    name
+}
+
 impl PodRecord {
     pub(crate) fn decode_from(bytes: &[u8]) -> Result<Self, InvalidRecord> {
         Ok(Self::decode(bytes)?)
     }
 
-    pub(crate) fn into_pod(self, uid: &str) -> Result<Pod, InvalidRecord> {
+    pub(crate) fn into_pod(self, uid: &str, names: &mut Names) -> Result<Pod, InvalidRecord> {
         let source = match SourceRecord::try_from(self.source) {
             Ok(SourceRecord::Api) => Source::Api,
             Ok(SourceRecord::Embedder) => Source::Embedder,
             Ok(SourceRecord::Imported) => Source::Imported,
             _ => return Err(InvalidRecord::Source(self.source)),
         };
-        let allocations = self
-            .allocations
-            .into_iter()
-            .map(AllocationRecord::into_allocation);
+        let containers = self.containers.into_iter();
+        let containers = containers.map(|name| once(&mut names.containers, name)).collect();
+        let mut allocations = Vec::with_capacity(self.allocations.len());
+        for allocation in self.allocations {
+            allocations.push(allocation.into_allocation(names)?);
+        }
         Ok(Pod {
             uid: uid.into(),
             name: PodName {
@@ -153,8 +172,8 @@ impl PodRecord {
             source,
             fingerprint: self.fingerprint,
             before_reboot: self.before_reboot,
-            containers: self.containers.into_iter().map(ContainerName::from).collect(),
-            allocations: allocations.collect::<Result<_, _>>()?,
+            containers,
+            allocations,
         })
     }
 }
@@ -179,7 +198,7 @@ impl From<&Pod> for PodRecord {
 }
 
 impl AllocationRecord {
-    fn into_allocation(self) -> Result<Allocation, InvalidRecord> {
+    fn into_allocation(self, names: &mut Names) -> Result<Allocation, InvalidRecord> {
         let kind = match KindRecord::try_from(self.kind) {
             Ok(KindRecord::Unknown) => None,
             Ok(KindRecord::Init) => Some(ContainerKind::Init),
@@ -188,7 +207,7 @@ impl AllocationRecord {
             Err(_) => return Err(InvalidRecord::Kind(self.kind)),
         };
         let devices: Vec<DeviceId> = self.devices.into_iter().map(DeviceId::from).collect();
-        let mut nodes = BTreeMap::new();
+        let mut nodes = Vec::with_capacity(self.nodes.len());
         for NumaRecord { node, places } in self.nodes {
             let device = |place: u32| {
                 let device = usize::try_from(place).ok().and_then(|at| devices.get(at));
@@ -197,13 +216,17 @@ impl AllocationRecord {
                     devices: devices.len(),
                 })
             };
-            let ids = places.into_iter().map(device).collect::<Result<Vec<_>, _>>()?;
-            nodes.insert(node, ids);
+            let mut ids = Vec::with_capacity(places.len());
+            for place in places {
+                ids.push(device(place)?);
+            }
+            nodes.push((node, ids));
         }
+        nodes.sort();
         Ok(Allocation {
-            container: ContainerName::from(self.container),
+            container: once(&mut names.containers, self.container),
             kind,
-            resource: ResourceName::from(self.resource),
+            resource: once(&mut names.resources, self.resource),
             devices,
             nodes,
             answer: recorded(self.answer),
@@ -234,8 +257,8 @@ impl From<&Allocation> for AllocationRecord {
         };
         // The list is sorted.
         let place = |id: &DeviceId| allocation.devices.binary_search(id).ok()?.try_into().ok();
-        let nodes = allocation.nodes.iter().map(|(&node, ids)| NumaRecord {
-            node,
+        let nodes = allocation.nodes.iter().map(|(node, ids)| NumaRecord {
+            node: *node,
             places: ids.iter().filter_map(place).collect(),
         });
         Self {

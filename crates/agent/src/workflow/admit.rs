@@ -144,7 +144,7 @@ impl RealCalls<'_> {
         let limits = &self.config.limits;
         let kept = self.store.read(|node| node.memory_of_answers(resource));
         limits
-            .check_answer(&answer.options)
+            .check_answer(&answer.options())
             .and_then(|()| limits.check_answers(kept + answer.memory()))
             .map_err(|over| invalid(over.into()))?;
         Ok(answer)

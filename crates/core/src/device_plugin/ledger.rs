@@ -16,7 +16,9 @@
 //! `held`, `free` and `answers` are derived from pods and reservations. They exist because a node may hold ten thousand
 //! devices; `check` recomputes them, and runs after every step of the history tests.
 
+use alloc::collections::btree_map::Entry;
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec;
 use alloc::vec::Vec;
 
 use super::bits::Bits;
@@ -73,6 +75,41 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
+    /// A ledger with these pods. What is derived from them is made in one go.
+    pub(crate) fn restore(pods: BTreeMap<PodUid, Pod>) -> Self {
+        let named = pods.values().filter(|pod| !pod.name.name.is_empty());
+        let names = named.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
+        let mut holders: BTreeMap<&ResourceName, Vec<(&DeviceId, &PodUid)>> = BTreeMap::new();
+        for pod in pods.values() {
+            for allocation in &pod.allocations {
+                let of_resource = holders.entry(&allocation.resource).or_default();
+                of_resource.extend(allocation.devices.iter().map(|device| (device, &pod.uid)));
+            }
+        }
+        let held = holders.into_iter().filter(|(_, holders)| !holders.is_empty());
+        let held = held.map(|(name, mut holders)| {
+            holders.sort();
+            // Within a pod, containers may pass devices on.
+            holders.dedup();
+            let by_device = holders.chunk_by(|(one, _), (other, _)| one == other);
+            let by_device = by_device.filter_map(|same| {
+                let (device, _) = same.first()?;
+                Some((
+                    (*device).clone(),
+                    same.iter().map(|(_, pod)| (*pod).clone()).collect(),
+                ))
+            });
+            (name.clone(), by_device.collect())
+        });
+        let held = held.collect();
+        Self {
+            pods,
+            names,
+            held,
+            ..Self::default()
+        }
+    }
+
     /// Another list counts: which of its devices are free?
     pub(crate) fn list_changed(&mut self, name: &ResourceName, resource: &Resource) {
         self.free.insert(name.clone(), self.free_of(name, resource));
@@ -157,9 +194,15 @@ impl Ledger {
             {
                 free.remove(place);
             }
-            let holders = held.entry(device).or_default();
-            if !holders.contains(pod) {
-                holders.push(pod.clone());
+            match held.entry(device) {
+                // Room for one: there are many, and there is hardly ever a second.
+                Entry::Vacant(device) => {
+                    device.insert(vec![pod.clone()]);
+                }
+                Entry::Occupied(mut holders) if !holders.get().contains(pod) => {
+                    holders.get_mut().push(pod.clone());
+                }
+                Entry::Occupied(_) => {}
             }
         }
     }

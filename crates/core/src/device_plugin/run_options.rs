@@ -4,21 +4,79 @@
 //! the container wins; another value for the same key, or the same path to be used otherwise, is a [`Conflict`],
 //! reported and left out. CDI devices are named once each.
 
+use alloc::borrow::Cow;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 
 use crate::id::ResourceName;
 use crate::pod::Allocation;
 
 /// A plugin's answer to `Allocate`, for one container.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+///
+/// What it means is found out when somebody asks: a node holds ten thousand of them, and few are asked for.
+#[derive(Clone, Default)]
 pub struct Answer {
-    /// What it means.
-    pub options: RunOptions,
     /// As it came, with everything that we do not know.
     pub raw: Arc<[u8]>,
+    meaning: Meaning,
+}
+
+#[derive(Clone)]
+enum Meaning {
+    Given(Arc<RunOptions>),
+    Read(fn(&[u8]) -> RunOptions),
+}
+
+impl Default for Meaning {
+    fn default() -> Self {
+        Self::Read(|_| RunOptions::default())
+    }
+}
+
+impl Answer {
+    /// An answer that means this.
+    pub fn new(raw: impl Into<Arc<[u8]>>, options: RunOptions) -> Self {
+        Self {
+            raw: raw.into(),
+            meaning: Meaning::Given(Arc::new(options)),
+        }
+    }
+
+    /// An answer that means what `read` makes of it.
+    pub fn read_by(raw: impl Into<Arc<[u8]>>, read: fn(&[u8]) -> RunOptions) -> Self {
+        Self {
+            raw: raw.into(),
+            meaning: Meaning::Read(read),
+        }
+    }
+
+    /// What it means.
+    pub fn options(&self) -> Cow<'_, RunOptions> {
+        match &self.meaning {
+            Meaning::Given(options) => Cow::Borrowed(options),
+            Meaning::Read(read) => Cow::Owned(read(&self.raw)),
+        }
+    }
+}
+
+impl PartialEq for Answer {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw == other.raw && self.options() == other.options()
+    }
+}
+
+impl Eq for Answer {}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer")
+            .field("raw", &self.raw)
+            .field("options", &self.options())
+            .finish()
+    }
 }
 
 impl Answer {
@@ -104,13 +162,13 @@ pub enum Contested {
 
 /// Merges the answers for one container.
 pub fn merge<'a>(allocations: impl IntoIterator<Item = &'a Allocation>) -> (RunOptions, Vec<Conflict>) {
-    let by_resource: BTreeMap<&ResourceName, &RunOptions> = allocations
+    let by_resource: BTreeMap<&ResourceName, Cow<'_, RunOptions>> = allocations
         .into_iter()
-        .map(|allocation| (&allocation.resource, &allocation.answer.options))
+        .map(|allocation| (&allocation.resource, allocation.answer.options()))
         .collect();
     let mut merged = RunOptions::default();
     let mut claims = Claims::default();
-    for (resource, options) in by_resource {
+    for (&resource, options) in &by_resource {
         for (name, value) in &options.envs {
             if claims.first(Contested::Env, name, (value, ""), resource) {
                 merged.envs.insert(name.clone(), value.clone());

@@ -39,12 +39,12 @@ fn answers_are_recorded_with_their_grants() {
         vec![app("one", &[(GPU, 1), (NIC, 1)]), app("two", &[(GPU, 0)])],
     );
     let id = reserve(&mut node, &request);
-    let answer = |name: &str| Answer {
-        options: RunOptions {
+    let answer = |name: &str| {
+        let options = RunOptions {
             cdi_devices: vec![name.into()],
             ..RunOptions::default()
-        },
-        raw: name.as_bytes().into(),
+        };
+        Answer::new(name.as_bytes(), options)
     };
 
     let pod = node

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::device_plugin::inventory::GRACE_MS;
 use crate::device_plugin::ledger::Grant;
+use crate::device_plugin::run_options::RunOptions;
 use crate::{Blocked, CommitError, PodUid, PutError, Restored};
 
 const RESOURCES: [&str; 2] = [GPU, NIC];
@@ -635,14 +636,7 @@ impl World {
         } = &mut self.reservations[index];
         let answer = |grant: &Grant| {
             let raw = format!("{}/{}", grant.container, grant.resource);
-            let raw = raw.as_bytes().into();
-            (
-                Answer {
-                    raw,
-                    ..Answer::default()
-                },
-                true,
-            )
+            (Answer::new(raw.as_bytes(), RunOptions::default()), true)
         };
         let outcome = self
             .node

@@ -473,10 +473,7 @@ fn a_device_that_vanishes_while_reserved_is_committed_without_a_node() {
 
     let pod = commit(&mut node, id, &request);
 
-    assert_eq!(
-        pod.allocations[0].nodes,
-        [(-1, ids(&["a"])), (1, ids(&["b"]))].into()
-    );
+    assert_eq!(pod.allocations[0].nodes, [(-1, ids(&["a"])), (1, ids(&["b"]))]);
     assert_sound(&node);
 }
 
@@ -505,10 +502,7 @@ fn a_device_on_two_nodes_is_recorded_under_both() {
 
     let pod = admit(&mut node, &gpu_pod("p", 1));
 
-    assert_eq!(
-        pod.allocations[0].nodes,
-        [(0, ids(&["a"])), (1, ids(&["a"]))].into()
-    );
+    assert_eq!(pod.allocations[0].nodes, [(0, ids(&["a"])), (1, ids(&["a"]))]);
 }
 
 #[test]
@@ -562,4 +556,26 @@ fn a_resource_is_forgotten_a_day_after_its_plugin_left() {
     node.forget_idle(Moment(START.0 + FORGOTTEN_AFTER_MS));
     assert!(!node.known_resources().contains_key(&gpu()));
     assert!(node.changes() > changes.0 && node.resource_changes() > changes.1);
+}
+
+#[test]
+fn a_list_that_is_handed_over_again_is_no_news_and_the_ones_before_can_be_kept() {
+    let mut node = Node::default();
+    let first = serve(&mut node, GPU, "first.sock", &["a"]);
+    let second = connect(&mut node, offer(GPU, "second.sock"));
+    let [counts] = &node.lists_before(second)[..] else {
+        panic!("the second has listed nothing, the first has")
+    };
+    assert_eq!(**counts, list(&["a"]));
+    node.devices_listed(second, list(&["b"]));
+
+    let own: Vec<_> = node.lists_before(first).iter().map(|each| each.len()).collect();
+    assert_eq!(own, [1, 1], "its own, and the one that counts");
+    let before = node.lists_before(second);
+    assert!(!node.devices_listed(second, before[0].clone()), "the same");
+    assert!(node.devices_listed(second, list(&["b", "c"])));
+    assert_eq!(*before[0], list(&["b"]));
+    node.connection_lost(second, Moment(1));
+    assert!(node.lists_before(second).is_empty());
+    assert_sound(&node);
 }

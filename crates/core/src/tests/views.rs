@@ -6,6 +6,7 @@ use alloc::vec;
 
 use super::*;
 use crate::device_plugin::inventory::{GRACE_MS, Last};
+use crate::device_plugin::run_options::RunOptions;
 use crate::{Availability, PodUid};
 
 #[test]
@@ -270,9 +271,11 @@ fn run_options_are_those_of_one_container() {
     let request = pod("p", vec![app("one", &[(GPU, 1)]), app("two", &[(GPU, 1)])]);
     let id = reserve(&mut node, &request);
     let answer = |value: &str| {
-        let mut answer = Answer::default();
-        answer.options.envs.insert("GPU".into(), value.into());
-        (answer, false)
+        let options = RunOptions {
+            envs: [("GPU".into(), value.into())].into(),
+            ..RunOptions::default()
+        };
+        (Answer::new([], options), false)
     };
     node.begin_commit(id, &request, vec![answer("first"), answer("second")])
         .unwrap();

@@ -38,9 +38,9 @@ async fn a_restart_brings_back_every_pod_as_it_was() {
     assert!(!report.repaired);
     let allocation = &before[0].allocations[0];
     assert_eq!(&*allocation.answer.raw, RAW, "unknown fields survive");
-    assert_eq!(allocation.answer.options.envs["K"], "V");
+    assert_eq!(allocation.answer.options().envs["K"], "V");
     assert!(allocation.pre_start_required);
-    assert_eq!(allocation.nodes[&0].len(), 3);
+    assert_eq!((allocation.nodes[0].0, allocation.nodes[0].1.len()), (0, 3));
     offer(&store, GPU, 8);
     assert_eq!(free(&store), 4);
 }

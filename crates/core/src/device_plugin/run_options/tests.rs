@@ -1,4 +1,3 @@
-use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -13,11 +12,8 @@ fn allocation(resource: &str, options: RunOptions) -> Allocation {
         kind: None,
         resource: resource.into(),
         devices: Vec::new(),
-        nodes: BTreeMap::new(),
-        answer: Answer {
-            options,
-            raw: [].into(),
-        },
+        nodes: Vec::new(),
+        answer: Answer::new([], options),
         pre_start_required: false,
     }
 }
