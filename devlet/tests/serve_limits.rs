@@ -11,6 +11,7 @@ use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 
 use devlet_client::v1::ResourceState;
+use devlet_client::{Client, locate, v1};
 use devlet_testkit::{
     Answer, Device, DeviceNode, Door, Event, Fault, Mount, Options, PATIENCE, Plugin, Script,
 };
@@ -332,14 +333,49 @@ fn heard(mut stream: &UnixStream) -> String {
 }
 
 #[test]
+fn many_who_wait_for_a_plugin_shut_nobody_out() {
+    let mut neighbours = Neighbourhood::configured("");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let waiting: Vec<_> = (0..300)
+        .map(|number| {
+            let manifest = format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: w{number}}}\nspec: {{containers: [{{name: c, resources: \
+                 {{limits: {{nobody.example/device: 1}}}}}}]}}"
+            );
+            runtime.block_on(async {
+                let client = Client::connect(locate::socket(&neighbours.daemon.root)).await.unwrap();
+                let request = v1::AdmitRequest {
+                    manifest,
+                    wait_ms: Some(600_000),
+                };
+                let mut events = client.admit(request).await.unwrap();
+                // It waits.
+                events.message().await.unwrap().unwrap();
+                events
+            })
+        })
+        .collect();
+
+    neighbours.pods_go_on();
+    assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
+    drop(waiting);
+    neighbours.unharmed();
+}
+
+#[test]
 fn a_process_with_too_many_connections_is_told_and_makes_room_for_others() {
-    let mut neighbours = Neighbourhood::configured("limits: {connectionsPerUid: 8}");
+    let mut neighbours = Neighbourhood::configured("limits: {connectionsPerUid: 8, callersPerUid: 8}");
     // The neighbours have one connection to one of these sockets.
     for socket in neighbours.sockets() {
         let all: Vec<UnixStream> = (0..9).map(|_| UnixStream::connect(&socket).unwrap()).collect();
         let said = heard(all.last().unwrap());
-        assert!(said.contains("limits.connectionsPerUid allows 8"), "{said:?}");
-        assert!(neighbours.hits("connectionsPerUid") > 0);
+        let limit = if socket.ends_with("devlet.sock") {
+            "callersPerUid"
+        } else {
+            "connectionsPerUid"
+        };
+        assert!(said.contains(&format!("limits.{limit} allows 8")), "{said:?}");
+        assert!(neighbours.hits(limit) > 0);
         // Other processes of the same user: a command, and a plugin.
         assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
         let _plugin = Plugin::registered(&neighbours.bad(1));

@@ -28,7 +28,7 @@ use tonic::{Request, Response, Status};
 
 use crate::agent::Agent;
 use crate::grpc::oversize::Bounded;
-use crate::grpc::server;
+use crate::grpc::server::{self, ServerLimits};
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
 use crate::manifest::{self, InvalidManifest};
@@ -134,7 +134,14 @@ pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
         largest,
         agent.metrics(),
     ));
-    let limits = limits.server.clone();
+    // Whoever waits for a plugin has a connection or a call all the time, and must not shut others out.
+    let callers = limits.callers_per_uid;
+    let limits = ServerLimits {
+        connections_per_uid: callers,
+        connections_limit: Limit::CALLERS_PER_UID,
+        streams_per_connection: u32::try_from(callers).unwrap_or(u32::MAX),
+        ..limits.server.clone()
+    };
     let stopping = agent.stopping().cancelled_owned();
     let serving = server::serve(listener, routes, limits, agent.metrics().clone(), stopping);
     agent.spawn(async move {

@@ -16,6 +16,9 @@ use crate::grpc::server::ServerLimits;
 pub struct Limits {
     /// What our servers put up with.
     pub server: ServerLimits,
+    /// The same on our own socket, where callers wait for plugins: connections that one user may have at a time, and calls
+    /// on one of them. Default: 4,096.
+    pub callers_per_uid: usize,
     /// Bytes of a request on our own API. Default: 64 MiB, for whole state files.
     pub request_bytes: usize,
     /// Bytes of a pod's manifest on our own API. Default: 1 MiB, about as much as an API server takes.
@@ -54,6 +57,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             server: ServerLimits::default(),
+            callers_per_uid: 4096,
             request_bytes: 64 << 20,
             manifest_bytes: 1 << 20,
             registration_bytes: 64 << 10,
@@ -79,6 +83,7 @@ pub struct Limit(&'static str);
 
 impl Limit {
     pub const CONNECTIONS_PER_UID: Self = Self("connectionsPerUid");
+    pub const CALLERS_PER_UID: Self = Self("callersPerUid");
     pub const REQUEST_BYTES: Self = Self("requestBytes");
     pub const MANIFEST_BYTES: Self = Self("manifestBytes");
     pub const REGISTRATION_BYTES: Self = Self("registrationBytes");

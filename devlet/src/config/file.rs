@@ -84,6 +84,7 @@ enum RebootSetting {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct LimitSettings {
     connections_per_uid: usize,
+    callers_per_uid: usize,
     streams_per_connection: u32,
     preface: Span,
     drain: Span,
@@ -153,10 +154,12 @@ impl Default for LimitSettings {
             server:
                 ServerLimits {
                     connections_per_uid,
+                    connections_limit: _,
                     streams_per_connection,
                     preface,
                     drain,
                 },
+            callers_per_uid,
             request_bytes,
             manifest_bytes,
             registration_bytes,
@@ -175,6 +178,7 @@ impl Default for LimitSettings {
         } = Limits::default();
         Self {
             connections_per_uid,
+            callers_per_uid,
             streams_per_connection,
             preface: Span(preface),
             drain: Span(drain),
@@ -257,7 +261,9 @@ impl Settings {
                 streams_per_connection: limits.streams_per_connection,
                 preface: limits.preface.0,
                 drain: limits.drain.0,
+                ..ServerLimits::default()
             },
+            callers_per_uid: limits.callers_per_uid,
             request_bytes: limits.request_bytes,
             manifest_bytes: limits.manifest_bytes,
             registration_bytes: limits.registration_bytes,
@@ -315,7 +321,7 @@ deadlines: {dial: 1s, options: 2s, preferred: 3s, allocate: 4s, preStart: 5s, in
 foreign: [example.org/*]
 access: {register: [{resource: acme.com/*, uids: [1001], share: true}], admit: [1002]}
 onReboot: release
-limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s, requestBytes: 12, manifestBytes: 13,
+limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, preface: 10s, drain: 11s, requestBytes: 12, manifestBytes: 13,
   registrationBytes: 14, listBytes: 15, answerBytes: 16, registrationsPerMinute: 17, plugins: 18,
   resourcesPerPlugin: 19, devicesPerResource: 20, idBytes: 21, listsPerSecond: 22, entriesPerAnswer: 23, envBytes: 24,
   pathBytes: 25, bytesPerPlugin: 26}
@@ -352,7 +358,9 @@ limits: {connectionsPerUid: 8, streamsPerConnection: 9, preface: 10s, drain: 11s
                 streams_per_connection: 9,
                 preface: seconds(10),
                 drain: seconds(11),
+                ..ServerLimits::default()
             },
+            callers_per_uid: 28,
             request_bytes: 12,
             manifest_bytes: 13,
             registration_bytes: 14,

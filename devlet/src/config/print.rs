@@ -67,11 +67,15 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "limits.connectionsPerUid",
-        "Connections that one user may have at a time, on each socket.",
+        "Connections that one user may have at a time on kubelet.sock.",
+    ),
+    (
+        "limits.callersPerUid",
+        "Connections that one user may have at a time on devlet.sock, and calls on one of them.",
     ),
     (
         "limits.streamsPerConnection",
-        "Calls that one connection may have under way.",
+        "Calls that one connection to kubelet.sock may have under way.",
     ),
     ("limits.preface", "How long a peer may take to say hello."),
     ("limits.drain", "How long calls may go on after a stop."),

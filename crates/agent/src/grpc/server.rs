@@ -57,8 +57,10 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 /// What a server puts up with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Connections that one user may have at a time, on each socket. Default: 256.
+    /// Connections that one user may have at a time. Default: 256.
     pub connections_per_uid: usize,
+    /// What that is called in the configuration.
+    pub connections_limit: Limit,
     /// Calls that one connection may have under way. Default: 256.
     pub streams_per_connection: u32,
     /// How long a peer may take to send the HTTP/2 preface. Default: 10 s.
@@ -71,6 +73,7 @@ impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             connections_per_uid: 256,
+            connections_limit: Limit::CONNECTIONS_PER_UID,
             streams_per_connection: 256,
             preface: Duration::from_secs(10),
             drain: Duration::from_secs(5),
@@ -168,7 +171,7 @@ impl Incoming {
         });
         let seats = self.seats.entry(peer.uid).or_default();
         if seats.len() >= most {
-            self.metrics.limit_hit(Limit::CONNECTIONS_PER_UID.name());
+            self.metrics.limit_hit(self.limits.connections_limit.name());
             let place = place_to_give_up(seats, peer.pid, most)?;
             seats.remove(place).cut.cancel();
         }
@@ -197,7 +200,7 @@ impl Incoming {
         let most = self.limits.connections_per_uid;
         let Some((seat, cut)) = self.seat(&peer) else {
             let what = format!("user {} has too many connections", peer.uid);
-            let error = Limit::CONNECTIONS_PER_UID.exceeded(what, most);
+            let error = self.limits.connections_limit.exceeded(what, most);
             tracing::warn!(socket = %self.listener.path().display(), %peer, %error, "connection refused");
             say_goodbye(stream, &error.to_string());
             return None;
