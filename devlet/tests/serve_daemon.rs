@@ -294,6 +294,14 @@ fn a_socket_for_plugins_that_is_taken_away_is_missed_and_made_again() {
     until("the socket is back", || socket.exists().then_some(()));
     let _third = Plugin::registered(&script("acme.com/fpga"));
     daemon.until_capacity("acme.com/fpga", 1);
+
+    // Nor its directory.
+    let directory = socket.parent().unwrap();
+    std::fs::remove_dir_all(directory).unwrap();
+    until("the socket is back", || socket.exists().then_some(()));
+    assert_eq!(mode(directory), 0o750);
+    let _fourth = Plugin::registered(&script("acme.com/vpu"));
+    daemon.until_capacity("acme.com/vpu", 1);
     assert_eq!(daemon.stop(), Some(0));
     assert!(!socket.exists());
 }

@@ -174,8 +174,6 @@ fn pods_go_on_when_directories_are_deleted_under_us() {
         std::fs::remove_dir_all(neighbours.root().join(directory)).unwrap();
         neighbours.pods_go_on();
     }
-    let ready = neighbours.ready();
-    assert!(ready.contains("[-]listening failed"), "{ready}");
     assert!(neighbours.resource(GOOD).unwrap().allocatable > 0);
 }
 

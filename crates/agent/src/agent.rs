@@ -37,9 +37,6 @@ use crate::workflow::start_container::{self, StartContainerError};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Directories are for us and our group.
-const DIRECTORY_MODE: u32 = 0o750;
-
 /// Why a node does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -440,7 +437,7 @@ fn make_directory(path: &Path) -> Result<(), StartError> {
     };
     DirBuilder::new()
         .recursive(true)
-        .mode(DIRECTORY_MODE)
+        .mode(uds::DIRECTORY_MODE)
         .create(path)
         .map_err(failed)
 }

@@ -17,6 +17,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +41,9 @@ pub const PATH_LIMIT: usize = 107;
 
 /// The mode of a socket unless there is a reason for another: its owner and group may connect.
 pub const DEFAULT_MODE: u32 = 0o660;
+
+/// Directories are for us and our group.
+pub const DIRECTORY_MODE: u32 = 0o750;
 
 /// HTTP/2 window of one stream, large enough for a list of devices to arrive in one go.
 pub(super) const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
@@ -432,6 +436,10 @@ impl Listener {
         // As long as we have the old socket, no other file gets its inode.
         if at(&self.path) == Ok(self.bound.identity) {
             return true;
+        }
+        // With its directory, if that was all that was taken away.
+        if let Some(directory) = self.path.parent() {
+            let _ = std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory);
         }
         match bind(&self.path, self.mode) {
             Ok(bound) => {
