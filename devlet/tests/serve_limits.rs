@@ -166,12 +166,12 @@ fn an_answer_over_a_limit_is_refused_and_frees_its_device() {
 
 #[test]
 fn answers_that_pods_keep_take_no_more_memory_than_they_may() {
-    let mut neighbours = Neighbourhood::configured("limits: {bytesPerPlugin: 3000}");
+    let mut neighbours = Neighbourhood::configured("limits: {bytesPerPlugin: 1700}");
     let _plugin = Plugin::registered(&neighbours.bad(3).with_fault("Allocate", Fault::LargeEnv(600)));
     neighbours.until_capacity(BAD, 3);
     let kept = ["one", "two"].map(|name| neighbours.admit(name, BAD).unwrap());
     let refused = neighbours.admit("three", BAD).unwrap_err();
-    assert!(refused.contains("limits.bytesPerPlugin allows 3000"), "{refused}");
+    assert!(refused.contains("limits.bytesPerPlugin allows 1700"), "{refused}");
     assert_eq!(neighbours.hits("bytesPerPlugin"), 1);
     neighbours.pods_go_on();
     assert_eq!(neighbours.admit("one", BAD).as_ref(), Ok(&kept[0]));

@@ -17,7 +17,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use devlet_core::ConnectionId;
+use devlet_core::{ConnectionId, Node};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -85,7 +85,7 @@ pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Co
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
             let now = identity(&candidate.socket);
-            if registered_anew(&registrar, &candidate) {
+            if registrar.store.read(|node| registered_anew(node, &candidate)) {
                 return;
             }
             if now.is_none() || now != socket {
@@ -93,13 +93,17 @@ pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Co
                 tracing::info!(%resource, "device plugin is gone for good, unless it registers again");
                 return;
             }
+            // While it is dialled, another process may take its place and register: that one is not to be replaced.
+            let still =
+                |node: &Node| identity(&candidate.socket) == socket && !registered_anew(node, &candidate);
             let connected = tokio::select! {
-                connected = registrar.connect(&candidate) => connected,
+                connected = registrar.connect(&candidate, still) => connected,
                 () = registrar.stop.cancelled() => return,
             };
             match connected {
                 Ok(connection) => break connection,
-                Err(RegisterError::Dial(_) | RegisterError::Options(_)) => {}
+                // What has taken its place is looked at first.
+                Err(RegisterError::Dial(_) | RegisterError::Options(_) | RegisterError::Superseded) => {}
                 Err(error) => {
                     let resource = &candidate.resource;
                     tracing::warn!(%resource, %error, "device plugin is not taken in again");
@@ -232,12 +236,10 @@ fn identity(path: &Path) -> Option<(u64, Option<SystemTime>)> {
 }
 
 /// Whether the plugin has registered by itself in the meantime.
-fn registered_anew(registrar: &Registrar, candidate: &Candidate) -> bool {
+fn registered_anew(node: &Node, candidate: &Candidate) -> bool {
     let endpoint = candidate.socket.display().to_string();
-    registrar.store.read(|node| {
-        let plugins = node.plugins();
-        plugins
-            .iter()
-            .any(|plugin| plugin.resource == candidate.resource && plugin.endpoint == endpoint)
-    })
+    let plugins = node.plugins();
+    plugins
+        .iter()
+        .any(|plugin| plugin.resource == candidate.resource && plugin.endpoint == endpoint)
 }

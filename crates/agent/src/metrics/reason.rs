@@ -64,6 +64,7 @@ pub(super) fn of_registration(error: &RegisterError) -> &'static str {
         RegisterError::NotTheirs { .. } => "not_theirs",
         RegisterError::Refused(_) => "other_user",
         RegisterError::OverLimit(_) => "over_limit",
+        RegisterError::Superseded => "superseded",
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use devlet_core::device_plugin::inventory::Offer;
-use devlet_core::{ConnectError, ConnectionId, ResourceName};
+use devlet_core::{ConnectError, ConnectionId, Node, ResourceName};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -62,6 +62,9 @@ pub enum RegisterError {
         /// Who asks.
         uid: u32,
     },
+    /// While it was dialled again, it registered by itself, or another one took its place.
+    #[error("another plugin has taken its place")]
+    Superseded,
     /// It asks for too much.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
@@ -89,7 +92,7 @@ impl Registrar {
     /// Takes a plugin in, and follows it until it is gone for good.
     pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
         let connected = match self.in_time(&candidate) {
-            Ok(()) => self.connect(&candidate).await,
+            Ok(()) => self.connect(&candidate, |_| true).await,
             Err(over) => Err(over.into()),
         };
         self.metrics.registered(&candidate.resource, &connected);
@@ -117,8 +120,12 @@ impl Registrar {
         Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", most))
     }
 
-    /// Dials a plugin and tells the node.
-    pub(crate) async fn connect(&self, candidate: &Candidate) -> Result<Connection, RegisterError> {
+    /// Dials a plugin and tells the node, if `still` says so when it comes to that.
+    pub(crate) async fn connect(
+        &self,
+        candidate: &Candidate,
+        still: impl FnOnce(&Node) -> bool,
+    ) -> Result<Connection, RegisterError> {
         let Candidate {
             resource,
             socket,
@@ -164,7 +171,12 @@ impl Registrar {
             options,
         };
         let now = self.store.now();
-        let (id, replaced) = self.store.update(|node| node.plugin_connected(offer, now))?;
+        let (id, replaced) = self.store.update(|node| {
+            if !still(node) {
+                return Err(RegisterError::Superseded);
+            }
+            Ok(node.plugin_connected(offer, now)?)
+        })?;
         if let Some(replaced) = replaced {
             self.plugins.dismiss(replaced);
         }

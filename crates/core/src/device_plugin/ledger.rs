@@ -80,10 +80,12 @@ impl Ledger {
         let named = pods.values().filter(|pod| !pod.name.name.is_empty());
         let names = named.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
         let mut holders: BTreeMap<&ResourceName, Vec<(&DeviceId, &PodUid)>> = BTreeMap::new();
+        let mut answers: BTreeMap<&ResourceName, usize> = BTreeMap::new();
         for pod in pods.values() {
             for allocation in &pod.allocations {
                 let of_resource = holders.entry(&allocation.resource).or_default();
                 of_resource.extend(allocation.devices.iter().map(|device| (device, &pod.uid)));
+                *answers.entry(&allocation.resource).or_default() += allocation.answer.memory();
             }
         }
         let held = holders.into_iter().filter(|(_, holders)| !holders.is_empty());
@@ -102,10 +104,13 @@ impl Ledger {
             (name.clone(), by_device.collect())
         });
         let held = held.collect();
+        let answers = answers.into_iter();
+        let answers = answers.map(|(name, memory)| (name.clone(), memory)).collect();
         Self {
             pods,
             names,
             held,
+            answers,
             ..Self::default()
         }
     }
