@@ -168,6 +168,12 @@ impl Plugin {
         writeln!(stdin, "{command}").expect("the plugin runs");
     }
 
+    /// Forgets what has come so far, so that a plugin can run for long.
+    pub fn forget_events(&mut self) {
+        self.passed.clear();
+        self.lines.try_iter().for_each(drop);
+    }
+
     /// Gives a command and waits until it has been carried out.
     pub fn command(&mut self, command: &str) {
         self.tell(command);
