@@ -273,7 +273,8 @@ impl KubeletFile {
 }
 
 pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenError> {
-    let clock = Steady::from((options.clock)());
+    let now = (options.clock)();
+    let clock = Steady::from(now);
     let counters = Arc::new(Counters::default());
     let place = Place {
         path: options.database.clone(),
@@ -281,7 +282,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         counters,
     };
     let mut opening = Opening {
-        now: clock.now(),
+        now,
         checkpoint: options.checkpoint.clone(),
         in_file: InFile::Absent,
         failure: None,
