@@ -3,7 +3,7 @@
 //! A socket appears at its path with its final mode and already listening: it is bound under a name of its own
 //! and then linked. The socket of a live process is never replaced; a stale one is taken away first, and
 //! checked again once nobody else can reach it. One that is taken away under us is made again, in the same way:
-//! the server looks after it ([`Listener::look_after`]), and a [`Published`] tells whether it can be dialled.
+//! the server looks after it (`Listener::look_after`), and a [`Published`] tells whether it can be dialled.
 //!
 //! One dial is one connection. A [`Dialed`] channel never reconnects, because behind the same path may be
 //! another process by then; once the connection is gone, calls fail with `UNAVAILABLE` and [`Gone`] completes.
