@@ -291,9 +291,10 @@ func pods(n *node.Node, wanted ...string) error {
 	return nil
 }
 
-// options asks for what the kubelet's pod needs to run.
+// options asks for what the kubelet's pod needs to run. Its plugin is not there, and a kubelet's file does not say
+// whether it wants to be told of a start.
 func options(n *node.Node) error {
-	out, err := n.Run("options", stranger, "app", "--format", "json")
+	out, err := n.Run("options", stranger, "app", "--no-start", "--format", "json")
 	if err != nil {
 		return err
 	}

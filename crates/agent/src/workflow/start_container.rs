@@ -37,7 +37,7 @@ pub enum StartContainerError {
         problem: CallError,
     },
     /// The plugin that wants to be told is not there.
-    #[error("gave up after {} s: the device plugin of {resource} wants to be told before the start, and is not there", .waited.as_secs())]
+    #[error("gave up after {} s: the device plugin of {resource} wants, or may want, to be told before the start, and is not there", .waited.as_secs())]
     TimedOut {
         /// The resource.
         resource: ResourceName,
