@@ -167,6 +167,7 @@ pub fn parse(text: &str, source: Source, foreign: &[String]) -> Result<PodReques
         source,
         fingerprint,
         containers,
+        claims: Vec::new(),
     })
 }
 
@@ -260,6 +261,7 @@ fn containers(spec: Spec, foreign: &[String]) -> Result<(Vec<ContainerRequest>, 
             name: ContainerName::from(name),
             kind,
             wants,
+            claims: Vec::new(),
         });
     }
     Ok((requests, fingerprint.finish()))

@@ -31,7 +31,9 @@ fn request(uid: &str) -> PodRequest {
             name: "main".into(),
             kind: ContainerKind::App,
             wants: BTreeMap::from([(GPU.into(), 1)]),
+            claims: Vec::new(),
         }],
+        claims: Vec::new(),
     }
 }
 

@@ -58,6 +58,10 @@ names! {
     ResourceName,
     /// A device, unique within its resource only.
     DeviceId,
+    /// A ResourceClaim's UID.
+    ClaimUid,
+    /// The name that DRA plugins serve, `gpu.acme.com`.
+    DriverName,
 }
 
 /// One dial of a plugin's endpoint. A number is never used twice, so a late message of a connection that has
@@ -68,6 +72,14 @@ pub struct ConnectionId(pub(crate) u64);
 /// Devices set aside while plugins are called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReservationId(pub(crate) u64);
+
+/// One call of a DRA plugin. A number is never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallId(pub(crate) u64);
+
+/// Changes of claims on their way to disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RecordId(pub(crate) u64);
 
 impl fmt::Display for ConnectionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,6 +92,11 @@ impl fmt::Display for ConnectionId {
 pub struct Moment(pub u64);
 
 impl Moment {
+    /// The moment so many milliseconds later.
+    pub fn after(self, milliseconds: u64) -> Self {
+        Self(self.0.saturating_add(milliseconds))
+    }
+
     /// Milliseconds from `earlier` to this moment; 0 if the clock was set back.
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)

@@ -9,7 +9,7 @@
 //!   [`Node::connection_lost`]);
 //! - **two-phase operations**: we want to change the world ([`Node::reserve`], then [`Node::begin_commit`] and
 //!   [`Node::finish_commit`], or [`Node::abort`]; [`Node::begin_release`], then [`Node::finish_release`]). The
-//!   first phase says what is to be written; the second runs when it is on disk.
+//!   first phase says what is to be written; the second runs when it is on disk. For claims, see [`dra`].
 //!
 //! Questions are views: they take `&self` and change nothing.
 //!
@@ -20,17 +20,24 @@
 extern crate alloc;
 
 pub mod device_plugin;
+pub mod dra;
 mod id;
 mod node;
 mod pod;
 mod view;
 
-pub use id::{ConnectionId, ContainerName, DeviceId, Moment, PodUid, ReservationId, ResourceName};
+pub use id::{
+    CallId, ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, RecordId,
+    ReservationId, ResourceName,
+};
 pub use node::{
     Advice, Blocked, CommitError, ConnectError, Node, PutError, Question, ReleaseError, ReserveError,
     Restored,
 };
-pub use pod::{Allocation, ContainerKind, ContainerRequest, Pod, PodName, PodRequest, Source};
+pub use pod::{
+    Allocation, ClaimReference, ClaimRequest, ClaimUse, ContainerKind, ContainerRequest, Pod, PodClaim,
+    PodName, PodRequest, Source,
+};
 pub use view::{Availability, Capacity, DeviceView, PluginView, ResourceView};
 
 #[cfg(test)]

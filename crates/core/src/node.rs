@@ -8,12 +8,16 @@ use alloc::vec::Vec;
 
 use crate::device_plugin::bits::Bits;
 use crate::device_plugin::inventory::{FORGOTTEN_AFTER_MS, Last, MOST_IDLE, Offer, Plugin, Resource};
-use crate::device_plugin::ledger::{Grant, Ledger, Reservation};
+use crate::device_plugin::ledger::{Commit, Grant, Ledger, Reservation};
 use crate::device_plugin::list::DeviceList;
 use crate::device_plugin::run_options::Answer;
 use crate::device_plugin::select::select;
-use crate::id::{ConnectionId, ContainerName, DeviceId, Moment, PodUid, ReservationId, ResourceName};
-use crate::pod::{Allocation, ContainerKind, Pod, PodRequest, Source};
+use crate::dra::Dra;
+use crate::dra::claims::{AllocatedClaim, Claim, ClaimKey};
+use crate::id::{
+    ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, ReservationId, ResourceName,
+};
+use crate::pod::{Allocation, ClaimUse, ContainerKind, Pod, PodClaim, PodRequest, Source};
 
 /// What a plugin advises: for a container (by its place in the request) and a resource, devices in the order of
 /// preference.
@@ -134,6 +138,82 @@ pub enum ReserveError {
         /// That pod.
         other: PodUid,
     },
+    /// No plugin of a driver is connected. One may come: waiting helps.
+    #[error(
+        "ResourceClaim {claim}: DRA driver {driver} is not {}{}", if_connected(.endpoint.as_ref()),
+        last_seen(.last.as_ref())
+    )]
+    NoDriver {
+        /// The driver.
+        driver: DriverName,
+        /// A claim that needs it.
+        claim: ClaimKey,
+        /// Where a plugin is registered that is not connected.
+        endpoint: Option<String>,
+        /// The plugin that was.
+        last: Option<Last>,
+    },
+    /// The claim, or an earlier one of that name, is on its way out. Waiting helps.
+    #[error("ResourceClaim {claim} (UID {uid}) is being unprepared{}", listed(" by ", .drivers))]
+    Unpreparing {
+        /// The claim.
+        claim: ClaimKey,
+        /// Its UID.
+        uid: ClaimUid,
+        /// By whom.
+        drivers: Vec<DriverName>,
+    },
+    /// Pods hold the claim as it was allocated earlier.
+    #[error("ResourceClaim {claim} was allocated anew; remove the pods that hold it as it was{}", listed(": ", .pods))]
+    Reallocated {
+        /// The claim.
+        claim: ClaimKey,
+        /// The pods.
+        pods: Vec<PodUid>,
+    },
+    /// Pods hold another claim of the same name.
+    #[error(
+        "an older ResourceClaim {claim} with UID {other} is still in use; remove the pods that hold it{}",
+        listed(": ", .pods)
+    )]
+    ClaimNameTaken {
+        /// The name.
+        claim: ClaimKey,
+        /// The older claim.
+        other: ClaimUid,
+        /// The pods.
+        pods: Vec<PodUid>,
+    },
+}
+
+impl ReserveError {
+    /// Whether the reason may pass by itself.
+    pub fn waiting_helps(&self) -> bool {
+        matches!(
+            self,
+            Self::NotServed { .. }
+                | Self::NotListed { .. }
+                | Self::InFlight
+                | Self::NoDriver { .. }
+                | Self::Unpreparing { .. }
+        )
+    }
+}
+
+fn if_connected(endpoint: Option<&String>) -> String {
+    endpoint.map_or_else(
+        || "registered".into(),
+        |endpoint| alloc::format!("connected: its plugin at {endpoint} does not answer"),
+    )
+}
+
+fn listed<T: core::fmt::Display>(before: &str, names: &[T]) -> String {
+    let mut text = String::new();
+    for (place, name) in names.iter().enumerate() {
+        text.push_str(if place == 0 { before } else { ", " });
+        text.push_str(&alloc::format!("{name}"));
+    }
+    text
 }
 
 fn last_seen(last: Option<&Last>) -> String {
@@ -151,6 +231,9 @@ pub enum CommitError {
     /// The request or the answers are not those of the reservation.
     #[error("the request or the answers do not match the reservation")]
     Mismatch,
+    /// A driver has not prepared a claim.
+    #[error("not all of the pod's claims are prepared")]
+    NotPrepared,
 }
 
 /// Why a pod is not taken in.
@@ -198,6 +281,8 @@ pub struct Restored {
     pub pods: Vec<Pod>,
     /// Resources that plugins have served, and the last plugin of each.
     pub resources: BTreeMap<ResourceName, Option<Last>>,
+    /// Claims. If the machine was booted since they were recorded, [`Claim::rebooted`] must have been called.
+    pub claims: Vec<Claim>,
 }
 
 /// The node.
@@ -206,12 +291,13 @@ pub struct Node {
     pub(crate) resources: BTreeMap<ResourceName, Resource>,
     pub(crate) connections: BTreeMap<ConnectionId, ResourceName>,
     pub(crate) ledger: Ledger,
+    pub(crate) dra: Dra,
     pub(crate) blocked: Option<Blocked>,
-    next_connection: u64,
+    pub(crate) next_connection: u64,
     next_reservation: u64,
     next_list: u64,
     next_admission: u64,
-    changes: u64,
+    pub(crate) changes: u64,
     resource_changes: u64,
 }
 
@@ -227,6 +313,14 @@ impl Node {
                     ..Resource::default()
                 },
             );
+        }
+        for claim in restored.claims {
+            node.dra.claims.put(claim);
+        }
+        for pod in &restored.pods {
+            for uid in pod.claim_uids() {
+                node.dra.claims.hold(&pod.uid, &uid);
+            }
         }
         let pods = restored.pods.into_iter();
         node.ledger = Ledger::restore(pods.map(|pod| (pod.uid.clone(), pod)).collect());
@@ -469,7 +563,7 @@ impl Node {
     /// The next question to put to a plugin for this request, given what plugins have advised so far. A request
     /// that cannot be granted has no questions: [`Node::reserve`] says why.
     pub fn question(&self, request: &PodRequest, advice: &Advice) -> Option<Question> {
-        let question = self.plan(request, advice, true).ok()?.question?;
+        let question = self.plan(request, advice, true).ok()?.0.question?;
         self.plan(request, advice, false).ok()?;
         Some(question)
     }
@@ -484,14 +578,14 @@ impl Node {
         request: &PodRequest,
         advice: &Advice,
     ) -> Result<Option<ReservationId>, ReserveError> {
-        let plan = self.plan(request, advice, false)?;
+        let (plan, claims) = self.plan(request, advice, false)?;
         let settled = self.ledger.pods.get(&request.uid).is_some_and(|pod| {
             pod.source == request.source
                 && pod.name == request.name
                 && pod.fingerprint == request.fingerprint
                 && !pod.before_reboot
         });
-        if plan.grants.is_empty() && settled {
+        if plan.grants.is_empty() && settled && self.has_its_claims(request) {
             self.admitted(&request.uid);
             return Ok(None);
         }
@@ -507,8 +601,12 @@ impl Node {
             name: request.name.clone(),
             grants: plan.grants,
             taken: plan.taken,
+            claims: claims.keys().map(|uid| (*uid).clone()).collect(),
             committing: None,
         };
+        for claim in claims.into_values() {
+            self.dra.claims.join(&request.uid, claim);
+        }
         self.ledger.name(&request.name, &request.uid);
         self.ledger.in_flight.insert(request.uid.clone(), id);
         self.ledger.reservations.insert(id, reservation);
@@ -538,22 +636,27 @@ impl Node {
         }
     }
 
-    /// The plugins have agreed: the pod as it is to be written. `answers` are theirs, in the order of the grants,
-    /// each with whether the plugin wants to be called before each start.
+    /// The plugins have agreed, and all claims are prepared: the pod as it is to be written, in one piece with
+    /// its claims. `answers` are the plugins', in the order of the grants, each with whether the plugin wants to
+    /// be called before each start.
     pub fn begin_commit(
         &mut self,
         id: ReservationId,
         request: &PodRequest,
         answers: Vec<(Answer, bool)>,
-    ) -> Result<Pod, CommitError> {
+    ) -> Result<Commit, CommitError> {
         let reservation = self.ledger.reservations.get(&id).ok_or(CommitError::Ended)?;
         if reservation.committing.is_some() {
             return Err(CommitError::Ended);
         }
         let is_its_pod = reservation.pod == request.uid && reservation.name == request.name;
-        if !is_its_pod || reservation.grants.len() != answers.len() {
+        let uids: BTreeSet<&ClaimUid> = request.claims.iter().map(|each| &each.claim.uid).collect();
+        let are_its_claims = reservation.claims.iter().eq(uids);
+        if !is_its_pod || !are_its_claims || reservation.grants.len() != answers.len() {
             return Err(CommitError::Mismatch);
         }
+        let claims = self.dra.claims.begin_commit(&reservation.claims);
+        let claims = claims.ok_or(CommitError::NotPrepared)?;
         let mut granted: BTreeMap<_, _> = reservation
             .grants
             .iter()
@@ -603,12 +706,15 @@ impl Node {
             before_reboot: false,
             containers: request.containers.iter().map(|each| each.name.clone()).collect(),
             allocations,
+            claims: pod_claims(request, held),
+            claim_uses: claim_uses(request),
         };
+        let commit = Commit { pod, claims };
         if let Some(reservation) = self.ledger.reservations.get_mut(&id) {
-            reservation.committing = Some(pod.clone());
+            reservation.committing = Some(commit.clone());
         }
         self.changes += 1;
-        Ok(pod)
+        Ok(commit)
     }
 
     /// The pod is on disk. Does nothing unless [`Node::begin_commit`] was called.
@@ -616,12 +722,17 @@ impl Node {
         let Entry::Occupied(mut entry) = self.ledger.reservations.entry(id) else {
             return;
         };
-        let Some(pod) = entry.get_mut().committing.take() else {
+        let Some(Commit { pod, claims }) = entry.get_mut().committing.take() else {
             return;
         };
         let reservation = entry.remove();
         self.ledger.in_flight.remove(&reservation.pod);
         self.admitted(&reservation.pod);
+        let written: Vec<ClaimUid> = claims.into_iter().map(|claim| claim.uid).collect();
+        self.dra.claims.committed(&written);
+        for uid in &reservation.claims {
+            self.dra.claims.hold(&pod.uid, uid);
+        }
         // The devices are held already, and the name is taken.
         if let Some(earlier) = self.ledger.insert(pod)
             && earlier.name != reservation.name
@@ -653,6 +764,9 @@ impl Node {
             let resource = self.resources.get(name);
             self.ledger.let_go(&reservation.pod, name, devices, resource);
         }
+        for uid in &reservation.claims {
+            self.dra.claims.leave(&reservation.pod, uid);
+        }
         self.changes += 1;
     }
 
@@ -677,28 +791,34 @@ impl Node {
 
     // ---- removal
 
-    /// The pod is to be removed; until [`Node::finish_release`] it keeps what it holds.
-    pub fn begin_release(&mut self, pod: &PodUid) -> Result<(), ReleaseError> {
+    /// The pod is to be removed; until [`Node::finish_release`] it keeps what it holds. The claims that are to be
+    /// written in one piece with that: those that it is the last to hold, unless they say so already.
+    pub fn begin_release(&mut self, pod: &PodUid) -> Result<Vec<Claim>, ReleaseError> {
         if self.is_in_flight(pod) {
             return Err(ReleaseError::InFlight);
         }
-        if !self.ledger.pods.contains_key(pod) {
-            return Err(ReleaseError::Unknown);
-        }
-        self.ledger.releasing.insert(pod.clone());
+        let held = self.ledger.pods.get(pod).ok_or(ReleaseError::Unknown)?;
+        let is_leaving = |other: &PodUid| self.ledger.releasing.contains_key(other);
+        let claims = self.dra.claims.begin_release(pod, &held.claim_uids(), is_leaving);
+        let uids = claims.iter().map(|claim| claim.uid.clone()).collect();
+        self.ledger.releasing.insert(pod.clone(), uids);
         self.changes += 1;
-        Ok(())
+        Ok(claims)
     }
 
     /// The removal is on disk.
     pub fn finish_release(&mut self, pod: &PodUid) {
-        if !self.ledger.releasing.remove(pod) {
+        let Some(last_words) = self.ledger.releasing.remove(pod) else {
             return;
-        }
+        };
+        self.dra.claims.end_release(pod, &last_words, true);
         let Some(pod) = self.ledger.remove(pod) else {
             return;
         };
         self.ledger.admitted.remove(&pod.uid);
+        for uid in pod.claim_uids() {
+            self.dra.claims.let_go(&pod.uid, &uid);
+        }
         self.ledger.unname(&pod.name, &pod.uid);
         for (name, devices) in pod.devices() {
             let resource = self.resources.get(name);
@@ -709,7 +829,8 @@ impl Node {
 
     /// The removal could not be written.
     pub fn cancel_release(&mut self, pod: &PodUid) {
-        if self.ledger.releasing.remove(pod) {
+        if let Some(last_words) = self.ledger.releasing.remove(pod) {
+            self.dra.claims.end_release(pod, &last_words, false);
             self.changes += 1;
         }
     }
@@ -725,12 +846,22 @@ impl Node {
     }
 
     fn take_in(&mut self, pod: Pod) {
-        if let Some(earlier) = self.ledger.remove(&pod.uid) {
+        let earlier = self.ledger.remove(&pod.uid);
+        let claims = pod.claim_uids();
+        for uid in earlier.iter().flat_map(Pod::claim_uids) {
+            if !claims.contains(&uid) {
+                self.dra.claims.let_go(&pod.uid, &uid);
+            }
+        }
+        if let Some(earlier) = earlier {
             self.ledger.unname(&earlier.name, &earlier.uid);
             for (name, devices) in earlier.devices() {
                 let resource = self.resources.get(name);
                 self.ledger.let_go(&earlier.uid, name, devices, resource);
             }
+        }
+        for uid in &claims {
+            self.dra.claims.hold(&pod.uid, uid);
         }
         for (name, devices) in pod.devices() {
             let resource = self.resources.get(name);
@@ -744,7 +875,12 @@ impl Node {
 
     // ---- planning
 
-    fn plan(&self, request: &PodRequest, advice: &Advice, ask: bool) -> Result<Plan, ReserveError> {
+    fn plan<'r>(
+        &self,
+        request: &'r PodRequest,
+        advice: &Advice,
+        ask: bool,
+    ) -> Result<(Plan, PlannedClaims<'r>), ReserveError> {
         if self.is_in_flight(&request.uid) {
             return Err(ReserveError::InFlight);
         }
@@ -760,8 +896,74 @@ impl Node {
             free: BTreeMap::new(),
             passed_on: BTreeMap::new(),
         };
-        planner.run()?;
-        Ok(planner.plan)
+        let devices = planner.run();
+        let plan = planner.plan;
+        let claims = self.plan_claims(request, pod);
+        // What waiting would help against counts only if nothing else stands in the way.
+        match (devices, claims) {
+            (Err(reason), _) if !reason.waiting_helps() => Err(reason),
+            (_, Err(reason)) if !reason.waiting_helps() => Err(reason),
+            (Err(reason), _) | (_, Err(reason)) => Err(reason),
+            (Ok(()), Ok(claims)) => Ok((plan, claims)),
+        }
+    }
+
+    /// The pod's claims, each once, if it can join all of them now.
+    fn plan_claims<'r>(
+        &self,
+        request: &'r PodRequest,
+        pod: Option<&Pod>,
+    ) -> Result<PlannedClaims<'r>, ReserveError> {
+        let mut planned = BTreeMap::new();
+        let mut names = BTreeMap::new();
+        let mut awaited = None;
+        for claim in request.claims.iter().map(|each| &each.claim) {
+            let other = names
+                .insert(&claim.key, &claim.uid)
+                .filter(|other| **other != claim.uid);
+            if let Some(other) = other {
+                return Err(ReserveError::ClaimNameTaken {
+                    claim: claim.key.clone(),
+                    other: other.clone(),
+                    pods: Vec::new(),
+                });
+            }
+            match planned.insert(&claim.uid, claim) {
+                Some(same) if same == claim => continue,
+                Some(_) => {
+                    return Err(ReserveError::Reallocated {
+                        claim: claim.key.clone(),
+                        pods: Vec::new(),
+                    });
+                }
+                None => {}
+            }
+            let is_held = pod.is_some_and(|pod| pod.claims.iter().any(|each| each.uid == claim.uid));
+            if let (Some(blocked), false) = (&self.blocked, is_held) {
+                return Err(blocked.clone().into());
+            }
+            match self.dra.claims.plan(claim, &self.dra.drivers) {
+                Err(reason) if reason.waiting_helps() => {
+                    awaited.get_or_insert(reason);
+                }
+                other => other?,
+            }
+        }
+        awaited.map_or(Ok(planned), Err)
+    }
+
+    /// Whether the pod has all its claims, prepared and on disk.
+    fn has_its_claims(&self, request: &PodRequest) -> bool {
+        let held = self.ledger.pods.get(&request.uid);
+        held.is_some_and(|pod| {
+            pod.claims == pod_claims(request, Some(pod))
+                && pod.claim_uses == claim_uses(request)
+                && self
+                    .dra
+                    .claims
+                    .begin_commit(&pod.claim_uids())
+                    .is_some_and(|unwritten| unwritten.is_empty())
+        })
     }
 
     fn check_identity(&self, request: &PodRequest, pod: Option<&Pod>) -> Result<(), ReserveError> {
@@ -786,6 +988,38 @@ impl Node {
         }
     }
 }
+
+/// The claims of a pod as they are recorded. What it holds but does not ask for any longer stays with it until it
+/// is removed.
+fn pod_claims(request: &PodRequest, held: Option<&Pod>) -> Vec<PodClaim> {
+    let claim = |each: &crate::pod::ClaimRequest| PodClaim {
+        name: each.name.clone(),
+        key: each.claim.key.clone(),
+        uid: each.claim.uid.clone(),
+    };
+    let mut claims: Vec<PodClaim> = request.claims.iter().map(claim).collect();
+    for kept in held.into_iter().flat_map(|pod| &pod.claims) {
+        if !claims.iter().any(|each| each.uid == kept.uid) {
+            claims.push(kept.clone());
+        }
+    }
+    claims
+}
+
+fn claim_uses(request: &PodRequest) -> Vec<ClaimUse> {
+    let containers = request.containers.iter();
+    let uses = containers.flat_map(|container| {
+        container.claims.iter().map(|reference| ClaimUse {
+            container: container.name.clone(),
+            claim: reference.claim.clone(),
+            request: reference.request.clone(),
+        })
+    });
+    uses.collect()
+}
+
+/// The claims of a request, each once.
+type PlannedClaims<'r> = BTreeMap<&'r ClaimUid, &'r AllocatedClaim>;
 
 /// A decision for a whole pod that has not been carried out.
 #[derive(Debug, Default)]
@@ -831,9 +1065,7 @@ impl<'a> Planner<'a> {
                         let devices = match self.choose(index, resource, wanted) {
                             Ok(Some(devices)) => devices,
                             Ok(None) => return Ok(()),
-                            Err(
-                                reason @ (ReserveError::NotServed { .. } | ReserveError::NotListed { .. }),
-                            ) => {
+                            Err(reason) if reason.waiting_helps() => {
                                 awaited.get_or_insert(reason);
                                 self.ask = false;
                                 continue;

@@ -1,10 +1,12 @@
 //! Pods: what they ask for, and what they hold.
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::device_plugin::run_options::Answer;
-use crate::id::{ContainerName, DeviceId, PodUid, ResourceName};
+use crate::dra::claims::{AllocatedClaim, ClaimKey};
+use crate::id::{ClaimUid, ContainerName, DeviceId, PodUid, ResourceName};
 
 /// Who says that a pod exists, and so who can say that it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,9 +23,9 @@ pub enum Source {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PodName {
     /// Empty for an imported pod.
-    pub namespace: alloc::string::String,
+    pub namespace: String,
     /// Empty for an imported pod.
-    pub name: alloc::string::String,
+    pub name: String,
 }
 
 /// When a container runs, as far as devices are concerned.
@@ -50,6 +52,17 @@ pub struct PodRequest {
     pub fingerprint: u64,
     /// Init containers and sidecars in the order of the spec, then app containers.
     pub containers: Vec<ContainerRequest>,
+    /// Its claims, in the order of the spec. Two of them may be the same claim.
+    pub claims: Vec<ClaimRequest>,
+}
+
+/// A claim that a pod brings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// What the pod calls it; empty for the claim behind its extended resources.
+    pub name: String,
+    /// The claim.
+    pub claim: AllocatedClaim,
 }
 
 /// What one container asks for.
@@ -61,6 +74,17 @@ pub struct ContainerRequest {
     pub kind: ContainerKind,
     /// How many devices of each resource. A resource that is wanted zero times is not wanted.
     pub wants: BTreeMap<ResourceName, usize>,
+    /// Which of the pod's claims, in the order of the spec.
+    pub claims: Vec<ClaimReference>,
+}
+
+/// A claim that a container names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimReference {
+    /// What the pod calls it.
+    pub claim: String,
+    /// Which of its requests; `None` for all of it.
+    pub request: Option<String>,
 }
 
 /// A pod that holds devices.
@@ -81,6 +105,32 @@ pub struct Pod {
     pub containers: Vec<ContainerName>,
     /// What its containers hold, in the order of the spec.
     pub allocations: Vec<Allocation>,
+    /// The claims that it holds, in the order of the spec. Two of them may be the same claim.
+    pub claims: Vec<PodClaim>,
+    /// What its containers use of them, in the order of the spec; nothing is known of an imported pod.
+    pub claim_uses: Vec<ClaimUse>,
+}
+
+/// A claim that a pod holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodClaim {
+    /// What the pod calls it; empty for the claim behind its extended resources, and for an imported pod.
+    pub name: String,
+    /// The claim's name.
+    pub key: ClaimKey,
+    /// The claim's UID.
+    pub uid: ClaimUid,
+}
+
+/// A claim that a container of a pod uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimUse {
+    /// The container.
+    pub container: ContainerName,
+    /// What the pod calls the claim.
+    pub claim: String,
+    /// Which of its requests; `None` for all of it.
+    pub request: Option<String>,
 }
 
 /// What one container holds of one resource.
@@ -126,6 +176,27 @@ impl Pod {
         self.allocations
             .iter()
             .find(|allocation| allocation.container == *container && allocation.resource == *resource)
+    }
+
+    /// The UIDs of its claims, each once.
+    pub fn claim_uids(&self) -> Vec<ClaimUid> {
+        let uids: BTreeSet<&ClaimUid> = self.claims.iter().map(|claim| &claim.uid).collect();
+        uids.into_iter().cloned().collect()
+    }
+
+    /// What a container uses of the pod's claims.
+    pub fn claim_uses_of<'a>(
+        &'a self,
+        container: &'a str,
+    ) -> impl Iterator<Item = (&'a ClaimUse, &'a PodClaim)> {
+        let uses = self
+            .claim_uses
+            .iter()
+            .filter(move |each| each.container.as_str() == container);
+        uses.filter_map(|each| {
+            let claim = self.claims.iter().find(|claim| claim.name == each.claim)?;
+            Some((each, claim))
+        })
     }
 
     /// Every device once, by resource: within a pod, containers may pass devices on.

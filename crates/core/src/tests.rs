@@ -4,6 +4,8 @@ extern crate std;
 
 mod admission;
 mod commit;
+mod dra;
+mod dra_history;
 mod history;
 mod inventory;
 mod questions;
@@ -100,6 +102,7 @@ fn container(name: &str, kind: ContainerKind, wants: &[(&str, usize)]) -> Contai
             .iter()
             .map(|&(resource, count)| (resource.into(), count))
             .collect(),
+        claims: Vec::new(),
     }
 }
 
@@ -130,6 +133,7 @@ pub(crate) fn pod(uid: &str, containers: Vec<ContainerRequest>) -> PodRequest {
         source: Source::Api,
         fingerprint: 7,
         containers,
+        claims: Vec::new(),
     }
 }
 
@@ -157,6 +161,8 @@ pub(crate) fn imported(uid: &str, holdings: &[(&str, &str, &[&str])]) -> Pod {
         before_reboot: false,
         containers: Vec::new(),
         allocations: holdings.iter().map(allocation).collect(),
+        claims: Vec::new(),
+        claim_uses: Vec::new(),
     }
 }
 
@@ -178,7 +184,7 @@ pub(crate) fn answers(node: &Node, id: ReservationId) -> Vec<(Answer, bool)> {
 
 pub(crate) fn begin_commit(node: &mut Node, id: ReservationId, request: &PodRequest) -> Pod {
     let answers = answers(node, id);
-    node.begin_commit(id, request, answers).unwrap()
+    node.begin_commit(id, request, answers).unwrap().pod
 }
 
 pub(crate) fn commit(node: &mut Node, id: ReservationId, request: &PodRequest) -> Pod {
@@ -243,4 +249,6 @@ pub(crate) fn everything(node: &Node) -> String {
 
 pub(crate) fn assert_sound(node: &Node) {
     node.ledger.check(&node.resources);
+    node.dra.claims.check();
+    node.check_members();
 }

@@ -294,10 +294,19 @@ impl Node {
         self.ledger.pods.get(self.ledger.names.get(name)?)
     }
 
-    /// What the runtime must add to a container, and where plugins disagree.
+    /// What the runtime must add to a container, and where plugins disagree. CDI devices of claims come first.
     pub fn run_options(&self, pod: &PodUid, container: &str) -> (RunOptions, Vec<Conflict>) {
-        let pod = self.ledger.pods.get(pod);
-        run_options::merge(pod.into_iter().flat_map(|pod| pod.allocations_of(container)))
+        let allocations = self.ledger.pods.get(pod).into_iter();
+        let (mut options, conflicts) =
+            run_options::merge(allocations.flat_map(|pod| pod.allocations_of(container)));
+        let mut cdi_devices = self.cdi_devices(pod, container);
+        if !cdi_devices.is_empty() {
+            let others = options.cdi_devices.drain(..);
+            let others: Vec<String> = others.filter(|name| !cdi_devices.contains(name)).collect();
+            cdi_devices.extend(others);
+            options.cdi_devices = cdi_devices;
+        }
+        (options, conflicts)
     }
 
     /// Pods of a source that its list, which is complete, does not have. The list was asked for after `asked`
@@ -335,6 +344,6 @@ impl Node {
 
     /// Whether a pod is being admitted or removed.
     pub fn is_in_flight(&self, pod: &PodUid) -> bool {
-        self.ledger.in_flight.contains_key(pod) || self.ledger.releasing.contains(pod)
+        self.ledger.in_flight.contains_key(pod) || self.ledger.releasing.contains_key(pod)
     }
 }

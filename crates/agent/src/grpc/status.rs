@@ -111,10 +111,14 @@ impl Coded for ReserveError {
         match self {
             Self::Blocked(_) => Code::FailedPrecondition,
             Self::DuplicateContainer { .. } => Code::InvalidArgument,
-            Self::NotServed { .. } | Self::NotListed { .. } => Code::Unavailable,
+            Self::NotServed { .. } | Self::NotListed { .. } | Self::NoDriver { .. } => Code::Unavailable,
             Self::Insufficient { .. } => Code::ResourceExhausted,
-            Self::InFlight => Code::Aborted,
-            Self::RequestChanged { .. } | Self::SpecChanged | Self::NameTaken { .. } => Code::AlreadyExists,
+            Self::InFlight | Self::Unpreparing { .. } => Code::Aborted,
+            Self::RequestChanged { .. }
+            | Self::SpecChanged
+            | Self::NameTaken { .. }
+            | Self::Reallocated { .. }
+            | Self::ClaimNameTaken { .. } => Code::AlreadyExists,
         }
     }
 }

@@ -18,6 +18,8 @@ fn node(pods: &[(&str, &str, &str)]) -> Node {
         before_reboot: false,
         containers: Vec::new(),
         allocations: Vec::new(),
+        claims: Vec::new(),
+        claim_uses: Vec::new(),
     };
     Node::restore(Restored {
         pods: pods.iter().map(pod).collect(),

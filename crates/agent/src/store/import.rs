@@ -165,6 +165,8 @@ impl Imported {
                         before_reboot: false,
                         containers: Vec::new(),
                         allocations: allocations.clone(),
+                        claims: Vec::new(),
+                        claim_uses: Vec::new(),
                     });
                 }
                 Some(pod) => {

@@ -390,7 +390,7 @@ impl Store {
             if !still(&state.node) {
                 return Err(ReleaseRefused::Unknown);
             }
-            state.node.begin_release(pod)
+            state.node.begin_release(pod).map(drop)
         })?;
         let rows = vec![Row::Pod(pod.clone(), None)];
         Ok(self.write(rows, Phase::Release(pod.clone())).await?)
@@ -473,7 +473,8 @@ impl Held {
         let store = &self.store;
         let pod = store
             .shared
-            .update(|node| node.begin_commit(self.id, request, answers))?;
+            .update(|node| node.begin_commit(self.id, request, answers))?
+            .pod;
         store.write(vec![Row::pod(&pod)], Phase::Commit(self.id)).await?;
         Ok(pod)
     }

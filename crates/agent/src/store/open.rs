@@ -348,6 +348,7 @@ fn restore(pods: BTreeMap<PodUid, Pod>, around: &Surroundings, is_imported: bool
     let mut node = Node::restore(Restored {
         pods: pods.into_values().collect(),
         resources,
+        ..Restored::default()
     });
     node.forget_idle(now);
     if let Some(blocked) = &around.blocked {

@@ -174,6 +174,8 @@ impl PodRecord {
             before_reboot: self.before_reboot,
             containers,
             allocations,
+            claims: Vec::new(),
+            claim_uses: Vec::new(),
         })
     }
 }

@@ -115,7 +115,9 @@ pub(super) fn request(uid: &str, gpus: usize) -> PodRequest {
             name: "main".into(),
             kind: ContainerKind::App,
             wants: BTreeMap::from([(GPU.into(), gpus)]),
+            claims: Vec::new(),
         }],
+        claims: Vec::new(),
     }
 }
 

@@ -249,11 +249,7 @@ async fn attempt(
                 Attempt::Admitted(Box::new(pod))
             }));
         }
-        Err(HoldError::Refused(
-            reason @ (ReserveError::NotServed { .. }
-            | ReserveError::NotListed { .. }
-            | ReserveError::InFlight),
-        )) => return Ok(Attempt::Wait(reason)),
+        Err(HoldError::Refused(reason)) if reason.waiting_helps() => return Ok(Attempt::Wait(reason)),
         Err(HoldError::Refused(refused)) => return Err(AdmitError::Refused(refused)),
         Err(HoldError::Write(error)) => return Err(CommitError::Write(error).into()),
     };
@@ -394,7 +390,9 @@ mod tests {
                 name: "main".into(),
                 kind: ContainerKind::App,
                 wants: BTreeMap::from([(GPU.into(), 1)]),
+                claims: Vec::new(),
             }],
+            claims: Vec::new(),
         }
     }
 

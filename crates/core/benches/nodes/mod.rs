@@ -46,7 +46,9 @@ pub(crate) fn pod(number: usize, devices: usize) -> PodRequest {
             name: "main".into(),
             kind: ContainerKind::App,
             wants: BTreeMap::from([(GPU.into(), devices)]),
+            claims: Vec::new(),
         }],
+        claims: Vec::new(),
     }
 }
 

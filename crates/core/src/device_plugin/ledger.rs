@@ -23,7 +23,8 @@ use alloc::vec::Vec;
 
 use super::bits::Bits;
 use super::inventory::Resource;
-use crate::id::{DeviceId, PodUid, ReservationId, ResourceName};
+use crate::dra::claims::Claim;
+use crate::id::{ClaimUid, DeviceId, PodUid, ReservationId, ResourceName};
 use crate::pod::{ContainerKind, Pod, PodName};
 
 /// Devices set aside for a pod while its plugins are called.
@@ -36,8 +37,19 @@ pub struct Reservation {
     pub grants: Vec<Grant>,
     /// The devices that the pod did not hold before.
     pub(crate) taken: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    /// The claims that the pod has joined.
+    pub claims: Vec<ClaimUid>,
     /// What is being written; from then on it cannot be aborted.
-    pub(crate) committing: Option<Pod>,
+    pub(crate) committing: Option<Commit>,
+}
+
+/// A pod with everything that it gets, to be written in one piece.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Commit {
+    /// The pod.
+    pub pod: Pod,
+    /// Those of its claims of which the disk does not know everything.
+    pub claims: Vec<Claim>,
 }
 
 /// Devices of one resource for one container.
@@ -64,8 +76,8 @@ pub(crate) struct Ledger {
     pub(crate) names: BTreeMap<PodName, PodUid>,
     /// When a pod was last admitted, for those that were since the node started: the number of its admission.
     pub(crate) admitted: BTreeMap<PodUid, u64>,
-    /// Pods whose release is being written.
-    pub(crate) releasing: BTreeSet<PodUid>,
+    /// Pods whose release is being written, and the claims that are written with it.
+    pub(crate) releasing: BTreeMap<PodUid, Vec<ClaimUid>>,
     /// Holders of each device: one, unless a file that we imported says otherwise.
     pub(crate) held: BTreeMap<ResourceName, BTreeMap<DeviceId, Vec<PodUid>>>,
     /// Healthy devices of the list in force that nobody holds.

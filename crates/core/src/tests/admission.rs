@@ -219,6 +219,7 @@ fn a_holder_is_admitted_again_after_a_restart() {
     let mut node = Node::restore(Restored {
         pods: vec![pod.clone()],
         resources: node.known_resources(),
+        ..Restored::default()
     });
 
     assert_eq!(node.reserve(&gpu_pod("p", 1), &Advice::new()), Ok(None));

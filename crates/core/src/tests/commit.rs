@@ -49,7 +49,8 @@ fn answers_are_recorded_with_their_grants() {
 
     let pod = node
         .begin_commit(id, &request, vec![(answer("gpu"), false), (answer("nic"), true)])
-        .unwrap();
+        .unwrap()
+        .pod;
 
     let recorded: Vec<_> = pod
         .allocations

@@ -181,6 +181,7 @@ fn request(pod: usize, shape: usize) -> PodRequest {
         source: Source::Api,
         fingerprint: shape as u64 + 1,
         containers: shapes().swap_remove(shape),
+        claims: Vec::new(),
     }
 }
 
@@ -645,7 +646,7 @@ impl World {
             assert_eq!(outcome, Err(CommitError::Ended));
             return;
         }
-        let pod = outcome.unwrap();
+        let pod = outcome.unwrap().pod;
         assert!(holds_all(&pod, request), "committed without its devices");
         for grant in grants {
             let held = pod.allocation(&grant.container, &grant.resource).unwrap();
@@ -750,6 +751,7 @@ impl World {
         self.node = Node::restore(Restored {
             pods: self.disk.values().cloned().collect(),
             resources: self.node.known_resources(),
+            ..Restored::default()
         });
         self.pods.clone_from(&self.disk);
         self.imported.retain(|(pod, ..)| self.disk.contains_key(pod));

@@ -387,8 +387,8 @@ fn after_a_restart_a_resource_is_known_and_counts_for_nothing() {
     let resources = [(gpu(), Some(last.clone()))].into();
 
     let node = Node::restore(Restored {
-        pods: vec![],
         resources,
+        ..Restored::default()
     });
 
     assert_eq!(node.capacity(START), [(gpu(), Capacity::default())].into());

@@ -1,0 +1,196 @@
+//! Which plugins serve which driver.
+//!
+//! A driver may have several plugins at once, during an update for example; the newest one that is connected is
+//! called. A plugin is registered until its socket goes, and connected while its transport is up:
+//!
+//! ```text
+//!               registered                     link_up
+//!   (unknown) ─────────────► not connected ◄──────────────► connected
+//!        ▲                        │           link_lost         │
+//!        └────────────────────────┴─────── deregistered ────────┘
+//! ```
+//!
+//! A driver is usable while one of its plugins is connected. What it has published is out of date when it has not
+//! been usable for [`WIPE_DELAY_MS`].
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+
+use crate::device_plugin::inventory::Last;
+use crate::dra::health::Health;
+use crate::id::{ConnectionId, DriverName, Moment};
+
+/// How long a driver may be away before its slices are wiped.
+pub const WIPE_DELAY_MS: u64 = 30 * 1000;
+
+/// A well-formed wish to serve a driver, from a plugin that answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverOffer {
+    /// The driver.
+    pub driver: DriverName,
+    /// The socket at which the plugin answers.
+    pub endpoint: String,
+    /// The user that it runs as.
+    pub uid: u32,
+    /// Whether it may serve the driver beside a plugin of another user.
+    pub may_share: bool,
+    /// What is spoken with it, and why, in words for people.
+    pub service: String,
+    /// How it reports the health of devices, in words for people; `None` if it does not.
+    pub health_service: Option<String>,
+}
+
+/// Why a plugin is not taken in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// The driver is served by somebody else.
+    #[error("{driver} is served by a plugin of user {first} at {endpoint}; user {uid} may not serve it too")]
+    OtherUser {
+        /// The driver.
+        driver: DriverName,
+        /// The user that serves it.
+        first: u32,
+        /// Where.
+        endpoint: String,
+        /// The user that wants to.
+        uid: u32,
+    },
+}
+
+/// A plugin that is registered.
+#[derive(Debug, Clone)]
+pub(crate) struct Plugin {
+    pub(crate) endpoint: String,
+    pub(crate) uid: u32,
+    pub(crate) service: String,
+    pub(crate) health_service: Option<String>,
+    pub(crate) registered_at: Moment,
+    pub(crate) connected: bool,
+}
+
+/// What is known of a driver.
+#[derive(Debug, Default)]
+pub(crate) struct Driver {
+    /// Oldest first.
+    pub(crate) plugins: BTreeMap<ConnectionId, Plugin>,
+    /// Since when no plugin is connected, and whether its slices have been wiped since.
+    pub(crate) unusable: Option<Unusable>,
+    /// The plugin that was seen last, and when it left.
+    pub(crate) last: Option<Last>,
+    pub(crate) health: Health,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unusable {
+    pub(crate) since: Moment,
+    pub(crate) wiped: bool,
+}
+
+impl Driver {
+    /// The plugin to call.
+    pub(crate) fn serving(&self) -> Option<(ConnectionId, &Plugin)> {
+        let connected = |(_, plugin): &(&ConnectionId, &Plugin)| plugin.connected;
+        let newest = self.plugins.iter().rev().find(connected);
+        newest.map(|(id, plugin)| (*id, plugin))
+    }
+
+    /// Plugins or connections came or went.
+    fn settle(&mut self, now: Moment) {
+        if self.serving().is_some() {
+            self.unusable = None;
+        } else {
+            self.unusable.get_or_insert(Unusable {
+                since: now,
+                wiped: false,
+            });
+        }
+    }
+}
+
+/// All drivers that have ever registered since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Drivers {
+    pub(crate) drivers: BTreeMap<DriverName, Driver>,
+    pub(crate) connections: BTreeMap<ConnectionId, DriverName>,
+}
+
+impl Drivers {
+    pub(crate) fn register(
+        &mut self,
+        id: ConnectionId,
+        offer: DriverOffer,
+        now: Moment,
+    ) -> Result<Option<ConnectionId>, RegisterError> {
+        let known = self.drivers.get(&offer.driver);
+        let mut plugins = known.into_iter().flat_map(|driver| driver.plugins.values());
+        let other = plugins.find(|plugin| plugin.uid != offer.uid);
+        if let (Some(other), false) = (other, offer.may_share) {
+            return Err(RegisterError::OtherUser {
+                first: other.uid,
+                endpoint: other.endpoint.clone(),
+                uid: offer.uid,
+                driver: offer.driver,
+            });
+        }
+        let driver = self.drivers.entry(offer.driver.clone()).or_default();
+        let in_place = driver
+            .plugins
+            .iter()
+            .find(|(_, plugin)| plugin.endpoint == offer.endpoint);
+        let replaced = in_place.map(|(id, _)| *id);
+        let plugin = Plugin {
+            endpoint: offer.endpoint,
+            uid: offer.uid,
+            service: offer.service,
+            health_service: offer.health_service,
+            registered_at: now,
+            connected: false,
+        };
+        driver.plugins.insert(id, plugin);
+        driver.settle(now);
+        self.connections.insert(id, offer.driver);
+        if let Some(replaced) = replaced {
+            self.deregister(replaced, now);
+        }
+        Ok(replaced)
+    }
+
+    /// The driver, if that was news.
+    pub(crate) fn deregister(&mut self, id: ConnectionId, now: Moment) -> Option<DriverName> {
+        let name = self.connections.remove(&id)?;
+        let driver = self.drivers.get_mut(&name)?;
+        let plugin = driver.plugins.remove(&id)?;
+        driver.last = Some(Last {
+            endpoint: plugin.endpoint,
+            gone_since: now,
+        });
+        driver.health.stream_ended(id);
+        driver.settle(now);
+        Some(name)
+    }
+
+    /// The driver, if that was news.
+    pub(crate) fn link(&mut self, id: ConnectionId, is_up: bool, now: Moment) -> Option<DriverName> {
+        let name = self.connections.get(&id)?;
+        let driver = self.drivers.get_mut(name)?;
+        let plugin = driver.plugins.get_mut(&id)?;
+        if plugin.connected == is_up {
+            return None;
+        }
+        plugin.connected = is_up;
+        driver.settle(now);
+        Some(name.clone())
+    }
+
+    pub(crate) fn serving(&self, name: &DriverName) -> Option<ConnectionId> {
+        self.drivers.get(name)?.serving().map(|(id, _)| id)
+    }
+
+    /// When slices of drivers are to be wiped that have not been.
+    pub(crate) fn wipes(&self) -> impl Iterator<Item = (Moment, &DriverName)> {
+        self.drivers.iter().filter_map(|(name, driver)| {
+            let unusable = driver.unusable.filter(|unusable| !unusable.wiped)?;
+            Some((unusable.since.after(WIPE_DELAY_MS), name))
+        })
+    }
+}

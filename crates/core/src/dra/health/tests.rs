@@ -1,0 +1,138 @@
+use alloc::format;
+use alloc::vec;
+
+use super::*;
+
+const OLD: ConnectionId = ConnectionId(1);
+const NEW: ConnectionId = ConnectionId(2);
+const START: Moment = Moment(1_000_000);
+
+fn at(device: &str) -> PoolDevice {
+    PoolDevice {
+        pool: "pool".into(),
+        device: device.into(),
+    }
+}
+
+fn report(device: &str, health: DeviceHealth, lease_ms: u64) -> HealthReport {
+    HealthReport {
+        device: at(device),
+        health,
+        message: String::new(),
+        lease_ms,
+    }
+}
+
+fn healthy(device: &str) -> HealthReport {
+    report(device, DeviceHealth::Healthy, 0)
+}
+
+fn unhealthy(device: &str) -> HealthReport {
+    report(device, DeviceHealth::Unhealthy, 0)
+}
+
+fn of(health: &Health, device: &str, now: Moment) -> DeviceHealth {
+    health.of(&at(device), now).0
+}
+
+#[test]
+fn a_report_holds_for_its_lease() {
+    let mut health = Health::default();
+    let (changed, _) = health.reported(
+        OLD,
+        vec![healthy("a"), report("b", DeviceHealth::Healthy, 5)],
+        START,
+    );
+    assert_eq!(changed, [at("a"), at("b")]);
+    assert_eq!(
+        of(&health, "a", START.after(DEFAULT_LEASE_MS - 1)),
+        DeviceHealth::Healthy
+    );
+    assert_eq!(
+        of(&health, "a", START.after(DEFAULT_LEASE_MS)),
+        DeviceHealth::Unknown
+    );
+    assert_eq!(of(&health, "b", START.after(5)), DeviceHealth::Unknown);
+    assert_eq!(of(&health, "c", START), DeviceHealth::Unknown);
+    assert_eq!(health.next_expiry(), Some(START.after(5)));
+}
+
+#[test]
+fn the_same_again_prolongs_the_lease_and_is_no_change() {
+    let mut health = Health::default();
+    health.reported(OLD, vec![healthy("a")], START);
+    let later = START.after(DEFAULT_LEASE_MS - 1);
+    assert_eq!(health.reported(OLD, vec![healthy("a")], later).0, []);
+    assert_eq!(
+        of(&health, "a", START.after(DEFAULT_LEASE_MS)),
+        DeviceHealth::Healthy
+    );
+    assert_eq!(health.next_expiry(), Some(later.after(DEFAULT_LEASE_MS)));
+    assert_eq!(health.reported(OLD, vec![unhealthy("a")], later).0, [at("a")]);
+}
+
+#[test]
+fn what_expires_is_a_change_unless_it_was_unknown() {
+    let mut health = Health::default();
+    let unknown = report("u", DeviceHealth::Unknown, 0);
+    health.reported(OLD, vec![healthy("a"), unknown], START);
+    let end = START.after(DEFAULT_LEASE_MS);
+    assert_eq!(
+        health.reported(OLD, vec![healthy("b")], end).0,
+        [at("a"), at("b")]
+    );
+    assert_eq!(health.expire(end), []);
+    assert_eq!(health.devices.len(), 1);
+}
+
+#[test]
+fn the_newest_plugin_that_reports_is_believed() {
+    let mut health = Health::default();
+    health.reported(OLD, vec![unhealthy("a"), unhealthy("b")], START);
+    health.reported(NEW, vec![healthy("a")], START);
+    assert_eq!(
+        health
+            .reported(OLD, vec![unhealthy("a"), unhealthy("b")], START)
+            .0,
+        []
+    );
+    assert_eq!(of(&health, "a", START), DeviceHealth::Healthy);
+    health.stream_ended(OLD);
+    assert_eq!(
+        of(&health, "b", START),
+        DeviceHealth::Unhealthy,
+        "one stream ends, all that was said holds"
+    );
+    health.stream_ended(NEW);
+    assert_eq!(of(&health, "a", START), DeviceHealth::Healthy);
+    assert_eq!(health.reported(OLD, vec![unhealthy("a")], START).0, [at("a")]);
+}
+
+#[test]
+fn memory_is_bounded() {
+    let mut health = Health::default();
+    let flood = (0..MOST_DEVICES + 3)
+        .map(|number| healthy(&format!("{number}")))
+        .collect();
+    let (changed, left_out) = health.reported(OLD, flood, START);
+    assert_eq!(
+        (changed.len(), left_out, health.devices.len()),
+        (MOST_DEVICES, 3, MOST_DEVICES)
+    );
+    let known = health.reported(OLD, vec![unhealthy("0"), unhealthy("new")], START);
+    assert_eq!(known, (vec![at("0")], 1));
+}
+
+#[test]
+fn messages_are_cut_between_characters() {
+    for (message, length) in [
+        (String::new(), 0),
+        ("x".repeat(LONGEST_MESSAGE), LONGEST_MESSAGE),
+        ("x".repeat(LONGEST_MESSAGE + 1), LONGEST_MESSAGE),
+        ("ä".repeat(LONGEST_MESSAGE), LONGEST_MESSAGE - 1),
+    ] {
+        let is_cut = message.len() > LONGEST_MESSAGE;
+        let cut = cut(message);
+        assert_eq!((cut.len(), cut.ends_with(DOTS)), (length, is_cut));
+    }
+}

@@ -1,0 +1,395 @@
+//! Questions about drivers and claims. Asking changes nothing.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::answers::base;
+use super::claims::{Claim, ClaimKey, Entry, Failure, Preparation, PreparationState, PreparedDevice, Task};
+use super::drivers::{Driver, WIPE_DELAY_MS};
+use super::health::{DeviceHealth, PoolDevice};
+use crate::device_plugin::inventory::Last;
+use crate::id::{ClaimUid, ConnectionId, DriverName, Moment, PodUid, ReservationId};
+use crate::node::Node;
+
+/// A driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverView {
+    /// Its name.
+    pub name: DriverName,
+    /// Its plugins, oldest first.
+    pub plugins: Vec<DriverPluginView>,
+    /// Since when none of them is connected.
+    pub unusable_since: Option<Moment>,
+    /// The plugin that left last.
+    pub last: Option<Last>,
+}
+
+/// A registered plugin of a driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverPluginView {
+    /// Its connection.
+    pub connection: ConnectionId,
+    /// Where it answers.
+    pub endpoint: String,
+    /// The user that it runs as.
+    pub uid: u32,
+    /// What is spoken with it, and why.
+    pub service: String,
+    /// How it reports health.
+    pub health_service: Option<String>,
+    /// Since when it is registered.
+    pub registered_at: Moment,
+    /// Whether its transport is up.
+    pub connected: bool,
+    /// Whether it is the one to be called.
+    pub serving: bool,
+}
+
+/// How far a claim is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// A pod wants it, and not every driver has prepared it.
+    Preparing,
+    /// Every driver has prepared it.
+    Prepared,
+    /// No pod wants it any longer.
+    Unpreparing,
+    /// The same, and nobody waits for the drivers that have not unprepared it.
+    Abandoned,
+}
+
+/// A claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimView<'a> {
+    /// The claim as it is, or will be, on record.
+    pub claim: &'a Claim,
+    /// How far it is.
+    pub phase: Phase,
+    /// Who holds it or is being admitted with it.
+    pub pods: Vec<PodUid>,
+    /// What it waits for.
+    pub waits: Vec<Wait>,
+}
+
+/// A driver that a claim waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wait {
+    /// The claim.
+    pub claim: ClaimKey,
+    /// Its UID.
+    pub uid: ClaimUid,
+    /// The driver.
+    pub driver: DriverName,
+    /// Why it is not done.
+    pub reason: Reason,
+    /// What went wrong last.
+    pub failure: Option<Failure>,
+}
+
+/// Why a driver is not done with a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// What is to be done is not on disk yet.
+    NotWritten,
+    /// None of its plugins is connected.
+    NoDriver,
+    /// It is being called.
+    Calling,
+    /// It is to be called, at once or at this moment, if the last call failed.
+    Due(Moment),
+}
+
+/// The health of a device that a container uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedDeviceView {
+    /// What the pod calls the claim.
+    pub claim: String,
+    /// Which request of it the container names.
+    pub request: Option<String>,
+    /// The claim's name.
+    pub key: ClaimKey,
+    /// The driver.
+    pub driver: DriverName,
+    /// The device as the driver prepared it.
+    pub device: PreparedDevice,
+    /// How it is.
+    pub health: DeviceHealth,
+    /// Why.
+    pub message: String,
+}
+
+impl Node {
+    /// All drivers that have registered since the start, by name.
+    pub fn drivers(&self) -> Vec<DriverView> {
+        let drivers = self.dra.drivers.drivers.iter();
+        drivers.map(|(name, driver)| driver_view(name, driver)).collect()
+    }
+
+    /// A driver.
+    pub fn driver(&self, name: &DriverName) -> Option<DriverView> {
+        let driver = self.dra.drivers.drivers.get(name)?;
+        Some(driver_view(name, driver))
+    }
+
+    /// The plugin to call for a driver.
+    pub fn serving_driver(&self, name: &DriverName) -> Option<ConnectionId> {
+        self.dra.drivers.serving(name)
+    }
+
+    /// Drivers whose slices are out of date, because none of their plugins has been connected for a while.
+    pub fn slices_to_wipe(&self, now: Moment) -> Vec<DriverName> {
+        let wipes = self.dra.drivers.wipes().filter(|(at, _)| *at <= now);
+        wipes.map(|(_, driver)| driver.clone()).collect()
+    }
+
+    /// When [`Node::slices_to_wipe`] next has one more.
+    pub fn next_wipe(&self, now: Moment) -> Option<Moment> {
+        self.dra
+            .drivers
+            .wipes()
+            .map(|(at, _)| at)
+            .filter(|at| *at > now)
+            .min()
+    }
+
+    /// Whether slices of a driver that were there when the node started are to be left alone: its plugins may
+    /// still come.
+    pub fn keeps_slices(&self, driver: &DriverName, started: Moment, now: Moment) -> bool {
+        let since = match self.dra.drivers.drivers.get(driver) {
+            Some(driver) => match driver.unusable {
+                None => return true,
+                Some(unusable) => unusable.since,
+            },
+            None => started,
+        };
+        now.since(since) < WIPE_DELAY_MS
+    }
+
+    /// All claims, by UID.
+    pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
+        self.dra
+            .claims
+            .entries
+            .values()
+            .map(|entry| self.claim_view(entry))
+    }
+
+    /// What is on disk of all claims, or may as well be, by UID.
+    pub fn recorded_claims(&self) -> impl Iterator<Item = &Claim> {
+        let entries = self.dra.claims.entries.values();
+        entries.filter(|entry| entry.on_disk).map(|entry| &entry.claim)
+    }
+
+    /// A claim.
+    pub fn claim(&self, uid: &ClaimUid) -> Option<ClaimView<'_>> {
+        Some(self.claim_view(self.dra.claims.entries.get(uid)?))
+    }
+
+    /// A claim by name.
+    pub fn claim_named(&self, key: &ClaimKey) -> Option<ClaimView<'_>> {
+        self.claim(self.dra.claims.by_key.get(key)?)
+    }
+
+    fn claim_view<'a>(&'a self, entry: &'a Entry) -> ClaimView<'a> {
+        let is_abandoned = |each: &Preparation| each.state == PreparationState::Abandoned;
+        let phase = if !entry.is_unused() {
+            if entry.claim.is_prepared() {
+                Phase::Prepared
+            } else {
+                Phase::Preparing
+            }
+        } else if entry.blocking().next().is_none() && entry.claim.preparations.values().any(is_abandoned) {
+            Phase::Abandoned
+        } else {
+            Phase::Unpreparing
+        };
+        ClaimView {
+            claim: &entry.claim,
+            phase,
+            pods: entry.pods(),
+            waits: self.waits(entry),
+        }
+    }
+
+    /// The drivers that a claim waits for: to prepare it, or to unprepare it if no pod wants it any longer.
+    fn waits(&self, entry: &Entry) -> Vec<Wait> {
+        let pending = |driver: &&DriverName| {
+            let preparation = entry.claim.preparations.get(*driver);
+            preparation.is_some_and(|each| each.state == PreparationState::Pending)
+        };
+        let drivers: Vec<&DriverName> = if entry.is_unused() {
+            entry.blocking().collect()
+        } else {
+            entry.claim.preparations.keys().filter(pending).collect()
+        };
+        let wait = |driver: &DriverName| {
+            let task = entry.tasks.get(driver);
+            let reason = if !entry.on_disk {
+                Reason::NotWritten
+            } else if task.is_some_and(Task::is_busy) {
+                Reason::Calling
+            } else if self.dra.drivers.serving(driver).is_none() {
+                Reason::NoDriver
+            } else {
+                Reason::Due(task.map_or(Moment::default(), |task| task.retry_at))
+            };
+            Wait {
+                claim: entry.claim.key.clone(),
+                uid: entry.claim.uid.clone(),
+                driver: driver.clone(),
+                reason,
+                failure: task.and_then(|task| task.failure.clone()),
+            }
+        };
+        drivers.into_iter().map(wait).collect()
+    }
+
+    /// What an admission still waits for before it can be committed.
+    pub fn waiting_for(&self, id: ReservationId) -> Vec<Wait> {
+        let reservation = self.ledger.reservations.get(&id);
+        let uids = reservation
+            .into_iter()
+            .flat_map(|reservation| &reservation.claims);
+        let entries = uids.filter_map(|uid| self.dra.claims.entries.get(uid));
+        entries.flat_map(|entry| self.waits(entry)).collect()
+    }
+
+    /// What a pod on record waits for before its containers can start: nothing, unless the machine was booted.
+    pub fn unprepared_claims(&self, pod: &PodUid) -> Vec<Wait> {
+        let uids = self.ledger.pods.get(pod).map(|pod| pod.claim_uids());
+        let uids = uids.unwrap_or_default();
+        let entries = uids.iter().filter_map(|uid| self.dra.claims.entries.get(uid));
+        entries.flat_map(|entry| self.waits(entry)).collect()
+    }
+
+    /// What the removal of a pod still waits for. Drivers that were given up on do not count.
+    pub fn remaining(&self, pod: &PodUid) -> Vec<Wait> {
+        let uids = self.dra.claims.left.get(pod).into_iter().flatten();
+        let entries = uids.filter_map(|uid| self.dra.claims.entries.get(uid));
+        entries.flat_map(|entry| self.waits(entry)).collect()
+    }
+
+    /// Whether a pod may still have to be unprepared: it holds claims, is being admitted with some, or was the
+    /// last to leave some that are not unprepared.
+    pub fn might_need_unprepare(&self, pod: &PodUid) -> bool {
+        let holds = self
+            .ledger
+            .pods
+            .get(pod)
+            .is_some_and(|pod| !pod.claims.is_empty());
+        let reservation = self.ledger.in_flight.get(pod);
+        let reservation = reservation.and_then(|id| self.ledger.reservations.get(id));
+        let joins = reservation.is_some_and(|reservation| !reservation.claims.is_empty());
+        holds || joins || !self.remaining(pod).is_empty()
+    }
+
+    /// How many claims that pods hold are prepared, by driver; and in all.
+    pub fn claims_in_use(&self) -> (BTreeMap<DriverName, usize>, usize) {
+        let (mut by_driver, mut all) = (BTreeMap::new(), 0);
+        let entries = self.dra.claims.entries.values();
+        for entry in entries.filter(|entry| !entry.holders.is_empty() && entry.claim.is_prepared()) {
+            all += 1;
+            for driver in entry.claim.preparations.keys() {
+                *by_driver.entry(driver.clone()).or_default() += 1;
+            }
+        }
+        (by_driver, all)
+    }
+
+    /// When [`Node::due_calls`] has calls that it would not have earlier.
+    pub fn next_call(&self) -> Option<Moment> {
+        self.dra.claims.next_retry(&self.dra.drivers)
+    }
+
+    /// When [`Node::tick`] next changes something.
+    pub fn next_expiry(&self) -> Option<Moment> {
+        let drivers = self.dra.drivers.drivers.values();
+        drivers.filter_map(|driver| driver.health.next_expiry()).min()
+    }
+
+    /// How a device is, and why.
+    pub fn device_health(
+        &self,
+        driver: &DriverName,
+        device: &PoolDevice,
+        now: Moment,
+    ) -> (DeviceHealth, &str) {
+        let driver = self.dra.drivers.drivers.get(driver);
+        driver.map_or((DeviceHealth::Unknown, ""), |driver| {
+            driver.health.of(device, now)
+        })
+    }
+
+    /// The devices of claims that a container uses, in the order in which it names them.
+    pub fn claimed_devices(&self, pod: &PodUid, container: &str, now: Moment) -> Vec<ClaimedDeviceView> {
+        let used = self.used_devices(pod, container);
+        let view = |(usage, key, driver, device): Used<'_>| {
+            let (health, message) = self.device_health(driver, &device.place(), now);
+            ClaimedDeviceView {
+                claim: usage.claim.clone(),
+                request: usage.request.clone(),
+                key: key.clone(),
+                driver: driver.clone(),
+                device: device.clone(),
+                health,
+                message: message.into(),
+            }
+        };
+        used.map(view).collect()
+    }
+
+    /// The CDI devices of exactly the requests that a container names, each once: in the order in which it names
+    /// them, then by driver, then as the driver has them.
+    pub fn cdi_devices(&self, pod: &PodUid, container: &str) -> Vec<String> {
+        let mut seen = BTreeSet::new();
+        let devices = self.used_devices(pod, container).map(|(.., device)| device);
+        let names = devices.flat_map(|device| &device.cdi_devices);
+        names.filter(|name| seen.insert(*name)).cloned().collect()
+    }
+
+    fn used_devices<'a>(&'a self, pod: &PodUid, container: &'a str) -> impl Iterator<Item = Used<'a>> {
+        let pod = self.ledger.pods.get(pod).into_iter();
+        let uses = pod.flat_map(move |pod| pod.claim_uses_of(container));
+        uses.flat_map(|(usage, claim)| {
+            let entry = self.dra.claims.entries.get(&claim.uid).into_iter();
+            let preparations = entry.flat_map(|entry| &entry.claim.preparations);
+            let devices =
+                preparations.flat_map(|(driver, each)| each.devices.iter().map(move |each| (driver, each)));
+            let is_named = |device: &PreparedDevice| {
+                let names = |request: &String| device.requests.iter().any(|each| base(each) == request);
+                device.requests.is_empty() || usage.request.as_ref().is_none_or(names)
+            };
+            devices
+                .filter(move |(_, device)| is_named(device))
+                .map(move |(driver, device)| (usage, &claim.key, driver, device))
+        })
+    }
+}
+
+type Used<'a> = (
+    &'a crate::pod::ClaimUse,
+    &'a ClaimKey,
+    &'a DriverName,
+    &'a PreparedDevice,
+);
+
+fn driver_view(name: &DriverName, driver: &Driver) -> DriverView {
+    let serving = driver.serving().map(|(id, _)| id);
+    let plugins = driver.plugins.iter().map(|(id, plugin)| DriverPluginView {
+        connection: *id,
+        endpoint: plugin.endpoint.clone(),
+        uid: plugin.uid,
+        service: plugin.service.clone(),
+        health_service: plugin.health_service.clone(),
+        registered_at: plugin.registered_at,
+        connected: plugin.connected,
+        serving: serving == Some(*id),
+    });
+    DriverView {
+        name: name.clone(),
+        plugins: plugins.collect(),
+        unusable_since: driver.unusable.map(|unusable| unusable.since),
+        last: driver.last.clone(),
+    }
+}

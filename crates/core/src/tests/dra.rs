@@ -1,0 +1,1064 @@
+//! Claims and drivers, rule by rule.
+
+use super::*;
+use crate::device_plugin::ledger::Commit;
+use crate::dra::HealthChange;
+use crate::dra::claims::{
+    AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, FIRST_PAUSE_MS, Failure,
+    MOST_CALLS, MOST_CLAIMS, Operation, Preparation, PreparationState, PreparedDevice,
+};
+use crate::dra::drivers::{DriverOffer, WIPE_DELAY_MS};
+use crate::dra::health::{DEFAULT_LEASE_MS, DeviceHealth, HealthReport, PoolDevice};
+use crate::dra::view::{Phase, Reason};
+use crate::{Blocked, ClaimReference, ClaimRequest, ClaimUid, CommitError, DriverName, PodClaim, Restored};
+
+pub(crate) fn key(name: &str) -> ClaimKey {
+    ClaimKey {
+        namespace: "default".into(),
+        name: name.into(),
+    }
+}
+
+pub(crate) fn result(driver: &str, request: &str, device: &str) -> AllocationResult {
+    AllocationResult {
+        driver: driver.into(),
+        device: AllocatedDevice {
+            request: request.into(),
+            pool: "pool".into(),
+            device: device.into(),
+            share: None,
+            admin_access: false,
+        },
+        skip: Vec::new(),
+    }
+}
+
+/// A claim with one device of each driver: the driver, the device, and what is skipped.
+pub(crate) fn claim_of(name: &str, uid: &str, drivers: &[(&str, &str, &[&str])]) -> AllocatedClaim {
+    let results = drivers.iter().map(|&(driver, device, skip)| AllocationResult {
+        skip: skip.iter().map(ToString::to_string).collect(),
+        ..result(driver, "req", device)
+    });
+    AllocatedClaim::new(key(name), uid.into(), results)
+}
+
+pub(crate) fn offer_of(driver: &str, endpoint: &str) -> DriverOffer {
+    DriverOffer {
+        driver: driver.into(),
+        endpoint: endpoint.into(),
+        uid: 0,
+        may_share: false,
+        service: "v1.DRAPlugin".into(),
+        health_service: None,
+    }
+}
+
+/// What a driver that does its work answers.
+pub(crate) fn answer_of(claim: &Claim, driver: &DriverName) -> Vec<PreparedDevice> {
+    let allocated = claim.preparations[driver].allocated.iter().flatten();
+    let device = |each: &AllocatedDevice| PreparedDevice {
+        requests: vec![each.request.clone()],
+        pool: each.pool.clone(),
+        device: each.device.clone(),
+        share: each.share.clone(),
+        cdi_devices: vec![format!("{driver}/dev={}", each.device)],
+    };
+    allocated.map(device).collect()
+}
+
+pub(crate) fn is_cdi_name(name: &str) -> bool {
+    name.contains("/dev=")
+}
+
+fn node_with(drivers: &[&str]) -> Node {
+    let mut node = Node::default();
+    for driver in drivers {
+        connect_driver(&mut node, driver, "0.sock");
+    }
+    node
+}
+
+fn connect_driver(node: &mut Node, driver: &str, endpoint: &str) -> ConnectionId {
+    let (connection, _) = node.driver_registered(offer_of(driver, endpoint), START).unwrap();
+    node.link_up(connection, START);
+    connection
+}
+
+/// A pod of one container that uses all of each claim.
+fn pod_with(uid: &str, claims: &[AllocatedClaim]) -> PodRequest {
+    let claims = claims.iter().enumerate().map(|(place, claim)| ClaimRequest {
+        name: format!("claim-{place}"),
+        claim: claim.clone(),
+    });
+    let claims: Vec<ClaimRequest> = claims.collect();
+    let mut main = app("main", &[]);
+    main.claims = claims.iter().map(|each| reference(&each.name, None)).collect();
+    PodRequest {
+        claims,
+        ..pod(uid, vec![main])
+    }
+}
+
+fn reference(claim: &str, request: Option<&str>) -> ClaimReference {
+    ClaimReference {
+        claim: claim.into(),
+        request: request.map(Into::into),
+    }
+}
+
+fn intend(node: &mut Node, id: ReservationId) {
+    node.begin_intent(id);
+    node.finish_intent(id);
+}
+
+/// Every driver does its work.
+fn answer_all(node: &mut Node, calls: Vec<Call>) {
+    for call in calls {
+        answer(node, &call);
+    }
+}
+
+fn answer(node: &mut Node, call: &Call) -> Vec<Failure> {
+    let uids = call.claims.iter().map(|(uid, _)| uid.clone());
+    match call.operation {
+        Operation::Prepare => {
+            let devices = |uid: ClaimUid| {
+                let devices = answer_of(node.claim(&uid).unwrap().claim, &call.driver);
+                (uid, Ok(devices))
+            };
+            let results = uids.map(devices).collect();
+            node.prepared(call.id, results, is_cdi_name, START)
+        }
+        Operation::Unprepare => node.unprepared(call.id, uids.map(|uid| (uid, Ok(()))).collect(), START),
+    }
+}
+
+fn prepare(node: &mut Node, id: ReservationId) {
+    intend(node, id);
+    let calls = node.prepare_calls(id, START);
+    answer_all(node, calls);
+}
+
+fn admit_with(node: &mut Node, request: &PodRequest) -> Commit {
+    let id = reserve(node, request);
+    prepare(node, id);
+    let commit = node.begin_commit(id, request, Vec::new()).unwrap();
+    node.finish_commit(id);
+    assert_sound(node);
+    commit
+}
+
+/// What nobody waits for is done, until nothing is left.
+fn rest(node: &mut Node) {
+    loop {
+        let calls = node.due_calls(START);
+        let record = node.begin_record();
+        if calls.is_empty() && record.is_none() {
+            return assert_sound(node);
+        }
+        answer_all(node, calls);
+        if let Some(record) = record {
+            node.finish_record(record.id);
+        }
+    }
+}
+
+fn phase(node: &Node, uid: &str) -> Option<Phase> {
+    node.claim(&uid.into()).map(|view| view.phase)
+}
+
+fn asked(calls: &[Call]) -> Vec<(&str, Vec<&str>)> {
+    calls
+        .iter()
+        .map(|call| {
+            (
+                call.driver.as_str(),
+                call.claims.iter().map(|(uid, _)| uid.as_str()).collect(),
+            )
+        })
+        .collect()
+}
+
+fn on(driver: &'static str) -> AllocatedClaim {
+    claim_of("k", "c", &[(driver, "a", &[])])
+}
+
+// ---- preparing
+
+#[test]
+fn a_claim_is_on_disk_before_a_driver_is_called() {
+    let mut node = node_with(&["d0"]);
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    let intent = node.begin_intent(id);
+    assert_eq!(intent.len(), 1);
+    assert_eq!(intent[0].pod.as_str(), "p");
+    assert_eq!(node.prepare_calls(id, START), []);
+    assert_eq!(node.waiting_for(id)[0].reason, Reason::NotWritten);
+
+    node.finish_intent(id);
+
+    assert_eq!(asked(&node.prepare_calls(id, START)), [("d0", vec!["c"])]);
+    assert_eq!(node.waiting_for(id)[0].reason, Reason::Calling);
+}
+
+#[test]
+fn a_pod_and_its_claims_are_written_in_one_piece() {
+    let mut node = node_with(&["d0", "d1"]);
+    let claim = claim_of("k", "c", &[("d0", "a", &[]), ("d1", "b", &[])]);
+    let commit = admit_with(&mut node, &pod_with("p", &[claim]));
+    assert_eq!(commit.pod.claims[0].uid.as_str(), "c");
+    assert!(commit.claims[0].is_prepared());
+    let cdi = commit.claims[0]
+        .preparations
+        .values()
+        .flat_map(|each| &each.devices[0].cdi_devices);
+    assert_eq!(cdi.collect::<Vec<_>>(), ["d0/dev=a", "d1/dev=b"]);
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
+    assert_eq!(node.begin_record(), None, "it is all on disk");
+}
+
+#[test]
+fn a_pod_with_unprepared_claims_is_not_committed() {
+    let mut node = node_with(&["d0"]);
+    let request = pod_with("p", &[on("d0")]);
+    let id = reserve(&mut node, &request);
+    intend(&mut node, id);
+    assert_eq!(
+        node.begin_commit(id, &request, Vec::new()),
+        Err(CommitError::NotPrepared)
+    );
+    let other = pod_with("p", &[]);
+    assert_eq!(
+        node.begin_commit(id, &other, Vec::new()),
+        Err(CommitError::Mismatch)
+    );
+}
+
+#[test]
+fn all_claims_are_checked_before_any_is_joined() {
+    let mut node = node_with(&["d0"]);
+    let request = pod_with("p", &[on("d0"), claim_of("k1", "c1", &[("d1", "a", &[])])]);
+    let refused = refusal(&mut node, &request);
+    assert!(refused.waiting_helps());
+    assert_eq!(
+        refused.to_string(),
+        "ResourceClaim default/k1: DRA driver d1 is not registered"
+    );
+    assert_eq!(node.claims().count(), 0);
+    assert!(!node.is_in_flight(&"p".into()));
+}
+
+#[test]
+fn a_driver_that_is_not_connected_is_waited_for() {
+    let mut node = Node::default();
+    let (connection, _) = node.driver_registered(offer_of("d0", "0.sock"), START).unwrap();
+    let request = pod_with("p", &[on("d0")]);
+    let refused = refusal(&mut node, &request);
+    assert!(refused.waiting_helps());
+    assert!(
+        refused
+            .to_string()
+            .contains("its plugin at 0.sock does not answer"),
+        "{refused}"
+    );
+    node.link_up(connection, START);
+    reserve(&mut node, &request);
+}
+
+#[test]
+fn what_waiting_does_not_help_against_is_said_first() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    let other = claim_of("k", "other", &[("d0", "a", &[])]);
+    let missing = claim_of("k1", "c1", &[("d1", "a", &[])]);
+    let refused = refusal(&mut node, &pod_with("q", &[missing, other]));
+    assert!(
+        matches!(refused, ReserveError::ClaimNameTaken { .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_claim_that_a_pod_names_twice_counts_once() {
+    let mut node = node_with(&["d0"]);
+    let request = pod_with("p", &[on("d0"), on("d0")]);
+    let id = reserve(&mut node, &request);
+    intend(&mut node, id);
+    let calls = node.prepare_calls(id, START);
+    assert_eq!(asked(&calls), [("d0", vec!["c"])]);
+    answer_all(&mut node, calls);
+    let pod = node.begin_commit(id, &request, Vec::new()).unwrap().pod;
+    assert_eq!(pod.claims.len(), 2);
+    assert_eq!(pod.claim_uids().len(), 1);
+}
+
+#[test]
+fn two_pods_that_prepare_one_claim_make_one_write_and_one_call() {
+    let mut node = node_with(&["d0"]);
+    let (p, q) = (pod_with("p", &[on("d0")]), pod_with("q", &[on("d0")]));
+    let (first, second) = (reserve(&mut node, &p), reserve(&mut node, &q));
+    assert_eq!(node.begin_intent(first).len(), 1);
+    assert_eq!(node.begin_intent(second), []);
+    node.finish_intent(first);
+    let calls = node.prepare_calls(first, START);
+    assert_eq!(node.prepare_calls(second, START), []);
+    answer_all(&mut node, calls);
+    assert_eq!(node.waiting_for(second), []);
+    for (id, request) in [(first, &p), (second, &q)] {
+        node.begin_commit(id, request, Vec::new()).unwrap();
+        node.finish_commit(id);
+    }
+    assert_eq!(node.claim(&"c".into()).unwrap().pods.len(), 2);
+}
+
+#[test]
+fn an_intent_that_could_not_be_written_is_written_by_the_next() {
+    let mut node = node_with(&["d0"]);
+    let first = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    let second = reserve(&mut node, &pod_with("q", &[on("d0")]));
+    node.begin_intent(first);
+    node.cancel_intent(first);
+    node.abort(first);
+    assert_eq!(node.begin_intent(second).len(), 1);
+    node.finish_intent(second);
+    assert_eq!(node.prepare_calls(second, START).len(), 1);
+}
+
+#[test]
+fn a_prepared_claim_is_joined_without_its_driver() {
+    let mut node = Node::default();
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    node.driver_deregistered(connection, START);
+    let request = pod_with("q", &[on("d0")]);
+    let id = reserve(&mut node, &request);
+    assert_eq!(node.begin_intent(id), []);
+    assert_eq!(node.prepare_calls(id, START), []);
+    let commit = node.begin_commit(id, &request, Vec::new()).unwrap();
+    assert_eq!(commit.claims, [], "the disk knows the claim");
+}
+
+#[test]
+fn an_admitted_pod_is_admitted_again_without_a_write() {
+    let mut node = node_with(&["d0"]);
+    let request = pod_with("p", &[on("d0")]);
+    admit_with(&mut node, &request);
+    assert_eq!(node.reserve(&request, &Advice::new()), Ok(None));
+}
+
+#[test]
+fn a_pod_without_claims_touches_none() {
+    let mut node = node_with(&["d0"]);
+    let request = pod_with("p", &[]);
+    let id = reserve(&mut node, &request);
+    assert_eq!(node.begin_intent(id), []);
+    assert_eq!(node.begin_commit(id, &request, Vec::new()).unwrap().claims, []);
+    node.finish_commit(id);
+    assert!(!node.might_need_unprepare(&"p".into()));
+    assert_eq!(node.begin_release(&"p".into()), Ok(Vec::new()));
+    node.finish_release(&"p".into());
+    assert_eq!(node.begin_record(), None);
+}
+
+#[test]
+fn a_claim_without_devices_needs_no_driver() {
+    let mut node = Node::default();
+    admit_with(&mut node, &pod_with("p", &[claim_of("k", "c", &[])]));
+    release(&mut node, "p");
+    rest(&mut node);
+    assert_eq!(phase(&node, "c"), None);
+}
+
+#[test]
+fn what_succeeded_stays_known_and_what_failed_is_repeated_alone_after_a_pause() {
+    let mut node = node_with(&["d0"]);
+    let claims = ["a", "b", "c"].map(|name| claim_of(name, name, &[("d0", name, &[])]));
+    let id = reserve(&mut node, &pod_with("p", &claims));
+    intend(&mut node, id);
+    let calls = node.prepare_calls(id, START);
+    assert_eq!(asked(&calls), [("d0", vec!["a", "b", "c"])]);
+    let driver = "d0".into();
+    let good = answer_of(node.claim(&"a".into()).unwrap().claim, &driver);
+    let results = [("a".into(), Ok(good)), ("b".into(), Err("no luck".into()))];
+    let failures = node.prepared(calls[0].id, results.into(), is_cdi_name, START);
+    let texts: Vec<String> = failures.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        texts,
+        [
+            "driver d0 reports for ResourceClaim default/b: no luck",
+            "driver d0 did not answer for ResourceClaim default/c"
+        ]
+    );
+    assert_eq!(phase(&node, "a"), Some(Phase::Prepared));
+    let later = START.after(FIRST_PAUSE_MS);
+    assert_eq!(node.waiting_for(id)[0].reason, Reason::Due(later));
+    assert_eq!(node.waiting_for(id)[0].failure.as_ref(), failures.first());
+    assert_eq!(node.prepare_calls(id, START), []);
+    let calls = node.prepare_calls(id, later);
+    assert_eq!(asked(&calls), [("d0", vec!["b"]), ("d0", vec!["c"])]);
+    for call in &calls {
+        node.call_failed(call.id, "deadline exceeded", later);
+    }
+    assert_eq!(
+        node.waiting_for(id)[0].reason,
+        Reason::Due(later.after(2 * FIRST_PAUSE_MS))
+    );
+}
+
+#[test]
+fn a_driver_that_is_back_is_called_at_once() {
+    let mut node = Node::default();
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    intend(&mut node, id);
+    let call = node.prepare_calls(id, START).remove(0);
+    node.link_lost(connection, START);
+    node.call_failed(call.id, "broken pipe", START);
+    assert_eq!(node.waiting_for(id)[0].reason, Reason::NoDriver);
+    node.link_up(connection, START);
+    assert_eq!(node.prepare_calls(id, START).len(), 1);
+}
+
+#[test]
+fn a_late_answer_of_a_replaced_plugin_changes_nothing() {
+    let mut node = Node::default();
+    connect_driver(&mut node, "d0", "0.sock");
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    intend(&mut node, id);
+    let late = node.prepare_calls(id, START).remove(0);
+    let newer = connect_driver(&mut node, "d0", "0.sock");
+    assert_eq!(node.prepare_calls(id, START), [], "the first call has not ended");
+
+    assert_eq!(answer(&mut node, &late), []);
+
+    assert_eq!(phase(&node, "c"), Some(Phase::Preparing));
+    let calls = node.prepare_calls(id, START);
+    assert_eq!(calls[0].connection, newer);
+    answer(&mut node, &late);
+    assert_eq!(phase(&node, "c"), Some(Phase::Preparing), "a call ends once");
+    answer_all(&mut node, calls);
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
+}
+
+#[test]
+fn an_answer_for_a_claim_that_was_not_asked_about_counts_for_nothing() {
+    let mut node = node_with(&["d0"]);
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    intend(&mut node, id);
+    let call = node.prepare_calls(id, START).remove(0);
+    let good = answer_of(node.claim(&"c".into()).unwrap().claim, &call.driver);
+    let results = [("c".into(), Ok(good)), ("x".into(), Ok(Vec::new()))];
+    let failures = node.prepared(call.id, results.into(), is_cdi_name, START);
+    let text = failures[0].to_string();
+    assert_eq!(
+        text,
+        "driver d0 answered for claim UID \"x\", which it was not asked about"
+    );
+    assert_eq!(phase(&node, "c"), Some(Phase::Preparing));
+}
+
+#[test]
+fn an_answer_to_another_question_counts_for_nothing() {
+    let mut node = node_with(&["d0"]);
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    intend(&mut node, id);
+    let call = node.prepare_calls(id, START).remove(0);
+    assert_eq!(
+        node.unprepared(call.id, [("c".into(), Ok(()))].into(), START)
+            .len(),
+        1
+    );
+    assert_eq!(phase(&node, "c"), Some(Phase::Preparing));
+}
+
+#[test]
+fn skipped_operations_need_no_driver() {
+    let mut node = node_with(&["d1"]);
+    let skips_all = claim_of("k", "c", &[("d0", "a", &["*"])]);
+    let commit = admit_with(&mut node, &pod_with("p", &[skips_all]));
+    assert_eq!(commit.claims, [], "the intent said it all");
+    release(&mut node, "p");
+    rest(&mut node);
+    assert_eq!(phase(&node, "c"), None);
+
+    let skips_unprepare = claim_of("k", "c", &[("d1", "a", &["NodeUnprepareResources"])]);
+    let id = reserve(&mut node, &pod_with("q", &[skips_unprepare]));
+    intend(&mut node, id);
+    assert_eq!(node.prepare_calls(id, START).len(), 1);
+    node.abort(id);
+    assert_eq!(node.due_calls(START), []);
+}
+
+#[test]
+fn nobody_joins_a_claim_while_state_is_unreadable() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    node.block(Blocked::UnreadableState { file: "x".into() });
+    let refused = refusal(&mut node, &pod_with("q", &[on("d0")]));
+    assert!(matches!(refused, ReserveError::Blocked(_)), "{refused}");
+    assert_eq!(
+        node.reserve(&pod_with("p", &[on("d0")]), &Advice::new()),
+        Ok(None)
+    );
+}
+
+// ---- sharing, leaving
+
+#[test]
+fn a_claim_is_unprepared_with_the_last_pod_only() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    admit_with(&mut node, &pod_with("q", &[on("d0")]));
+    release(&mut node, "p");
+    assert!(!node.might_need_unprepare(&"p".into()));
+    assert_eq!(node.unprepare_calls(&"p".into(), START), []);
+    assert_eq!(node.due_calls(START), []);
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
+
+    let last_words = node.begin_release(&"q".into()).unwrap();
+    assert_eq!(last_words[0].pod.as_str(), "q", "p was on record");
+    node.finish_release(&"q".into());
+
+    assert!(node.might_need_unprepare(&"q".into()));
+    assert_eq!(node.remaining(&"q".into())[0].driver.as_str(), "d0");
+    let calls = node.unprepare_calls(&"q".into(), START);
+    assert_eq!(asked(&calls), [("d0", vec!["c"])]);
+    assert_eq!(node.due_calls(START), [], "one call at a time");
+    answer_all(&mut node, calls);
+    assert!(!node.might_need_unprepare(&"q".into()));
+    let record = node.begin_record().unwrap();
+    assert_eq!((record.put.len(), record.delete.len()), (0, 1));
+    assert!(phase(&node, "c").is_some(), "the disk still has it");
+    node.finish_record(record.id);
+    assert_eq!(phase(&node, "c"), None);
+}
+
+#[test]
+fn a_pod_that_joins_while_the_last_one_leaves_keeps_the_claim() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    node.begin_release(&"p".into()).unwrap();
+    let request = pod_with("q", &[on("d0")]);
+    let id = reserve(&mut node, &request);
+    node.finish_release(&"p".into());
+    assert_eq!(node.due_calls(START), []);
+    node.begin_commit(id, &request, Vec::new()).unwrap();
+    node.finish_commit(id);
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
+    assert_sound(&node);
+}
+
+#[test]
+fn nobody_joins_a_claim_that_is_being_unprepared() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    release(&mut node, "p");
+    for again in [on("d0"), claim_of("k", "newer", &[("d0", "a", &[])])] {
+        let refused = refusal(&mut node, &pod_with("q", &[again]));
+        assert!(refused.waiting_helps());
+        assert_eq!(
+            refused.to_string(),
+            "ResourceClaim default/k (UID c) is being unprepared by d0"
+        );
+    }
+    rest(&mut node);
+    reserve(&mut node, &pod_with("q", &[on("d0")]));
+}
+
+#[test]
+fn a_newer_claim_of_the_same_name_waits_for_pods_to_be_removed() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    let refused = refusal(
+        &mut node,
+        &pod_with("q", &[claim_of("k", "newer", &[("d0", "a", &[])])]),
+    );
+    assert!(!refused.waiting_helps());
+    assert_eq!(
+        refused.to_string(),
+        "an older ResourceClaim default/k with UID c is still in use; remove the pods that hold it: p"
+    );
+}
+
+#[test]
+fn a_claim_that_was_allocated_anew_is_unprepared_first() {
+    let mut node = node_with(&["d0", "d1"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    let others: [&[(&str, &str, &[&str])]; 4] = [
+        &[("d0", "b", &[])],
+        &[("d1", "a", &[])],
+        &[("d0", "a", &[]), ("d1", "a", &[])],
+        &[("d0", "a", &["*"])],
+    ];
+    for other in others {
+        let refused = refusal(&mut node, &pod_with("q", &[claim_of("k", "c", other)]));
+        assert!(matches!(refused, ReserveError::Reallocated { .. }), "{refused}");
+        assert!(!refused.waiting_helps());
+    }
+    let anew = pod_with("q", &[claim_of("k", "c", others[1])]);
+    release(&mut node, "p");
+    assert!(refusal(&mut node, &anew).waiting_helps());
+    let calls = node.due_calls(START);
+    assert_eq!(
+        (calls[0].operation, calls[0].driver.as_str()),
+        (Operation::Unprepare, "d0")
+    );
+    answer_all(&mut node, calls);
+    rest(&mut node);
+    let commit = admit_with(&mut node, &anew);
+    assert!(commit.claims[0].preparations.contains_key("d1"));
+}
+
+#[test]
+fn an_admission_that_called_nobody_leaves_without_a_call() {
+    let mut node = node_with(&["d0"]);
+    let request = pod_with("p", &[on("d0")]);
+    let id = reserve(&mut node, &request);
+    node.abort(id);
+    assert_eq!(node.claims().count(), 0, "it was never written");
+
+    let id = reserve(&mut node, &request);
+    node.begin_intent(id);
+    node.abort(id);
+    assert_eq!(phase(&node, "c"), Some(Phase::Unpreparing), "it is being written");
+    node.finish_intent(id);
+    assert_eq!(node.due_calls(START), []);
+    assert!(!node.might_need_unprepare(&"p".into()));
+    rest(&mut node);
+    assert_eq!(node.claims().count(), 0);
+}
+
+#[test]
+fn an_admission_that_is_given_up_during_a_call_is_unprepared_after_it() {
+    let mut node = node_with(&["d0"]);
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    intend(&mut node, id);
+    let call = node.prepare_calls(id, START).remove(0);
+    node.abort(id);
+    assert!(node.might_need_unprepare(&"p".into()));
+    assert_eq!(node.due_calls(START), []);
+    answer(&mut node, &call);
+    let calls = node.due_calls(START);
+    assert_eq!(calls[0].operation, Operation::Unprepare);
+}
+
+#[test]
+fn one_claim_that_fails_holds_up_no_other() {
+    let mut node = node_with(&["d0", "d1"]);
+    let both = claim_of("k1", "c1", &[("d0", "x", &[]), ("d1", "x", &[])]);
+    admit_with(&mut node, &pod_with("p", &[on("d0"), both]));
+    release(&mut node, "p");
+    let calls = node.due_calls(START);
+    assert_eq!(asked(&calls), [("d0", vec!["c", "c1"]), ("d1", vec!["c1"])]);
+    node.call_failed(calls[1].id, "down", START);
+    let results = [("c".into(), Ok(())), ("c1".into(), Err("busy".into()))];
+    node.unprepared(calls[0].id, results.into(), START);
+    assert_eq!(node.begin_record().unwrap().delete, ["c".into()]);
+    assert_eq!(node.next_call(), Some(START.after(FIRST_PAUSE_MS)));
+    let waits = node.remaining(&"p".into());
+    assert_eq!(
+        waits.iter().map(|wait| wait.driver.as_str()).collect::<Vec<_>>(),
+        ["d0", "d1"]
+    );
+}
+
+#[test]
+fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
+    let mut node = Node::default();
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    node.driver_deregistered(connection, START);
+    release(&mut node, "p");
+    assert_eq!(node.remaining(&"p".into())[0].reason, Reason::NoDriver);
+    assert_eq!(node.abandon(&"p".into(), &"other".into()), []);
+    assert_eq!(node.abandon(&"p".into(), &"d0".into()), ["c".into()]);
+    assert_eq!(node.remaining(&"p".into()), []);
+    assert!(!node.might_need_unprepare(&"p".into()));
+    assert_eq!(phase(&node, "c"), Some(Phase::Abandoned));
+    let record = node.begin_record().unwrap();
+    assert_eq!(
+        record.put[0].preparations["d0"].state,
+        PreparationState::Abandoned
+    );
+    node.finish_record(record.id);
+
+    let mut node = Node::restore(Restored {
+        claims: record.put,
+        ..Restored::default()
+    });
+    assert_eq!(
+        phase(&node, "c"),
+        Some(Phase::Abandoned),
+        "it is still to be seen"
+    );
+    connect_driver(&mut node, "d0", "0.sock");
+    reserve(
+        &mut node,
+        &pod_with("q", &[claim_of("k", "newer", &[("d0", "a", &[])])]),
+    );
+    rest(&mut node);
+    assert_eq!(phase(&node, "c"), None, "the driver is back");
+    assert_eq!(node.claim_named(&key("k")).unwrap().claim.uid.as_str(), "newer");
+}
+
+#[test]
+fn background_calls_of_a_driver_are_bounded() {
+    let claims: Vec<Claim> = (0..MOST_CLAIMS * MOST_CALLS + 1)
+        .map(|number| imported_claim(&format!("c{number}"), &[]))
+        .collect();
+    let mut node = Node::restore(Restored {
+        claims,
+        ..Restored::default()
+    });
+    connect_driver(&mut node, "d0", "0.sock");
+    let calls = node.due_calls(START);
+    assert_eq!(calls.len(), MOST_CALLS);
+    assert!(calls.iter().all(|call| call.claims.len() == MOST_CLAIMS));
+    assert_eq!(node.due_calls(START), []);
+    answer_all(&mut node, calls);
+    assert_eq!(node.due_calls(START).len(), 1);
+}
+
+// ---- restarts
+
+fn restart(node: &Node) -> Restored {
+    Restored {
+        pods: node.pods().cloned().collect(),
+        claims: node.recorded_claims().cloned().collect(),
+        ..Restored::default()
+    }
+}
+
+#[test]
+fn an_admission_that_was_never_answered_is_unprepared_after_a_restart() {
+    let mut node = node_with(&["d0"]);
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    prepare(&mut node, id);
+    let mut node = Node::restore(restart(&node));
+    assert_eq!(phase(&node, "c"), Some(Phase::Unpreparing));
+    assert!(node.might_need_unprepare(&"p".into()));
+    connect_driver(&mut node, "d0", "0.sock");
+    assert_eq!(node.due_calls(START)[0].operation, Operation::Unprepare);
+}
+
+#[test]
+fn claims_of_pods_are_in_use_after_a_restart() {
+    let mut node = node_with(&["d0"]);
+    let request = pod_with("p", &[on("d0")]);
+    admit_with(&mut node, &request);
+    let mut node = Node::restore(restart(&node));
+    assert_eq!(node.claims_in_use(), ([("d0".into(), 1)].into(), 1));
+    assert_eq!(node.cdi_devices(&"p".into(), "main"), ["d0/dev=a"]);
+    assert_eq!(node.reserve(&request, &Advice::new()), Ok(None));
+    assert_eq!(node.due_calls(START), []);
+}
+
+#[test]
+fn claims_of_pods_are_prepared_again_after_a_reboot() {
+    let mut node = node_with(&["d0"]);
+    let skips = claim_of("k1", "c1", &[("d0", "b", &["*"])]);
+    admit_with(&mut node, &pod_with("p", &[on("d0"), skips]));
+    let mut restored = restart(&node);
+    let changed: Vec<bool> = restored.claims.iter_mut().map(Claim::rebooted).collect();
+    assert_eq!(changed, [true, false]);
+    let mut node = Node::restore(restored);
+    assert_eq!(node.unprepared_claims(&"p".into())[0].reason, Reason::NoDriver);
+    assert_eq!(
+        node.cdi_devices(&"p".into(), "main"),
+        ["d0/dev=a"],
+        "for the record"
+    );
+    connect_driver(&mut node, "d0", "0.sock");
+    let calls = node.due_calls(START);
+    assert_eq!(
+        (calls[0].operation, asked(&calls)),
+        (Operation::Prepare, vec![("d0", vec!["c"])])
+    );
+    answer_all(&mut node, calls);
+    assert_eq!(node.unprepared_claims(&"p".into()), []);
+    assert!(node.begin_record().unwrap().put[0].is_prepared());
+}
+
+/// A claim as a kubelet's file describes it.
+fn imported_claim(uid: &str, devices: &[&str]) -> Claim {
+    let device = |device: &&str| PreparedDevice {
+        requests: vec!["req".into()],
+        pool: "pool".into(),
+        device: (*device).into(),
+        share: None,
+        cdi_devices: vec![format!("d0/dev={device}")],
+    };
+    let preparation = Preparation {
+        allocated: None,
+        skip: Default::default(),
+        state: match devices {
+            [] => PreparationState::Pending,
+            _ => PreparationState::Prepared,
+        },
+        devices: devices.iter().map(device).collect(),
+    };
+    Claim {
+        key: key(uid),
+        uid: uid.into(),
+        pod: "p".into(),
+        preparations: [("d0".into(), preparation)].into(),
+    }
+}
+
+fn node_that_imported(claim: Claim) -> Node {
+    let mut pod = imported("p", &[]);
+    pod.claims.push(PodClaim {
+        name: String::new(),
+        key: claim.key.clone(),
+        uid: claim.uid.clone(),
+    });
+    let mut node = Node::default();
+    node.put_claim(claim);
+    node.put(pod).unwrap();
+    connect_driver(&mut node, "d0", "0.sock");
+    assert_sound(&node);
+    node
+}
+
+#[test]
+fn an_imported_claim_that_names_devices_is_prepared() {
+    let mut node = node_that_imported(imported_claim("c", &["a"]));
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
+    assert_eq!(node.due_calls(START), []);
+    let other = pod_with("q", &[claim_of("c", "c", &[("d0", "b", &[])])]);
+    assert!(matches!(
+        refusal(&mut node, &other),
+        ReserveError::Reallocated { .. }
+    ));
+    let request = pod_with("p", &[claim_of("c", "c", &[("d0", "a", &[])])]);
+    let id = reserve(&mut node, &request);
+    assert_eq!(node.prepare_calls(id, START), []);
+    let commit = node.begin_commit(id, &request, Vec::new()).unwrap();
+    assert_eq!(
+        commit.claims[0].preparations["d0"]
+            .allocated
+            .as_ref()
+            .unwrap()
+            .len(),
+        1
+    );
+    node.finish_commit(id);
+    assert_eq!(node.cdi_devices(&"p".into(), "main"), ["d0/dev=a"]);
+    release(&mut node, "p");
+    assert_eq!(node.due_calls(START)[0].operation, Operation::Unprepare);
+}
+
+#[test]
+fn an_imported_claim_without_devices_waits_for_its_pod() {
+    let mut node = node_that_imported(imported_claim("c", &[]));
+    assert_eq!(node.due_calls(START), [], "nobody has said that the pod is there");
+    let id = reserve(
+        &mut node,
+        &pod_with("p", &[claim_of("c", "c", &[("d0", "a", &[])])]),
+    );
+    assert_eq!(asked(&node.prepare_calls(id, START)), [("d0", vec!["c"])]);
+}
+
+// ---- what a container gets
+
+#[test]
+fn a_container_gets_the_devices_of_the_requests_that_it_names_each_once() {
+    let mut node = node_with(&["d0", "d1"]);
+    let results = [
+        result("d1", "big/half", "h"),
+        result("d0", "big/half", "a"),
+        result("d0", "small", "b"),
+        result("d1", "bigger", "g"),
+    ];
+    let claim = AllocatedClaim::new(key("k"), "c".into(), results);
+    let mut request = pod_with("p", &[claim, on_other()]);
+    let uses: [(&str, &[ClaimReference]); 4] = [
+        (
+            "main",
+            &[reference("claim-1", None), reference("claim-0", Some("big"))],
+        ),
+        (
+            "all",
+            &[reference("claim-0", None), reference("claim-0", Some("small"))],
+        ),
+        ("none", &[]),
+        ("unknown", &[reference("claim-0", Some("nothing"))]),
+    ];
+    request.containers = uses
+        .iter()
+        .map(|(name, claims)| ContainerRequest {
+            claims: claims.to_vec(),
+            ..app(name, &[])
+        })
+        .collect();
+    let id = reserve(&mut node, &request);
+    intend(&mut node, id);
+    for call in node.prepare_calls(id, START) {
+        let prepared = |(uid, _): &(ClaimUid, ClaimKey)| {
+            let mut devices = answer_of(node.claim(uid).unwrap().claim, &call.driver);
+            devices
+                .iter_mut()
+                .for_each(|each| each.cdi_devices.insert(0, format!("{}/dev=common", call.driver)));
+            (uid.clone(), Ok(devices))
+        };
+        let results = call.claims.iter().map(prepared).collect();
+        assert_eq!(node.prepared(call.id, results, is_cdi_name, START), []);
+    }
+    node.begin_commit(id, &request, Vec::new()).unwrap();
+    node.finish_commit(id);
+    let cdi = |container: &str| node.run_options(&"p".into(), container).0.cdi_devices;
+    assert_eq!(
+        cdi("main"),
+        [
+            "d0/dev=common",
+            "d0/dev=o",
+            "d0/dev=a",
+            "d1/dev=common",
+            "d1/dev=h"
+        ]
+    );
+    let all = [
+        "d0/dev=common",
+        "d0/dev=a",
+        "d0/dev=b",
+        "d1/dev=common",
+        "d1/dev=h",
+        "d1/dev=g",
+    ];
+    assert_eq!(cdi("all"), all);
+    assert_eq!(cdi("none"), [""; 0]);
+    assert_eq!(cdi("unknown"), [""; 0]);
+}
+
+fn on_other() -> AllocatedClaim {
+    claim_of("other", "o", &[("d0", "o", &[])])
+}
+
+// ---- drivers
+
+#[test]
+fn the_newest_connected_plugin_of_a_driver_serves() {
+    let mut node = Node::default();
+    let driver: DriverName = "d0".into();
+    let first = connect_driver(&mut node, "d0", "0.sock");
+    let (second, replaced) = node.driver_registered(offer_of("d0", "1.sock"), START).unwrap();
+    assert_eq!((replaced, node.serving_driver(&driver)), (None, Some(first)));
+    assert!(node.link_up(second, START));
+    assert!(!node.link_up(second, START), "no news");
+    assert_eq!(node.serving_driver(&driver), Some(second));
+    node.link_lost(second, START);
+    assert_eq!(node.serving_driver(&driver), Some(first));
+    node.link_up(second, START);
+    assert!(node.driver_deregistered(first, START));
+    assert!(!node.driver_deregistered(first, START), "no news");
+    assert_eq!(node.serving_driver(&driver), Some(second));
+    assert!(!node.link_up(first, START), "it has gone");
+    let (third, replaced) = node.driver_registered(offer_of("d0", "1.sock"), START).unwrap();
+    assert_eq!((replaced, node.serving_driver(&driver)), (Some(second), None));
+    let view = node.driver(&driver).unwrap();
+    assert_eq!(
+        view.plugins
+            .iter()
+            .map(|plugin| plugin.connection)
+            .collect::<Vec<_>>(),
+        [third]
+    );
+    assert_eq!(view.last.unwrap().endpoint, "1.sock");
+}
+
+#[test]
+fn another_user_serves_a_driver_only_if_that_is_allowed() {
+    let mut node = node_with(&["d0"]);
+    let mut offer = offer_of("d0", "1.sock");
+    offer.uid = 7;
+    let before = everything(&node);
+    let refused = node.driver_registered(offer.clone(), START).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "d0 is served by a plugin of user 0 at 0.sock; user 7 may not serve it too"
+    );
+    assert_eq!(everything(&node), before);
+    offer.may_share = true;
+    assert!(node.driver_registered(offer, START).is_ok());
+}
+
+#[test]
+fn slices_are_wiped_when_a_driver_has_been_away_for_a_while() {
+    let mut node = Node::default();
+    let driver: DriverName = "d0".into();
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    let much_later = START.after(10 * WIPE_DELAY_MS);
+    assert_eq!(node.slices_to_wipe(much_later), []);
+    node.link_lost(connection, START);
+    node.driver_deregistered(connection, START.after(5));
+    let due = START.after(WIPE_DELAY_MS);
+    assert_eq!(node.next_wipe(START), Some(due), "the first loss counts");
+    assert_eq!(node.slices_to_wipe(START.after(WIPE_DELAY_MS - 1)), []);
+    assert_eq!(node.slices_to_wipe(due), ["d0".into()]);
+    assert!(!node.keeps_slices(&driver, START, due));
+    node.slices_wiped(&driver);
+    assert_eq!(
+        (node.slices_to_wipe(due), node.next_wipe(START)),
+        (Vec::new(), None)
+    );
+    connect_driver(&mut node, "d0", "0.sock");
+    assert!(node.keeps_slices(&driver, START, much_later));
+    assert!(node.keeps_slices(&"other".into(), START, START));
+    assert!(!node.keeps_slices(&"other".into(), START, due));
+}
+
+// ---- health
+
+fn report(device: &str, health: DeviceHealth) -> HealthReport {
+    HealthReport {
+        device: PoolDevice {
+            pool: "pool".into(),
+            device: device.into(),
+        },
+        health,
+        message: "hot".into(),
+        lease_ms: 0,
+    }
+}
+
+#[test]
+fn pods_that_share_a_device_hear_of_its_health() {
+    let mut node = Node::default();
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    admit_with(&mut node, &pod_with("q", &[on("d0")]));
+    let change = node.health_reported(connection, vec![report("a", DeviceHealth::Unhealthy)], START);
+    assert_eq!(
+        (change.devices.len(), change.pods),
+        (1, vec!["p".into(), "q".into()])
+    );
+    let same = node.health_reported(connection, vec![report("a", DeviceHealth::Unhealthy)], START);
+    assert_eq!(same, HealthChange::default());
+    let other = node.health_reported(connection, vec![report("free", DeviceHealth::Healthy)], START);
+    assert_eq!((other.devices.len(), other.pods), (1, Vec::new()));
+    let views = node.claimed_devices(&"p".into(), "main", START);
+    assert_eq!(
+        (views[0].health, &*views[0].message),
+        (DeviceHealth::Unhealthy, "hot")
+    );
+
+    node.driver_deregistered(connection, START);
+    let late = node.health_reported(connection, vec![report("a", DeviceHealth::Healthy)], START);
+    assert_eq!(late, HealthChange::default(), "it has gone");
+    let views = node.claimed_devices(&"p".into(), "main", START);
+    assert_eq!(
+        views[0].health,
+        DeviceHealth::Unhealthy,
+        "what it said still holds"
+    );
+
+    let end = node.next_expiry().unwrap();
+    assert_eq!(end, START.after(DEFAULT_LEASE_MS));
+    let expired = node.tick(end);
+    assert_eq!(expired.pods, ["p".into(), "q".into()]);
+    assert_eq!(
+        node.claimed_devices(&"p".into(), "main", end)[0].health,
+        DeviceHealth::Unknown
+    );
+    assert_eq!(node.next_expiry(), None);
+}

@@ -1,0 +1,852 @@
+//! Random histories of pods with claims, drivers, a disk and crashes, held against a model that keeps what is true
+//! outside: what is on disk, what drivers have done, and who was told what.
+//!
+//! Writes are handed over, reach the disk in any order, and are acknowledged in the order in which they did. A
+//! crash may come at any moment; of the writes that were not acknowledged the newest may be lost.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use proptest::prelude::*;
+
+use super::dra::{answer_of, claim_of, is_cdi_name, offer_of};
+use super::*;
+use crate::dra::claims::{AllocatedClaim, Call, Claim, Operation, PreparedDevice};
+use crate::dra::view::{ClaimView, Phase};
+use crate::{ClaimRequest, ClaimUid, DriverName, PodUid, RecordId, Restored};
+
+const DRIVERS: [&str; 3] = ["d0", "d1", "d2"];
+const PODS: usize = 5;
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Register(usize, usize),
+    /// A plugin registers and is connected.
+    Return(usize),
+    Link(u8, bool),
+    Deregister(u8),
+    Reserve(usize, usize),
+    /// An admission that nobody gets in the way of, for so many of its steps.
+    Admit(usize, usize, usize),
+    /// A removal in the same way.
+    Remove(usize, usize),
+    Abort(u8),
+    Intent(u8),
+    Prepare(u8),
+    Commit(u8),
+    Release(usize),
+    Unprepare(usize),
+    Abandon(usize, usize),
+    Due,
+    Record,
+    Answer(u8, Style),
+    Write(u8),
+    FailWrite(u8),
+    Acknowledge,
+    Wait(u64),
+    Crash {
+        lost: usize,
+        executed: bool,
+        rebooted: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Style {
+    Good,
+    Partial,
+    FailedBefore,
+    FailedAfter,
+    Missing,
+    Stray,
+    Foreign,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let style = prop_oneof![
+        12 => Just(Style::Good),
+        2 => Just(Style::Partial),
+        1 => Just(Style::FailedBefore),
+        1 => Just(Style::FailedAfter),
+        1 => Just(Style::Missing),
+        1 => Just(Style::Stray),
+        1 => Just(Style::Foreign),
+    ];
+    prop_oneof![
+        2 => (0..DRIVERS.len(), 0..2_usize).prop_map(|(driver, endpoint)| Step::Register(driver, endpoint)),
+        3 => (0..DRIVERS.len()).prop_map(Step::Return),
+        4 => (any::<u8>(), prop::bool::weighted(0.7)).prop_map(|(number, is_up)| Step::Link(number, is_up)),
+        1 => any::<u8>().prop_map(Step::Deregister),
+        8 => (0..PODS, 0..shapes().len()).prop_map(|(pod, shape)| Step::Reserve(pod, shape)),
+        14 => (0..PODS, 0..shapes().len(), 0..9_usize)
+            .prop_map(|(pod, shape, steps)| Step::Admit(pod, shape, steps)),
+        6 => (0..PODS, 0..6_usize).prop_map(|(pod, steps)| Step::Remove(pod, steps)),
+        1 => any::<u8>().prop_map(Step::Abort),
+        8 => any::<u8>().prop_map(Step::Intent),
+        8 => any::<u8>().prop_map(Step::Prepare),
+        6 => any::<u8>().prop_map(Step::Commit),
+        3 => (0..PODS).prop_map(Step::Release),
+        3 => (0..PODS).prop_map(Step::Unprepare),
+        1 => (0..PODS, 0..DRIVERS.len()).prop_map(|(pod, driver)| Step::Abandon(pod, driver)),
+        2 => Just(Step::Due),
+        2 => Just(Step::Record),
+        12 => (any::<u8>(), style).prop_map(|(number, style)| Step::Answer(number, style)),
+        14 => any::<u8>().prop_map(Step::Write),
+        1 => any::<u8>().prop_map(Step::FailWrite),
+        14 => Just(Step::Acknowledge),
+        2 => (0..70_000_u64).prop_map(Step::Wait),
+        1 => (0..3_usize, any::<bool>(), prop::bool::weighted(0.3))
+            .prop_map(|(lost, executed, rebooted)| Step::Crash { lost, executed, rebooted }),
+    ]
+}
+
+/// Claims that pods bring: two of them have the same name, two are one claim allocated twice, some need nothing
+/// of a driver.
+fn catalogue(index: usize) -> AllocatedClaim {
+    match index {
+        0 => claim_of("k0", "c0", &[("d0", "a", &[])]),
+        1 => claim_of("k0", "c0", &[("d0", "b", &[]), ("d1", "b", &[])]),
+        2 => claim_of("k0", "c2", &[("d1", "a", &[])]),
+        3 => claim_of("k3", "c3", &[("d0", "a", &[]), ("d1", "a", &[])]),
+        4 => claim_of("k4", "c4", &[("d1", "a", &["*"]), ("d2", "a", &[])]),
+        5 => claim_of("k5", "c5", &[("d0", "a", &["NodeUnprepareResources"])]),
+        _ => claim_of("k6", "c6", &[]),
+    }
+}
+
+fn shapes() -> Vec<&'static [usize]> {
+    vec![
+        &[0],
+        &[1],
+        &[2],
+        &[0, 3],
+        &[3, 3],
+        &[3, 4],
+        &[5, 6],
+        &[0, 3, 4],
+        &[],
+    ]
+}
+
+fn uid(pod: usize) -> PodUid {
+    format!("p{pod}").into()
+}
+
+fn request(pod: usize, shape: usize) -> PodRequest {
+    let claims = shapes()[shape].iter().enumerate();
+    let claims = claims.map(|(place, index)| ClaimRequest {
+        name: format!("n{place}"),
+        claim: catalogue(*index),
+    });
+    PodRequest {
+        claims: claims.collect(),
+        fingerprint: shape as u64 + 1,
+        ..super::pod(uid(pod).as_str(), vec![app("main", &[])])
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Disk {
+    pods: BTreeMap<PodUid, Pod>,
+    claims: BTreeMap<ClaimUid, Claim>,
+}
+
+#[derive(Debug, Clone)]
+enum Change {
+    Intent(ReservationId),
+    Commit(ReservationId, Pod),
+    Release(PodUid),
+    Record(RecordId),
+}
+
+#[derive(Debug, Clone)]
+struct Write {
+    pods: Vec<(PodUid, Option<Pod>)>,
+    put: Vec<Claim>,
+    delete: Vec<ClaimUid>,
+    change: Change,
+}
+
+#[derive(Debug)]
+struct Admission {
+    id: ReservationId,
+    request: PodRequest,
+    committing: bool,
+}
+
+type Part = (ClaimUid, DriverName);
+
+#[derive(Default)]
+struct World {
+    node: Node,
+    now: Moment,
+    connections: Vec<(ConnectionId, usize, usize)>,
+    registered: BTreeSet<ConnectionId>,
+    disk: Disk,
+    handed_over: Vec<Write>,
+    /// Written and not acknowledged, with the disk as it was before.
+    written: VecDeque<(Change, Disk)>,
+    admissions: Vec<Admission>,
+    releasing: BTreeSet<PodUid>,
+    /// Pods that were told that they are admitted.
+    pods: BTreeMap<PodUid, Pod>,
+    calls: Vec<Call>,
+    /// What drivers may have prepared: called, and not unprepared since.
+    touched: BTreeSet<Part>,
+    /// What drivers have prepared.
+    truth: BTreeSet<Part>,
+    /// Claims that were on disk when the machine was booted.
+    rebooted: BTreeSet<ClaimUid>,
+}
+
+impl World {
+    fn apply(&mut self, step: &Step) {
+        match *step {
+            Step::Register(driver, endpoint) => self.register(driver, endpoint),
+            Step::Link(number, is_up) => {
+                if let Some(&(id, ..)) = nth(&self.connections, number) {
+                    match is_up {
+                        true => self.node.link_up(id, self.now),
+                        false => self.node.link_lost(id, self.now),
+                    };
+                }
+            }
+            Step::Deregister(number) => {
+                if let Some(&(id, ..)) = nth(&self.connections, number) {
+                    let was = self.registered.remove(&id);
+                    assert_eq!(self.node.driver_deregistered(id, self.now), was);
+                }
+            }
+            Step::Return(driver) => self.bring_back(driver),
+            Step::Reserve(pod, shape) => self.reserve(request(pod, shape)),
+            Step::Admit(pod, shape, steps) => {
+                self.reserve(request(pod, shape));
+                let last = u8::try_from(self.admissions.len()).unwrap().wrapping_sub(1);
+                let all = [
+                    &[Step::Intent(last)][..],
+                    &[Step::Write(0); 4],
+                    &[Step::Acknowledge; 4],
+                    &[Step::Prepare(last)],
+                    &[Step::Answer(0, Style::Good); 4],
+                    &[Step::Commit(last)],
+                    &[Step::Write(0); 4],
+                    &[Step::Acknowledge; 4],
+                ];
+                all.into_iter()
+                    .take(steps)
+                    .flatten()
+                    .for_each(|step| self.apply(step));
+            }
+            Step::Remove(pod, steps) => {
+                let all = [
+                    &[Step::Release(pod)][..],
+                    &[Step::Write(0); 4],
+                    &[Step::Acknowledge; 4],
+                    &[Step::Unprepare(pod)],
+                    &[Step::Answer(0, Style::Good); 4],
+                ];
+                all.into_iter()
+                    .take(steps)
+                    .flatten()
+                    .for_each(|step| self.apply(step));
+            }
+            Step::Abort(number) => {
+                if let Some(place) = place(&self.admissions, number) {
+                    self.node.abort(self.admissions[place].id);
+                    if !self.admissions[place].committing {
+                        self.admissions.remove(place);
+                    }
+                }
+            }
+            Step::Intent(number) => {
+                if let Some(admission) = nth(&self.admissions, number) {
+                    let put = self.node.begin_intent(admission.id);
+                    let change = Change::Intent(admission.id);
+                    if !put.is_empty() {
+                        self.hand_over(Vec::new(), put, Vec::new(), change);
+                    }
+                }
+            }
+            Step::Prepare(number) => {
+                if let Some(admission) = nth(&self.admissions, number) {
+                    let calls = self.node.prepare_calls(admission.id, self.now);
+                    self.start(calls);
+                }
+            }
+            Step::Commit(number) => self.commit(number),
+            Step::Release(pod) => self.release(&uid(pod)),
+            Step::Unprepare(pod) => {
+                let calls = self.node.unprepare_calls(&uid(pod), self.now);
+                self.start(calls);
+            }
+            Step::Abandon(pod, driver) => {
+                self.node.abandon(&uid(pod), &DRIVERS[driver].into());
+                let remaining = self.node.remaining(&uid(pod));
+                assert!(
+                    remaining
+                        .iter()
+                        .all(|wait| wait.driver.as_str() != DRIVERS[driver])
+                );
+            }
+            Step::Due => {
+                let calls = self.node.due_calls(self.now);
+                self.start(calls);
+            }
+            Step::Record => self.record(),
+            Step::Answer(number, style) => {
+                if let Some(place) = place(&self.calls, number) {
+                    let call = self.calls.remove(place);
+                    self.answer(call, style);
+                }
+            }
+            Step::Write(number) => {
+                if let Some(place) = place(&self.handed_over, number) {
+                    self.write(place);
+                }
+            }
+            Step::FailWrite(number) => {
+                if self.written.is_empty()
+                    && let Some(place) = place(&self.handed_over, number)
+                {
+                    let change = self.handed_over.remove(place).change;
+                    self.settle(change, false);
+                    // The store makes its file anew, from memory.
+                    let claims = self.node.recorded_claims();
+                    self.disk.claims = claims.map(|claim| (claim.uid.clone(), claim.clone())).collect();
+                    self.disk.pods = self
+                        .node
+                        .pods()
+                        .map(|pod| (pod.uid.clone(), pod.clone()))
+                        .collect();
+                }
+            }
+            Step::Acknowledge => {
+                if let Some((change, _)) = self.written.pop_front() {
+                    self.settle(change, true);
+                }
+            }
+            Step::Wait(milliseconds) => self.now = self.now.after(milliseconds),
+            Step::Crash {
+                lost,
+                executed,
+                rebooted,
+            } => self.crash(lost, executed, rebooted),
+        }
+    }
+
+    fn bring_back(&mut self, driver: usize) {
+        self.register(driver, 0);
+        let (id, ..) = *self.connections.last().unwrap();
+        self.node.link_up(id, self.now);
+    }
+
+    fn register(&mut self, driver: usize, endpoint: usize) {
+        let offer = offer_of(DRIVERS[driver], &format!("{endpoint}.sock"));
+        let (id, replaced) = self.node.driver_registered(offer, self.now).unwrap();
+        let same = |each: &&(ConnectionId, usize, usize)| {
+            (each.1, each.2) == (driver, endpoint) && self.registered.contains(&each.0)
+        };
+        let expected = self.connections.iter().find(same).map(|each| each.0);
+        assert_eq!(replaced, expected, "another plugin was replaced");
+        if let Some(replaced) = replaced {
+            self.registered.remove(&replaced);
+        }
+        self.connections.push((id, driver, endpoint));
+        self.registered.insert(id);
+    }
+
+    /// Pods that hold a claim or are being admitted with it, as far as anybody was told.
+    fn members(&self, uid: &ClaimUid) -> BTreeSet<PodUid> {
+        let holds = |pod: &&Pod| pod.claims.iter().any(|each| each.uid == *uid);
+        let holders = self.pods.values().filter(holds).map(|pod| pod.uid.clone());
+        let joined = |each: &&Admission| each.request.claims.iter().any(|each| each.claim.uid == *uid);
+        let joiners = self
+            .admissions
+            .iter()
+            .filter(joined)
+            .map(|each| each.request.uid.clone());
+        holders.chain(joiners).collect()
+    }
+
+    fn reserve(&mut self, request: PodRequest) {
+        let uids = request.claims.iter().map(|each| &each.claim.uid);
+        let unpreparing: Vec<ClaimUid> = uids
+            .filter(|uid| self.node.claim(uid).is_some() && self.members(uid).is_empty())
+            .cloned()
+            .collect();
+        let before = self.node.changes();
+        match self.node.reserve(&request, &Advice::new()) {
+            Ok(Some(id)) => {
+                assert!(
+                    unpreparing.is_empty(),
+                    "a pod joined a claim that is being unprepared: {unpreparing:?}"
+                );
+                self.admissions.push(Admission {
+                    id,
+                    request,
+                    committing: false,
+                });
+            }
+            Ok(None) => {
+                assert!(self.pods.contains_key(&request.uid));
+                for uid in request.claims.iter().map(|each| &each.claim.uid) {
+                    assert_eq!(self.node.claim(uid).unwrap().phase, Phase::Prepared);
+                    assert!(
+                        self.disk.claims[uid].is_prepared(),
+                        "{uid} was answered and is not on disk"
+                    );
+                }
+            }
+            Err(_) => assert_eq!(self.node.changes(), before, "a refusal changed something"),
+        }
+    }
+
+    fn commit(&mut self, number: u8) {
+        let Some(place) = place(&self.admissions, number) else {
+            return;
+        };
+        let Admission {
+            id,
+            request,
+            committing,
+        } = &mut self.admissions[place];
+        let answers = answers(&self.node, *id);
+        let waits = self.node.waiting_for(*id);
+        match self.node.begin_commit(*id, request, answers) {
+            Ok(commit) => {
+                assert!(!*committing && waits.is_empty());
+                *committing = true;
+                let pods = vec![(commit.pod.uid.clone(), Some(commit.pod.clone()))];
+                let change = Change::Commit(*id, commit.pod);
+                self.hand_over(pods, commit.claims, Vec::new(), change);
+            }
+            Err(_) => assert!(
+                *committing || !waits.is_empty(),
+                "nothing is missing, and yet there is no commit"
+            ),
+        }
+    }
+
+    fn release(&mut self, pod: &PodUid) {
+        if let Ok(put) = self.node.begin_release(pod) {
+            self.releasing.insert(pod.clone());
+            let change = Change::Release(pod.clone());
+            self.hand_over(vec![(pod.clone(), None)], put, Vec::new(), change);
+        }
+    }
+
+    fn record(&mut self) {
+        if let Some(record) = self.node.begin_record() {
+            for uid in &record.delete {
+                assert!(self.members(uid).is_empty(), "a claim that pods hold is deleted");
+            }
+            self.hand_over(Vec::new(), record.put, record.delete, Change::Record(record.id));
+        }
+    }
+
+    fn hand_over(
+        &mut self,
+        pods: Vec<(PodUid, Option<Pod>)>,
+        put: Vec<Claim>,
+        delete: Vec<ClaimUid>,
+        change: Change,
+    ) {
+        self.handed_over.push(Write {
+            pods,
+            put,
+            delete,
+            change,
+        });
+    }
+
+    fn write(&mut self, place: usize) {
+        let write = self.handed_over.remove(place);
+        let before = self.disk.clone();
+        for (uid, pod) in write.pods {
+            match pod {
+                Some(pod) => self.disk.pods.insert(uid, pod),
+                None => self.disk.pods.remove(&uid),
+            };
+        }
+        for claim in write.put {
+            self.disk.claims.insert(claim.uid.clone(), claim);
+        }
+        for uid in write.delete {
+            self.disk.claims.remove(&uid);
+        }
+        self.written.push_back((write.change, before));
+    }
+
+    fn settle(&mut self, change: Change, is_written: bool) {
+        let node = &mut self.node;
+        match (change, is_written) {
+            (Change::Intent(id), true) => node.finish_intent(id),
+            (Change::Intent(id), false) => {
+                node.cancel_intent(id);
+                node.abort(id);
+                self.admissions.retain(|each| each.id != id);
+            }
+            (Change::Commit(id, pod), _) => {
+                match is_written {
+                    true => node.finish_commit(id),
+                    false => node.cancel_commit(id),
+                }
+                if is_written {
+                    self.pods.insert(pod.uid.clone(), pod);
+                }
+                self.admissions.retain(|each| each.id != id);
+            }
+            (Change::Release(pod), true) => {
+                node.finish_release(&pod);
+                self.pods.remove(&pod);
+                self.releasing.remove(&pod);
+            }
+            (Change::Release(pod), false) => {
+                node.cancel_release(&pod);
+                self.releasing.remove(&pod);
+            }
+            (Change::Record(id), true) => node.finish_record(id),
+            (Change::Record(id), false) => node.cancel_record(id),
+        }
+    }
+
+    /// Drivers are called.
+    fn start(&mut self, calls: Vec<Call>) {
+        for call in calls {
+            let serving = self.node.serving_driver(&call.driver);
+            assert_eq!(
+                serving,
+                Some(call.connection),
+                "not the plugin that serves is called"
+            );
+            for (uid, _) in &call.claims {
+                let asked = |other: &Call| {
+                    other.driver == call.driver && other.claims.iter().any(|(other, _)| other == uid)
+                };
+                assert!(
+                    !self.calls.iter().any(asked),
+                    "{} is called twice at once for {uid}",
+                    call.driver
+                );
+                let members = self.members(uid);
+                let record = self.disk.claims.get(uid);
+                let known = record.is_some_and(|claim| claim.preparations.contains_key(&call.driver));
+                assert!(known, "{} is called for {uid}, which is not on disk", call.driver);
+                match call.operation {
+                    Operation::Prepare => {
+                        assert!(!members.is_empty(), "{uid} is prepared for nobody");
+                        self.touched.insert((uid.clone(), call.driver.clone()));
+                    }
+                    Operation::Unprepare => {
+                        assert!(
+                            members.is_empty(),
+                            "{uid} is unprepared while {members:?} hold it"
+                        );
+                    }
+                }
+            }
+            self.calls.push(call);
+        }
+    }
+
+    /// A driver does what it was asked to do.
+    fn execute(&mut self, call: &Call, uid: &ClaimUid) {
+        let part = (uid.clone(), call.driver.clone());
+        match call.operation {
+            Operation::Prepare => {
+                self.truth.insert(part);
+            }
+            Operation::Unprepare => {
+                self.truth.remove(&part);
+                self.touched.remove(&part);
+            }
+        }
+    }
+
+    fn answer(&mut self, call: Call, style: Style) {
+        let mut prepared: BTreeMap<ClaimUid, Result<Vec<PreparedDevice>, String>> = BTreeMap::new();
+        for (place, (uid, _)) in call.claims.iter().enumerate() {
+            let fails = style == Style::FailedBefore || style == Style::Partial && place % 2 == 0;
+            if fails {
+                prepared.insert(uid.clone(), Err("no".into()));
+                continue;
+            }
+            self.execute(&call, uid);
+            let claim = self.node.claim(uid).unwrap().claim;
+            let mut devices = answer_of(claim, &call.driver);
+            if style == Style::Foreign
+                && let Some(device) = devices.first_mut()
+            {
+                device.device.push('x');
+            }
+            if style != Style::Missing || place > 0 {
+                prepared.insert(uid.clone(), Ok(devices));
+            }
+        }
+        if style == Style::Stray {
+            prepared.insert("stray".into(), Ok(Vec::new()));
+        }
+        let is_late = !self.registered.contains(&call.connection);
+        let before = self.claims();
+        match (style, call.operation) {
+            (Style::FailedBefore | Style::FailedAfter, _) => self.node.call_failed(call.id, "gone", self.now),
+            (_, Operation::Prepare) => {
+                self.node.prepared(call.id, prepared, is_cdi_name, self.now);
+            }
+            (_, Operation::Unprepare) => {
+                let results = prepared.into_iter().map(|(uid, result)| (uid, result.map(drop)));
+                self.node.unprepared(call.id, results.collect(), self.now);
+            }
+        }
+        let fine = matches!(
+            style,
+            Style::Good | Style::Partial | Style::Foreign | Style::Missing
+        );
+        if is_late || !fine {
+            let after = self.claims();
+            for (uid, claim) in &before {
+                assert_eq!(
+                    after.get(uid),
+                    Some(claim),
+                    "an answer that does not count changed {uid}"
+                );
+            }
+        }
+    }
+
+    fn claims(&self) -> BTreeMap<ClaimUid, (Claim, Vec<PodUid>)> {
+        let view = |view: ClaimView<'_>| (view.claim.uid.clone(), (view.claim.clone(), view.pods));
+        self.node.claims().map(view).collect()
+    }
+
+    fn crash(&mut self, lost: usize, executed: bool, rebooted: bool) {
+        for _ in 0..lost {
+            if let Some((_, before)) = self.written.pop_back() {
+                self.disk = before;
+            }
+        }
+        let calls = core::mem::take(&mut self.calls);
+        for call in calls.iter().filter(|_| executed) {
+            for (uid, _) in &call.claims {
+                self.execute(call, uid);
+            }
+        }
+        if rebooted {
+            self.truth.clear();
+            self.rebooted.extend(self.disk.claims.keys().cloned());
+            for claim in self.disk.claims.values_mut() {
+                claim.rebooted();
+            }
+            for pod in self.disk.pods.values_mut() {
+                pod.before_reboot = true;
+            }
+        }
+        *self = Self {
+            node: Node::restore(Restored {
+                pods: self.disk.pods.values().cloned().collect(),
+                claims: self.disk.claims.values().cloned().collect(),
+                ..Restored::default()
+            }),
+            now: self.now,
+            pods: self.disk.pods.clone(),
+            disk: core::mem::take(&mut self.disk),
+            touched: core::mem::take(&mut self.touched),
+            truth: core::mem::take(&mut self.truth),
+            rebooted: core::mem::take(&mut self.rebooted),
+            ..Self::default()
+        };
+    }
+
+    fn check(&self) {
+        assert_sound(&self.node);
+        for (uid, driver) in &self.touched {
+            let record = self.disk.claims.get(uid);
+            let known = record.is_some_and(|claim| claim.preparations.contains_key(driver));
+            let skips = |claim: &AllocatedClaim| {
+                let allocated = claim.drivers.get(driver).filter(|_| claim.uid == *uid);
+                allocated.is_some_and(|each| each.skip.iter().any(|skip| skip != "NodePrepareResources"))
+            };
+            let skipped = (0..7).map(catalogue).any(|claim| skips(&claim));
+            assert!(
+                known || skipped,
+                "{driver} may have prepared {uid}, and the disk does not know"
+            );
+        }
+        for view in self.node.claims() {
+            let uid = &view.claim.uid;
+            let members = self.members(uid);
+            assert_eq!(view.pods, members.iter().cloned().collect::<Vec<_>>());
+            let in_use = matches!(view.phase, Phase::Preparing | Phase::Prepared);
+            assert_eq!(
+                in_use,
+                !members.is_empty(),
+                "{uid} is {:?} with {members:?}",
+                view.phase
+            );
+            if view.phase == Phase::Prepared {
+                for (driver, preparation) in &view.claim.preparations {
+                    let is_prepared = self.truth.contains(&(uid.clone(), driver.clone()));
+                    assert!(
+                        is_prepared || preparation.skip.contains("*"),
+                        "{driver} has not prepared {uid}"
+                    );
+                }
+            }
+        }
+        for pod in self.pods.values() {
+            assert_eq!(
+                self.node.pod(&pod.uid),
+                Some(pod),
+                "a pod is not what was committed"
+            );
+            assert_eq!(
+                self.node.might_need_unprepare(&pod.uid),
+                self.may_need_unprepare(pod)
+            );
+            for uid in pod.claim_uids() {
+                let phase = self.node.claim(&uid).map(|view| view.phase);
+                let again = phase == Some(Phase::Preparing) && self.rebooted.contains(&uid);
+                assert!(
+                    phase == Some(Phase::Prepared) || again,
+                    "{uid} of {} is {phase:?}",
+                    pod.uid
+                );
+            }
+        }
+        for pod in self.disk.pods.values() {
+            for uid in pod.claim_uids() {
+                let claim = self.disk.claims.get(&uid);
+                let is_prepared = claim.is_some_and(Claim::is_prepared);
+                assert!(
+                    is_prepared || claim.is_some() && self.rebooted.contains(&uid),
+                    "{uid} on disk: {claim:?}"
+                );
+            }
+        }
+    }
+
+    fn may_need_unprepare(&self, pod: &Pod) -> bool {
+        let admitted = self.admissions.iter().any(|each| each.request.uid == pod.uid);
+        let claims = self.admissions.iter().filter(|each| each.request.uid == pod.uid);
+        let joins = admitted && claims.flat_map(|each| &each.request.claims).next().is_some();
+        !pod.claims.is_empty() || joins || !self.node.remaining(&pod.uid).is_empty()
+    }
+
+    /// Drivers are well and answer, the disk writes, and time passes, until nothing happens any longer.
+    fn calm_down(&mut self) {
+        for admission in core::mem::take(&mut self.admissions) {
+            if admission.committing {
+                self.admissions.push(admission);
+            } else {
+                self.node.abort(admission.id);
+            }
+        }
+        (0..DRIVERS.len()).for_each(|driver| self.bring_back(driver));
+        for _ in 0..100 {
+            while !self.handed_over.is_empty() {
+                self.write(0);
+            }
+            while let Some((change, _)) = self.written.pop_front() {
+                self.settle(change, true);
+            }
+            while let Some(call) = self.calls.pop() {
+                self.answer(call, Style::Good);
+            }
+            self.check();
+            let calls = self.node.due_calls(self.now);
+            self.start(calls);
+            self.record();
+            if self.calls.is_empty() && self.handed_over.is_empty() {
+                match self.node.next_call() {
+                    Some(at) => self.now = self.now.max(at),
+                    None => return,
+                }
+            }
+        }
+        panic!("it does not come to rest: {}", everything(&self.node));
+    }
+
+    fn check_at_rest(&self) {
+        let mut held: BTreeSet<ClaimUid> = BTreeSet::new();
+        for view in self.node.claims() {
+            assert!(
+                !view.pods.is_empty(),
+                "{} is left behind: {:?}",
+                view.claim.uid,
+                view.phase
+            );
+            assert_eq!(
+                view.phase,
+                Phase::Prepared,
+                "{} is not prepared: {:?}",
+                view.claim.uid,
+                view.waits
+            );
+            assert_eq!(
+                self.disk.claims.get(&view.claim.uid),
+                Some(view.claim),
+                "memory and disk differ"
+            );
+            held.insert(view.claim.uid.clone());
+        }
+        let on_disk: BTreeSet<ClaimUid> = self.disk.claims.keys().cloned().collect();
+        assert_eq!(on_disk, held, "the disk has other claims than the node");
+        let prepared = self
+            .truth
+            .iter()
+            .map(|(uid, _)| uid)
+            .filter(|uid| uid.as_str() != "c5");
+        for uid in prepared {
+            assert!(
+                held.contains(uid),
+                "{uid} was forgotten, and a driver still has it"
+            );
+        }
+    }
+}
+
+fn place<T>(values: &[T], number: u8) -> Option<usize> {
+    usize::from(number).checked_rem(values.len())
+}
+
+fn nth<T>(values: &[T], number: u8) -> Option<&T> {
+    values.get(place(values, number)?)
+}
+
+fn live_through(history: &[Step]) -> String {
+    let mut world = World {
+        now: START,
+        ..World::default()
+    };
+    for driver in 0..DRIVERS.len() {
+        world.bring_back(driver);
+    }
+    for step in history {
+        world.apply(step);
+        world.check();
+    }
+    let end = everything(&world.node);
+    world.calm_down();
+    world.check_at_rest();
+    for pod in world.pods.clone().into_keys() {
+        world.release(&pod);
+    }
+    world.calm_down();
+    world.check_at_rest();
+    assert_eq!(
+        world.disk,
+        Disk::default(),
+        "something is left of pods that are gone"
+    );
+    end
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_history_keeps_the_invariants_of_claims(history in proptest::collection::vec(step(), 1..100)) {
+        let once = live_through(&history);
+        let again = live_through(&history);
+        prop_assert_eq!(once, again, "the same history led to another state");
+    }
+}
