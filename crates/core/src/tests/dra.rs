@@ -638,8 +638,23 @@ fn an_admission_that_is_given_up_during_a_call_is_unprepared_after_it() {
     assert!(node.might_need_unprepare(&"p".into()));
     assert_eq!(node.due_calls(START), []);
     answer(&mut node, &call);
+    assert_eq!(node.begin_record(), None, "nobody wants to know");
     let calls = node.due_calls(START);
     assert_eq!(calls[0].operation, Operation::Unprepare);
+}
+
+#[test]
+fn a_driver_that_was_given_up_on_during_a_call_stays_so() {
+    let mut node = node_with(&["d0"]);
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    intend(&mut node, id);
+    let call = node.prepare_calls(id, START).remove(0);
+    node.abort(id);
+    assert_eq!(node.remaining(&"p".into())[0].reason, Reason::Calling);
+    node.abandon(&"p".into(), &"d0".into());
+    answer(&mut node, &call);
+    assert_eq!(phase(&node, "c"), Some(Phase::Abandoned));
+    assert_eq!(node.remaining(&"p".into()), []);
 }
 
 #[test]
@@ -675,6 +690,9 @@ fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
     assert_eq!(node.remaining(&"p".into()), []);
     assert!(!node.might_need_unprepare(&"p".into()));
     assert_eq!(phase(&node, "c"), Some(Phase::Abandoned));
+    let lost = node.begin_record().unwrap();
+    assert_eq!(node.begin_record(), None, "it is being written");
+    node.cancel_record(lost.id);
     let record = node.begin_record().unwrap();
     assert_eq!(
         record.put[0].preparations["d0"].state,
@@ -757,7 +775,8 @@ fn claims_of_pods_are_in_use_after_a_restart() {
 fn claims_of_pods_are_prepared_again_after_a_reboot() {
     let mut node = node_with(&["d0"]);
     let skips = claim_of("k1", "c1", &[("d0", "b", &["*"])]);
-    admit_with(&mut node, &pod_with("p", &[on("d0"), skips]));
+    let request = pod_with("p", &[on("d0"), skips]);
+    admit_with(&mut node, &request);
     let mut restored = restart(&node);
     let changed: Vec<bool> = restored.claims.iter_mut().map(Claim::rebooted).collect();
     assert_eq!(changed, [true, false]);
@@ -776,7 +795,31 @@ fn claims_of_pods_are_prepared_again_after_a_reboot() {
     );
     answer_all(&mut node, calls);
     assert_eq!(node.unprepared_claims(&"p".into()), []);
-    assert!(node.begin_record().unwrap().put[0].is_prepared());
+    let record = node.begin_record().unwrap();
+    assert!(record.put[0].is_prepared());
+
+    let id = reserve(&mut node, &request);
+    let commit = node.begin_commit(id, &request, Vec::new()).unwrap();
+    assert_eq!(commit.claims.len(), 1, "it is not on disk yet");
+    node.cancel_commit(id);
+    node.finish_record(record.id);
+    assert_eq!(node.reserve(&request, &Advice::new()), Ok(None));
+}
+
+#[test]
+fn what_is_learned_while_the_last_pod_leaves_is_written_again() {
+    let mut claim = imported_claim("c", &["a"]);
+    claim.pod = "somebody".into();
+    let mut node = node_that_imported(claim);
+    let last_words = node.begin_release(&"p".into()).unwrap();
+    assert_eq!(last_words[0].preparations["d0"].allocated, None);
+    let request = pod_with("q", &[claim_of("c", "c", &[("d0", "a", &[])])]);
+    let id = reserve(&mut node, &request);
+    node.begin_commit(id, &request, Vec::new()).unwrap();
+    node.finish_commit(id);
+    node.finish_release(&"p".into());
+    let record = node.begin_record().unwrap();
+    assert!(record.put[0].preparations["d0"].allocated.is_some());
 }
 
 /// A claim as a kubelet's file describes it.

@@ -380,6 +380,17 @@ impl World {
                     unpreparing.is_empty(),
                     "a pod joined a claim that is being unprepared: {unpreparing:?}"
                 );
+                for wanted in request.claims.iter().map(|each| &each.claim) {
+                    let claim = self.node.claim(&wanted.uid).unwrap().claim;
+                    let is_it = |(driver, each): (&DriverName, &crate::dra::claims::Allocated)| {
+                        claim.preparations[driver].allocated.as_ref() == Some(&each.devices)
+                    };
+                    assert_eq!(claim.preparations.len(), wanted.drivers.len());
+                    assert!(
+                        wanted.drivers.iter().all(is_it),
+                        "a pod joined a claim that was allocated otherwise"
+                    );
+                }
                 self.admissions.push(Admission {
                     id,
                     request,
