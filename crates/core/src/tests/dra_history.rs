@@ -295,7 +295,7 @@ impl World {
             Step::Answer(number, style) => {
                 if let Some(place) = place(&self.calls, number) {
                     let call = self.calls.remove(place);
-                    self.answer(call, style);
+                    self.answer(&call, style);
                 }
             }
             Step::Write(number) => {
@@ -573,7 +573,7 @@ impl World {
         }
     }
 
-    fn answer(&mut self, call: Call, style: Style) {
+    fn answer(&mut self, call: &Call, style: Style) {
         let mut prepared: BTreeMap<ClaimUid, Result<Vec<PreparedDevice>, String>> = BTreeMap::new();
         for (place, (uid, _)) in call.claims.iter().enumerate() {
             let fails = style == Style::FailedBefore || style == Style::Partial && place % 2 == 0;
@@ -581,7 +581,7 @@ impl World {
                 prepared.insert(uid.clone(), Err("no".into()));
                 continue;
             }
-            self.execute(&call, uid);
+            self.execute(call, uid);
             let claim = self.node.claim(uid).unwrap().claim;
             let mut devices = answer_of(claim, &call.driver);
             if style == Style::Foreign
@@ -760,7 +760,7 @@ impl World {
                 self.settle(change, true);
             }
             while let Some(call) = self.calls.pop() {
-                self.answer(call, Style::Good);
+                self.answer(&call, Style::Good);
             }
             self.check();
             let calls = self.node.due_calls(self.now);

@@ -722,6 +722,7 @@ async fn all_containers_of_a_pod_are_remembered() {
         name: "log".into(),
         kind: ContainerKind::App,
         wants: BTreeMap::new(),
+        claims: Vec::new(),
     });
     let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
     held.commit(&request, vec![(answer(RAW).unwrap(), false)])
