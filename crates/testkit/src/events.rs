@@ -1,11 +1,11 @@
-//! What a plugin tells: JSON lines on standard output.
+//! What a process tells: JSON lines on standard output.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-/// Something that happened to a plugin.
+/// Something that happened to a plugin or a driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case", rename_all_fields = "camelCase")]
 pub enum Event {
@@ -17,6 +17,21 @@ pub enum Event {
     RegisterFailed { code: i32, message: String },
     /// A call came in; `ids` are the devices that it names.
     Called { method: String, ids: Vec<String> },
+    /// A DRA driver was called, by the name of the service under which it registers; `claims` are those that the call
+    /// names.
+    Asked {
+        service: String,
+        method: String,
+        claims: Vec<Claim>,
+    },
+    /// A call for claims has been carried out, and waits for the command `proceed`; `ids` as for `Answered`.
+    Waits { method: String, ids: Vec<String> },
+    /// A call for claims is being answered; `ids` are the UIDs of those that the answer names.
+    Answered { method: String, ids: Vec<String> },
+    /// The claims that a driver has prepared, by UID.
+    Prepared { claims: Vec<Claim> },
+    /// An answer went out, and whoever had asked was killed.
+    KilledCaller { pid: i32 },
     /// A list went out.
     ListSent { devices: usize },
     /// A stream has sent its part of a flood.
@@ -31,6 +46,14 @@ pub enum Event {
     Done { command: String },
     /// A command made no sense.
     Refused { command: String, reason: String },
+}
+
+/// A claim as a driver hears of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Claim {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
 }
 
 pub(crate) fn tell(event: &Event) {

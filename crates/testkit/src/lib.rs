@@ -6,9 +6,9 @@
 //!     └ ◄──── events (stdout) ──────────┘
 //! ```
 //!
-//! A test says what the plugin is like ([`Script`]), starts it ([`Plugin::start`]), and from then on only reacts to
-//! what it tells: there are no sleeps. The process ends when its standard input does, so that it never outlives
-//! the test.
+//! A test says what the plugin is like ([`Script`], or [`DriverScript`] for a DRA driver), starts it
+//! ([`Plugin::start`], [`Plugin::driver`]), and from then on only reacts to what it tells: there are no sleeps. The
+//! process ends when its standard input does, so that it never outlives the test.
 //!
 //! Cargo does not build the binaries of other packages for a test, so the process is the test's own executable,
 //! started again: each test file that uses plugins says [`plugin_process!`] once. The example `testkit-plugin` is the
@@ -19,17 +19,22 @@
 // This is test code: a panic is how it reports.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod calls;
+mod commands;
+mod driver;
 mod events;
+mod lists;
 mod plugin;
 mod process;
 mod raw;
 mod script;
 mod serve;
+mod sockets;
 mod wire;
 
-pub use events::Event;
-pub use plugin::run;
-pub use process::{PATIENCE, Plugin, become_plugin_if_asked};
+pub use driver::{DeviceHealth, DriverEndpoint, DriverScript, PreparedDevice};
+pub use events::{Claim, Event};
+pub use process::{PATIENCE, Plugin, Role, become_plugin_if_asked, run};
 pub use raw::{Babbler, nonsense_of_a_client, nonsense_of_a_server};
 pub use script::{Answer, Api, Device, DeviceNode, Door, Fault, Faults, Mount, Options, Script};
 

@@ -4,159 +4,76 @@ use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, watch};
+use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
 
+use crate::calls::{Calls, unless_it_fails};
+use crate::commands::Commands;
 use crate::events::{Event, tell};
-use crate::script::{Answer, Api, Device, Door, Fault, Faults, Script};
-use crate::serve;
+use crate::lists::{Lists, pause, two_numbers};
+use crate::script::{Answer, Api, Device, Door, Fault, Script};
+use crate::serve::serve;
+use crate::sockets::Sockets;
 
 /// What the parts of a plugin share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) script: Script,
-    changing: Mutex<Changing>,
-    pub(crate) devices: watch::Sender<Vec<Device>>,
-    /// Grows when the streams are to end.
-    pub(crate) streams: watch::Sender<u64>,
-    /// Lists that every stream is to send, whether or not anything has changed.
-    pub(crate) flood: watch::Sender<Flood>,
-    proceed: Semaphore,
-}
-
-/// So many lists, so many a second; 0 is as many as are taken.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Flood {
-    pub(crate) lists: u32,
-    pub(crate) per_second: u32,
-}
-
-#[derive(Debug)]
-struct Changing {
-    faults: Faults,
-    answer: Answer,
+    pub(crate) calls: Calls,
+    answer: Mutex<Answer>,
+    pub(crate) devices: Lists<Device>,
 }
 
 impl State {
-    fn changing(&self) -> MutexGuard<'_, Changing> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn changing_answer(&self) -> MutexGuard<'_, Answer> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn answer(&self) -> Answer {
-        self.changing().answer.clone()
+        self.changing_answer().clone()
     }
 
     /// Every call begins here: it is told, and goes wrong if it should. Faults that only change the answer are
     /// returned.
     pub(crate) async fn called(&self, method: &str, ids: &[String]) -> Result<Option<Fault>, Status> {
-        let fault = self.changing().faults.get(method).cloned();
+        let fault = self.calls.fault(method);
         if let Some(Fault::DropDevice(device)) = &fault {
             self.devices
+                .now
                 .send_modify(|devices| devices.retain(|each| each.id != *device));
         }
         let (method, ids) = (method.to_owned(), ids.to_vec());
         tell(&Event::Called { method, ids });
-        match fault {
-            None => Ok(None),
-            Some(Fault::Hang) => std::future::pending().await,
-            Some(Fault::Die) => std::process::abort(),
-            Some(Fault::Refuse { code, message }) => Err(Status::new(Code::from(code), message)),
+        match unless_it_fails(fault).await? {
             Some(Fault::Wait | Fault::DropDevice(_)) => {
-                match self.proceed.acquire().await {
-                    Ok(permit) => permit.forget(),
-                    Err(_) => return Err(Status::internal("nothing will proceed any longer")),
-                }
+                self.calls.wait().await?;
                 Ok(None)
             }
-            Some(fault) => Ok(Some(fault)),
+            other => Ok(other),
         }
-    }
-
-    /// The fault of a call that is answered with bytes of its own making; such a call is told.
-    pub(crate) fn wire_fault(&self, method: &str) -> Option<Fault> {
-        let is_of_the_wire = |fault: &Fault| {
-            matches!(
-                fault,
-                Fault::Half | Fault::Drip { .. } | Fault::Raw(_) | Fault::Endless(_)
-            )
-        };
-        let fault = self.changing().faults.get(method).cloned().filter(is_of_the_wire);
-        if fault.is_some() {
-            let (method, ids) = (method.to_owned(), Vec::new());
-            tell(&Event::Called { method, ids });
-        }
-        fault
     }
 }
 
-/// Is a plugin until told to end.
-pub fn run(script: Script) {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime starts");
-    runtime.block_on(live(script));
-    runtime.shutdown_background();
-}
-
-async fn live(script: Script) {
+/// Is a device plugin until told to end.
+pub(crate) async fn live(script: Script) {
     let state = Arc::new(State {
-        changing: Mutex::new(Changing {
-            faults: script.faults.clone(),
-            answer: script.answer.clone(),
-        }),
-        devices: watch::Sender::new(script.all_devices()),
-        streams: watch::Sender::new(0),
-        flood: watch::Sender::new(Flood::default()),
-        proceed: Semaphore::new(0),
+        calls: Calls::new(script.faults.clone()),
+        answer: Mutex::new(script.answer.clone()),
+        devices: Lists::new(script.all_devices()),
         script,
     });
     let mut sockets = Sockets::default();
     if state.script.door != Door::Later {
         get_in(&state, &mut sockets).await;
     }
-    let mut lines = BufReader::new(tokio::io::stdin()).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        if line == "exit" {
-            break;
-        }
-        match obey(&line, &state, &mut sockets).await {
-            Ok(()) => tell(&Event::Done { command: line }),
-            Err(reason) => tell(&Event::Refused {
-                command: line,
-                reason,
-            }),
-        }
-    }
-}
-
-/// Sockets that are removed at the end, unless the process is killed.
-#[derive(Debug, Default)]
-struct Sockets(Vec<PathBuf>);
-
-impl Drop for Sockets {
-    fn drop(&mut self) {
-        for path in &self.0 {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-impl Sockets {
-    fn serve(&mut self, state: &Arc<State>, path: PathBuf) {
-        serve::serve(Arc::clone(state), &path);
-        tell(&Event::Serving {
-            socket: path.display().to_string(),
-        });
-        self.0.push(path);
+    let mut commands = Commands::new();
+    while let Some(line) = commands.next().await {
+        let carried_out = obey(&line, &state, &mut sockets).await;
+        commands.end(line, carried_out);
     }
 }
 
@@ -167,12 +84,12 @@ async fn obey(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Result<(
         "register" => get_in(state, sockets).await,
         "list" => {
             let devices: Vec<Device> = serde_json::from_str(rest).map_err(json)?;
-            state.devices.send_replace(devices);
+            state.devices.now.send_replace(devices);
         }
         "health" => {
             let (id, health) = rest.split_once(' ').ok_or("health DEVICE STATE")?;
             let mut known = false;
-            state.devices.send_modify(|devices| {
+            state.devices.now.send_modify(|devices| {
                 for device in devices.iter_mut().filter(|device| device.id == id) {
                     health.clone_into(&mut device.health);
                     known = true;
@@ -180,15 +97,7 @@ async fn obey(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Result<(
             });
             known.then_some(()).ok_or("no such device")?;
         }
-        "fault" => {
-            let (call, fault) = rest.split_once(' ').ok_or("fault CALL JSON")?;
-            let fault: Option<Fault> = serde_json::from_str(fault).map_err(json)?;
-            let faults = &mut state.changing().faults;
-            match fault {
-                Some(fault) => faults.insert(call.to_owned(), fault),
-                None => faults.remove(call),
-            };
-        }
+        "fault" => state.calls.change(rest)?,
         "offer" => {
             let script = Script {
                 resource: rest.to_owned(),
@@ -196,34 +105,20 @@ async fn obey(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Result<(
             };
             let plugins = script.root.join("device-plugins");
             let name = script.socket_name();
-            sockets.serve(state, plugins.join(&name));
+            serve(state, sockets, plugins.join(&name));
             tell(&outcome(register(&plugins, &script, &name).await));
         }
-        "answer" => state.changing().answer = serde_json::from_str(rest).map_err(json)?,
-        "proceed" => state.proceed.add_permits(1),
-        "flood" => {
-            let (lists, per_second) = two_numbers(rest).ok_or("flood LISTS PER_SECOND")?;
-            state.flood.send_replace(Flood { lists, per_second });
-        }
+        "answer" => *state.changing_answer() = serde_json::from_str(rest).map_err(json)?,
+        "proceed" => state.calls.proceed(),
+        "flood" => state.devices.flood(rest)?,
         "registrations" => {
             let (count, per_second) = two_numbers(rest).ok_or("registrations COUNT PER_SECOND")?;
             tell(&register_often(&state.script, count, per_second).await);
         }
-        "end-stream" => state.streams.send_modify(|number| *number += 1),
+        "end-stream" => state.devices.end_streams(),
         _ => return Err("no such command".into()),
     }
     Ok(())
-}
-
-fn two_numbers(text: &str) -> Option<(u32, u32)> {
-    let (one, other) = text.split_once(' ')?;
-    Some((one.parse().ok()?, other.parse().ok()?))
-}
-
-/// The pause between things that happen so often; none for 0.
-pub(crate) fn pause(per_second: u32) -> Option<tokio::time::Interval> {
-    let period = Duration::from_secs(1).checked_div(per_second)?;
-    Some(tokio::time::interval(period))
 }
 
 /// Registers again and again, each time on a connection of its own and without waiting for the last.
@@ -269,21 +164,21 @@ async fn get_in(state: &Arc<State>, sockets: &mut Sockets) {
     let endpoint = plugins.join(&name);
     match (script.door, script.api) {
         (Door::Claim, _) => tell(&outcome(register(&plugins, script, &name).await)),
-        (Door::Registry, _) => sockets.serve(state, script.root.join("plugins_registry").join(&name)),
+        (Door::Registry, _) => serve(state, sockets, script.root.join("plugins_registry").join(&name)),
         (Door::RegistryWithEndpoint, _) => {
-            sockets.serve(state, endpoint);
-            sockets.serve(state, script.root.join("plugins_registry").join(&name));
+            serve(state, sockets, endpoint);
+            serve(state, sockets, script.root.join("plugins_registry").join(&name));
         }
         (Door::Kubelet | Door::Later, Api::V1beta1) => {
-            if !(sockets.0.contains(&endpoint) && endpoint.exists()) {
-                sockets.serve(state, endpoint);
+            if !(sockets.has(&endpoint) && endpoint.exists()) {
+                serve(state, sockets, endpoint);
             }
             tell(&outcome(register(&plugins, script, &name).await));
         }
         (Door::Kubelet | Door::Later, Api::V1alpha2) => {
             let registered = register(&plugins, script, &name).await;
-            if !(sockets.0.contains(&endpoint) && endpoint.exists()) {
-                sockets.serve(state, endpoint);
+            if !(sockets.has(&endpoint) && endpoint.exists()) {
+                serve(state, sockets, endpoint);
             }
             tell(&outcome(registered));
         }

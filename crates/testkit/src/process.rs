@@ -1,4 +1,4 @@
-//! The test's side of a plugin process.
+//! The test's side of a process.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -8,7 +8,11 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::events::Event;
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{self, DeviceHealth, DriverScript, PreparedDevice};
+use crate::events::{Claim, Event};
+use crate::plugin;
 use crate::script::{Answer, Device, Fault, Script};
 
 /// How long a test waits for something that should happen at once, on a machine that is very busy.
@@ -25,11 +29,33 @@ pub fn become_plugin_if_asked() {
     let script = script.to_str().expect("the script is UTF-8");
     // The line of the test harness is unfinished.
     println!();
-    crate::run(serde_json::from_str(script).expect("the script is JSON"));
+    run(serde_json::from_str(script).expect("the script is JSON"));
     std::process::exit(0);
 }
 
-/// A running plugin. It is killed when dropped.
+/// What a process is to be.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Role {
+    Plugin(Script),
+    Driver(DriverScript),
+}
+
+/// Plays a role until told to end.
+pub fn run(role: Role) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime starts");
+    match role {
+        Role::Plugin(script) => runtime.block_on(plugin::live(script)),
+        Role::Driver(script) => runtime.block_on(driver::live(script)),
+    }
+    runtime.shutdown_background();
+}
+
+/// A running device plugin or DRA driver. It is killed when dropped.
 #[derive(Debug)]
 pub struct Plugin {
     child: Child,
@@ -43,19 +69,37 @@ pub struct Plugin {
 impl Plugin {
     /// Starts a plugin; it may not have registered yet.
     pub fn start(script: &Script) -> Self {
+        Self::play(&Role::Plugin(script.clone()), &script.resource)
+    }
+
+    /// Starts a DRA driver; it may not have registered yet.
+    pub fn driver(script: &DriverScript) -> Self {
+        Self::play(&Role::Driver(script.clone()), &script.driver)
+    }
+
+    fn play(role: &Role, name: &str) -> Self {
         let program = std::env::current_exe().expect("a test has an executable");
-        Self::spawn(&program, script, |_| {})
+        Self::spawn(&program, role, name, |_| {})
     }
 
     /// The same as another user, which takes root. `program` is a copy of the test's executable that they can reach.
     pub fn start_as(uid: u32, gid: u32, program: &Path, script: &Script) -> Self {
-        Self::spawn(program, script, |command| {
+        Self::start_role_as(uid, gid, program, &Role::Plugin(script.clone()), &script.resource)
+    }
+
+    /// The same for a DRA driver.
+    pub fn driver_as(uid: u32, gid: u32, program: &Path, script: &DriverScript) -> Self {
+        Self::start_role_as(uid, gid, program, &Role::Driver(script.clone()), &script.driver)
+    }
+
+    fn start_role_as(uid: u32, gid: u32, program: &Path, role: &Role, name: &str) -> Self {
+        Self::spawn(program, role, name, |command| {
             command.uid(uid).gid(gid);
         })
     }
 
-    fn spawn(program: &Path, script: &Script, change: impl FnOnce(&mut Command)) -> Self {
-        let text = serde_json::to_string(script).expect("scripts are plain");
+    fn spawn(program: &Path, role: &Role, name: &str, change: impl FnOnce(&mut Command)) -> Self {
+        let text = serde_json::to_string(role).expect("scripts are plain");
         let mut command = Command::new(program);
         command
             .args(["--exact", "plugin_process", "--nocapture", "--test-threads=1"])
@@ -78,7 +122,7 @@ impl Plugin {
                 }
             }
         });
-        let name = script.resource.clone();
+        let name = name.to_owned();
         Self {
             child,
             stdin,
@@ -96,6 +140,13 @@ impl Plugin {
         plugin
     }
 
+    /// Starts a DRA driver, and returns once it has registered.
+    pub fn registered_driver(script: &DriverScript) -> Self {
+        let mut driver = Self::driver(script);
+        driver.until(&Event::Registered);
+        driver
+    }
+
     /// Waits for an event; those that come before it can still be waited for.
     pub fn until(&mut self, wanted: &Event) {
         self.find(&format!("{wanted:?}"), |event| (event == wanted).then_some(()));
@@ -106,10 +157,37 @@ impl Plugin {
         self.until(&Event::ListSent { devices });
     }
 
-    /// Waits for a call; the devices that it names.
+    /// Waits for a call; the devices that it names, or the UIDs of the claims.
     pub fn called(&mut self, method: &str) -> Vec<String> {
+        self.find(&format!("a call of {method}"), |event| called(event, method))
+    }
+
+    /// Waits for a call of a DRA driver: the service, and the claims that the call names.
+    pub fn asked(&mut self, method: &str) -> (String, Vec<Claim>) {
         self.find(&format!("a call of {method}"), |event| match event {
-            Event::Called { method: called, ids } if called == method => Some(ids.clone()),
+            Event::Asked {
+                service,
+                method: called,
+                claims,
+            } if called == method => Some((service.clone(), claims.clone())),
+            _ => None,
+        })
+    }
+
+    /// Waits until a call for claims with [`Fault::Wait`] has been carried out; the UIDs of those that the answer will
+    /// name.
+    pub fn waits(&mut self, method: &str) -> Vec<String> {
+        self.find(&format!("{method} waits"), |event| match event {
+            Event::Waits { method: called, ids } if called == method => Some(ids.clone()),
+            _ => None,
+        })
+    }
+
+    /// Waits until a call for claims is being answered; the UIDs of those that the answer names. What it asked for
+    /// has been done.
+    pub fn answered(&mut self, method: &str) -> Vec<String> {
+        self.find(&format!("an answer to {method}"), |event| match event {
+            Event::Answered { method: called, ids } if called == method => Some(ids.clone()),
             _ => None,
         })
     }
@@ -153,8 +231,7 @@ impl Plugin {
 
     /// Whether such a call has come so far; does not wait.
     pub fn was_called(&mut self, method: &str) -> bool {
-        let is = |event: &Event| matches!(event, Event::Called { method: called, .. } if called == method);
-        self.has_come(is)
+        self.has_come(|event| called(event, method).is_some())
     }
 
     /// Whether such an event has come so far; does not wait.
@@ -231,6 +308,56 @@ impl Plugin {
         self.command(&format!("answer {text}"));
     }
 
+    /// What a driver prepares for any claim from now on.
+    pub fn prepares(&mut self, devices: &[PreparedDevice]) {
+        let text = serde_json::to_string(devices).expect("devices are plain");
+        self.command(&format!("devices {text}"));
+    }
+
+    /// What a driver prepares for a claim of this name from now on.
+    pub fn prepares_for(&mut self, claim: &str, devices: &[PreparedDevice]) {
+        let text = serde_json::to_string(devices).expect("devices are plain");
+        self.command(&format!("claim {claim} {text}"));
+    }
+
+    /// The UIDs of the claims that a driver has prepared.
+    pub fn prepared(&mut self) -> BTreeSet<String> {
+        self.prepared_claims()
+            .into_iter()
+            .map(|claim| claim.uid)
+            .collect()
+    }
+
+    /// The claims that a driver has prepared, by UID.
+    pub fn prepared_claims(&mut self) -> Vec<Claim> {
+        self.command("claims");
+        self.find("the claims", |event| match event {
+            Event::Prepared { claims } => Some(claims.clone()),
+            _ => None,
+        })
+    }
+
+    /// Waits until a driver has prepared these claims and no others, by UID.
+    pub fn until_prepared(&mut self, wanted: &BTreeSet<String>) {
+        loop {
+            let prepared = self.prepared();
+            if prepared == *wanted {
+                return;
+            }
+            let what = format!("{prepared:?} become {wanted:?}: an answer");
+            self.find(&what, |event| {
+                matches!(event, Event::Answered { .. }).then_some(())
+            });
+        }
+    }
+
+    /// What a driver's streams of health say; they have said it when this returns.
+    pub fn report(&mut self, health: &[DeviceHealth]) {
+        let text = serde_json::to_string(health).expect("health is plain");
+        self.command(&format!("health {text}"));
+        self.until_list_of(health.len());
+    }
+
     /// How a call is answered from now on.
     pub fn fault(&mut self, method: &str, fault: Option<&Fault>) {
         let text = serde_json::to_string(&fault).expect("faults are plain");
@@ -253,6 +380,16 @@ impl Plugin {
     pub fn kill(mut self) {
         self.child.kill().expect("the plugin is our child");
         self.child.wait().expect("the plugin is our child");
+    }
+}
+
+fn called(event: &Event, wanted: &str) -> Option<Vec<String>> {
+    match event {
+        Event::Called { method, ids } if method == wanted => Some(ids.clone()),
+        Event::Asked { method, claims, .. } if method == wanted => {
+            Some(claims.iter().map(|claim| claim.uid.clone()).collect())
+        }
+        _ => None,
     }
 }
 

@@ -132,7 +132,8 @@ pub struct DeviceNode {
 pub enum Fault {
     /// It is never answered.
     Hang,
-    /// It is answered after the command `proceed`.
+    /// It is answered after the command `proceed`. What a DRA driver is asked for is done before,
+    /// and [`Event::Waits`](crate::Event::Waits) tells so.
     Wait,
     /// It is refused with a gRPC code.
     Refuse { code: i32, message: String },
@@ -146,6 +147,20 @@ pub enum Fault {
     TooManyContainers,
     /// `Allocate` only: a variable with a value of so many bytes.
     LargeEnv(usize),
+    /// Of a DRA driver: these claims, by name, fail with this error; all if there are none.
+    FailClaims { names: Vec<String>, message: String },
+    /// Of a DRA driver: nothing is done for these claims, and nothing said of them.
+    LeaveOut(Vec<String>),
+    /// Of a DRA driver: the answer names one more claim, which nobody asked about.
+    UnknownClaim,
+    /// `NodePrepareResources` only: so many devices for each claim.
+    ManyDevices(usize),
+    /// `NodePrepareResources` only: devices with names of so many bytes.
+    LongName(usize),
+    /// Of a DRA driver: once the answer is out, the process dies as by a crash.
+    DieAfterwards,
+    /// Of a DRA driver: once the answer is out, whoever asked is killed as by `kill -9`.
+    KillCaller,
     /// The answer breaks off in its middle, and the call stays open.
     Half,
     /// An answer without end, one byte at a time.

@@ -1,7 +1,7 @@
 //! What a plugin serves: `DevicePlugin` of both protocols, and `pluginregistration.Registration`.
 
 use std::convert::Infallible;
-use std::path::Path;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,10 +13,7 @@ use devlet_kubelet_api::plugin_registration::registration_server::{Registration,
 use devlet_kubelet_api::plugin_registration::{
     DEVICE_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
-use tokio::net::UnixListener;
-use tokio::sync::mpsc::Sender;
-use tokio::sync::mpsc::error::SendError;
-use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::codegen::http;
 use tonic::server::{NamedService, UnaryService};
@@ -24,16 +21,18 @@ use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 use tower::Service;
 
+use crate::calls::Calls;
 use crate::events::{Event, tell};
-use crate::plugin::{Flood, State, pause};
+use crate::lists::{Listed, Stream};
+use crate::plugin::State;
 use crate::script::{Answer, Device, Door, Fault};
-use crate::wire::WireFaults;
+use crate::sockets::Sockets;
+use crate::wire::{HasCalls, WireFaults};
 
-/// Serves on a socket from now on. It is a new one each time, as a real plugin's.
-pub(crate) fn serve(state: Arc<State>, path: &Path) {
-    let _ = std::fs::remove_file(path);
-    let listener = UnixListener::bind(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let served = Served(state);
+/// Serves on a socket from now on.
+pub(crate) fn serve(state: &Arc<State>, sockets: &mut Sockets, path: PathBuf) {
+    let listener = sockets.listen(path);
+    let served = Served(Arc::clone(state));
     let today = WithUnknownFields {
         served: served.clone(),
         inner: server::DevicePluginServer::new(served.clone()),
@@ -42,7 +41,7 @@ pub(crate) fn serve(state: Arc<State>, path: &Path) {
     let server = Server::builder()
         .layer(tower::layer::layer_fn(move |inner| WireFaults {
             inner,
-            state: Arc::clone(&faults),
+            of: Arc::clone(&faults),
         }))
         .add_service(today)
         .add_service(server_2017::DevicePluginServer::new(served.clone()))
@@ -53,7 +52,11 @@ pub(crate) fn serve(state: Arc<State>, path: &Path) {
 #[derive(Debug, Clone)]
 struct Served(Arc<State>);
 
-type Stream<T> = ReceiverStream<Result<T, Status>>;
+impl HasCalls for State {
+    fn calls(&self) -> &Calls {
+        &self.calls
+    }
+}
 
 impl Served {
     /// All lists from now on, as messages of one of the protocols.
@@ -62,31 +65,7 @@ impl Served {
         message: impl Fn(&[Device]) -> T + Send + Sync + 'static,
     ) -> Result<Response<Stream<T>>, Status> {
         self.0.called("ListAndWatch", &[]).await?;
-        let mut devices = self.0.devices.subscribe();
-        let mut streams = self.0.streams.subscribe();
-        let mut floods = self.0.flood.subscribe();
-        let (sender, receiver) = tokio::sync::mpsc::channel(1);
-        tokio::spawn(async move {
-            loop {
-                let list = devices.borrow_and_update().clone();
-                if sender.send(Ok(message(&list))).await.is_err() {
-                    return;
-                }
-                tell(&Event::ListSent { devices: list.len() });
-                tokio::select! {
-                    _ = devices.changed() => {}
-                    _ = streams.changed() => return,
-                    _ = floods.changed() => {
-                        let flood = *floods.borrow_and_update();
-                        if send_flood(flood, list, &message, &sender).await.is_err() {
-                            return;
-                        }
-                    }
-                    () = sender.closed() => return,
-                }
-            }
-        });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(Response::new(self.0.devices.stream(message)))
     }
 
     async fn allocate_answer(&self, request: v1beta1::AllocateRequest) -> Result<RawAnswers, Status> {
@@ -113,29 +92,11 @@ impl Served {
     }
 }
 
-/// Lists in a row, in which all devices fall ill and recover; the last one is as before.
-async fn send_flood<T>(
-    flood: Flood,
-    mut list: Vec<Device>,
-    message: impl Fn(&[Device]) -> T,
-    sender: &Sender<Result<T, Status>>,
-) -> Result<(), SendError<Result<T, Status>>> {
-    let mut pause = pause(flood.per_second);
-    for left in (0..flood.lists).rev() {
-        if let Some(pause) = &mut pause {
-            pause.tick().await;
-        }
-        let health = if left % 2 == 0 {
-            v1beta1::HEALTHY
-        } else {
-            "Unhealthy"
-        };
-        list.iter_mut()
-            .for_each(|device| health.clone_into(&mut device.health));
-        sender.send(Ok(message(&list))).await?;
+impl Listed for Device {
+    fn set_health(&mut self, healthy: bool) {
+        let health = if healthy { v1beta1::HEALTHY } else { "Unhealthy" };
+        health.clone_into(&mut self.health);
     }
-    tell(&Event::Flooded { lists: flood.lists });
-    Ok(())
 }
 
 /// `AllocateResponse`, with room for a field that nobody knows.

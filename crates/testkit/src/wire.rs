@@ -15,19 +15,35 @@ use tonic::body::Body;
 use tonic::codegen::http;
 use tower::Service;
 
-use crate::plugin::State;
+use crate::calls::Calls;
+use crate::events::{Event, tell};
 use crate::script::Fault;
 use crate::serve::Answering;
 
-/// Stands before all services of a plugin.
-#[derive(Debug, Clone)]
-pub(crate) struct WireFaults<S> {
-    pub(crate) inner: S,
-    pub(crate) state: Arc<State>,
+/// Whose calls may go wrong.
+pub(crate) trait HasCalls {
+    fn calls(&self) -> &Calls;
 }
 
-impl<S> Service<http::Request<Body>> for WireFaults<S>
+/// Stands before all services of a process.
+#[derive(Debug)]
+pub(crate) struct WireFaults<S, P> {
+    pub(crate) inner: S,
+    pub(crate) of: Arc<P>,
+}
+
+impl<S: Clone, P> Clone for WireFaults<S, P> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            of: Arc::clone(&self.of),
+        }
+    }
+}
+
+impl<S, P> Service<http::Request<Body>> for WireFaults<S, P>
 where
+    P: HasCalls,
     S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
     S::Future: Send + 'static,
 {
@@ -41,10 +57,14 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
-        let Some(fault) = self.state.wire_fault(method) else {
+        let Some(fault) = self.of.calls().wire_fault(method) else {
             return Box::pin(self.inner.call(request));
         };
-        let stays_open = method == "ListAndWatch";
+        tell(&Event::Called {
+            method: method.to_owned(),
+            ids: Vec::new(),
+        });
+        let stays_open = matches!(method, "ListAndWatch" | "NodeWatchResources");
         let (sender, receiver) = channel(1);
         tokio::spawn(async move {
             // An error says that the caller has left.
