@@ -38,6 +38,7 @@ pub mod agent;
 pub mod capacity;
 pub mod config;
 pub mod device_plugin;
+pub mod dra;
 pub mod grpc;
 pub mod host;
 pub mod limits;
