@@ -36,6 +36,7 @@
 pub mod access;
 pub mod agent;
 pub mod capacity;
+pub mod claims;
 pub mod config;
 pub mod device_plugin;
 pub mod dra;

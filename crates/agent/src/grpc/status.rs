@@ -9,6 +9,7 @@ use devlet_core::device_plugin::inventory::Last;
 use tonic::{Code, Status};
 
 use crate::agent::RemoveError;
+use crate::claims::ResolveError;
 use crate::device_plugin::client::CallError;
 use crate::host::{ForgetError, NotAllowed, PodLookupError};
 use crate::limits::OverLimit;
@@ -46,6 +47,7 @@ statuses!(
     OverLimit,
     PodLookupError,
     RemoveError,
+    ResolveError,
     StartContainerError,
     WriteError,
 );
@@ -71,6 +73,12 @@ fn gone_since(last: &Last) -> String {
 }
 
 impl Coded for InvalidManifest {
+    fn code(&self) -> Code {
+        Code::InvalidArgument
+    }
+}
+
+impl Coded for ResolveError {
     fn code(&self) -> Code {
         Code::InvalidArgument
     }

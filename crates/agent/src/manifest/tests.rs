@@ -1,4 +1,9 @@
+use devlet_core::{ContainerKind, ContainerRequest};
+
+use super::quantity::quantity;
 use super::*;
+
+mod claims;
 
 const FULL: &str = r"
 apiVersion: v1
@@ -281,12 +286,6 @@ fn a_resource_that_no_plugin_could_serve_is_refused_rather_than_waited_for() {
 }
 
 #[test]
-fn claims_are_refused_rather_than_forgotten() {
-    assert!(refused(&with_resources("{claims: [{name: gpu}]}")).contains("resource claims"));
-    assert!(parsed(&with_resources("{claims: []}")).is_ok());
-}
-
-#[test]
 fn what_is_no_pod_is_refused_with_what_it_is() {
     let two = "metadata: {name: a}\nspec: {containers: [{name: b}]}\n";
     for (text, expected) in [
@@ -295,12 +294,15 @@ fn what_is_no_pod_is_refused_with_what_it_is() {
         ("null", "the manifest is empty"),
         ("---\n", "the manifest is empty"),
         ("# nothing\n", "the manifest is empty"),
-        ("just text", "the manifest is not a Pod:"),
-        ("[1, 2]", "the manifest is not a Pod:"),
-        ("{\"kind\": \"Pod\",", "the manifest is not a Pod:"),
+        ("just text", "the manifest is neither a Pod nor a ResourceClaim:"),
+        ("[1, 2]", "the manifest is neither a Pod nor a ResourceClaim:"),
+        (
+            "{\"kind\": \"Pod\",",
+            "the manifest is neither a Pod nor a ResourceClaim:",
+        ),
         (
             "kind: Deployment\napiVersion: apps/v1",
-            "the manifest is a apps/v1 Deployment, not a v1 Pod",
+            "the manifest is a apps/v1 Deployment, not a v1 Pod or ResourceClaim",
         ),
         ("kind: Pod\napiVersion: v2", "the manifest is a v2 Pod"),
         ("kind: Pod", "metadata is missing"),
@@ -345,11 +347,11 @@ fn what_is_no_pod_is_refused_with_what_it_is() {
         ),
         (
             &format!("{two}---\n{two}"),
-            "several documents (---): admit one pod at a time",
+            "there are several Pods, default/a and default/a: admit one pod at a time",
         ),
         (
             "metadata: {name: a, name: b}\nspec: {containers: [{name: b}]}",
-            "the manifest is not a Pod:",
+            "the manifest is neither a Pod nor a ResourceClaim:",
         ),
     ] {
         let refused = refused(text);
@@ -366,9 +368,9 @@ fn aliases_cannot_blow_a_manifest_up() {
         bomb.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
     }
     bomb.push_str("metadata: {name: a}\nspec: {containers: [{name: b}]}\n");
-    assert!(refused(&bomb).contains("not a Pod"));
+    assert!(refused(&bomb).contains("neither a Pod nor a ResourceClaim"));
     let deep = "[".repeat(100_000);
-    assert!(refused(&deep).contains("not a Pod"));
+    assert!(refused(&deep).contains("neither a Pod nor a ResourceClaim"));
     let deep = format!("{{\"metadata\": {}", "{\"a\":".repeat(100_000));
-    assert!(refused(&deep).contains("not a Pod"));
+    assert!(refused(&deep).contains("neither a Pod nor a ResourceClaim"));
 }

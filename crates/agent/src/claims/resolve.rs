@@ -1,0 +1,319 @@
+//! From what a pod says of its claims to claims that it may use.
+//!
+//! The order of the checks and their words are the kubelet's, and so is that all claims are checked before anything
+//! happens with one of them. Each text goes on with what to do.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use devlet_core::dra::claims::{AllocatedClaim, ClaimKey};
+use devlet_core::{ClaimRequest, ClaimUid, PodRequest, PodUid};
+use futures_util::future::join_all;
+
+use super::{ClaimSource, Consumer, Controller, ResourceClaim};
+use crate::limits::shortened;
+
+/// A pod whose claims nobody has looked up yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnresolvedPod {
+    /// All that it asks for, without claims; what its containers use of them included.
+    pub request: PodRequest,
+    /// Its claims, in the order of the spec.
+    pub claims: Vec<PodResourceClaim>,
+    /// The claim behind its extended resources.
+    pub extended: Option<String>,
+    /// The PodGroup that it is scheduled with.
+    pub group: Option<String>,
+}
+
+/// A claim of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodResourceClaim {
+    /// What the pod calls it.
+    pub name: String,
+    /// Which one it is.
+    pub origin: ClaimOrigin,
+}
+
+/// Which claim it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClaimOrigin {
+    /// The one of this name.
+    Named(String),
+    /// The one of this name, which was made for the pod.
+    Generated(String),
+    /// None, and that is meant.
+    Omitted,
+    /// One that is to be made from a template, which has not happened yet.
+    NotCreated,
+    /// The pod does not say.
+    Unsupported,
+}
+
+/// Why a pod cannot use its claims.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResolveError {
+    /// Nobody says which claim it is.
+    #[error(
+        "pod {pod:?}, spec.resourceClaim {claim:?}: none of the supported fields are set; set resourceClaimName or \
+         resourceClaimTemplateName"
+    )]
+    Unsupported {
+        /// The pod, with its namespace.
+        pod: String,
+        /// What the pod calls the claim.
+        claim: String,
+    },
+    /// A template has not been followed.
+    #[error(
+        "pod {pod:?}: ResourceClaim not created yet; status.resourceClaimStatuses must say which claim was created for \
+         {claim:?}"
+    )]
+    NotCreated {
+        /// The pod, with its namespace.
+        pod: String,
+        /// What the pod calls the claim.
+        claim: String,
+    },
+    /// Whoever keeps claims does not have it.
+    #[error("fetch ResourceClaim {claim}: {problem}")]
+    Fetch {
+        /// The claim.
+        claim: String,
+        /// Why.
+        problem: String,
+    },
+    /// It was made for somebody else.
+    #[error(
+        "ResourceClaim {claim} was not created for Pod {pod} ({}); the UID of its controller must be that of the pod, \
+         {uid}", not_owner(.group.as_ref())
+    )]
+    NotOwner {
+        /// The claim.
+        claim: ClaimKey,
+        /// The pod, with its namespace.
+        pod: String,
+        /// The pod's UID.
+        uid: PodUid,
+        /// The pod's group.
+        group: Option<String>,
+    },
+    /// It is not reserved for the pod.
+    #[error(
+        "pod {pod} ({uid}) is not allowed to use ResourceClaim {claim} ({claim_uid}); the claim's status.reservedFor \
+         must have an entry with the pod's UID"
+    )]
+    NotReserved {
+        /// The pod's name.
+        pod: String,
+        /// The pod's UID.
+        uid: PodUid,
+        /// The claim's name.
+        claim: String,
+        /// The claim's UID.
+        claim_uid: ClaimUid,
+    },
+    /// It has no devices.
+    #[error("ResourceClaim {claim}: not allocated; status.allocation must say which devices it has")]
+    NotAllocated {
+        /// The claim's name.
+        claim: String,
+    },
+    /// A container wants a part of it that it does not have.
+    #[error(
+        "container {container}: ResourceClaim {claim} has no request {}; it has {}", shortened(.request),
+        .known.join(", ")
+    )]
+    UnknownRequest {
+        /// The container.
+        container: String,
+        /// The claim's name.
+        claim: String,
+        /// What the container calls a request.
+        request: String,
+        /// What the claim does.
+        known: Vec<String>,
+    },
+}
+
+fn not_owner(group: Option<&String>) -> String {
+    match group {
+        None => "Pod is not owner".to_owned(),
+        Some(group) => format!("neither Pod nor PodGroup {group} is the owner"),
+    }
+}
+
+/// A claim to be looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Wanted {
+    /// What the pod calls it; empty for the one behind extended resources.
+    name: String,
+    key: ClaimKey,
+    /// Whether it was made for the pod.
+    is_generated: bool,
+}
+
+impl UnresolvedPod {
+    /// What the pod asks for, its claims included, if it may use all of them. Each claim is asked for once.
+    pub async fn resolve(self, source: &impl ClaimSource) -> Result<PodRequest, ResolveError> {
+        let wanted = self.wanted()?;
+        let keys: std::collections::BTreeSet<ClaimKey> = wanted.iter().map(|each| each.key.clone()).collect();
+        let lookups = keys.into_iter().map(|key| async move {
+            let found = source.claim(&key).await.map_err(|error| error.to_string());
+            (key, found)
+        });
+        let found: BTreeMap<_, _> = join_all(lookups).await.into_iter().collect();
+        self.checked(wanted, |key| match found.get(key) {
+            Some(found) => found.clone(),
+            None => Err("nobody has looked for it".to_owned()),
+        })
+    }
+
+    /// The same, with claims that are at hand.
+    pub fn resolve_with<E: Display>(
+        self,
+        find: impl Fn(&ClaimKey) -> Result<ResourceClaim, E>,
+    ) -> Result<PodRequest, ResolveError> {
+        let wanted = self.wanted()?;
+        self.checked(wanted, find)
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>, ResolveError> {
+        let named = |name: &str, claim: &str, is_generated| Wanted {
+            name: name.to_owned(),
+            key: ClaimKey {
+                namespace: self.request.name.namespace.clone(),
+                name: claim.to_owned(),
+            },
+            is_generated,
+        };
+        let mut wanted = Vec::new();
+        for PodResourceClaim { name, origin } in &self.claims {
+            match origin {
+                ClaimOrigin::Named(claim) => wanted.push(named(name, claim, false)),
+                ClaimOrigin::Generated(claim) => wanted.push(named(name, claim, true)),
+                ClaimOrigin::Omitted => {}
+                ClaimOrigin::NotCreated => {
+                    return Err(ResolveError::NotCreated {
+                        pod: self.full_name(),
+                        claim: name.clone(),
+                    });
+                }
+                ClaimOrigin::Unsupported => {
+                    return Err(ResolveError::Unsupported {
+                        pod: self.full_name(),
+                        claim: name.clone(),
+                    });
+                }
+            }
+        }
+        // Nobody looks who made this one, as in a kubelet.
+        wanted.extend(self.extended.iter().map(|claim| named("", claim, false)));
+        Ok(wanted)
+    }
+
+    fn full_name(&self) -> String {
+        format!("{}/{}", self.request.name.namespace, self.request.name.name)
+    }
+
+    fn checked<E: Display>(
+        mut self,
+        wanted: Vec<Wanted>,
+        find: impl Fn(&ClaimKey) -> Result<ResourceClaim, E>,
+    ) -> Result<PodRequest, ResolveError> {
+        let mut requests: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
+        let mut claims = Vec::new();
+        for Wanted {
+            name,
+            key,
+            is_generated,
+        } in wanted
+        {
+            let claim = find(&key).map_err(|problem| ResolveError::Fetch {
+                claim: key.name.clone(),
+                problem: problem.to_string(),
+            })?;
+            if is_generated {
+                self.check_owner(&claim)?;
+            }
+            self.check_reservation(&claim)?;
+            let Some(results) = claim.allocation else {
+                return Err(ResolveError::NotAllocated { claim: key.name });
+            };
+            let mut known = claim.requests;
+            for result in &results {
+                // One of several alternatives, `request/alternative`, belongs to the request.
+                let request = result.device.request.split('/').next().unwrap_or_default();
+                if !known.iter().any(|each| each == request) {
+                    known.push(request.to_owned());
+                }
+            }
+            requests.insert(name.clone(), (key.name, known));
+            let claim = AllocatedClaim::new(claim.key, claim.uid, results);
+            claims.push(ClaimRequest { name, claim });
+        }
+        for container in &mut self.request.containers {
+            // What is not there, and is not meant to be, is not used.
+            container.claims.retain(|each| requests.contains_key(&each.claim));
+            for reference in &container.claims {
+                let known = requests.get(&reference.claim);
+                if let (Some(request), Some((claim, known))) = (&reference.request, known)
+                    && !known.contains(request)
+                {
+                    return Err(ResolveError::UnknownRequest {
+                        container: container.name.to_string(),
+                        claim: claim.clone(),
+                        request: request.clone(),
+                        known: known.clone(),
+                    });
+                }
+            }
+        }
+        self.request.claims = claims;
+        Ok(self.request)
+    }
+
+    fn check_owner(&self, claim: &ResourceClaim) -> Result<(), ResolveError> {
+        let is_pod = |owner: &Controller| owner.uid == self.request.uid.as_str();
+        let is_group = |owner: &Controller| {
+            owner.kind == "PodGroup"
+                && Some(&owner.name) == self.group.as_ref()
+                && owner.api_version.starts_with("scheduling.k8s.io/")
+        };
+        let is_ours = |owner: &Controller| is_pod(owner) || is_group(owner);
+        if claim.controller.as_ref().is_some_and(is_ours) {
+            return Ok(());
+        }
+        Err(ResolveError::NotOwner {
+            claim: claim.key.clone(),
+            pod: self.full_name(),
+            uid: self.request.uid.clone(),
+            group: self.group.clone(),
+        })
+    }
+
+    fn check_reservation(&self, claim: &ResourceClaim) -> Result<(), ResolveError> {
+        let name = &self.request.name.name;
+        let is_pod = |consumer: &Consumer| match consumer.uid.as_str() {
+            "" => (&*consumer.api_group, &*consumer.resource) == ("", "pods") && consumer.name == *name,
+            uid => uid == self.request.uid.as_str(),
+        };
+        let is_group = |consumer: &Consumer| {
+            (&*consumer.api_group, &*consumer.resource) == ("scheduling.k8s.io", "podgroups")
+                && Some(&consumer.name) == self.group.as_ref()
+        };
+        let may_use = |consumer: &Consumer| is_pod(consumer) || is_group(consumer);
+        if claim.reserved_for.iter().any(may_use) {
+            return Ok(());
+        }
+        Err(ResolveError::NotReserved {
+            pod: name.clone(),
+            uid: self.request.uid.clone(),
+            claim: claim.key.name.clone(),
+            claim_uid: claim.uid.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

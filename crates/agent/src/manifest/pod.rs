@@ -1,0 +1,303 @@
+//! What a Pod asks for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use devlet_core::{
+    ClaimReference, ContainerKind, ContainerName, ContainerRequest, PodName, PodRequest, PodUid,
+    ResourceName, Source,
+};
+
+use super::fingerprint::Fingerprint;
+use super::object::{ContainerClaim, ExtendedClaimStatus, Object, PodClaim, Resources, Scalar, Spec, Status};
+use super::quantity::quantity;
+use super::{InvalidManifest, check_label, check_name, check_uid, derived_uid, full_name};
+use crate::claims::{ClaimOrigin, PodResourceClaim, UnresolvedPod};
+use crate::device_plugin::resource_name;
+
+/// Extended resources of this domain stand for a DeviceClass.
+const DEVICE_CLASSES: &str = "deviceclass.resource.kubernetes.io/";
+
+pub(super) fn unresolved(
+    object: Object,
+    source: Source,
+    foreign: &[String],
+) -> Result<UnresolvedPod, InvalidManifest> {
+    let metadata = object.metadata.ok_or(InvalidManifest::Missing("metadata"))?;
+    let (namespace, name) = full_name(&metadata)?;
+    let name = PodName { namespace, name };
+    let mut spec = object.spec.ok_or(InvalidManifest::Missing("spec"))?;
+    check_pod_level(&spec, foreign)?;
+    let mut status = object.status.unwrap_or_default();
+    let extended = status.extended_resource_claim_status.take();
+    let extended = extended.map(Extended::new).transpose()?;
+    let group = spec
+        .scheduling_group
+        .take()
+        .and_then(|group| group.pod_group_name);
+    let claims = claims(spec.resource_claims.as_deref().unwrap_or_default(), &status)?;
+    let names: BTreeSet<&str> = claims.iter().map(|claim| claim.name.as_str()).collect();
+    let (containers, fingerprint) = containers(spec, &names, extended.as_ref(), foreign)?;
+    let uid = match metadata.uid.filter(|uid| !uid.is_empty()) {
+        Some(uid) => {
+            check_uid(&uid)?;
+            PodUid::from(uid)
+        }
+        None => derived_uid(&name),
+    };
+    let request = PodRequest {
+        uid,
+        name,
+        source,
+        fingerprint,
+        containers,
+        claims: Vec::new(),
+    };
+    Ok(UnresolvedPod {
+        request,
+        claims,
+        extended: extended.map(|extended| extended.claim),
+        group: group.filter(|group| !group.is_empty()),
+    })
+}
+
+fn check_pod_level(spec: &Spec, foreign: &[String]) -> Result<(), InvalidManifest> {
+    let Some(resources) = &spec.resources else {
+        return Ok(());
+    };
+    if resources.claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
+        return Err(InvalidManifest::PodLevelClaims);
+    }
+    // What is not for us may stand here: CPU, memory and huge pages.
+    match resources
+        .names()
+        .find(|name| resource_name::is_ours(name, foreign))
+    {
+        None => Ok(()),
+        Some(resource) => Err(InvalidManifest::PodLevel {
+            resource: resource.to_owned(),
+        }),
+    }
+}
+
+/// The claim behind extended resources, and which requests of it are for which resources of containers.
+struct Extended {
+    claim: String,
+    requests: BTreeMap<(String, String), Vec<String>>,
+}
+
+impl Extended {
+    fn new(status: ExtendedClaimStatus) -> Result<Self, InvalidManifest> {
+        let claim = status.resource_claim_name.unwrap_or_default();
+        check_name("status.extendedResourceClaimStatus.resourceClaimName", &claim)?;
+        let mut requests: BTreeMap<_, Vec<String>> = BTreeMap::new();
+        for mapping in status.request_mappings.unwrap_or_default() {
+            let request = mapping.request_name.unwrap_or_default();
+            let field = "status.extendedResourceClaimStatus.requestMappings.requestName";
+            check_label(field, &request)?;
+            let container = mapping.container_name.unwrap_or_default();
+            let resource = mapping.resource_name.unwrap_or_default();
+            requests.entry((container, resource)).or_default().push(request);
+        }
+        Ok(Self { claim, requests })
+    }
+
+    fn maps(&self, container: &str, resource: &str) -> bool {
+        let key = (container.to_owned(), resource.to_owned());
+        self.requests.contains_key(&key)
+    }
+
+    /// What a container uses of the claim: what it asks for at all.
+    fn uses(&self, container: &str, resources: &Resources) -> Vec<ClaimReference> {
+        let is_asked_for = |value: &Scalar| quantity(&value.0) != Ok(0);
+        let is_asked_for = |resource: &str| {
+            let can_be_backed = resource.starts_with(DEVICE_CLASSES) || resource_name::is_ours(resource, &[]);
+            let mut quantities = resources.quantities();
+            can_be_backed && quantities.any(|(name, value)| name == resource && is_asked_for(value))
+        };
+        let mapped = self.requests.iter();
+        let mapped = mapped.filter(|((of, resource), _)| of == container && is_asked_for(resource));
+        let reference = |request: &String| ClaimReference {
+            claim: String::new(),
+            request: Some(request.clone()),
+        };
+        mapped
+            .flat_map(|(_, requests)| requests.iter().map(reference))
+            .collect()
+    }
+}
+
+/// The pod's claims, and which they are.
+fn claims(claims: &[PodClaim], status: &Status) -> Result<Vec<PodResourceClaim>, InvalidManifest> {
+    let mut names = BTreeSet::new();
+    let mut known = Vec::new();
+    for claim in claims {
+        let name = claim.name.clone().unwrap_or_default();
+        check_label("spec.resourceClaims.name", &name)?;
+        if !names.insert(name.clone()) {
+            return Err(InvalidManifest::DuplicatePodClaim(name));
+        }
+        let origin = match (&claim.resource_claim_name, &claim.resource_claim_template_name) {
+            (Some(_), Some(_)) => return Err(InvalidManifest::TwoOrigins { claim: name }),
+            (Some(object), None) => {
+                check_name("spec.resourceClaims.resourceClaimName", object)?;
+                ClaimOrigin::Named(object.clone())
+            }
+            (None, Some(_)) => generated(&name, status)?,
+            (None, None) => ClaimOrigin::Unsupported,
+        };
+        known.push(PodResourceClaim { name, origin });
+    }
+    Ok(known)
+}
+
+/// The claim that was made from a template.
+fn generated(name: &str, status: &Status) -> Result<ClaimOrigin, InvalidManifest> {
+    let mut statuses = status.resource_claim_statuses.iter().flatten();
+    let Some(status) = statuses.find(|each| each.name.as_deref() == Some(name)) else {
+        return Ok(ClaimOrigin::NotCreated);
+    };
+    let Some(object) = &status.resource_claim_name else {
+        return Ok(ClaimOrigin::Omitted);
+    };
+    check_name("status.resourceClaimStatuses.resourceClaimName", object)?;
+    Ok(ClaimOrigin::Generated(object.clone()))
+}
+
+/// The containers, and the fingerprint of the whole.
+fn containers(
+    spec: Spec,
+    claims: &BTreeSet<&str>,
+    extended: Option<&Extended>,
+    foreign: &[String],
+) -> Result<(Vec<ContainerRequest>, u64), InvalidManifest> {
+    let app = spec.containers.unwrap_or_default();
+    if app.is_empty() {
+        return Err(InvalidManifest::Missing("spec.containers"));
+    }
+    let mut requests = Vec::new();
+    let mut fingerprint = Fingerprint::default();
+    let mut names = BTreeSet::new();
+    let init = spec
+        .init_containers
+        .unwrap_or_default()
+        .into_iter()
+        .map(|container| {
+            let kind = match container.restart_policy.as_deref() {
+                Some("Always") => ContainerKind::Sidecar,
+                _ => ContainerKind::Init,
+            };
+            (kind, container)
+        });
+    for (kind, container) in init.chain(app.into_iter().map(|container| (ContainerKind::App, container))) {
+        let field = match kind {
+            ContainerKind::App => "spec.containers",
+            ContainerKind::Init | ContainerKind::Sidecar => "spec.initContainers",
+        };
+        let name = container.name.unwrap_or_default();
+        check_label(&format!("{field}.name"), &name)?;
+        if !names.insert(name.clone()) {
+            return Err(InvalidManifest::DuplicateContainer(name));
+        }
+        let resources = container.resources.unwrap_or_default();
+        fingerprint.add_container(kind, &name, &resources);
+        let mut uses = named(&name, resources.claims.as_deref().unwrap_or_default(), claims)?;
+        uses.extend(
+            extended
+                .iter()
+                .flat_map(|extended| extended.uses(&name, &resources)),
+        );
+        let is_mapped = |resource: &str| extended.is_some_and(|extended| extended.maps(&name, resource));
+        let wants = wants(&name, resources, foreign, is_mapped)?;
+        requests.push(ContainerRequest {
+            name: ContainerName::from(name),
+            kind,
+            wants,
+            claims: uses,
+        });
+    }
+    fingerprint.add_claims(&spec.resource_claims);
+    Ok((requests, fingerprint.finish()))
+}
+
+/// The claims that a container names, each once.
+fn named(
+    container: &str,
+    named: &[ContainerClaim],
+    claims: &BTreeSet<&str>,
+) -> Result<Vec<ClaimReference>, InvalidManifest> {
+    let mut references: Vec<ClaimReference> = Vec::new();
+    for each in named {
+        let claim = each.name.clone().unwrap_or_default();
+        check_label("resources.claims.name", &claim)?;
+        if !claims.contains(claim.as_str()) {
+            let container = container.to_owned();
+            return Err(InvalidManifest::UnknownPodClaim { container, claim });
+        }
+        let request = each.request.clone().filter(|request| !request.is_empty());
+        if let Some(request) = &request {
+            check_label("resources.claims.request", request)?;
+        }
+        let reference = ClaimReference { claim, request };
+        if !references.contains(&reference) {
+            references.push(reference);
+        }
+    }
+    Ok(references)
+}
+
+fn wants(
+    container: &str,
+    resources: Resources,
+    foreign: &[String],
+    is_mapped: impl Fn(&str) -> bool,
+) -> Result<BTreeMap<ResourceName, usize>, InvalidManifest> {
+    let container = || container.to_owned();
+    // What is backed by a claim is not for device plugins.
+    let is_ours = |resource: &str| resource_name::is_ours(resource, foreign) && !is_mapped(resource);
+    let count = |resource: &str, value: &Scalar| {
+        quantity(&value.0).map_err(|problem| InvalidManifest::Quantity {
+            container: container(),
+            resource: resource.to_owned(),
+            value: value.0.clone(),
+            problem,
+        })
+    };
+    let limits = resources.limits.unwrap_or_default();
+    let mut wants = BTreeMap::new();
+    for (resource, value) in &limits {
+        if !is_ours(resource) {
+            continue;
+        }
+        let Ok(name) = resource_name::parse(resource) else {
+            return Err(InvalidManifest::Resource {
+                container: container(),
+                resource: resource.clone(),
+            });
+        };
+        let count = count(resource, value)?;
+        // A resource that is wanted zero times is not wanted.
+        if count > 0 {
+            wants.insert(name, count);
+        }
+    }
+    for (resource, requested) in resources.requests.unwrap_or_default() {
+        if !is_ours(&resource) {
+            continue;
+        }
+        let Some(limited) = limits.get(&resource) else {
+            return Err(InvalidManifest::RequestsOnly {
+                container: container(),
+                resource,
+            });
+        };
+        if count(&resource, &requested)? != count(&resource, limited)? {
+            return Err(InvalidManifest::RequestsDiffer {
+                container: container(),
+                resource,
+                requested: requested.0,
+                limited: limited.0.clone(),
+            });
+        }
+    }
+    Ok(wants)
+}
