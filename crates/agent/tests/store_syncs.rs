@@ -1,5 +1,6 @@
-//! How often the kernel is asked to sync, counted by strace: once for a lone admission, less than once each for
-//! admissions that come together, and never for a question.
+//! How often the kernel is asked to sync, counted by strace: once for a lone admission and once for a removal, less than
+//! once each for admissions that come together, and never for a question. A claim costs one sync more before its driver
+//! is called, and one when it has been unprepared.
 //!
 //! The test runs itself again under strace. Between the cases it looks for files whose names say where it is.
 
@@ -13,9 +14,14 @@ use std::time::Duration;
 use devlet_agent::store::{OpenOptions, Store, answer};
 use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
-use devlet_core::{Advice, ContainerKind, ContainerRequest, PodName, PodRequest, Source};
+use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey};
+use devlet_core::dra::drivers::DriverOffer;
+use devlet_core::{
+    Advice, ClaimReference, ClaimRequest, ContainerKind, ContainerRequest, PodName, PodRequest, Source,
+};
 
 const GPU: &str = "acme.com/gpu";
+const DRIVER: &str = "gpu.acme.com";
 const TOGETHER: usize = 64;
 
 fn request(uid: &str) -> PodRequest {
@@ -44,6 +50,35 @@ async fn admit(store: Store, uid: String) {
     held.commit(&request, answers).await.unwrap();
 }
 
+/// A pod that asks for a claim besides.
+fn claiming(uid: &str) -> PodRequest {
+    let mut request = request(uid);
+    request.containers[0].claims.push(ClaimReference {
+        claim: "claim".into(),
+        request: None,
+    });
+    let key = ClaimKey {
+        namespace: "default".into(),
+        name: uid.into(),
+    };
+    let result = AllocationResult {
+        driver: DRIVER.into(),
+        device: AllocatedDevice {
+            request: "req".into(),
+            pool: "pool".into(),
+            device: "device".into(),
+            share: None,
+            admin_access: false,
+        },
+        skip: Vec::new(),
+    };
+    request.claims.push(ClaimRequest {
+        name: "claim".into(),
+        claim: AllocatedClaim::new(key, uid.into(), [result]),
+    });
+    request
+}
+
 /// Leaves a line in the trace.
 fn mark(name: &str) {
     let _ = Path::new("/devlet-test").join(name).exists();
@@ -58,7 +93,7 @@ async fn traced() {
         ..OpenOptions::new(root.path().join("state.redb"), "boot")
     };
     let (store, _) = Store::open(options).unwrap();
-    let devices = (0..=TOGETHER).map(|number| Device {
+    let devices = (0..TOGETHER + 2).map(|number| Device {
         id: format!("{number:03}").into(),
         healthy: true,
         nodes: Vec::new(),
@@ -75,6 +110,16 @@ async fn traced() {
         };
         let (connection, _) = node.plugin_connected(offer, now).unwrap();
         node.devices_listed(connection, list);
+        let offer = DriverOffer {
+            driver: DRIVER.into(),
+            endpoint: "/run/driver.sock".into(),
+            uid: 0,
+            may_share: false,
+            service: "v1.DRAPlugin".into(),
+            health_service: None,
+        };
+        let (connection, _) = node.driver_registered(offer, now).unwrap();
+        node.link_up(connection, now);
     });
     mark("lone");
     admit(store.clone(), "lone".into()).await;
@@ -83,8 +128,32 @@ async fn traced() {
     for admission in admissions.collect::<Vec<_>>() {
         admission.await.unwrap();
     }
+    mark("removal");
+    store.release(&"pod-0".into()).await.unwrap();
+    mark("removed");
+    assert!(!store.record_claims().await.unwrap());
+    mark("claim");
+    let claiming = claiming("claiming");
+    let held = store.hold(&claiming, &Advice::new()).unwrap().unwrap();
+    held.intent().await.unwrap();
+    mark("intended");
+    let calls = store.update(|node| node.prepare_calls(held.id(), now));
+    for call in calls {
+        let results = call.claims.into_iter().map(|(uid, _)| (uid, Ok(Vec::new())));
+        store.update(|node| node.prepared(call.id, results.collect(), |_| true, now));
+    }
+    let answers = vec![(answer(&b""[..]).unwrap(), false)];
+    held.commit(&claiming, answers).await.unwrap();
+    mark("claim-removal");
+    store.release(&claiming.uid).await.unwrap();
+    mark("claim-unprepared");
+    for call in store.update(|node| node.unprepare_calls(&claiming.uid, now)) {
+        let results = call.claims.into_iter().map(|(uid, _)| (uid, Ok(())));
+        store.update(|node| node.unprepared(call.id, results.collect(), now));
+    }
+    assert!(store.record_claims().await.unwrap());
     mark("questions");
-    assert_eq!(store.read(|node| node.pods().count()), TOGETHER + 1);
+    assert_eq!(store.read(|node| node.pods().count()), TOGETHER);
     assert!(store.hold(&request("lone"), &Advice::new()).unwrap().is_none());
     store.dump().await.unwrap();
     mark("end");
@@ -129,5 +198,11 @@ fn syncs_as_the_kernel_sees_them() {
     assert!(count("start") > 0, "the trace works: {syncs:?}");
     assert_eq!(count("lone"), 1, "{syncs:?}");
     assert!((1..TOGETHER).contains(&count("together")), "{syncs:?}");
+    assert_eq!(count("removal"), 1, "{syncs:?}");
+    assert_eq!(count("removed"), 0, "{syncs:?}");
+    assert_eq!(count("claim"), 1, "{syncs:?}");
+    assert_eq!(count("intended"), 1, "{syncs:?}");
+    assert_eq!(count("claim-removal"), 1, "{syncs:?}");
+    assert_eq!(count("claim-unprepared"), 1, "{syncs:?}");
     assert_eq!(count("questions"), 0, "{syncs:?}");
 }

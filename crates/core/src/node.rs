@@ -14,6 +14,7 @@ use crate::device_plugin::run_options::Answer;
 use crate::device_plugin::select::select;
 use crate::dra::Dra;
 use crate::dra::claims::{AllocatedClaim, Claim, ClaimKey};
+use crate::dra::view::{Wait, listed as waits_listed};
 use crate::id::{
     ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, ReservationId, ResourceName,
 };
@@ -163,6 +164,12 @@ pub enum ReserveError {
         /// By whom.
         drivers: Vec<DriverName>,
     },
+    /// Drivers have not prepared its claims. Waiting helps.
+    #[error("{}", waits_listed(.waits))]
+    NotPrepared {
+        /// Which drivers, and which claims.
+        waits: Vec<Wait>,
+    },
     /// Pods hold the claim as it was allocated earlier.
     #[error("ResourceClaim {claim} was allocated anew; remove the pods that hold it as it was{}", listed(": ", .pods))]
     Reallocated {
@@ -196,6 +203,7 @@ impl ReserveError {
                 | Self::InFlight
                 | Self::NoDriver { .. }
                 | Self::Unpreparing { .. }
+                | Self::NotPrepared { .. }
         )
     }
 }

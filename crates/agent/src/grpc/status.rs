@@ -121,7 +121,7 @@ impl Coded for ReserveError {
             Self::DuplicateContainer { .. } => Code::InvalidArgument,
             Self::NotServed { .. } | Self::NotListed { .. } | Self::NoDriver { .. } => Code::Unavailable,
             Self::Insufficient { .. } => Code::ResourceExhausted,
-            Self::InFlight | Self::Unpreparing { .. } => Code::Aborted,
+            Self::InFlight | Self::Unpreparing { .. } | Self::NotPrepared { .. } => Code::Aborted,
             Self::RequestChanged { .. }
             | Self::SpecChanged
             | Self::NameTaken { .. }

@@ -55,6 +55,7 @@ pub(super) fn of_reservation(error: &ReserveError) -> &'static str {
         ReserveError::NameTaken { .. } | ReserveError::ClaimNameTaken { .. } => "name_taken",
         ReserveError::NoDriver { .. } => "no_driver",
         ReserveError::Unpreparing { .. } => "unpreparing",
+        ReserveError::NotPrepared { .. } => "not_prepared",
         ReserveError::Reallocated { .. } => "reallocated",
     }
 }

@@ -6,6 +6,7 @@
 //! | | `boot-id` | text |
 //! | | `blocked` | [`BlockedRecord`], while nobody is admitted |
 //! | `pods` | UID | [`PodRecord`] |
+//! | `claims` | UID | [`ClaimRecord`] |
 //! | `resources` | name | [`ResourceRecord`] |
 //! | `mirrors` | count | SHA-256 of the kubelet's file that is in place, written by us or taken in, and of the one that is to replace it |
 //!
@@ -20,13 +21,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use devlet_core::{Pod, PodUid, ResourceName};
+use devlet_core::dra::claims::Claim;
+use devlet_core::{ClaimUid, Pod, PodUid, ResourceName};
 use prost::Message as _;
 use redb::backends::FileBackend;
 use redb::{DatabaseError, ReadTransaction, ReadableDatabase as _, StorageError, TableDefinition};
 use redb::{ReadableTable as _, WriteTransaction};
 
 use super::backend::Storage;
+use super::claim_record::{self, ClaimRecord};
 use super::files::{self, Identity};
 use super::record::{self, BlockedRecord, InvalidRecord, Names, PodRecord, ResourceRecord};
 use super::statistics::Counters;
@@ -34,6 +37,7 @@ use super::writer::WriteError;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
+const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
 const RESOURCES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("resources");
 const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors");
 
@@ -45,11 +49,17 @@ const BLOCKED_KEY: &str = "blocked";
 const CACHE_BYTES: usize = 8 << 20;
 
 /// The steps from each schema to the next; the first is from 1 to 2. The newest schema follows from their number.
-const MIGRATIONS: Migrations<'static> = &[pods_name_their_containers];
+const MIGRATIONS: Migrations<'static> = &[pods_name_their_containers, claims_have_records];
 
 /// From 1 to 2: a pod's record has the names of all its containers. A record without them says that they are not
 /// known, so none changes.
 fn pods_name_their_containers(_: &WriteTransaction) -> Result<(), redb::Error> {
+    Ok(())
+}
+
+/// From 2 to 3: claims have records, and the records of pods name them.
+fn claims_have_records(transaction: &WriteTransaction) -> Result<(), redb::Error> {
+    transaction.open_table(CLAIMS)?;
     Ok(())
 }
 
@@ -84,6 +94,7 @@ pub(crate) enum InFile {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Row {
     Pod(PodUid, Option<Vec<u8>>),
+    Claim(ClaimUid, Option<Vec<u8>>),
     Resource(ResourceName, Option<ResourceRecord>),
     Blocked(Option<BlockedRecord>),
     BootId(String),
@@ -95,9 +106,14 @@ impl Row {
         let (uid, bytes) = record::encode_pod(pod);
         Self::Pod(uid, Some(bytes))
     }
+
+    pub(crate) fn claim(claim: &Claim) -> Self {
+        let (uid, bytes) = claim_record::encode_claim(claim);
+        Self::Claim(uid, Some(bytes))
+    }
 }
 
-/// Everything in the database but the pods. Small, so the writer keeps it to be able to write it again.
+/// Everything in the database but the pods and claims. Small, so the writer keeps it to be able to write it again.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Surroundings {
     pub(crate) boot_id: Option<String>,
@@ -124,7 +140,7 @@ impl Surroundings {
     /// Follows what has been written.
     pub(crate) fn follow(&mut self, row: &Row) {
         match row {
-            Row::Pod(..) => {}
+            Row::Pod(..) | Row::Claim(..) => {}
             Row::Resource(name, Some(record)) => {
                 self.resources.insert(name.clone(), record.clone());
             }
@@ -172,12 +188,14 @@ impl Surroundings {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Contents {
     pub(crate) pods: BTreeMap<PodUid, Pod>,
+    pub(crate) claims: BTreeMap<ClaimUid, Claim>,
     pub(crate) around: Surroundings,
 }
 
 impl Contents {
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows = self.around.rows();
+        rows.extend(self.claims.values().map(Row::claim));
         rows.extend(self.pods.values().map(Row::pod));
         rows
     }
@@ -366,6 +384,7 @@ impl Database {
         let transaction = self.database.begin_write()?;
         set_schema(&transaction, newest(MIGRATIONS))?;
         transaction.open_table(PODS)?;
+        transaction.open_table(CLAIMS)?;
         transaction.open_table(RESOURCES)?;
         transaction.open_table(MIRRORS)?;
         write_rows(&transaction, rows)?;
@@ -420,14 +439,24 @@ fn write_rows<'a>(
     transaction: &WriteTransaction,
     rows: impl IntoIterator<Item = &'a Row>,
 ) -> Result<(), redb::Error> {
-    // Opened when needed: an admission touches one table.
-    let (mut meta, mut pods, mut resources, mut mirrors) = (None, None, None, None);
+    // Opened when needed: an admission without claims touches one table.
+    let (mut meta, mut pods, mut claims, mut resources, mut mirrors) = (None, None, None, None, None);
     for row in rows {
         match row {
             Row::Pod(uid, record) => {
                 let table = match &mut pods {
                     Some(table) => table,
                     none => none.insert(transaction.open_table(PODS)?),
+                };
+                match record {
+                    Some(bytes) => table.insert(uid.as_str(), bytes.as_slice())?,
+                    None => table.remove(uid.as_str())?,
+                };
+            }
+            Row::Claim(uid, record) => {
+                let table = match &mut claims {
+                    Some(table) => table,
+                    none => none.insert(transaction.open_table(CLAIMS)?),
                 };
                 match record {
                     Some(bytes) => table.insert(uid.as_str(), bytes.as_slice())?,
@@ -497,6 +526,18 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Every claim, by UID.
+    pub(crate) fn claims(&self) -> Result<Vec<(ClaimUid, Claim)>, LoadError> {
+        let table = self.0.open_table(CLAIMS).map_err(redb::Error::from)?;
+        let mut claims = Vec::new();
+        for claim in table.iter()? {
+            let (uid, bytes) = claim?;
+            let claim = ClaimRecord::decode_from(bytes.value())?.into_claim(uid.value())?;
+            claims.push((claim.uid.clone(), claim));
+        }
+        Ok(claims)
+    }
+
     pub(crate) fn contents(&self) -> Result<Contents, LoadError> {
         let mut pods = Vec::new();
         let mut names = Names::default();
@@ -529,7 +570,8 @@ impl Snapshot {
         }
         // They come in this order, so the map is made in one go.
         let pods = pods.into_iter().collect();
-        Ok(Contents { pods, around })
+        let claims = self.claims()?.into_iter().collect();
+        Ok(Contents { pods, claims, around })
     }
 }
 

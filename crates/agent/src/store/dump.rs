@@ -2,7 +2,8 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use devlet_core::{Allocation, ContainerKind, Pod, Source};
+use devlet_core::dra::claims::{AllocatedDevice, Claim, Preparation, PreparationState, PreparedDevice};
+use devlet_core::{Allocation, ClaimUse, ContainerKind, DriverName, Pod, PodClaim, Source};
 use serde_json::{Map, Value, json};
 
 use super::database::{Contents, Hash};
@@ -23,6 +24,7 @@ pub(crate) fn contents(contents: &Contents) -> Value {
         "schema": super::database::newest_schema(),
         "bootId": around.boot_id,
         "blocked": blocked.map(|blocked| json!({ "file": blocked.file, "reason": blocked.reason })),
+        "claims": contents.claims.values().map(claim).collect::<Vec<_>>(),
         "pods": contents.pods.values().map(pod).collect::<Vec<_>>(),
         "resources": resources.collect::<Map<_, _>>(),
         "mirrors": mirrors.collect::<Vec<_>>(),
@@ -45,6 +47,72 @@ fn pod(pod: &Pod) -> Value {
         "beforeReboot": pod.before_reboot,
         "containers": pod.containers.iter().map(devlet_core::ContainerName::as_str).collect::<Vec<_>>(),
         "allocations": pod.allocations.iter().map(allocation).collect::<Vec<_>>(),
+        "claims": pod.claims.iter().map(pod_claim).collect::<Vec<_>>(),
+        "claimUses": pod.claim_uses.iter().map(claim_use).collect::<Vec<_>>(),
+    })
+}
+
+fn pod_claim(claim: &PodClaim) -> Value {
+    json!({
+        "name": claim.name,
+        "claimNamespace": claim.key.namespace,
+        "claimName": claim.key.name,
+        "uid": claim.uid.as_str(),
+    })
+}
+
+fn claim_use(usage: &ClaimUse) -> Value {
+    json!({
+        "container": usage.container.as_str(),
+        "claim": usage.claim,
+        "request": usage.request,
+    })
+}
+
+fn claim(claim: &Claim) -> Value {
+    json!({
+        "uid": claim.uid.as_str(),
+        "namespace": claim.key.namespace,
+        "name": claim.key.name,
+        "pod": claim.pod.as_str(),
+        "drivers": claim.preparations.iter().map(preparation).collect::<Vec<_>>(),
+    })
+}
+
+fn preparation((driver, preparation): (&DriverName, &Preparation)) -> Value {
+    let state = match preparation.state {
+        PreparationState::Pending => "pending",
+        PreparationState::Prepared => "prepared",
+        PreparationState::Unprepared => "unprepared",
+        PreparationState::Abandoned => "abandoned",
+    };
+    let allocated = preparation.allocated.as_ref();
+    json!({
+        "name": driver.as_str(),
+        "state": state,
+        "allocated": allocated.map(|devices| devices.iter().map(allocated_device).collect::<Vec<_>>()),
+        "skippedOperations": preparation.skip,
+        "devices": preparation.devices.iter().map(prepared_device).collect::<Vec<_>>(),
+    })
+}
+
+fn allocated_device(device: &AllocatedDevice) -> Value {
+    json!({
+        "request": device.request,
+        "pool": device.pool,
+        "device": device.device,
+        "shareId": device.share,
+        "adminAccess": device.admin_access,
+    })
+}
+
+fn prepared_device(device: &PreparedDevice) -> Value {
+    json!({
+        "requests": device.requests,
+        "pool": device.pool,
+        "device": device.device,
+        "shareId": device.share,
+        "cdiDevices": device.cdi_devices,
     })
 }
 

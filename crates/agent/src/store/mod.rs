@@ -23,6 +23,7 @@
 
 mod answer;
 mod backend;
+mod claim_record;
 mod database;
 mod dump;
 mod files;
@@ -60,7 +61,7 @@ use import::Imported;
 use mirror::{Call, Doorbell};
 use record::ResourceRecord;
 use statistics::Counters;
-use writer::{Outbox, Phase, settled};
+use writer::{Answer as Written, Outbox, Phase, settled};
 
 /// Tells the time; asked when a store is opened.
 pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
@@ -239,6 +240,8 @@ impl Shared {
 pub struct Store {
     shared: Arc<Shared>,
     threads: Arc<Threads>,
+    /// What nobody waits for is written by one at a time: who comes next knows that it is on disk.
+    recording: Arc<tokio::sync::Mutex<()>>,
     clock: Steady,
 }
 
@@ -348,14 +351,10 @@ impl Store {
                 return Ok(None);
             };
             if let Err(error) = self.health() {
-                let needs_nothing = state
-                    .node
-                    .reservation(id)
-                    .is_some_and(|each| each.grants.is_empty());
-                let is_there = state.node.pod(&request.uid).is_some();
+                let has_everything = state.node.has_everything(id);
                 state.node.abort(id);
                 // Who holds everything is not refused because something about it cannot be noted.
-                return if needs_nothing && is_there {
+                return if has_everything {
                     Ok(None)
                 } else {
                     Err(HoldError::Write(error))
@@ -383,17 +382,36 @@ impl Store {
         pod: &PodUid,
         still: impl FnOnce(&Node) -> bool,
     ) -> Result<(), ReleaseError> {
-        self.shared.change(|state| {
+        let written = self.begin(|state| {
             if state.importing.contains(pod) {
                 return Err(ReleaseRefused::InFlight);
             }
             if !still(&state.node) {
                 return Err(ReleaseRefused::Unknown);
             }
-            state.node.begin_release(pod).map(drop)
+            let claims = state.node.begin_release(pod)?;
+            let mut rows = vec![Row::Pod(pod.clone(), None)];
+            rows.extend(claims.iter().map(Row::claim));
+            Ok(Some((rows, Phase::Release(pod.clone()))))
         })?;
-        let rows = vec![Row::Pod(pod.clone(), None)];
-        Ok(self.write(rows, Phase::Release(pod.clone())).await?)
+        Ok(done(written).await?)
+    }
+
+    /// Writes what drivers have done without anybody waiting for it, and what an operator gave up on. Whether there was
+    /// anything to write.
+    pub async fn record_claims(&self) -> Result<bool, WriteError> {
+        let _turn = self.recording.lock().await;
+        let written = self.begin(|state| {
+            let change = state.node.begin_record().map(|record| {
+                let mut rows: Vec<Row> = record.put.iter().map(Row::claim).collect();
+                rows.extend(record.delete.into_iter().map(|uid| Row::Claim(uid, None)));
+                (rows, Phase::Record(record.id))
+            });
+            Ok::<_, WriteError>(change)
+        })?;
+        let is_news = written.is_some();
+        done(written).await?;
+        Ok(is_news)
     }
 
     /// Takes in a kubelet's file of any version: its pods are added or, if they are known, hold what it says.
@@ -438,14 +456,39 @@ impl Store {
         stopped.map_err(|_| StopError::Stopped)
     }
 
+    /// Begins a change that is written in the order in which it was begun; `None` if there is nothing to be written.
+    fn begin<E>(
+        &self,
+        begin: impl FnOnce(&mut State) -> Result<Option<(Vec<Row>, Phase)>, E>,
+    ) -> Result<Option<Written>, E> {
+        let handed_over = self.shared.change(|state| {
+            let change = begin(state)?;
+            Ok(change.map(|(rows, phase)| self.threads.writer.hand_over(rows, phase)))
+        })?;
+        // Not before here: a change that nobody took is cancelled under the lock.
+        Ok(handed_over.map(|(written, unsent)| {
+            drop(unsent);
+            written
+        }))
+    }
+
     async fn write(&self, rows: Vec<Row>, phase: Phase) -> Result<(), WriteError> {
         settled(self.threads.writer.write(rows, phase).await)
     }
 }
 
+/// Waits until a change is on disk.
+async fn done(written: Option<Written>) -> Result<(), WriteError> {
+    match written {
+        Some(written) => settled(written.await),
+        None => Ok(()),
+    }
+}
+
 /// A reservation that undoes itself.
 ///
-/// Dropping it frees the devices, so an early return and a cancelled request both leave the node as it was.
+/// Dropping it frees the devices and leaves the claims, so an early return and a cancelled request both leave the node
+/// as it was.
 #[must_use = "dropping a hold frees the devices"]
 #[derive(Debug)]
 pub struct Held {
@@ -460,7 +503,28 @@ impl Held {
         &self.reservation
     }
 
-    /// The plugins have agreed: gives the devices to the pod. Done when that is on disk.
+    /// Which it is, for questions.
+    pub fn id(&self) -> ReservationId {
+        self.id
+    }
+
+    /// Writes down what must be on disk before a driver is called for the pod's claims. Done when it is there, or when
+    /// there is nothing to be written: also because another admission is writing it. Whether there was.
+    ///
+    /// Once it was first polled it is carried out, whether somebody waits for it or not.
+    pub async fn intent(&self) -> Result<bool, WriteError> {
+        let written = self.store.begin(|state| {
+            let claims = state.node.begin_intent(self.id);
+            let rows: Vec<Row> = claims.iter().map(Row::claim).collect();
+            let change = (!rows.is_empty()).then_some((rows, Phase::Intent(self.id)));
+            Ok::<_, WriteError>(change)
+        })?;
+        let is_news = written.is_some();
+        done(written).await?;
+        Ok(is_news)
+    }
+
+    /// The plugins have agreed and all claims are prepared: gives everything to the pod. Done when that is on disk.
     ///
     /// `answers` are theirs, in the order of the grants, each with whether the plugin wants to be called before
     /// each start; they come from [`answer()`]. If the future is dropped before it was first polled, the devices
@@ -470,13 +534,16 @@ impl Held {
         request: &PodRequest,
         answers: Vec<(Answer, bool)>,
     ) -> Result<Pod, CommitError> {
-        let store = &self.store;
-        let pod = store
-            .shared
-            .update(|node| node.begin_commit(self.id, request, answers))?
-            .pod;
-        store.write(vec![Row::pod(&pod)], Phase::Commit(self.id)).await?;
-        Ok(pod)
+        let mut pod = None;
+        let written = self.store.begin(|state| {
+            let commit = state.node.begin_commit(self.id, request, answers)?;
+            let mut rows: Vec<Row> = commit.claims.iter().map(Row::claim).collect();
+            rows.push(Row::pod(&commit.pod));
+            pod = Some(commit.pod);
+            Ok::<_, devlet_core::CommitError>(Some((rows, Phase::Commit(self.id))))
+        })?;
+        done(written).await?;
+        Ok(pod.ok_or(devlet_core::CommitError::Ended)?)
     }
 }
 

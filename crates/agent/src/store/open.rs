@@ -27,7 +27,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use devlet_core::device_plugin::inventory::Last;
-use devlet_core::{Blocked, DeviceView, Moment, Node, Pod, PodUid, ResourceName, Restored, Source};
+use devlet_core::dra::claims::Claim;
+use devlet_core::{Blocked, ClaimUid, DeviceView, Moment, Node, Pod, PodUid, ResourceName, Restored, Source};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
@@ -308,7 +309,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         let file = file.map_or_else(|_| read(), |file| file.join().unwrap_or_else(|_| read()));
         (file, opened)
     });
-    let (database, Contents { pods, around }) = match opened {
+    let (database, contents) = match opened {
         Ok(loaded) => opening.with_database(loaded, file)?,
         Err(LoadError::Absent) => opening.without_database(file, None)?,
         Err(LoadError::Unreadable(reason)) => {
@@ -324,7 +325,8 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     };
     let (in_file, failure, mut report) = (opening.in_file, opening.failure, opening.report);
     let is_imported = report.imported.is_some();
-    let node = restore(pods, &around, is_imported, clock.now());
+    let Contents { pods, claims, around } = contents;
+    let node = restore((pods, claims), &around, is_imported, clock.now());
     report.doubly_held = node.doubly_held();
     report.blocked = node.blocked().cloned();
     if let Some(imported) = &mut report.imported {
@@ -334,7 +336,12 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     Ok((store, report))
 }
 
-fn restore(pods: BTreeMap<PodUid, Pod>, around: &Surroundings, is_imported: bool, now: Moment) -> Node {
+fn restore(
+    (pods, claims): (BTreeMap<PodUid, Pod>, BTreeMap<ClaimUid, Claim>),
+    around: &Surroundings,
+    is_imported: bool,
+    now: Moment,
+) -> Node {
     let known = around.resources.iter();
     let known = known.map(|(name, record)| (name.clone(), record.last(now)));
     let mut resources: BTreeMap<ResourceName, Option<Last>> = known.collect();
@@ -348,7 +355,7 @@ fn restore(pods: BTreeMap<PodUid, Pod>, around: &Surroundings, is_imported: bool
     let mut node = Node::restore(Restored {
         pods: pods.into_values().collect(),
         resources,
-        ..Restored::default()
+        claims: claims.into_values().collect(),
     });
     node.forget_idle(now);
     if let Some(blocked) = &around.blocked {
@@ -427,6 +434,7 @@ fn start(
     Ok(Store {
         shared,
         threads,
+        recording: Arc::default(),
         clock,
     })
 }
@@ -605,10 +613,12 @@ impl Opening<'_> {
             released: Vec::new(),
         };
         let mut rows = vec![Row::BootId(now.clone())];
+        let mut left = BTreeMap::new();
         contents.pods.retain(|uid, pod| {
             let released = release(pod.source);
             if released {
                 reboot.released.push(uid.clone());
+                left.extend(pod.claim_uids().into_iter().map(|claim| (claim, uid.clone())));
                 rows.push(Row::Pod(uid.clone(), None));
             } else {
                 reboot.kept.push(uid.clone());
@@ -617,6 +627,19 @@ impl Opening<'_> {
             }
             !released
         });
+        for pod in contents.pods.values() {
+            pod.claim_uids().iter().for_each(|claim| drop(left.remove(claim)));
+        }
+        for (uid, claim) in &mut contents.claims {
+            let last = left.remove(uid).filter(|pod| claim.pod != *pod);
+            let is_left = last.is_some();
+            if let Some(pod) = last {
+                claim.pod = pod;
+            }
+            if claim.rebooted() || is_left {
+                rows.push(Row::claim(claim));
+            }
+        }
         self.report.reboot = Some(reboot);
         rows
     }

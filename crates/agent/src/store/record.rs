@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_core::device_plugin::inventory::Last;
 use devlet_core::{
-    Allocation, ContainerKind, ContainerName, DeviceId, Moment, Node, Pod, PodName, PodUid, ResourceName,
-    Source,
+    Allocation, ClaimUse, ContainerKind, ContainerName, DeviceId, Moment, Node, Pod, PodName, PodUid,
+    ResourceName, Source,
 };
 use prost::Message as _;
 
 use super::answer::recorded;
+use super::claim_record::{ClaimUseRecord, PodClaimRecord};
 
 /// Why a value is no record of ours.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -25,6 +26,8 @@ pub(crate) enum InvalidRecord {
     Source(i32),
     #[error("unknown kind of container {0}")]
     Kind(i32),
+    #[error("unknown state of a claim {0}")]
+    State(i32),
     #[error("device {place} of {devices} is on a NUMA node")]
     Place { place: u32, devices: usize },
     #[error("{0} bytes where a number should be")]
@@ -55,6 +58,12 @@ pub(crate) struct PodRecord {
     /// Since schema 2; none: not known.
     #[prost(string, repeated, tag = "7")]
     pub(crate) containers: Vec<String>,
+    /// Since schema 3.
+    #[prost(message, repeated, tag = "8")]
+    pub(crate) claims: Vec<PodClaimRecord>,
+    /// Since schema 3.
+    #[prost(message, repeated, tag = "9")]
+    pub(crate) claim_uses: Vec<ClaimUseRecord>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -163,6 +172,12 @@ impl PodRecord {
         for allocation in self.allocations {
             allocations.push(allocation.into_allocation(names)?);
         }
+        let claims = self.claims.into_iter();
+        let claim_uses = self.claim_uses.into_iter().map(|usage| ClaimUse {
+            container: once(&mut names.containers, usage.container),
+            claim: usage.claim,
+            request: usage.request,
+        });
         Ok(Pod {
             uid: uid.into(),
             name: PodName {
@@ -174,8 +189,8 @@ impl PodRecord {
             before_reboot: self.before_reboot,
             containers,
             allocations,
-            claims: Vec::new(),
-            claim_uses: Vec::new(),
+            claims: claims.map(PodClaimRecord::into_claim).collect(),
+            claim_uses: claim_uses.collect(),
         })
     }
 }
@@ -195,6 +210,8 @@ impl From<&Pod> for PodRecord {
             before_reboot: pod.before_reboot,
             containers: pod.containers.iter().map(|name| name.as_str().into()).collect(),
             allocations: pod.allocations.iter().map(AllocationRecord::from).collect(),
+            claims: pod.claims.iter().map(PodClaimRecord::from).collect(),
+            claim_uses: pod.claim_uses.iter().map(ClaimUseRecord::from).collect(),
         }
     }
 }

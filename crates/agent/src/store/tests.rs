@@ -1,5 +1,6 @@
 //! On real files, with a disk that can be told to fail, to wait, and to forget.
 
+mod claims;
 mod disk;
 mod durability;
 mod mirroring;

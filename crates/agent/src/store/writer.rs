@@ -24,10 +24,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender};
 use std::time::{Duration, Instant};
 
-use devlet_core::{Pod, PodUid, ReservationId, ResourceName};
+use devlet_core::{Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
 use super::database::{Database, Place, Row, Snapshot, Surroundings};
@@ -104,8 +104,10 @@ impl Drop for SecondPhase {
 /// What becomes true in memory when a change is on disk.
 #[derive(Debug)]
 pub(crate) enum Phase {
+    Intent(ReservationId),
     Commit(ReservationId),
     Release(PodUid),
+    Record(RecordId),
     /// `claimed` are all pods of the file, `pods` those that are different now.
     Import {
         pods: Vec<Pod>,
@@ -121,8 +123,10 @@ impl Phase {
     pub(crate) fn finish(self, state: &mut State) {
         let node = &mut state.node;
         match self {
+            Self::Intent(id) => node.finish_intent(id),
             Self::Commit(id) => node.finish_commit(id),
             Self::Release(pod) => node.finish_release(&pod),
+            Self::Record(id) => node.finish_record(id),
             Self::Import {
                 pods,
                 claimed,
@@ -143,8 +147,10 @@ impl Phase {
 
     pub(crate) fn cancel(self, state: &mut State) {
         match self {
+            Self::Intent(id) => state.node.cancel_intent(id),
             Self::Commit(id) => state.node.cancel_commit(id),
             Self::Release(pod) => state.node.cancel_release(&pod),
+            Self::Record(id) => state.node.cancel_record(id),
             Self::Import { claimed, .. } => state.give_back(&claimed),
             Self::Forget | Self::Nothing => {}
         }
@@ -159,6 +165,15 @@ pub(crate) enum Message {
     Stop(oneshot::Sender<()>),
 }
 
+/// What became of a change.
+pub(crate) type Answer = oneshot::Receiver<Result<(), WriteError>>;
+
+/// A change that nobody took; dropping it cancels it.
+#[must_use = "a change is cancelled where this is dropped"]
+pub(crate) struct Unsent(
+    #[expect(dead_code, reason = "it is there to be dropped")] Option<SendError<Message>>,
+);
+
 /// The way to the writer.
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox {
@@ -172,14 +187,22 @@ impl Outbox {
     }
 
     /// Hands a change over. If there is nobody to take it, it is cancelled, and the answer never comes.
-    pub(crate) fn write(&self, rows: Vec<Row>, phase: Phase) -> oneshot::Receiver<Result<(), WriteError>> {
+    pub(crate) fn write(&self, rows: Vec<Row>, phase: Phase) -> Answer {
+        let (answer, unsent) = self.hand_over(rows, phase);
+        drop(unsent);
+        answer
+    }
+
+    /// The same under the lock: changes are written in the order in which they were begun. One that nobody takes is
+    /// to be dropped after the lock, which its end needs.
+    pub(crate) fn hand_over(&self, rows: Vec<Row>, phase: Phase) -> (Answer, Unsent) {
         let (done, answer) = oneshot::channel();
         let second = SecondPhase {
             phase: Some(phase),
             shared: Arc::clone(&self.shared),
         };
-        let _ = self.sender.send(Message::Write(Change { rows, second, done }));
-        answer
+        let sent = self.sender.send(Message::Write(Change { rows, second, done }));
+        (answer, Unsent(sent.err()))
     }
 
     /// Says that what is known of resources has changed.
@@ -410,7 +433,10 @@ impl Writer {
             return Err(self.refusal("another file is in its place; move that away"));
         }
         let mut rows = self.around.rows();
-        self.shared.read(|node| rows.extend(node.pods().map(Row::pod)));
+        self.shared.read(|node| {
+            rows.extend(node.recorded_claims().map(Row::claim));
+            rows.extend(node.pods().map(Row::pod));
+        });
         match self.place.create(&rows) {
             Ok(database) => {
                 self.ours = Some(database.identity);

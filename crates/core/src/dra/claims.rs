@@ -1055,8 +1055,12 @@ impl Claims {
         abandoned
     }
 
+    pub(crate) fn has_unrecorded(&self) -> bool {
+        !self.to_write.is_empty() || !self.done.is_empty()
+    }
+
     pub(crate) fn begin_record(&mut self) -> Option<Record> {
-        if self.to_write.is_empty() && self.done.is_empty() {
+        if !self.has_unrecorded() {
             return None;
         }
         let id = RecordId(self.next_record);

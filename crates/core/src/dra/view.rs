@@ -1,8 +1,9 @@
 //! Questions about drivers and claims. Asking changes nothing.
 
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
+use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
+use core::fmt;
 
 use super::answers::base;
 use super::claims::{Claim, ClaimKey, Entry, Failure, Preparation, PreparationState, PreparedDevice, Task};
@@ -85,6 +86,45 @@ pub struct Wait {
     pub reason: Reason,
     /// What went wrong last.
     pub failure: Option<Failure>,
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { claim, driver, .. } = self;
+        match (&self.failure, self.reason) {
+            (Some(Failure::Call { reason, .. }), Reason::Due(_)) => {
+                return write!(f, "ResourceClaim {claim}: driver {driver}: {reason}");
+            }
+            (Some(failure), Reason::Due(_)) => return write!(f, "{failure}"),
+            _ => {}
+        }
+        match self.reason {
+            Reason::NotWritten => write!(f, "ResourceClaim {claim} is not on disk yet")?,
+            Reason::NoDriver => write!(f, "ResourceClaim {claim}: DRA driver {driver} is not connected")?,
+            Reason::Calling => write!(f, "ResourceClaim {claim}: DRA driver {driver} has not answered")?,
+            Reason::Due(_) => write!(f, "ResourceClaim {claim}: DRA driver {driver} is to be called")?,
+        }
+        match &self.failure {
+            Some(failure) => write!(f, " (before that: {failure})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is waited for, for people: not all of it if that is a lot.
+pub fn listed(waits: &[Wait]) -> String {
+    const MOST: usize = 8;
+    let mut text = String::new();
+    for (place, wait) in waits.iter().take(MOST).enumerate() {
+        if place > 0 {
+            text.push_str("; ");
+        }
+        text.push_str(&wait.to_string());
+    }
+    if waits.len() > MOST {
+        text.push_str(&alloc::format!("; and {} more", waits.len() - MOST));
+    }
+    text
 }
 
 /// Why a driver is not done with a claim.
@@ -255,6 +295,16 @@ impl Node {
         entries.flat_map(|entry| self.waits(entry)).collect()
     }
 
+    /// Whether the pod of an admission holds all that it asks for: there is only something to be noted about it.
+    pub fn has_everything(&self, id: ReservationId) -> bool {
+        let Some(reservation) = self.ledger.reservations.get(&id) else {
+            return false;
+        };
+        let held = self.ledger.pods.get(&reservation.pod).map(|pod| pod.claim_uids());
+        let holds = |held: Vec<ClaimUid>| reservation.claims.iter().all(|uid| held.contains(uid));
+        reservation.grants.is_empty() && held.is_some_and(holds) && self.waiting_for(id).is_empty()
+    }
+
     /// What a pod on record waits for before its containers can start: nothing, unless the machine was booted.
     pub fn unprepared_claims(&self, pod: &PodUid) -> Vec<Wait> {
         let uids = self.ledger.pods.get(pod).map(|pod| pod.claim_uids());
@@ -268,6 +318,11 @@ impl Node {
         let uids = self.dra.claims.left.get(pod).into_iter().flatten();
         let entries = uids.filter_map(|uid| self.dra.claims.entries.get(uid));
         entries.flat_map(|entry| self.waits(entry)).collect()
+    }
+
+    /// Whether a pod that is gone was the last to leave a claim that is still on record.
+    pub fn has_left(&self, pod: &PodUid) -> bool {
+        self.dra.claims.left.contains_key(pod)
     }
 
     /// Whether a pod may still have to be unprepared: it holds claims, is being admitted with some, or was the
@@ -300,6 +355,11 @@ impl Node {
     /// When [`Node::due_calls`] has calls that it would not have earlier.
     pub fn next_call(&self) -> Option<Moment> {
         self.dra.claims.next_retry(&self.dra.drivers)
+    }
+
+    /// Whether [`Node::begin_record`] has something.
+    pub fn has_unrecorded(&self) -> bool {
+        self.dra.claims.has_unrecorded()
     }
 
     /// When [`Node::tick`] next changes something.

@@ -628,7 +628,7 @@ async fn everything_is_in_a_dump() {
 
     let dump = store.dump().await.unwrap();
 
-    assert_eq!(dump["schema"], 2);
+    assert_eq!(dump["schema"], 3);
     assert_eq!(dump["bootId"], "boot-1");
     assert_eq!(dump["pods"][0]["name"], "a");
     let allocation = &dump["pods"][0]["allocations"][0];

@@ -8,17 +8,24 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use devlet_core::PodUid;
+use devlet_core::dra::claims::Claim;
+use devlet_core::{ClaimUid, PodUid};
 use redb::StorageBackend;
 use redb::backends::FileBackend;
 
+use super::claims::{admit_claiming, answer_calls, claiming, drive, prepare};
 use super::*;
-use crate::store::database::Place;
+use crate::store::database::{Contents, Place};
 
 /// What drives are trusted with: a sector is written as a whole or not at all.
 const SECTOR: usize = 512;
 
-type State = BTreeMap<PodUid, Pod>;
+/// Everything that must be there as a whole.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct State {
+    pods: BTreeMap<PodUid, Pod>,
+    claims: BTreeMap<ClaimUid, Claim>,
+}
 
 #[derive(Debug, Clone)]
 enum Operation {
@@ -123,7 +130,7 @@ impl Recording {
                 self.changed += usize::from(self.allowed.last() == Some(&state));
             }
             Ok(state) => {
-                let uids: Vec<_> = state.keys().collect();
+                let uids: (Vec<_>, Vec<_>) = (state.pods.keys().collect(), state.claims.keys().collect());
                 self.problems
                     .push(format!("sync {sync}: an impossible state: {uids:?}"));
             }
@@ -144,7 +151,8 @@ fn load(image: Vec<u8>) -> Result<State, String> {
         counters: Arc::default(),
     };
     let loaded = place.open().map_err(|error| error.to_string())?;
-    Ok(loaded.contents.pods)
+    let Contents { pods, claims, .. } = loaded.contents;
+    Ok(State { pods, claims })
 }
 
 /// Ways in which these writes may have reached the disk.
@@ -302,16 +310,12 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
         Step::Remove("k"),
         Step::Remove("d"),
     ];
-    let state = |store: &Store| -> State {
-        let pods = pods(store);
-        pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect()
-    };
     for step in steps {
         let before = state(&store);
         let mut after = before.clone();
         match &step {
             Step::Remove(uid) => {
-                after.remove(*uid);
+                after.pods.remove(*uid);
             }
             Step::Admit(uid, size) => {
                 // What it will get, from a store of its own in the same state.
@@ -350,7 +354,100 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
     assert!((recording.syncs..recording.images).contains(&recording.changed));
 }
 
-/// Another store with the same pods and the same plugin.
+fn state(store: &Store) -> State {
+    let pods = pods(store).into_iter();
+    let claims = claims::claims(store).into_iter();
+    State {
+        pods: pods.map(|pod| (pod.uid.clone(), pod)).collect(),
+        claims: claims.map(|claim| (claim.uid.clone(), claim)).collect(),
+    }
+}
+
+impl Recorder {
+    /// Carries out one change, before and after which the disk is as given; and from when it is answered on, as after.
+    async fn watch(&self, before: State, after: State, change: impl Future<Output = ()>) {
+        self.0.lock().unwrap().allowed = vec![before, after.clone()];
+        change.await;
+        let recording = &mut *self.0.lock().unwrap();
+        recording.allowed = vec![after];
+        let image = recording.synced.clone();
+        recording.check(image);
+    }
+}
+
+#[tokio::test]
+async fn no_power_loss_tears_a_pod_from_its_claims() {
+    let root = Root::new();
+    let recorder = Recorder::default();
+    let store = root.open_on(recorder.storage());
+    drive(&store);
+    recorder.0.lock().unwrap().armed = true;
+    let mut on_disk = State::default();
+    for (uid, claim) in [("a", "one"), ("b", "two"), ("c", "one")] {
+        // What it will be, from a store of its own in the same state.
+        let (_root, twin) = twin(&store).await;
+        drive(&twin);
+        admit_claiming(&twin, uid, claim).await.unwrap();
+        let admitted = state(&twin);
+        let request = claiming(uid, claim);
+        let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+        // The intent: claims alone, and nothing if they are there.
+        let intended = State {
+            pods: on_disk.pods.clone(),
+            claims: state(&store).claims,
+        };
+        recorder
+            .watch(on_disk, intended.clone(), async {
+                held.intent().await.unwrap();
+            })
+            .await;
+        // Both, or neither.
+        prepare(&store, held.id());
+        recorder
+            .watch(intended, admitted.clone(), async {
+                held.commit(&request, Vec::new()).await.unwrap();
+            })
+            .await;
+        assert_eq!(state(&store), admitted);
+        on_disk = admitted;
+    }
+    for uid in ["a", "b", "c"] {
+        let mut released = on_disk.clone();
+        let pod = released.pods.remove(uid).unwrap();
+        let claim = &pod.claims[0].uid;
+        let is_held = released.pods.values().any(|other| other.claims[0].uid == *claim);
+        if !is_held {
+            released.claims.get_mut(claim).unwrap().pod = uid.into();
+        }
+        recorder
+            .watch(on_disk, released.clone(), async {
+                store.release(&uid.into()).await.unwrap()
+            })
+            .await;
+        let calls = store.update(|node| node.unprepare_calls(&uid.into(), NOW));
+        assert_eq!(calls.len(), usize::from(!is_held));
+        answer_calls(&store, calls);
+        let mut unprepared = released.clone();
+        if !is_held {
+            unprepared.claims.remove(claim);
+        }
+        recorder
+            .watch(released, unprepared.clone(), async {
+                assert_eq!(store.record_claims().await.unwrap(), !is_held);
+            })
+            .await;
+        assert_eq!(state(&store), unprepared);
+        on_disk = unprepared;
+    }
+    assert_eq!(on_disk, State::default());
+    let recording = recorder.0.lock().unwrap();
+    assert_eq!(recording.problems, Vec::<String>::new());
+    // Two intents, three commits, three releases, two deletions.
+    assert!(recording.syncs >= 10, "{}", recording.syncs);
+    assert!((recording.syncs..recording.images).contains(&recording.changed));
+}
+
+/// Another store and the same plugin.
 async fn twin(store: &Store) -> (Root, Store) {
     let root = Root::new();
     let options = OpenOptions {
@@ -359,7 +456,9 @@ async fn twin(store: &Store) -> (Root, Store) {
     };
     let (twin, _) = Store::open(options).unwrap();
     offer(&twin, GPU, 64);
+    let State { claims, .. } = state(store);
     let pods = pods(store);
+    twin.update(|node| claims.into_values().for_each(|claim| node.put_claim(claim)));
     twin.update(|node| pods.into_iter().for_each(|pod| node.put(pod).unwrap()));
     (root, twin)
 }

@@ -40,7 +40,7 @@ fn place(root: &Root) -> Place {
 #[tokio::test]
 async fn a_newer_schema_is_refused_and_left_alone() {
     let root = root_with_a_pod().await;
-    set_schema(&root, 3);
+    set_schema(&root, 4);
 
     let refused = Store::open(root.options()).unwrap_err();
 
@@ -49,25 +49,26 @@ async fn a_newer_schema_is_refused_and_left_alone() {
         matches!(
             refused,
             OpenError::NewerSchema {
-                found: 3,
-                known: 2,
+                found: 4,
+                known: 3,
                 ..
             }
         ),
         "{refused:?}"
     );
     assert!(
-        text.contains("has schema 3, but this devlet knows only up to 2"),
+        text.contains("has schema 4, but this devlet knows only up to 3"),
         "{text}"
     );
     assert!(root.names().iter().all(|name| !name.contains("unreadable")));
-    set_schema(&root, 2);
+    set_schema(&root, 3);
     assert_eq!(uids(&root.open()), ["a"]);
 }
 
 #[tokio::test]
 async fn an_older_schema_is_migrated_step_by_step() {
     let root = root_with_a_pod().await;
+    let none: fn(&redb::WriteTransaction) -> Result<(), redb::Error> = |_| Ok(());
     let note: fn(&redb::WriteTransaction) -> Result<(), redb::Error> = |transaction| {
         let mut meta = transaction.open_table(META)?;
         meta.insert("note", &b"two"[..])?;
@@ -83,17 +84,17 @@ async fn an_older_schema_is_migrated_step_by_step() {
 
     set_schema(&root, 1);
 
-    let loaded = place(&root).open_with(&[note, extend]).unwrap();
+    let loaded = place(&root).open_with(&[none, note, extend]).unwrap();
 
     assert_eq!(loaded.migrated_from, Some(1));
     assert_eq!(loaded.contents.pods.len(), 1);
     drop(loaded);
-    let again = place(&root).open_with(&[note, extend]).unwrap();
+    let again = place(&root).open_with(&[none, note, extend]).unwrap();
     assert_eq!(again.migrated_from, None, "each step is taken once");
     drop(again);
     let refused = place(&root).open().map(|_| ()).unwrap_err();
     assert!(
-        matches!(refused, LoadError::Newer { found: 3, known: 2 }),
+        matches!(refused, LoadError::Newer { found: 4, known: 3 }),
         "{refused:?}"
     );
 }
@@ -142,4 +143,28 @@ async fn pods_of_schema_1_have_containers_that_are_not_known() {
     assert!(pods(&store)[0].may_have("anything"));
     store.stop().await.unwrap();
     assert_eq!(root.open_with_report().1.migrated_from, None);
+}
+
+#[tokio::test]
+async fn a_database_of_schema_2_gets_a_place_for_claims() {
+    let root = root_with_a_pod().await;
+    {
+        let database = redb::Database::open(root.database()).unwrap();
+        let transaction = database.begin_write().unwrap();
+        let claims: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
+        assert!(transaction.delete_table(claims).unwrap());
+        transaction.commit().unwrap();
+    }
+    set_schema(&root, 2);
+
+    let (store, report) = root.open_with_report();
+
+    assert_eq!(report.migrated_from, Some(2));
+    assert_eq!(uids(&store), ["a"]);
+    claims::drive(&store);
+    claims::admit_claiming(&store, "b", "one").await.unwrap();
+    store.stop().await.unwrap();
+    let store = root.open();
+    assert_eq!(uids(&store), ["a", "b"]);
+    assert_eq!(claims::claims(&store).len(), 1);
 }
