@@ -9,10 +9,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
-use devlet_core::{Node, Pod, PodRequest, PodUid, ReleaseError, ReserveError, Source};
+use devlet_core::{ClaimUid, DriverName, Node, Pod, PodRequest, PodUid, ReserveError, Source};
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use tokio::sync::{OnceCell, Semaphore};
-use tokio::time::{Instant, MissedTickBehavior, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
@@ -32,7 +32,10 @@ use crate::plugin_registry::handshake::Handshake;
 use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::store::{self, OpenError, OpenReport, StopError, Store, WriteError};
 use crate::workflow::admit::{self, AdmitError, RealCalls};
+use crate::workflow::claims::{Claims, NoDrivers};
 use crate::workflow::register::Registrar;
+use crate::workflow::remove;
+pub use crate::workflow::remove::RemoveError;
 use crate::workflow::start_container::{self, StartContainerError};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -79,26 +82,6 @@ pub enum StartError {
     Open(#[from] OpenError),
 }
 
-/// Why a pod was not removed.
-#[derive(Debug, thiserror::Error)]
-pub enum RemoveError {
-    /// It holds nothing.
-    #[error("no such pod: {pod}")]
-    Unknown {
-        /// The pod.
-        pod: PodUid,
-    },
-    /// It is still being admitted, or removed by somebody else.
-    #[error("pod {pod} is still being admitted or removed, which did not end in time; wait longer")]
-    InFlight {
-        /// The pod.
-        pod: PodUid,
-    },
-    /// It could not be written down.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
 /// Knows which pods there are.
 ///
 /// A function that makes the list, `async || Some(...)`, is one.
@@ -130,6 +113,7 @@ struct Inner {
     config: Arc<Config>,
     store: Store,
     plugins: Plugins,
+    claims: Claims<NoDrivers>,
     metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -201,10 +185,13 @@ impl Agent {
         );
         tasks.spawn(report_end(serving));
         tasks.spawn(capacity::end_graces(store.clone(), stop.clone()));
+        let claims = Claims::new(store.clone(), NoDrivers, tasks.clone(), stop.clone());
+        tasks.spawn(claims.clone().run());
         let inner = Inner {
             config,
             store,
             plugins,
+            claims,
             metrics,
             tasks,
             stop,
@@ -293,6 +280,7 @@ impl Agent {
         let Inner {
             store,
             plugins,
+            claims,
             config,
             metrics,
             ..
@@ -308,7 +296,7 @@ impl Agent {
             waiting(reason);
             admission.waits(reason)
         };
-        let ended = admit::admit(store, &calls, request, deadline, give_up, waits).await;
+        let ended = admit::admit(store, &calls, claims, request, deadline, give_up, waits).await;
         admission.ended(&ended);
         ended
     }
@@ -330,25 +318,34 @@ impl Agent {
         start_container::start_container(store, plugins, &config.deadlines, pod, container, deadline).await
     }
 
-    /// Removes a pod; its devices are free when this returns. An admission of the same pod that is under way is
-    /// waited for.
+    /// Removes a pod: when this returns its devices are free, and the claims that it was the last to hold are unprepared.
+    /// An admission of the same pod that is under way is waited for. A pod of which only claims are left can be removed
+    /// again, to wait for them.
     pub async fn remove(&self, pod: &PodUid, deadline: Instant) -> Result<(), RemoveError> {
-        let store = &self.inner.store;
-        let mut changes = store.changed();
-        loop {
-            changes.borrow_and_update();
-            match store.release(pod).await {
-                Ok(()) => return Ok(()),
-                Err(store::ReleaseError::Refused(ReleaseError::Unknown)) => {
-                    return Err(RemoveError::Unknown { pod: pod.clone() });
-                }
-                Err(store::ReleaseError::Refused(ReleaseError::InFlight)) => {}
-                Err(store::ReleaseError::Write(error)) => return Err(error.into()),
-            }
-            if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-                return Err(RemoveError::InFlight { pod: pod.clone() });
-            }
-        }
+        self.remove_without(pod, &BTreeSet::new(), deadline).await
+    }
+
+    /// Like [`Agent::remove`], without waiting for these drivers: see [`Agent::abandon`].
+    pub async fn remove_without(
+        &self,
+        pod: &PodUid,
+        drivers: &BTreeSet<DriverName>,
+        deadline: Instant,
+    ) -> Result<(), RemoveError> {
+        let Inner { store, claims, .. } = &*self.inner;
+        remove::remove(store, claims, pod, drivers, deadline).await
+    }
+
+    /// Gives up on a driver for the claims that a removed pod was the last to hold: nobody waits for it any longer. That is
+    /// on record when this returns, and visible; should the driver come back, it is still asked to unprepare them. The
+    /// claims that this is about.
+    pub async fn abandon(&self, pod: &PodUid, driver: &DriverName) -> Result<Vec<ClaimUid>, WriteError> {
+        remove::abandon(&self.inner.store, pod, driver).await
+    }
+
+    /// Whether a pod may still have to be unprepared: as long as that is so, it has not ended.
+    pub fn might_need_unprepare(&self, pod: &PodUid) -> bool {
+        self.inner.store.read(|node| node.might_need_unprepare(pod))
     }
 
     /// Asks an embedder's source of pods at once and from then on, with this pause in between, and removes the pods that

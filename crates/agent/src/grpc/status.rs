@@ -174,7 +174,7 @@ impl Coded for RemoveError {
     fn code(&self) -> Code {
         match self {
             Self::Unknown { .. } => Code::NotFound,
-            Self::InFlight { .. } => Code::DeadlineExceeded,
+            Self::InFlight { .. } | Self::Unpreparing { .. } => Code::DeadlineExceeded,
             Self::Write(error) => error.code(),
         }
     }
@@ -185,7 +185,7 @@ impl Coded for StartContainerError {
         match self {
             Self::UnknownPod | Self::UnknownContainer { .. } => Code::NotFound,
             Self::Plugin { problem, .. } => problem.code(),
-            Self::TimedOut { .. } => Code::DeadlineExceeded,
+            Self::TimedOut { .. } | Self::Unprepared { .. } => Code::DeadlineExceeded,
         }
     }
 }

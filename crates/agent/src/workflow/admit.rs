@@ -3,15 +3,16 @@
 //! 1. If a resource has no plugin yet, wait for one, up to the caller's deadline.
 //! 2. Ask plugins that want to be asked which devices they would choose. Advice is only a sort order: stale or
 //!    missing advice is harmless, so no lock is held while it is given.
-//! 3. Set the devices aside for all containers at once.
-//! 4. Call `Allocate` on all plugins at the same time, each with its deadline.
+//! 3. Set the devices aside for all containers at once, and join the claims.
+//! 4. Call `Allocate` on all plugins at the same time, each with its deadline. Meanwhile, drivers prepare the claims, once
+//!    it is on disk that they are to: see [`super::claims`].
 //! 5. Write the pod down, then answer.
 //!
 //! The caller's deadline bounds all of it but 5: a plugin has as long as its own deadline says, or as the caller has
 //! left. One that was silent when it was asked for advice is not asked again by the same admission.
 //!
-//! Whatever goes wrong before 5, and if the caller leaves, the devices are free again: the reservation undoes
-//! itself when it is dropped.
+//! Whatever goes wrong before 5, and if the caller leaves, the devices are free again, and the claims are unprepared
+//! without anybody waiting for it: the reservation undoes itself when it is dropped.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,9 +25,11 @@ use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use super::claims::{Claims, PrepareError};
 use crate::config::Config;
 use crate::device_plugin::client::{CallError, InvalidAnswer, Patience};
 use crate::device_plugin::plugins::Plugins;
+use crate::dra::DriverCalls;
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
 
@@ -157,12 +160,14 @@ fn gone(method: &'static str) -> CallError {
 
 /// Admits a pod. `waiting` is told each time what is being waited for; its answer is dropped when that has ended.
 ///
-/// Returns once the allocation is on disk. On any error all devices are free again. `give_up` ends the admission
+/// Returns once the allocation is on disk. On any error all devices are free again, and claims are on their way to be
+/// unprepared. `give_up` ends the admission
 /// as long as nothing is being written; from then on the answer is what became of the write. A caller that drops
 /// this future while the pod is being written does not get to know that it is admitted.
 pub async fn admit<W>(
     store: &Store,
     calls: &impl PluginCalls,
+    claims: &Claims<impl DriverCalls + 'static>,
     request: &PodRequest,
     deadline: Instant,
     give_up: &CancellationToken,
@@ -176,17 +181,17 @@ pub async fn admit<W>(
         // What changes from here on is not missed.
         changes.borrow_and_update();
         let attempted = tokio::select! {
-            attempted = attempt(store, calls, request, deadline, &mut silent) => attempted?,
+            attempted = attempt(store, calls, claims, request, deadline, &mut silent, &mut waiting) => attempted?,
             () = give_up.cancelled() => return Err(AdmitError::GivenUp),
         };
         let reason = match attempted {
             Attempt::Admitted(pod) => return Ok(*pod),
             Attempt::Agreed { held, answers } => {
-                let needs_nothing = answers.is_empty();
+                let has_everything = store.read(|node| node.has_everything(held.id()));
                 let committed = held.commit(request, answers).await;
                 return match committed {
                     // Who holds everything is not refused because something about it cannot be noted.
-                    Err(CommitError::Write(error)) if needs_nothing => {
+                    Err(CommitError::Write(error)) if has_everything => {
                         let pod = store.read(|node| node.pod(&request.uid).cloned());
                         pod.ok_or_else(|| CommitError::Write(error).into())
                     }
@@ -200,8 +205,18 @@ pub async fn admit<W>(
                 }
                 continue;
             }
+            Attempt::Unprepared(reason) => {
+                let waited = started.elapsed();
+                return Err(AdmitError::TimedOut { waited, reason });
+            }
             Attempt::Wait(reason) => reason,
         };
+        if let ReserveError::Unpreparing { drivers, .. } = &reason
+            && drivers.is_empty()
+        {
+            // It only has to be written down that this is done.
+            claims.hurry();
+        }
         let _waits = waiting(&reason);
         let changed = tokio::select! {
             changed = timeout_at(deadline, changes.changed()) => changed,
@@ -229,15 +244,25 @@ enum Attempt {
         answers: Vec<(Answer, bool)>,
     },
     Wait(ReserveError),
+    /// Its claims are not prepared, and there is no time left.
+    Unprepared(ReserveError),
     Vanished(ResourceName),
 }
 
-async fn attempt(
+/// Why what was set aside is given back.
+enum Stopped {
+    Unprepared(ReserveError),
+    Failed(AdmitError),
+}
+
+async fn attempt<W>(
     store: &Store,
     calls: &impl PluginCalls,
+    claims: &Claims<impl DriverCalls + 'static>,
     request: &PodRequest,
     deadline: Instant,
     silent: &mut BTreeSet<ConnectionId>,
+    waiting: &mut impl FnMut(&ReserveError) -> W,
 ) -> Result<Attempt, AdmitError> {
     let advice = ask(store, calls, request, deadline, silent).await;
     let held = match store.hold(request, &advice) {
@@ -261,7 +286,7 @@ async fn attempt(
     let Some(plugins) = plugins else {
         return Ok(Attempt::Wait(ReserveError::InFlight));
     };
-    let answers = try_join_all(grants.iter().zip(&plugins).map(async |(grant, plugin)| {
+    let allocating = try_join_all(grants.iter().zip(&plugins).map(async |(grant, plugin)| {
         let answer = calls.allocate(plugin.connection, grant, deadline).await;
         let named = |problem| AdmitError::Plugin {
             resource: grant.resource.clone(),
@@ -270,17 +295,25 @@ async fn attempt(
         };
         let pre_start = plugin.options.pre_start_required;
         answer.map(|answer| (answer, pre_start)).map_err(named)
-    }))
-    .await;
-    let answers = match answers {
-        Ok(answers) => answers,
+    }));
+    let preparing = async {
+        let prepared = claims.prepare(&held, deadline, waiting).await;
+        prepared.map_err(|error| match error {
+            PrepareError::TimedOut(waits) => Stopped::Unprepared(ReserveError::NotPrepared { waits }),
+            PrepareError::Write(error) => Stopped::Failed(CommitError::Write(error).into()),
+        })
+    };
+    let allocating = async { allocating.await.map_err(Stopped::Failed) };
+    let answers = match tokio::try_join!(allocating, preparing) {
+        Ok((answers, ())) => answers,
+        Err(Stopped::Unprepared(reason)) => return Ok(Attempt::Unprepared(reason)),
         // The plugin died under the call: another one may come.
-        Err(AdmitError::Plugin {
+        Err(Stopped::Failed(AdmitError::Plugin {
             resource, problem, ..
-        }) if problem.is_gone() => {
+        })) if problem.is_gone() => {
             return Ok(Attempt::Wait(ReserveError::NotServed { resource, last: None }));
         }
-        Err(error) => return Err(error),
+        Err(Stopped::Failed(error)) => return Err(error),
     };
     if let Some(resource) = store.read(|node| vanished(node, &grants)) {
         return Ok(Attempt::Vanished(resource));
@@ -343,7 +376,9 @@ mod tests {
     use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
     use devlet_core::device_plugin::list::{Device, DeviceList};
     use devlet_core::{ContainerKind, ContainerRequest, DeviceId, PodName, PodUid, Source};
+    use tokio_util::task::TaskTracker;
 
+    use super::super::claims::NoDrivers;
     use super::*;
     use crate::store::OpenOptions;
 
@@ -401,6 +436,11 @@ mod tests {
         store.read(|node| node.capacity_of(&GPU.into(), now).free)
     }
 
+    fn no_drivers(store: &Store) -> Claims<NoDrivers> {
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        Claims::new(store.clone(), NoDrivers, tasks, stop)
+    }
+
     /// A plugin that gives up for its caller when it is called, and then answers or not.
     struct GivingUp {
         token: CancellationToken,
@@ -428,7 +468,16 @@ mod tests {
             answers,
         };
         let deadline = Instant::now() + Duration::from_secs(60);
-        admit(store, &calls, &wants_a_gpu(uid), deadline, &token, |_| {}).await
+        admit(
+            store,
+            &calls,
+            &no_drivers(store),
+            &wants_a_gpu(uid),
+            deadline,
+            &token,
+            |_| {},
+        )
+        .await
     }
 
     /// A plugin that never gives advice, and allocates at once.
@@ -471,9 +520,17 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         let never = CancellationToken::new();
 
-        let pod = admit(&store, &calls, &request, deadline, &never, |_| {})
-            .await
-            .unwrap();
+        let pod = admit(
+            &store,
+            &calls,
+            &no_drivers(&store),
+            &request,
+            deadline,
+            &never,
+            |_| {},
+        )
+        .await
+        .unwrap();
 
         assert_eq!(pod.allocations.len(), 3);
         assert_eq!(calls.asked.into_inner(), 1);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
+use devlet_core::dra::view::{Wait, listed};
 use devlet_core::{Allocation, Availability, DeviceId, Node, PluginView, PodUid, ResourceName};
 use tokio::time::{Instant, timeout_at};
 
@@ -35,6 +36,14 @@ pub enum StartContainerError {
         endpoint: String,
         /// What happened.
         problem: CallError,
+    },
+    /// After a reboot: drivers have not prepared the pod's claims again.
+    #[error("gave up after {} s: {}", .waited.as_secs(), listed(.waits))]
+    Unprepared {
+        /// How long it waited.
+        waited: Duration,
+        /// For what.
+        waits: Vec<Wait>,
     },
     /// The plugin that wants to be told is not there.
     #[error("gave up after {} s: the device plugin of {resource} wants, or may want, to be told before the start, and is not there", .waited.as_secs())]
@@ -70,10 +79,32 @@ pub async fn start_container(
             .map(|each| (each.resource.clone(), each.devices.clone()))
             .collect())
     })?;
+    claims_are_prepared(store, pod, deadline).await?;
     for (resource, devices) in to_tell {
         tell(store, plugins, deadlines.pre_start, &resource, &devices, deadline).await?;
     }
     Ok(store.read(|node| node.run_options(pod, container)))
+}
+
+/// Waits until the pod's claims are prepared: nothing to wait for, unless the machine was booted.
+async fn claims_are_prepared(
+    store: &Store,
+    pod: &PodUid,
+    deadline: Instant,
+) -> Result<(), StartContainerError> {
+    let started = Instant::now();
+    let mut changes = store.changed();
+    loop {
+        changes.borrow_and_update();
+        let waits = store.read(|node| node.unprepared_claims(pod));
+        if waits.is_empty() {
+            return Ok(());
+        }
+        if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+            let waited = started.elapsed();
+            return Err(StartContainerError::Unprepared { waited, waits });
+        }
+    }
 }
 
 /// Whether a plugin that is not there wants to be told, as far as anybody knows. A kubelet's file does not say.

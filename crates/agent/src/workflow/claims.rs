@@ -1,0 +1,407 @@
+//! Claims: drivers prepare them for pods, and unprepare them when the last pod has left.
+//!
+//! Calls are tasks of the node, not of whoever waits for them: a caller that leaves does not take a driver's answer with
+//! it. A call that ends in any way is told to the node, so that the next one can be made.
+//!
+//! What nobody waits for is done in rounds, a moment after something has changed: those who wait make their own calls
+//! first, and what comes together is written together. An admission that is given up leaves its claims to the rounds,
+//! and so does a removal whose caller has no more time; a restart and a reboot are nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use devlet_core::dra::claims::{Call, Operation};
+use devlet_core::dra::view::{Reason, Wait, listed};
+use devlet_core::{CallId, ClaimUid, DriverName, Moment, Node, PodUid, ReserveError};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::dra::{DriverCallError, DriverCalls, Prepared, Unprepared};
+use crate::store::{Held, Store, WriteError};
+
+/// How long a call may take at most; drivers have deadlines of their own.
+const LONGEST_CALL: Duration = Duration::from_secs(60 * 60);
+
+/// How long after a change a round begins.
+const ROUND_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long nothing is written after a write that failed.
+const WRITE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Why claims are not prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// Their drivers were not done in time.
+    #[error("{}", listed(.0))]
+    TimedOut(Vec<Wait>),
+    /// It could not be written down that they are to be prepared.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Has claims prepared and unprepared. Clones do the same work.
+#[derive(Debug)]
+pub struct Claims<D> {
+    inner: Arc<Inner<D>>,
+}
+
+#[derive(Debug)]
+struct Inner<D> {
+    store: Store,
+    drivers: D,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    hurry: Notify,
+}
+
+impl<D> Clone for Claims<D> {
+    fn clone(&self) -> Self {
+        let inner = Arc::clone(&self.inner);
+        Self { inner }
+    }
+}
+
+/// Nobody to call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NoDrivers;
+
+impl DriverCalls for NoDrivers {
+    async fn prepare(&self, call: &Call, _: Instant) -> Result<Prepared, DriverCallError> {
+        let driver = call.driver.clone();
+        Err(DriverCallError::NotConnected { driver })
+    }
+
+    async fn unprepare(&self, call: &Call, _: Instant) -> Result<Unprepared, DriverCallError> {
+        let driver = call.driver.clone();
+        Err(DriverCallError::NotConnected { driver })
+    }
+}
+
+/// A call that is told to the node when it ends, however it does.
+struct Ending<'a> {
+    store: &'a Store,
+    call: CallId,
+    is_told: bool,
+}
+
+impl Ending<'_> {
+    fn tell(mut self, end: impl FnOnce(&mut Node, Moment)) {
+        self.is_told = true;
+        let now = self.store.now();
+        self.store.update(|node| end(node, now));
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if !self.is_told {
+            let now = self.store.now();
+            self.store
+                .update(|node| node.call_failed(self.call, "the call was given up", now));
+        }
+    }
+}
+
+/// A call that somebody waits for.
+struct Pending {
+    driver: DriverName,
+    claims: Vec<ClaimUid>,
+}
+
+impl Pending {
+    fn is_about(&self, wait: &Wait) -> bool {
+        self.driver == wait.driver && self.claims.contains(&wait.uid)
+    }
+}
+
+/// Calls that somebody waits for.
+#[derive(Default)]
+struct Calls {
+    ends: FuturesUnordered<JoinHandle<CallId>>,
+    pending: Vec<(CallId, Pending)>,
+}
+
+impl Calls {
+    /// Whether something is waited for that none of these calls is about.
+    fn leave(&self, waits: &[Wait]) -> bool {
+        let is_ours = |wait: &Wait| self.pending.iter().any(|(_, pending)| pending.is_about(wait));
+        !waits.iter().all(is_ours)
+    }
+
+    /// Completes when a call has ended; never if there are none.
+    async fn end(&mut self) {
+        match self.ends.next().await {
+            Some(ended) => match ended {
+                Ok(ended) => self.pending.retain(|(id, _)| *id != ended),
+                // It is gone with its task; the node has been told.
+                Err(_) => self.pending.clear(),
+            },
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl<D: DriverCalls + 'static> Claims<D> {
+    /// Calls drivers by these means, for the claims of this node.
+    pub fn new(store: Store, drivers: D, tasks: TaskTracker, stop: CancellationToken) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                store,
+                drivers,
+                tasks,
+                stop,
+                hurry: Notify::new(),
+            }),
+        }
+    }
+
+    /// Makes a call, whoever waits for it.
+    fn make(&self, call: Call) -> JoinHandle<CallId> {
+        let inner = Arc::clone(&self.inner);
+        self.inner.tasks.spawn(async move {
+            let id = call.id;
+            tokio::select! {
+                () = inner.call(call) => {}
+                () = inner.stop.cancelled() => {}
+            }
+            id
+        })
+    }
+
+    fn make_all(&self, calls: Vec<Call>, waited_for: &mut Calls) {
+        for call in calls {
+            let pending = Pending {
+                driver: call.driver.clone(),
+                claims: call.claims.iter().map(|(uid, _)| uid.clone()).collect(),
+            };
+            waited_for.pending.push((call.id, pending));
+            waited_for.ends.push(self.make(call));
+        }
+    }
+
+    /// Has all claims of an admission prepared, by `deadline`. What has been prepared by then is unprepared in a round
+    /// once the admission is dropped. `waiting` is told of drivers that are not there or failed; its answer is dropped when
+    /// that has ended.
+    pub async fn prepare<W>(
+        &self,
+        held: &Held,
+        deadline: Instant,
+        waiting: &mut impl FnMut(&ReserveError) -> W,
+    ) -> Result<(), PrepareError> {
+        if held.reservation().claims.is_empty() {
+            return Ok(());
+        }
+        let store = &self.inner.store;
+        let mut changes = store.changed();
+        let mut waited_for = Calls::default();
+        held.intent().await?;
+        loop {
+            changes.borrow_and_update();
+            let now = store.now();
+            let (calls, waits) = store.update(|node| {
+                let calls = node.prepare_calls(held.id(), now);
+                (calls, node.waiting_for(held.id()))
+            });
+            if waits.is_empty() {
+                return Ok(());
+            }
+            self.make_all(calls, &mut waited_for);
+            // Another admission was to write it, and could not.
+            let is_unwritten = waits.iter().any(|wait| wait.reason == Reason::NotWritten);
+            if is_unwritten && held.intent().await? {
+                continue;
+            }
+            let is_trouble = |wait: &Wait| wait.failure.is_some() || wait.reason == Reason::NoDriver;
+            let reason = ReserveError::NotPrepared { waits };
+            let ReserveError::NotPrepared { waits } = &reason else {
+                return Ok(());
+            };
+            let _waits = waits.iter().any(is_trouble).then(|| waiting(&reason));
+            if !self.wait(&mut changes, &mut waited_for, waits, deadline).await {
+                return Err(PrepareError::TimedOut(waits.clone()));
+            }
+        }
+    }
+
+    /// Has the claims unprepared that a pod was the last to leave. What is not by `deadline` is returned, and goes on
+    /// being tried.
+    pub async fn unprepare(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
+        let store = &self.inner.store;
+        if store.read(|node| node.remaining(pod)).is_empty() {
+            return Ok(());
+        }
+        let mut changes = store.changed();
+        let mut waited_for = Calls::default();
+        loop {
+            changes.borrow_and_update();
+            let now = store.now();
+            let (calls, waits) = store.update(|node| {
+                let calls = node.unprepare_calls(pod, now);
+                (calls, node.remaining(pod))
+            });
+            if waits.is_empty() {
+                return Ok(());
+            }
+            self.make_all(calls, &mut waited_for);
+            if !self.wait(&mut changes, &mut waited_for, &waits, deadline).await {
+                return Err(waits);
+            }
+        }
+    }
+
+    /// Waits until there may be something to do. `false`: there is no time left.
+    async fn wait(
+        &self,
+        changes: &mut tokio::sync::watch::Receiver<u64>,
+        waited_for: &mut Calls,
+        waits: &[Wait],
+        deadline: Instant,
+    ) -> bool {
+        let now = self.inner.store.now();
+        let retry = waits.iter().filter_map(|wait| match wait.reason {
+            Reason::Due(at) => Some(at),
+            _ => None,
+        });
+        let retry = retry.min().map(|at| at_moment(at, now));
+        // Most changes are none of ours.
+        let by_others = waited_for.leave(waits);
+        tokio::select! {
+            () = waited_for.end() => true,
+            changed = changes.changed(), if by_others => changed.is_ok(),
+            () = at(retry) => true,
+            () = sleep_until(deadline) => false,
+            () = self.inner.stop.cancelled() => false,
+        }
+    }
+
+    /// A round is to begin at once: somebody waits for what only a round does.
+    pub fn hurry(&self) {
+        self.inner.hurry.notify_one();
+    }
+
+    /// Does what nobody waits for, until the node stops.
+    pub async fn run(self) {
+        let Inner {
+            store, stop, hurry, ..
+        } = &*self.inner;
+        let mut changes = store.changed();
+        let mut may_write = Instant::now();
+        loop {
+            changes.borrow_and_update();
+            let next = self.round(&mut may_write).await;
+            let begin = async {
+                tokio::select! {
+                    // Nobody changes anything any longer.
+                    changed = changes.changed() => match changed {
+                        Ok(()) => tokio::time::sleep(ROUND_PAUSE).await,
+                        Err(_) => std::future::pending().await,
+                    },
+                    () = at(next) => {}
+                }
+            };
+            tokio::select! {
+                () = begin => {}
+                () = hurry.notified() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// One round, and when the next one is due if nothing changes.
+    async fn round(&self, may_write: &mut Instant) -> Option<Instant> {
+        let store = &self.inner.store;
+        let now = store.now();
+        let is_past = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= now);
+        let (calls, expiry, records) = store.read(|node| {
+            let calls = is_past(node.next_call());
+            (calls, is_past(node.next_expiry()), node.has_unrecorded())
+        });
+        if calls {
+            for call in store.update(|node| node.due_calls(now)) {
+                // The node is told, and nobody else wants to know.
+                drop(self.make(call));
+            }
+        }
+        if expiry {
+            let expired = store.update(|node| node.tick(now));
+            for (driver, device) in expired.devices {
+                let (pool, device) = (device.pool, device.device);
+                tracing::warn!(%driver, pool, device, "the health of a device is not known any longer");
+            }
+        }
+        if records
+            && Instant::now() >= *may_write
+            && let Err(error) = store.record_claims().await
+        {
+            tracing::warn!(%error, "what drivers did for claims is not on disk yet");
+            *may_write = Instant::now() + WRITE_PAUSE;
+        }
+        let next = store.read(Node::has_unrecorded).then_some(*may_write);
+        // What is due already waits for a change.
+        let later = |moment: Option<Moment>| {
+            let moment = moment.filter(|moment| *moment > now);
+            moment.map(|moment| at_moment(moment, now))
+        };
+        let (call, expiry) = store.read(|node| (node.next_call(), node.next_expiry()));
+        [next, later(call), later(expiry)].into_iter().flatten().min()
+    }
+}
+
+impl<D: DriverCalls> Inner<D> {
+    async fn call(&self, call: Call) {
+        let ending = Ending {
+            store: &self.store,
+            call: call.id,
+            is_told: false,
+        };
+        let deadline = Instant::now() + LONGEST_CALL;
+        let failed = |error: DriverCallError, ending: Ending<'_>| {
+            let reason = error.to_string();
+            tracing::warn!(driver = %call.driver, error = reason, "DRA driver does not answer");
+            ending.tell(|node, now| node.call_failed(call.id, &reason, now));
+        };
+        let mut failures = Vec::new();
+        match call.operation {
+            Operation::Prepare => match self.drivers.prepare(&call, deadline).await {
+                Ok(results) => ending.tell(|node, now| {
+                    failures = node.prepared(call.id, results, is_cdi_name, now);
+                }),
+                Err(error) => failed(error, ending),
+            },
+            Operation::Unprepare => match self.drivers.unprepare(&call, deadline).await {
+                Ok(results) => ending.tell(|node, now| {
+                    failures = node.unprepared(call.id, results, now);
+                }),
+                Err(error) => failed(error, ending),
+            },
+        }
+        for failure in failures {
+            tracing::warn!(driver = %call.driver, error = %failure, "a claim is to be tried again");
+        }
+    }
+}
+
+fn is_cdi_name(name: &str) -> bool {
+    name.parse::<devlet_cdi::QualifiedName>().is_ok()
+}
+
+/// When it is that moment.
+fn at_moment(moment: Moment, now: Moment) -> Instant {
+    // Not a part of a millisecond too early.
+    Instant::now() + Duration::from_millis(moment.since(now) + 1)
+}
+
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;
