@@ -421,7 +421,7 @@ async fn no_power_loss_tears_a_pod_from_its_claims() {
         }
         recorder
             .watch(on_disk, released.clone(), async {
-                store.release(&uid.into()).await.unwrap()
+                store.release(&uid.into()).await.unwrap();
             })
             .await;
         let calls = store.update(|node| node.unprepare_calls(&uid.into(), NOW));
