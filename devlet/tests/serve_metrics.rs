@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use common::{Daemon, http_get, root};
-use devlet_testkit::{Device, Door, Fault, Options, PATIENCE, Plugin, Script};
+use devlet_testkit::{Device, DeviceHealth, Door, DriverScript, Fault, Options, PATIENCE, Plugin, Script};
 
 devlet_testkit::plugin_process!();
 
@@ -284,9 +284,31 @@ fn what_is_printed_is_documented_and_the_other_way_round() {
     Plugin::start(&wrong).refused();
     leaving.exit();
     daemon.until_gone("acme.com/leaving");
+    let driver = DriverScript::new(root.path(), "gpu.acme.com");
+    let driver = driver.with_health(vec![DeviceHealth::healthy("pool", "a")]);
+    let _driver = Plugin::registered_driver(&driver);
+    // Such drivers are asked what they have.
+    let old = DriverScript::new(root.path(), "old.acme.com").with_services(&["1.0.0"]);
+    let none = DriverScript {
+        serves: Some(Vec::new()),
+        ..DriverScript::new(root.path(), "none.acme.com").with_services(&["1.0.0"])
+    };
+    Plugin::driver(&none).refused();
+    Plugin::registered_driver(&old).exit();
 
+    let wanted = [
+        "devlet_plugin_disconnects",
+        "devlet_plugin_lists",
+        "devlet_driver_disconnects",
+        "devlet_driver_health_messages",
+    ];
     let families = scrape_until(&address, |families| {
-        families.contains_key("devlet_plugin_disconnects") && families.contains_key("devlet_plugin_lists")
+        let has = |name: &&str| {
+            families
+                .get(*name)
+                .is_some_and(|family| !family.samples.is_empty())
+        };
+        wanted.iter().all(has)
     });
     let (printed, documented) = (printed(&families), documented());
     for (name, about) in &printed {
@@ -302,6 +324,9 @@ fn what_is_printed_is_documented_and_the_other_way_round() {
         .collect();
     assert!(missing.is_empty(), "documented and not printed: {missing:?}");
 
+    // It may have been asked more than once.
+    let refused = [("driver_name", "none.acme.com"), ("code", "Unimplemented")];
+    assert!(value(&families, "devlet_driver_rpc_errors_total", &refused) >= 1.0);
     let gpu = ("resource_name", "acme.com/gpu");
     let gone = ("resource_name", "acme.com/leaving");
     let socket = root.path().join("plugins_registry/acme.com_found.sock");
@@ -323,10 +348,22 @@ fn what_is_printed_is_documented_and_the_other_way_round() {
         ("devlet_plugins_connected", &[gone], 0.0),
         ("devlet_plugin_disconnects_total", &[gone], 1.0),
         ("devlet_plugin_lists_total", &[gpu, ("changed", "true")], 1.0),
+        ("devlet_driver_up", &[("driver_name", "gpu.acme.com")], 1.0),
+        ("devlet_driver_up", &[("driver_name", "old.acme.com")], 0.0),
+        ("dra_resource_claims_in_use", &[("driver_name", "<any>")], 0.0),
+        (
+            "dra_grpc_operations_duration_seconds_count",
+            &[
+                ("driver_name", "old.acme.com"),
+                ("method_name", "/v1alpha3.Node/NodeUnprepareResources"),
+                ("grpc_status_code", "OK"),
+            ],
+            1.0,
+        ),
         (
             "devlet_plugin_registrations_total",
             &[("outcome", "taken_in")],
-            3.0,
+            5.0,
         ),
         (
             "devlet_plugin_registrations_total",

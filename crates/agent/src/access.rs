@@ -7,7 +7,7 @@ use crate::device_plugin::resource_name;
 pub struct Access {
     /// The user that the node runs as.
     pub own_uid: u32,
-    /// Users that may serve resources, beyond these two.
+    /// Users that may serve resources and drivers, beyond these two.
     pub register: Vec<RegisterRule>,
     /// Users that may admit and remove pods, beyond these two.
     pub admit: Vec<u32>,
@@ -16,7 +16,7 @@ pub struct Access {
 /// Users that may serve some resources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisterRule {
-    /// A resource, or `acme.com/*`.
+    /// A resource or a driver, or `acme.com/*`.
     pub resource: String,
     /// The users.
     pub uids: Vec<u32>,
@@ -39,6 +39,12 @@ impl Access {
     /// Whether a plugin of this user may serve the resource.
     pub fn may_register(&self, uid: u32, resource: &str) -> bool {
         self.is_trusted(uid) || self.rules(uid, resource).next().is_some()
+    }
+
+    /// Whether this user may say that a resource or driver is served at a socket of `owner`: root may for others who could
+    /// register it, and nobody else for anybody else.
+    pub fn may_name(&self, uid: u32, owner: u32, resource: &str) -> bool {
+        owner == uid || uid == 0 && self.may_register(owner, resource)
     }
 
     /// Whether this user may serve the resource beside a plugin of another user. Nobody may, root included, unless

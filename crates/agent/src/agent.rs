@@ -21,18 +21,22 @@ use crate::capacity::{self, Capacities};
 use crate::config::Config;
 use crate::device_plugin::plugins::Plugins;
 use crate::device_plugin::registration::RegistrationService;
+use crate::dra::drivers::Drivers;
+use crate::dra::registration::DriverRegistrar;
+use crate::dra::slices::{self, ResourceSlices};
 use crate::grpc::oversize::Bounded;
 use crate::grpc::server::{self, ServeError};
 use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
 use crate::limits::Limit;
 use crate::limits::rate::Paces;
+use crate::limits::seats::Seats;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
 use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::store::{self, OpenError, OpenReport, StopError, Store, WriteError};
 use crate::workflow::admit::{self, AdmitError, RealCalls};
-use crate::workflow::claims::{Claims, NoDrivers};
+use crate::workflow::claims::Claims;
 use crate::workflow::register::Registrar;
 use crate::workflow::remove;
 pub use crate::workflow::remove::RemoveError;
@@ -113,7 +117,7 @@ struct Inner {
     config: Arc<Config>,
     store: Store,
     plugins: Plugins,
-    claims: Claims<NoDrivers>,
+    claims: Claims<Drivers>,
     metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -146,6 +150,7 @@ impl Agent {
             config: Arc::clone(&config),
             store: store.clone(),
             plugins: plugins.clone(),
+            seats: Seats::default(),
             metrics: metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
@@ -155,14 +160,13 @@ impl Agent {
             )),
             decoding: Arc::new(Semaphore::new(1)),
         };
+        let drivers = Drivers::new(Arc::clone(&config));
         let watcher = Watcher::new(config.plugins_registry())?;
-        tasks.spawn(watch(
-            watcher,
-            Handshake {
-                registrar: registrar.clone(),
-            },
-            stop.clone(),
-        ));
+        let handshake = Handshake {
+            drivers: DriverRegistrar::beside(&registrar, drivers.clone()),
+            registrar: registrar.clone(),
+        };
+        tasks.spawn(watch(watcher, handshake, stop.clone()));
 
         let service = RegistrationService::new(registrar);
         let largest = config.limits.registration_bytes;
@@ -185,7 +189,7 @@ impl Agent {
         );
         tasks.spawn(report_end(serving));
         tasks.spawn(capacity::end_graces(store.clone(), stop.clone()));
-        let claims = Claims::new(store.clone(), NoDrivers, tasks.clone(), stop.clone());
+        let claims = Claims::new(store.clone(), drivers, tasks.clone(), stop.clone());
         tasks.spawn(claims.clone().run());
         let inner = Inner {
             config,
@@ -368,6 +372,13 @@ impl Agent {
                 () = agent.inner.stop.cancelled() => {}
             }
         });
+    }
+
+    /// Has what drivers published about this node wiped when they are gone. See [`slices`].
+    pub fn wipe_slices(&self, slices: impl ResourceSlices + 'static) {
+        let (store, stop) = (self.inner.store.clone(), self.inner.stop.clone());
+        let started = store.now();
+        self.spawn(slices::follow(store, slices, started, stop));
     }
 
     /// Asks an embedder's source once which pods there are. Those of its own ([`Source::Embedder`]), and imported ones,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use devlet_core::ResourceName;
+use devlet_core::{DriverName, ResourceName};
 
 use crate::access::Access;
 use crate::device_plugin::resource_name;
@@ -45,6 +45,10 @@ pub struct Deadlines {
     pub allocate_by_resource: BTreeMap<String, Duration>,
     /// `PreStartContainer`.
     pub pre_start: Duration,
+    /// `NodePrepareResources` and `NodeUnprepareResources`.
+    pub prepare: Duration,
+    /// The same, for some drivers by name.
+    pub prepare_by_driver: BTreeMap<String, Duration>,
     /// `GetInfo` of a socket in `plugins_registry`.
     pub info: Duration,
     /// `NotifyRegistrationStatus`.
@@ -61,6 +65,8 @@ impl Default for Deadlines {
             allocate: seconds(30),
             allocate_by_resource: BTreeMap::new(),
             pre_start: seconds(30),
+            prepare: seconds(45),
+            prepare_by_driver: BTreeMap::new(),
             info: seconds(1),
             notify: seconds(5),
         }
@@ -75,6 +81,12 @@ impl Deadlines {
             .filter(|(pattern, _)| resource_name::matches(pattern, resource.as_str()))
             .max_by_key(|(pattern, _)| pattern.len())
             .map_or(self.allocate, |(_, deadline)| *deadline)
+    }
+
+    /// How long this driver may take to prepare claims, or to undo that.
+    pub fn prepare_of(&self, driver: &DriverName) -> Duration {
+        let own = self.prepare_by_driver.get(driver.as_str());
+        own.copied().unwrap_or(self.prepare)
     }
 }
 
@@ -160,6 +172,22 @@ mod tests {
         assert_eq!(
             Deadlines::default().allocate_of(&"acme.com/gpu".into()),
             seconds(30)
+        );
+    }
+
+    #[test]
+    fn a_driver_may_have_a_deadline_of_its_own() {
+        let deadlines = Deadlines {
+            prepare_by_driver: BTreeMap::from([("gpu.acme.com".to_owned(), Duration::from_secs(300))]),
+            ..Deadlines::default()
+        };
+        assert_eq!(
+            deadlines.prepare_of(&"gpu.acme.com".into()),
+            Duration::from_secs(300)
+        );
+        assert_eq!(
+            deadlines.prepare_of(&"nic.acme.com".into()),
+            Duration::from_secs(45)
         );
     }
 }

@@ -4,6 +4,7 @@
 //! counted. A list that comes too often is no error: only the newest one counts ([`rate::Pace`]).
 
 pub mod rate;
+pub(crate) mod seats;
 
 use std::fmt;
 

@@ -52,6 +52,8 @@ struct DeadlineSettings {
     allocate: Span,
     allocate_by_resource: BTreeMap<String, Span>,
     pre_start: Span,
+    prepare: Span,
+    prepare_by_driver: BTreeMap<String, Span>,
     info: Span,
     notify: Span,
 }
@@ -132,6 +134,8 @@ impl Default for DeadlineSettings {
             allocate,
             allocate_by_resource: _,
             pre_start,
+            prepare,
+            prepare_by_driver: _,
             info,
             notify,
         } = Deadlines::default();
@@ -142,6 +146,8 @@ impl Default for DeadlineSettings {
             allocate: Span(allocate),
             allocate_by_resource: BTreeMap::new(),
             pre_start: Span(pre_start),
+            prepare: Span(prepare),
+            prepare_by_driver: BTreeMap::new(),
             info: Span(info),
             notify: Span(notify),
         }
@@ -230,14 +236,19 @@ impl Settings {
     pub(crate) fn node(&self, root: PathBuf) -> Config {
         let mut config = Config::new(root);
         let deadlines = &self.deadlines;
-        let by_resource = deadlines.allocate_by_resource.iter();
+        let spans = |by_name: &BTreeMap<String, Span>| {
+            let spans = by_name.iter().map(|(name, span)| (name.clone(), span.0));
+            spans.collect()
+        };
         config.deadlines = Deadlines {
             dial: deadlines.dial.0,
             options: deadlines.options.0,
             preferred: deadlines.preferred.0,
             allocate: deadlines.allocate.0,
-            allocate_by_resource: by_resource.map(|(name, span)| (name.clone(), span.0)).collect(),
+            allocate_by_resource: spans(&deadlines.allocate_by_resource),
             pre_start: deadlines.pre_start.0,
+            prepare: deadlines.prepare.0,
+            prepare_by_driver: spans(&deadlines.prepare_by_driver),
             info: deadlines.info.0,
             notify: deadlines.notify.0,
         };
@@ -317,7 +328,7 @@ log: json
 logLevel: debug
 wait: 5m
 deadlines: {dial: 1s, options: 2s, preferred: 3s, allocate: 4s, preStart: 5s, info: 6s, notify: 7s,
-  allocateByResource: {acme.com/*: 90s}}
+  allocateByResource: {acme.com/*: 90s}, prepare: 8s, prepareByDriver: {gpu.acme.com: 2m}}
 foreign: [example.org/*]
 access: {register: [{resource: acme.com/*, uids: [1001], share: true}], admit: [1002]}
 onReboot: release
@@ -346,8 +357,10 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, prefa
             of.pre_start,
             of.info,
             of.notify,
+            of.prepare,
         ];
-        assert_eq!(all, [1, 2, 3, 4, 5, 6, 7].map(seconds));
+        assert_eq!(all, [1, 2, 3, 4, 5, 6, 7, 8].map(seconds));
+        assert_eq!(of.prepare_of(&"gpu.acme.com".into()), seconds(120));
         assert_eq!(config.foreign, ["example.org/*"]);
         assert!(config.access.may_register(1001, "acme.com/gpu") && config.access.may_admit(1002));
         assert!(config.access.may_share(1001, "acme.com/gpu"));

@@ -39,6 +39,14 @@ const MEANINGS: &[(&str, &str)] = &[
         "To prepare devices before a container starts.",
     ),
     (
+        "deadlines.prepare",
+        "Of DRA drivers: to prepare claims, or to undo that.",
+    ),
+    (
+        "deadlines.prepareByDriver",
+        "The same for some drivers: {gpu.acme.com: 5m}.",
+    ),
+    (
         "deadlines.info",
         "To say who they are, if found in plugins_registry.",
     ),
@@ -53,7 +61,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "access.register",
-        "Who may serve resources: [{resource: acme.com/*, uids: [1001]}]. A second plugin for a resource, of another\n\
+        "Who may serve resources and drivers: [{resource: acme.com/*, uids: [1001]}]. A second plugin for one, of another\n\
          user than the first, is refused, even of root; share: true in a rule for that user allows it.",
     ),
     ("access.admit", "Who may admit and remove pods: [1002]."),
@@ -168,7 +176,7 @@ mod tests {
     #[test]
     fn what_is_printed_can_be_read_again() {
         let set = "rootDir: /x\nhttp: 127.0.0.1:1\nforeign: [a.b/c]\naccess: {register: [{resource: a/*, uids: [1]}, {resource: b/*, uids: [2], share: true}]}\n\
-                   deadlines: {allocateByResource: {a.b/*: 90s}}";
+                   deadlines: {allocateByResource: {a.b/*: 90s}, prepareByDriver: {a.b: 2m}}";
         for settings in [Settings::default(), Settings::parse(set).unwrap()] {
             for plain in [true, false] {
                 let printed = text(&settings, plain).unwrap();

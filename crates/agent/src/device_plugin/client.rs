@@ -11,23 +11,18 @@ use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::{DeviceId, Question};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
-use http::uri::PathAndQuery;
 use prost::Message as _;
-use prost::bytes::{Buf as _, Bytes};
-use tokio::time::{Instant, timeout_at};
-use tonic::client::Grpc;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
+use prost::bytes::Bytes;
+use tonic::codec::Streaming;
 use tonic::{Code, Request, Status};
 
 use super::wire;
+use crate::grpc::call::{self, CallError, InvalidAnswer, Patience};
 use crate::grpc::channel::Channel;
 use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::{Dialed, Gone};
 use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Calls;
-
-/// How long a connection may take to end after a call on it failed for that reason.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Which generation of the protocol a plugin speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,95 +31,6 @@ pub enum Api {
     V1beta1,
     /// Of 2017: no options, no advice, no call before the start.
     V1alpha2,
-}
-
-/// Why a call did not end well.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum CallError {
-    /// The plugin did not answer in time.
-    #[error("{method} was not answered within {} s", .deadline.as_secs_f32())]
-    TimedOut {
-        /// The call.
-        method: &'static str,
-        /// How long we waited.
-        deadline: Duration,
-    },
-    /// Whoever waits for the answer cannot wait any longer; the plugin might have had more time.
-    #[error("{method} was not answered before the caller's deadline, {:.1} s after the call; wait longer", .waited.as_secs_f32())]
-    CutShort {
-        /// The call.
-        method: &'static str,
-        /// How long the plugin had.
-        waited: Duration,
-    },
-    /// The plugin went away under the call.
-    #[error("{method}: the plugin went away")]
-    Gone {
-        /// The call.
-        method: &'static str,
-    },
-    /// The plugin refused.
-    #[error("{method}: {} ({:?})", .status.message(), .status.code())]
-    Refused {
-        /// The call.
-        method: &'static str,
-        /// The answer.
-        status: Box<Status>,
-    },
-    /// The plugin answered something that is no answer.
-    #[error("{method}: {problem}")]
-    Invalid {
-        /// The call.
-        method: &'static str,
-        /// What is wrong with it.
-        problem: InvalidAnswer,
-    },
-}
-
-/// An answer that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidAnswer {
-    /// There is none for the container.
-    #[error("the plugin answered for no container")]
-    NoContainer,
-    /// It is not what it should be.
-    #[error("the answer is damaged: {0}")]
-    Damaged(String),
-    /// There is too much of it.
-    #[error(transparent)]
-    OverLimit(#[from] OverLimit),
-}
-
-impl CallError {
-    /// Whether the plugin went away, so that waiting for it helps.
-    pub fn is_gone(&self) -> bool {
-        matches!(self, Self::Gone { .. })
-    }
-
-    /// Whether the plugin said nothing in the time that it had.
-    pub fn is_silence(&self) -> bool {
-        matches!(self, Self::TimedOut { .. } | Self::CutShort { .. })
-    }
-}
-
-/// What a plugin is given to answer, however little time its caller has left.
-pub const LEAST: Duration = Duration::from_secs(1);
-
-/// How long a call may take.
-#[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// The plugin's own deadline.
-    pub own: Duration,
-    /// The deadline of whoever waits for the answer. A plugin that is there has [`LEAST`] all the same: somebody who
-    /// does not want to wait for plugins that are not there does not mean those.
-    pub caller: Option<Instant>,
-}
-
-impl Patience {
-    /// Nobody in particular waits.
-    fn of(own: Duration) -> Self {
-        Self { own, caller: None }
-    }
 }
 
 /// A way to call one connected plugin.
@@ -195,11 +101,10 @@ impl PluginClient {
             Api::V1beta1 => "/v1beta1.DevicePlugin/ListAndWatch",
             Api::V1alpha2 => "/deviceplugin.DevicePlugin/ListAndWatch",
         };
-        let mut grpc = self.grpc(self.limits.list_bytes).await?;
-        let path = PathAndQuery::from_static(path);
-        let answer = grpc.server_streaming(Request::new(Bytes::new()), path, AsBytes);
+        let request = Request::new(Bytes::new());
+        let stream = call::stream(&self.channel, path, request, self.limits.list_bytes).await?;
         Ok(Lists {
-            stream: answer.await?.into_inner(),
+            stream,
             api: self.api,
             limits: Arc::clone(&self.limits),
         })
@@ -252,7 +157,8 @@ impl PluginClient {
             }
         };
         let limit = (Limit::ANSWER_BYTES, self.limits.answer_bytes);
-        let call = self.call_with_bytes(path, request);
+        let request = Request::new(Bytes::from(request));
+        let call = call::unary(&self.channel, path, request, limit.1);
         let answer = self.within(METHOD, patience, limit, call).await?;
         if self.api == Api::V1alpha2 {
             return Ok(answer);
@@ -293,72 +199,13 @@ impl PluginClient {
     async fn within<T>(
         &self,
         method: &'static str,
-        Patience { own, caller }: Patience,
+        patience: Patience,
         limit: (Limit, usize),
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, CallError> {
-        let called = Instant::now();
-        let own_end = called + own;
-        let end = caller.map_or(own_end, |caller| caller.max(called + LEAST).min(own_end));
-        let ended = timeout_at(end, call).await;
-        self.calls.took(method, called.elapsed());
-        let error = match ended {
-            Err(_) if end < own_end => CallError::CutShort {
-                method,
-                waited: called.elapsed(),
-            },
-            Err(_) => CallError::TimedOut {
-                method,
-                deadline: own,
-            },
-            Ok(Ok(response)) => return Ok(response.into_inner()),
-            Ok(Err(status)) => self.explained(method, status, caller, limit).await,
-        };
-        self.calls.failed(&error);
-        Err(error)
-    }
-
-    async fn explained(
-        &self,
-        method: &'static str,
-        status: Status,
-        caller: Option<Instant>,
-        (limit, largest): (Limit, usize),
-    ) -> CallError {
-        if is_too_large(&status) {
-            let problem = limit.exceeded("the answer is too large", largest).into();
-            return CallError::Invalid { method, problem };
-        }
-        // A plugin may say so itself; only if its connection ends, too, there is something to wait for.
-        let farewell = Instant::now() + FAREWELL;
-        let farewell = caller.map_or(farewell, |caller| caller.min(farewell));
-        let looks_gone = matches!(status.code(), Code::Unavailable | Code::Cancelled);
-        if looks_gone && timeout_at(farewell, self.gone.wait()).await.is_ok() {
-            return CallError::Gone { method };
-        }
-        CallError::Refused {
-            method,
-            status: Box::new(status),
-        }
-    }
-
-    async fn call_with_bytes(
-        &self,
-        path: &'static str,
-        request: Vec<u8>,
-    ) -> Result<tonic::Response<Bytes>, Status> {
-        let mut grpc = self.grpc(self.limits.answer_bytes).await?;
-        let path = PathAndQuery::from_static(path);
-        grpc.unary(Request::new(Bytes::from(request)), path, AsBytes)
-            .await
-    }
-
-    async fn grpc(&self, largest: usize) -> Result<Grpc<Channel>, Status> {
-        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(largest);
-        grpc.ready()
-            .await
-            .map_err(|error| Status::unavailable(error.to_string()))?;
-        Ok(grpc)
+        let (took, ended) = call::within(method, patience, limit, &self.gone, call).await;
+        self.calls.took(method, took);
+        ended.inspect_err(|error| self.calls.failed(error))
     }
 }
 
@@ -452,43 +299,4 @@ impl RawList {
 struct AllocateAnswer {
     #[prost(bytes = "bytes", repeated, tag = "1")]
     containers: Vec<Bytes>,
-}
-
-/// Messages as the bytes that they are.
-#[derive(Debug, Clone, Copy, Default)]
-struct AsBytes;
-
-impl Codec for AsBytes {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for AsBytes {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        use prost::bytes::BufMut as _;
-        buffer.put(item);
-        Ok(())
-    }
-}
-
-impl Decoder for AsBytes {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
-    }
 }

@@ -22,10 +22,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{ListError, Lists, PluginClient, RawList};
-use super::plugins::{Entered, Seat};
+use super::plugins::Entered;
 use crate::grpc::uds::Dialed;
 use crate::limits::Limit;
 use crate::limits::rate::Pace;
+use crate::limits::seats::Seat;
 use crate::store::Store;
 use crate::workflow::register::{Candidate, RegisterError, Registrar};
 

@@ -1,4 +1,17 @@
 //! DRA drivers: how they register, what is called on them, and what they say.
+//!
+//! [`registration`] takes a plugin in when its socket is found, [`services`] says what is spoken with it, [`link`] is the
+//! task that stays connected with it, and `health` what it says meanwhile. [`drivers`] finds the client for a call, and
+//! [`slices`] has wiped what drivers that are gone have published.
+
+pub mod client;
+pub mod drivers;
+mod health;
+pub mod link;
+pub mod registration;
+pub mod services;
+pub mod slices;
+mod wire;
 
 use std::collections::BTreeMap;
 
@@ -6,7 +19,7 @@ use devlet_core::dra::claims::{Call, PreparedDevice};
 use devlet_core::{ClaimUid, DriverName};
 use tokio::time::Instant;
 
-use crate::device_plugin::client::CallError;
+use crate::grpc::call::CallError;
 
 /// What a driver prepared, claim by claim, or why not.
 pub type Prepared = BTreeMap<ClaimUid, Result<Vec<PreparedDevice>, String>>;

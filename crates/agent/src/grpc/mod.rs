@@ -1,6 +1,7 @@
 //! gRPC over unix sockets, as the peers of a kubelet speak it.
 
 pub mod authority;
+pub mod call;
 pub mod channel;
 mod huffman;
 pub(crate) mod oversize;

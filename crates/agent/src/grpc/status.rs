@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use crate::agent::RemoveError;
 use crate::claims::ResolveError;
-use crate::device_plugin::client::CallError;
+use crate::grpc::call::CallError;
 use crate::host::{ForgetError, NotAllowed, PodLookupError};
 use crate::limits::OverLimit;
 use crate::manifest::InvalidManifest;

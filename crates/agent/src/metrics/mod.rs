@@ -9,6 +9,7 @@
 //!
 //! Nothing here survives the process: counters start at zero, as Prometheus expects.
 
+mod drivers;
 mod names;
 mod process;
 mod reason;
@@ -28,11 +29,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use crate::device_plugin::client::{CallError, InvalidAnswer};
+use crate::grpc::call::{CallError, InvalidAnswer};
 use crate::store::{DURATION_BOUNDS, OpenReport};
 use crate::workflow::admit::AdmitError;
 use crate::workflow::register::RegisterError;
 
+pub use drivers::{ClaimOperation, DriverRpcs};
 pub use names::{MOST_AWAITED, MOST_RESOURCES, MOST_SOCKETS};
 pub use scrape::{CONTENT_TYPE, View};
 
@@ -124,6 +126,7 @@ struct Recorded {
     waiting: Family<ByWait, Gauge>,
     waits: Durations<ByResource>,
     limit_hits: Family<ByLimit, Counter>,
+    drivers: drivers::Drivers,
     set_aside: AtomicUsize,
     /// Sockets in `plugins_registry`, and whether their plugin was taken in.
     sockets: Mutex<BTreeMap<PathBuf, bool>>,
@@ -146,6 +149,7 @@ impl Default for Recorded {
             waiting: Family::default(),
             waits: durations(),
             limit_hits: Family::default(),
+            drivers: drivers::Drivers::default(),
             set_aside: AtomicUsize::new(0),
             sockets: Mutex::default(),
         };

@@ -3,7 +3,9 @@
 use devlet_core::ReserveError;
 use tonic::Code;
 
-use crate::device_plugin::client::CallError;
+use crate::dra::link::LinkError;
+use crate::dra::registration;
+use crate::grpc::call::CallError;
 use crate::store::{CommitError, WriteError};
 use crate::workflow::admit::AdmitError;
 use crate::workflow::register::RegisterError;
@@ -69,6 +71,19 @@ pub(super) fn of_registration(error: &RegisterError) -> &'static str {
         RegisterError::Refused(_) => "other_user",
         RegisterError::OverLimit(_) => "over_limit",
         RegisterError::Superseded => "superseded",
+    }
+}
+
+pub(super) fn of_driver_registration(error: &registration::RegisterError) -> &'static str {
+    use registration::RegisterError as Error;
+    match error {
+        Error::Link(LinkError::Dial(_)) => "dial",
+        Error::Link(LinkError::NotTheirs { .. }) => "not_theirs",
+        Error::Asked { .. } => "options",
+        Error::Services(_) => "services",
+        Error::NotAllowed { .. } => "not_allowed",
+        Error::Refused(_) => "other_user",
+        Error::OverLimit(_) => "over_limit",
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use devlet_core::dra::view::DriverView;
 use devlet_core::{Availability, Capacity, ResourceName, ResourceView};
 use prometheus_client::encoding::{
     EncodeGaugeValue, EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, text,
@@ -15,6 +16,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
+use super::drivers::ClaimsInUse;
 use super::names::{Label, MOST_SOCKETS, OTHER};
 use super::process::Process;
 use super::{ByResource, Metrics};
@@ -27,6 +29,8 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 #[derive(Debug, Clone)]
 pub struct View {
     resources: Vec<ResourceView>,
+    drivers: Vec<DriverView>,
+    claims_in_use: ClaimsInUse,
     pods: usize,
     blocked: bool,
     healthy: bool,
@@ -38,10 +42,21 @@ impl View {
     /// Looks at a node and at the file that its state is in. No longer the more pods and devices there are.
     pub fn of(store: &Store, database: &Path) -> Self {
         let now = store.now();
-        let (resources, pods, blocked) =
-            store.read(|node| (node.resources(now), node.pod_count(), node.blocked().is_some()));
+        let (resources, drivers, claims_in_use, pods, blocked) = store.read(|node| {
+            let (resources, drivers) = (node.resources(now), node.drivers());
+            let blocked = node.blocked().is_some();
+            (
+                resources,
+                drivers,
+                node.claims_in_use(),
+                node.pod_count(),
+                blocked,
+            )
+        });
         Self {
             resources,
+            drivers,
+            claims_in_use,
             pods,
             blocked,
             healthy: store.health().is_ok(),
@@ -69,6 +84,9 @@ impl Metrics {
         self.recorded(&mut page);
         self.sockets(&mut page);
         self.resources(&mut page, &view.resources);
+        let drivers = &self.recorded.drivers;
+        drivers.register(&mut page.registry);
+        drivers.look(&mut page.registry, &view.drivers, &view.claims_in_use);
         state(&mut page, view);
         let set_aside = self.recorded.set_aside.load(Ordering::Relaxed);
         page.gauge(

@@ -3,19 +3,25 @@
 //! `GetInfo`, validate, register, `NotifyRegistrationStatus`. A failure is retried after a pause that doubles, until
 //! the socket goes or is made anew. A plugin that was taken in and does not listen when it is told so serves all the
 //! same: a kubelet would turn it away and begin anew, again and again.
+//!
+//! A device plugin is followed by a task of its own from then on; a DRA driver is registered for as long as its socket is
+//! there.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use devlet_kubelet_api::device_plugin::v1beta1;
 use devlet_kubelet_api::plugin_registration::registration_client::RegistrationClient;
-use devlet_kubelet_api::plugin_registration::{DEVICE_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus};
+use devlet_kubelet_api::plugin_registration::{
+    DEVICE_PLUGIN, DRA_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus,
+};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::device_plugin::client::Api;
 use crate::device_plugin::resource_name::{self, InvalidResourceName};
+use crate::dra::registration::{self, DriverRegistrar, InvalidDriver, Registered};
 use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::{self, DialError, Dialed};
 use crate::limits::{Limit, OverLimit};
@@ -67,6 +73,9 @@ pub enum HandshakeError {
     /// It is not taken in.
     #[error("plugin registration failed with err: {0}")]
     Register(RegisterError),
+    /// It is not taken in.
+    #[error("plugin registration failed with err: {0}")]
+    RegisterDriver(registration::RegisterError),
 }
 
 /// A plugin that cannot be what it says. The texts are the kubelet's, known to authors of plugins.
@@ -81,6 +90,9 @@ pub enum InvalidPlugin {
     /// It names a socket relative to nothing.
     #[error("the endpoint {0:?} is not an absolute path")]
     Endpoint(String),
+    /// It is no driver.
+    #[error(transparent)]
+    Driver(InvalidDriver),
 }
 
 impl HandshakeError {
@@ -91,7 +103,7 @@ impl HandshakeError {
             Self::Call { .. } | Self::OverLimit { .. } => Some("handshake"),
             Self::Kind { .. } => Some("kind"),
             Self::Invalid(_) => Some("invalid"),
-            Self::Register(_) => None,
+            Self::Register(_) | Self::RegisterDriver(_) => None,
         }
     }
 
@@ -99,7 +111,11 @@ impl HandshakeError {
     fn is_for_the_plugin(&self) -> bool {
         matches!(
             self,
-            Self::OverLimit { .. } | Self::Kind { .. } | Self::Invalid(_) | Self::Register(_)
+            Self::OverLimit { .. }
+                | Self::Kind { .. }
+                | Self::Invalid(_)
+                | Self::Register(_)
+                | Self::RegisterDriver(_)
         )
     }
 }
@@ -108,10 +124,19 @@ impl HandshakeError {
 #[derive(Debug, Clone)]
 pub struct Handshake {
     pub registrar: Registrar,
+    pub drivers: DriverRegistrar,
+}
+
+/// A plugin that was taken in.
+#[derive(Debug)]
+enum TakenIn {
+    DevicePlugin,
+    /// It stays until this is dropped.
+    Driver(Registered),
 }
 
 impl Handshake {
-    /// Until the plugin is taken in, or `cancel`.
+    /// Until the plugin is taken in, and a driver until it is gone, or `cancel`.
     pub(crate) async fn run(self, socket: PathBuf, cancel: CancellationToken) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -120,9 +145,15 @@ impl Handshake {
                 () = cancel.cancelled() => return,
             };
             let metrics = &self.registrar.metrics;
-            let Err(error) = ended else {
-                metrics.socket_taken_in(&socket);
-                return;
+            let error = match ended {
+                Ok(taken_in) => {
+                    metrics.socket_taken_in(&socket);
+                    if let TakenIn::Driver(_registered) = taken_in {
+                        cancel.cancelled().await;
+                    }
+                    return;
+                }
+                Err(error) => error,
             };
             if let Some(reason) = error.reason() {
                 metrics.registration_refused(reason);
@@ -136,7 +167,7 @@ impl Handshake {
         }
     }
 
-    async fn attempt(&self, socket: &Path) -> Result<(), HandshakeError> {
+    async fn attempt(&self, socket: &Path) -> Result<TakenIn, HandshakeError> {
         let deadlines = &self.registrar.config.deadlines;
         let dialed = uds::connect(socket, Instant::now() + deadlines.dial)
             .await
@@ -153,7 +184,7 @@ impl Handshake {
             Err(error) => Err(error),
         };
         let status = match &taken_in {
-            Ok(()) => RegistrationStatus {
+            Ok(_) => RegistrationStatus {
                 plugin_registered: true,
                 error: String::new(),
             },
@@ -169,22 +200,39 @@ impl Handshake {
         let told = client.notify_registration_status(status);
         let told = self.call("NotifyRegistrationStatus", socket, deadlines.notify, told);
         let told = told.await;
-        if let (Ok(()), Err(error)) = (&taken_in, told) {
+        if let (Ok(_), Err(error)) = (&taken_in, told) {
             tracing::warn!(socket = %socket.display(), %error, "plugin is registered and does not want to know");
         }
         taken_in
     }
 
-    async fn take_in(&self, info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<(), HandshakeError> {
-        if info.r#type != DEVICE_PLUGIN {
-            return Err(HandshakeError::Kind {
+    async fn take_in(
+        &self,
+        info: PluginInfo,
+        socket: &Path,
+        dialed: &Dialed,
+    ) -> Result<TakenIn, HandshakeError> {
+        match info.r#type.as_str() {
+            DEVICE_PLUGIN => {
+                let candidate = candidate(info, socket, dialed).map_err(HandshakeError::Invalid)?;
+                let registered = self.registrar.register(candidate).await;
+                registered
+                    .map(|_| TakenIn::DevicePlugin)
+                    .map_err(HandshakeError::Register)
+            }
+            DRA_PLUGIN => {
+                let candidate = registration::Candidate::new(&info, socket, &dialed.peer)
+                    .map_err(|problem| HandshakeError::Invalid(InvalidPlugin::Driver(problem)))?;
+                let registered = self.drivers.register(candidate).await;
+                registered
+                    .map(TakenIn::Driver)
+                    .map_err(HandshakeError::RegisterDriver)
+            }
+            _ => Err(HandshakeError::Kind {
                 kind: info.r#type,
                 socket: socket.to_owned(),
-            });
+            }),
         }
-        let candidate = candidate(info, socket, dialed).map_err(HandshakeError::Invalid)?;
-        let registered = self.registrar.register(candidate).await;
-        registered.map(drop).map_err(HandshakeError::Register)
     }
 
     async fn call<T>(

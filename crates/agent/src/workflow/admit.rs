@@ -27,9 +27,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::claims::{Claims, PrepareError};
 use crate::config::Config;
-use crate::device_plugin::client::{CallError, InvalidAnswer, Patience};
 use crate::device_plugin::plugins::Plugins;
 use crate::dra::DriverCalls;
+use crate::grpc::call::{CallError, InvalidAnswer, Patience};
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
 
@@ -372,14 +372,15 @@ fn vanished(node: &devlet_core::Node, grants: &[Grant]) -> Option<ResourceName> 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
     use devlet_core::device_plugin::list::{Device, DeviceList};
     use devlet_core::{ContainerKind, ContainerRequest, DeviceId, PodName, PodUid, Source};
     use tokio_util::task::TaskTracker;
 
-    use super::super::claims::NoDrivers;
     use super::*;
+    use crate::dra::drivers::Drivers;
     use crate::store::OpenOptions;
 
     const GPU: &str = "acme.com/gpu";
@@ -436,9 +437,10 @@ mod tests {
         store.read(|node| node.capacity_of(&GPU.into(), now).free)
     }
 
-    fn no_drivers(store: &Store) -> Claims<NoDrivers> {
+    fn no_drivers(store: &Store) -> Claims<Drivers> {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        Claims::new(store.clone(), NoDrivers, tasks, stop)
+        let drivers = Drivers::new(Arc::new(Config::new("")));
+        Claims::new(store.clone(), drivers, tasks, stop)
     }
 
     /// A plugin that gives up for its caller when it is called, and then answers or not.

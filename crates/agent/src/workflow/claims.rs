@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::dra::{DriverCallError, DriverCalls, Prepared, Unprepared};
+use crate::dra::{DriverCallError, DriverCalls};
 use crate::store::{Held, Store, WriteError};
 
 /// How long a call may take at most; drivers have deadlines of their own.
@@ -63,22 +63,6 @@ impl<D> Clone for Claims<D> {
     fn clone(&self) -> Self {
         let inner = Arc::clone(&self.inner);
         Self { inner }
-    }
-}
-
-/// Nobody to call.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct NoDrivers;
-
-impl DriverCalls for NoDrivers {
-    async fn prepare(&self, call: &Call, _: Instant) -> Result<Prepared, DriverCallError> {
-        let driver = call.driver.clone();
-        Err(DriverCallError::NotConnected { driver })
-    }
-
-    async fn unprepare(&self, call: &Call, _: Instant) -> Result<Unprepared, DriverCallError> {
-        let driver = call.driver.clone();
-        Err(DriverCallError::NotConnected { driver })
     }
 }
 

@@ -11,11 +11,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
-use crate::device_plugin::client::{Api, CallError, PluginClient};
+use crate::device_plugin::client::{Api, PluginClient};
 use crate::device_plugin::connection::{self, Connection};
-use crate::device_plugin::plugins::{self, Plugins, Process};
+use crate::device_plugin::plugins::Plugins;
+use crate::grpc::call::CallError;
 use crate::grpc::uds::{self, DialError};
 use crate::limits::rate::Paces;
+use crate::limits::seats::{self, Process, Seats};
 use crate::limits::{Limit, OverLimit};
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -79,6 +81,7 @@ pub struct Registrar {
     pub(crate) config: Arc<Config>,
     pub(crate) store: Store,
     pub(crate) plugins: Plugins,
+    pub(crate) seats: Seats,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
@@ -144,9 +147,8 @@ impl Registrar {
         let dialed = uds::connect(socket, Instant::now() + deadlines.dial)
             .await
             .map_err(RegisterError::Dial)?;
-        // Root may register for others; nobody may register what is somebody else's.
         for owner in [dialed.owner, dialed.peer.uid] {
-            if owner != *uid && !(*uid == 0 && access.may_register(owner, resource.as_str())) {
+            if !access.may_name(*uid, owner, resource.as_str()) {
                 let socket = socket.clone();
                 return Err(RegisterError::NotTheirs {
                     socket,
@@ -156,8 +158,10 @@ impl Registrar {
             }
         }
         let limits = &self.config.limits;
-        let process = plugins::process(&dialed.peer);
-        let seat = self.plugins.seat(process, resource, socket.clone(), limits)?;
+        let process = seats::process(&dialed.peer);
+        let seat = self
+            .seats
+            .take(process, resource.as_str(), socket.clone(), limits)?;
         let client = PluginClient::new(&dialed, *api, self.metrics.plugin(resource), limits);
         let options = client
             .options(deadlines.options)

@@ -9,8 +9,8 @@ use devlet_core::{Allocation, Availability, DeviceId, Node, PluginView, PodUid, 
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Deadlines;
-use crate::device_plugin::client::{CallError, Patience};
 use crate::device_plugin::plugins::Plugins;
+use crate::grpc::call::{CallError, Patience};
 use crate::store::Store;
 
 /// Why a container cannot start.

@@ -16,8 +16,9 @@ use devlet_core::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::device_plugin::client::CallError;
 use crate::device_plugin::plugins::Plugins;
+use crate::dra::{Prepared, Unprepared};
+use crate::grpc::call::CallError;
 use crate::store::{CommitError, OpenOptions};
 use crate::workflow::admit::{self, AdmitError, PluginCalls};
 use crate::workflow::remove::{self, RemoveError};

@@ -1,0 +1,186 @@
+//! What a connected plugin says about the health of its devices, for as long as it is connected.
+//!
+//! A stream that ends is asked for again, after a pause that grows; a plugin that has no such service is not. Messages
+//! may be about some of the devices only, so none can be passed over: a plugin that sends too many is read slowly, and
+//! waits.
+
+use std::time::Duration;
+
+use devlet_core::dra::health::HealthReport;
+use devlet_core::{ConnectionId, DriverName};
+use prost::bytes::Bytes;
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use super::client::DriverClient;
+use super::registration::DriverRegistrar;
+use super::wire;
+use crate::grpc::call::InvalidAnswer;
+use crate::grpc::oversize::is_too_large;
+use crate::limits::rate::Pace;
+use crate::limits::{Limit, Limits};
+use crate::store::Store;
+
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// A stream that lasted this long was a good one: the next pause is a short one.
+const GOOD: Duration = Duration::from_secs(60);
+
+/// So many messages are heard at once and in a second.
+const MESSAGES_PER_SECOND: u32 = 1000;
+/// And so many bytes of them.
+const BYTES_PER_SECOND: usize = 4 << 20;
+/// Messages of so many bytes take a while to decode.
+const LARGE: usize = 64 << 10;
+/// So many reports are taken in in one go: others wait for the node meanwhile.
+const PORTION: usize = 512;
+
+/// Why a stream has ended.
+#[derive(Debug, thiserror::Error)]
+enum WatchError {
+    /// The plugin, or the way to it, says so.
+    #[error("{} ({:?})", .0.message(), .0.code())]
+    Ended(#[from] Status),
+    /// It sent something that is no message, or too much of one.
+    #[error(transparent)]
+    Invalid(#[from] InvalidAnswer),
+}
+
+impl WatchError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Ended(status) => status.code(),
+            Self::Invalid(InvalidAnswer::OverLimit(_)) => Code::ResourceExhausted,
+            Self::Invalid(_) => Code::Internal,
+        }
+    }
+}
+
+/// Passes on what the plugin says, again and again. Does not end.
+pub(super) async fn follow(
+    registrar: &DriverRegistrar,
+    id: ConnectionId,
+    driver: &DriverName,
+    client: &DriverClient,
+) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let began = Instant::now();
+        let ended = listen(registrar, id, driver, client).await;
+        registrar.store.update(|node| node.health_stream_ended(id));
+        match ended {
+            Ok(Some(())) => tracing::debug!(%driver, conn = %id, "DRA driver ended its reports of health"),
+            // It does not offer any.
+            Ok(None) => std::future::pending().await,
+            Err(error) if error.code() == Code::Unimplemented => {
+                tracing::info!(%driver, conn = %id, "DRA driver does not report health, though it says so");
+                std::future::pending::<()>().await;
+            }
+            Err(error) => {
+                client.rpcs().watch_ended(error.code());
+                if let WatchError::Invalid(InvalidAnswer::OverLimit(over)) = &error {
+                    registrar.metrics.limit_hit(over.limit.name());
+                }
+                tracing::warn!(%driver, conn = %id, %error, retry_in = ?pause, "NodeWatchResources ended");
+            }
+        }
+        if began.elapsed() > GOOD {
+            pause = FIRST_PAUSE;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Passes messages on until there are no more; `None` if there is no stream at all.
+async fn listen(
+    registrar: &DriverRegistrar,
+    id: ConnectionId,
+    driver: &DriverName,
+    client: &DriverClient,
+) -> Result<Option<()>, WatchError> {
+    let Some(stream) = client.watch().await else {
+        return Ok(None);
+    };
+    let mut stream = stream?;
+    let limits = &registrar.config.limits;
+    let mut pace = Pace::new(MESSAGES_PER_SECOND, Duration::from_secs(1), Instant::now());
+    let mut complained = false;
+    let too_large = |status: Status| match is_too_large(&status) {
+        true => {
+            let over = Limit::ANSWER_BYTES.exceeded("the message is too large", limits.answer_bytes);
+            WatchError::Invalid(over.into())
+        }
+        false => WatchError::Ended(status),
+    };
+    while let Some(message) = stream.message().await.map_err(too_large)? {
+        if let Err(due) = pace.take(Instant::now()) {
+            tokio::time::sleep_until(due).await;
+            // It is due.
+            let _ = pace.take(Instant::now());
+        }
+        pace.owe(weight(message.len()), Instant::now());
+        let taken = take(registrar, id, message).await?;
+        registrar.metrics.health_reported(driver, taken.changed > 0);
+        if taken.nameless + taken.left_out > 0 && !complained {
+            let Taken {
+                nameless, left_out, ..
+            } = taken;
+            tracing::warn!(
+                %driver, conn = %id, nameless, left_out,
+                "DRA driver reports devices that have no name, or more than are kept"
+            );
+            complained = true;
+        }
+    }
+    Ok(Some(()))
+}
+
+/// How much a message of so many bytes counts, besides being one.
+fn weight(size: usize) -> Duration {
+    let nanoseconds = size.saturating_mul(1_000_000_000) / BYTES_PER_SECOND;
+    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+}
+
+/// What became of a message: how many devices are different now, how many have no name, and how many are too many.
+#[derive(Debug, Default)]
+struct Taken {
+    changed: usize,
+    nameless: usize,
+    left_out: usize,
+}
+
+/// Takes a message in: long ones one at a time, and where they keep nobody else waiting.
+async fn take(registrar: &DriverRegistrar, id: ConnectionId, message: Bytes) -> Result<Taken, InvalidAnswer> {
+    if message.len() < LARGE {
+        return take_now(message, &registrar.config.limits, &registrar.store, id);
+    }
+    let _turn = registrar.decoding.acquire().await;
+    let (config, store) = (registrar.config.clone(), registrar.store.clone());
+    let taken = tokio::task::spawn_blocking(move || take_now(message, &config.limits, &store, id)).await;
+    taken.unwrap_or_else(|error| Err(InvalidAnswer::Damaged(error.to_string())))
+}
+
+fn take_now(
+    message: Bytes,
+    limits: &Limits,
+    store: &Store,
+    id: ConnectionId,
+) -> Result<Taken, InvalidAnswer> {
+    let (reports, nameless) = wire::reports(message, limits)?;
+    let mut taken = Taken {
+        nameless,
+        ..Taken::default()
+    };
+    let mut reports = reports.into_iter();
+    loop {
+        let portion: Vec<HealthReport> = reports.by_ref().take(PORTION).collect();
+        let now = store.now();
+        let change = store.update(|node| node.health_reported(id, portion, now));
+        taken.changed += change.devices.len();
+        taken.left_out += change.left_out;
+        if reports.len() == 0 {
+            return Ok(taken);
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! Between the wire and the core: what drivers answer, and what they say about their devices.
+//!
+//! A few bytes on the wire can stand for many times as much memory. So an answer is walked through part by part, and
+//! each part is looked at before it is decoded.
+
+use std::collections::BTreeMap;
+
+use devlet_core::ClaimUid;
+use devlet_core::dra::claims::{ClaimKey, PreparedDevice};
+use devlet_core::dra::health::{DeviceHealth, HealthReport, PoolDevice};
+use devlet_kubelet_api::dra::v1;
+use devlet_kubelet_api::dra_health::v1 as health;
+use prost::Message as _;
+use prost::bytes::{Buf as _, Bytes};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use super::services::NodeService;
+use super::{Prepared, Unprepared};
+use crate::grpc::call::InvalidAnswer;
+use crate::limits::{Limit, Limits, shortened};
+
+/// How a driver is asked about claims; the other request is the same on the wire.
+pub(super) fn request(claims: &[(ClaimUid, ClaimKey)]) -> Bytes {
+    let claim = |(uid, key): &(ClaimUid, ClaimKey)| v1::Claim {
+        namespace: key.namespace.clone(),
+        uid: uid.to_string(),
+        name: key.name.clone(),
+    };
+    let claims = claims.iter().map(claim).collect();
+    v1::NodePrepareResourcesRequest { claims }.encode_to_vec().into()
+}
+
+/// An answer to `NodePrepareResources` for so many claims.
+pub(super) fn prepared(
+    answer: Bytes,
+    service: NodeService,
+    asked: usize,
+    limits: &Limits,
+) -> Result<Prepared, InvalidAnswer> {
+    let (mut all, mut count) = (BTreeMap::new(), 0);
+    for claim in Claims::of(answer) {
+        let (uid, about) = claim?;
+        let (mut devices, mut entries, mut error) = (Vec::new(), 0, String::new());
+        for field in Fields(about) {
+            match field? {
+                (1, device) => {
+                    count += 1;
+                    Limit::ENTRIES_PER_ANSWER.check(count, limits.entries_per_answer, || {
+                        format!("the answer has {count} devices or more")
+                    })?;
+                    devices.push(prepared_device(device, service, &mut entries, limits)?);
+                }
+                (2, text) => error = string(&text)?,
+                _ => {}
+            }
+        }
+        let outcome = match error.is_empty() {
+            true => Ok(devices),
+            false => Err(error),
+        };
+        all.insert(uid, outcome);
+        if all.len() > asked {
+            break;
+        }
+    }
+    Ok(all)
+}
+
+/// An answer to `NodeUnprepareResources` for so many claims.
+pub(super) fn unprepared(answer: Bytes, asked: usize) -> Result<Unprepared, InvalidAnswer> {
+    let mut all = BTreeMap::new();
+    for claim in Claims::of(answer) {
+        let (uid, about) = claim?;
+        let mut outcome = Ok(());
+        for field in Fields(about) {
+            if let (1, text) = field? {
+                let error = string(&text)?;
+                outcome = if error.is_empty() { Ok(()) } else { Err(error) };
+            }
+        }
+        all.insert(uid, outcome);
+        if all.len() > asked {
+            break;
+        }
+    }
+    Ok(all)
+}
+
+/// One device; `entries` counts what its claim has of names.
+fn prepared_device(
+    device: Bytes,
+    service: NodeService,
+    entries: &mut usize,
+    limits: &Limits,
+) -> Result<PreparedDevice, InvalidAnswer> {
+    for field in Fields(device.clone()) {
+        let (tag, text) = field?;
+        let (limit, most) = match tag {
+            4 => (Limit::PATH_BYTES, limits.path_bytes),
+            _ => (Limit::ID_BYTES, limits.id_bytes),
+        };
+        limit.check(text.len(), most, || {
+            let name = shortened(&String::from_utf8_lossy(&text));
+            format!("the name {name} has {} bytes", text.len())
+        })?;
+        *entries += usize::from(tag == 1 || tag == 4);
+        let number = *entries;
+        Limit::ENTRIES_PER_ANSWER.check(number, limits.entries_per_answer, || {
+            format!("the answer for a claim names {number} requests and CDI devices or more")
+        })?;
+    }
+    let device = v1::Device::decode(device)?;
+    Ok(PreparedDevice {
+        requests: device.request_names,
+        pool: device.pool_name,
+        device: device.device_name,
+        share: device.share_id.filter(|_| service.has_shares()),
+        cdi_devices: device.cdi_device_ids,
+    })
+}
+
+/// A message of `NodeWatchResources`, and how many devices it has without a name.
+pub(super) fn reports(message: Bytes, limits: &Limits) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
+    let (mut all, mut nameless) = (Vec::new(), 0);
+    for field in Fields(message) {
+        let (1, device) = field? else {
+            continue;
+        };
+        let device = health::DeviceHealth::decode(device)?;
+        let status = device.health();
+        let Some(name) = device.device.filter(|name| !name.device_name.is_empty()) else {
+            nameless += 1;
+            continue;
+        };
+        for text in [&name.pool_name, &name.device_name] {
+            Limit::ID_BYTES.check(text.len(), limits.id_bytes, || {
+                format!("the name {} has {} bytes", shortened(text), text.len())
+            })?;
+        }
+        let count = all.len() + 1;
+        Limit::DEVICES_PER_RESOURCE.check(count, limits.devices_per_resource, || {
+            format!("the message has {count} devices or more")
+        })?;
+        let seconds = u64::try_from(device.health_check_timeout_seconds).unwrap_or(0);
+        all.push(HealthReport {
+            device: PoolDevice {
+                pool: name.pool_name,
+                device: name.device_name,
+            },
+            health: match status {
+                health::HealthStatus::Unknown => DeviceHealth::Unknown,
+                health::HealthStatus::Healthy => DeviceHealth::Healthy,
+                health::HealthStatus::Unhealthy => DeviceHealth::Unhealthy,
+            },
+            message: device.message,
+            lease_ms: seconds.saturating_mul(1000),
+        });
+    }
+    Ok((all, nameless))
+}
+
+/// The entries of a map from the UIDs of claims to messages.
+struct Claims(Fields);
+
+impl Claims {
+    fn of(answer: Bytes) -> Self {
+        Self(Fields(answer))
+    }
+}
+
+impl Iterator for Claims {
+    type Item = Result<(ClaimUid, Bytes), InvalidAnswer>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.0.next()? {
+                Ok((1, entry)) => return Some(claim(entry)),
+                Ok(_) => {}
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+fn claim(entry: Bytes) -> Result<(ClaimUid, Bytes), InvalidAnswer> {
+    let (mut uid, mut about) = (String::new(), Bytes::new());
+    for field in Fields(entry) {
+        match field? {
+            (1, text) => uid = string(&text)?,
+            (2, message) => about = message,
+            _ => {}
+        }
+    }
+    Ok((uid.into(), about))
+}
+
+/// The fields of a message that have a length of their own; all that matter here do.
+struct Fields(Bytes);
+
+impl Iterator for Fields {
+    type Item = Result<(u32, Bytes), InvalidAnswer>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.0.has_remaining() {
+            match self.field() {
+                Ok(Some(field)) => return Some(Ok(field)),
+                Ok(None) => {}
+                Err(error) => {
+                    self.0.clear();
+                    return Some(Err(error));
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Fields {
+    fn field(&mut self) -> Result<Option<(u32, Bytes)>, InvalidAnswer> {
+        let (tag, wire_type) = decode_key(&mut self.0)?;
+        if wire_type != WireType::LengthDelimited {
+            skip_field(wire_type, tag, &mut self.0, DecodeContext::default())?;
+            return Ok(None);
+        }
+        let length = decode_varint(&mut self.0)?;
+        match usize::try_from(length) {
+            Ok(length) if length <= self.0.remaining() => Ok(Some((tag, self.0.split_to(length)))),
+            _ => {
+                let problem = format!("field {tag} is longer than its message");
+                Err(InvalidAnswer::Damaged(problem))
+            }
+        }
+    }
+}
+
+fn string(bytes: &Bytes) -> Result<String, InvalidAnswer> {
+    let text = str::from_utf8(bytes).map_err(|error| InvalidAnswer::Damaged(error.to_string()))?;
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVICE: NodeService = NodeService::V1;
+
+    fn answer(claims: &[(&str, v1::NodePrepareResourceResponse)]) -> Bytes {
+        let claims = claims
+            .iter()
+            .map(|(uid, answer)| ((*uid).to_owned(), answer.clone()));
+        let answer = v1::NodePrepareResourcesResponse {
+            claims: claims.collect(),
+        };
+        answer.encode_to_vec().into()
+    }
+
+    fn device() -> v1::Device {
+        v1::Device {
+            request_names: vec!["one".into(), "two/big".into()],
+            pool_name: "pool".into(),
+            device_name: "gpu-0".into(),
+            cdi_device_ids: vec!["acme.com/gpu=0".into()],
+            share_id: Some("half".into()),
+        }
+    }
+
+    fn devices(devices: Vec<v1::Device>) -> v1::NodePrepareResourceResponse {
+        v1::NodePrepareResourceResponse {
+            devices,
+            error: String::new(),
+        }
+    }
+
+    fn failed(error: &str) -> v1::NodePrepareResourceResponse {
+        v1::NodePrepareResourceResponse {
+            devices: vec![device()],
+            error: error.into(),
+        }
+    }
+
+    fn read(answer: &Bytes, limits: &Limits) -> Result<Prepared, String> {
+        prepared(answer.clone(), SERVICE, 256, limits).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn each_claim_has_its_devices_or_its_error() {
+        let answer = answer(&[
+            ("a", devices(vec![device()])),
+            ("b", failed("no")),
+            ("c", devices(vec![])),
+        ]);
+        let known = PreparedDevice {
+            requests: vec!["one".into(), "two/big".into()],
+            pool: "pool".into(),
+            device: "gpu-0".into(),
+            share: Some("half".into()),
+            cdi_devices: vec!["acme.com/gpu=0".into()],
+        };
+        let wanted = [
+            ("a".into(), Ok(vec![known.clone()])),
+            ("b".into(), Err("no".to_owned())),
+            ("c".into(), Ok(Vec::new())),
+        ];
+        assert_eq!(read(&answer, &Limits::default()).unwrap(), BTreeMap::from(wanted));
+        // The services before had no shares.
+        for service in [NodeService::V1beta1, NodeService::V1alpha3] {
+            let older = prepared(answer.clone(), service, 256, &Limits::default()).unwrap();
+            let known = PreparedDevice {
+                share: None,
+                ..known.clone()
+            };
+            assert_eq!(older[&ClaimUid::from("a")], Ok(vec![known]));
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_unprepared_has_no_error() {
+        let error = |error: &str| v1::NodeUnprepareResourceResponse { error: error.into() };
+        let claims = [("a".to_owned(), error("")), ("b".to_owned(), error("busy"))];
+        let answer = v1::NodeUnprepareResourcesResponse {
+            claims: claims.into(),
+        };
+        let wanted = [("a".into(), Ok(())), ("b".into(), Err("busy".to_owned()))];
+        let read = unprepared(answer.encode_to_vec().into(), 2).unwrap();
+        assert_eq!(read, BTreeMap::from(wanted));
+    }
+
+    #[test]
+    fn what_is_too_much_is_refused_before_it_takes_memory() {
+        let limits = Limits {
+            entries_per_answer: 3,
+            id_bytes: 8,
+            path_bytes: 16,
+            ..Limits::default()
+        };
+        let with = |change: fn(&mut v1::Device)| {
+            let mut device = device();
+            change(&mut device);
+            read(&answer(&[("a", devices(vec![device]))]), &limits)
+        };
+        assert!(with(|_| {}).is_ok());
+        let said = with(|device| device.pool_name = "x".repeat(9)).unwrap_err();
+        assert_eq!(
+            said,
+            r#"the name "xxxxxxxxx" has 9 bytes, limits.idBytes allows 8"#
+        );
+        let said = with(|device| device.cdi_device_ids = vec!["x".repeat(17)]).unwrap_err();
+        assert!(
+            said.ends_with("has 17 bytes, limits.pathBytes allows 16"),
+            "{said}"
+        );
+        let said = with(|device| device.cdi_device_ids = vec![String::new(); 4]).unwrap_err();
+        assert!(
+            said.ends_with("CDI devices or more, limits.entriesPerAnswer allows 3"),
+            "{said}"
+        );
+        let many = answer(&[
+            ("a", devices(vec![v1::Device::default(); 2])),
+            ("b", devices(vec![v1::Device::default(); 2])),
+        ]);
+        assert_eq!(
+            read(&many, &limits).unwrap_err(),
+            "the answer has 4 devices or more, limits.entriesPerAnswer allows 3"
+        );
+    }
+
+    #[test]
+    fn claims_that_nobody_asked_about_are_not_all_read() {
+        let uids: Vec<String> = (0..100).map(|number| number.to_string()).collect();
+        let claims: Vec<_> = uids.iter().map(|uid| (uid.as_str(), devices(vec![]))).collect();
+        let read = prepared(answer(&claims), SERVICE, 2, &Limits::default()).unwrap();
+        assert_eq!(read.len(), 3, "one more than asked about is enough to tell");
+    }
+
+    #[test]
+    fn no_answer_makes_it_panic() {
+        let whole = answer(&[("a", devices(vec![device()])), ("b", failed("no"))]);
+        let limits = Limits::default();
+        for end in 0..whole.len() {
+            let cut = read(&whole.slice(..end), &limits);
+            assert!(cut.is_err() || cut.unwrap().len() <= 2, "{end}");
+            let mut spoiled = whole.to_vec();
+            for byte in [0x00, 0x0c, 0x7f, 0x80, 0xff] {
+                spoiled[end] = byte;
+                let spoiled = Bytes::from(spoiled.clone());
+                let _ = read(&spoiled, &limits);
+                let _ = unprepared(spoiled.clone(), 2);
+                let _ = reports(spoiled, &limits);
+            }
+        }
+        let error = read(&Bytes::from_static(&[0x0a, 0x7f, 0x00]), &limits).unwrap_err();
+        assert_eq!(error, "the answer is damaged: field 1 is longer than its message");
+    }
+
+    fn message(devices: Vec<health::DeviceHealth>) -> Bytes {
+        health::NodeWatchResourcesResponse { devices }
+            .encode_to_vec()
+            .into()
+    }
+
+    fn device_health(device: &str, status: i32, seconds: i64) -> health::DeviceHealth {
+        health::DeviceHealth {
+            device: Some(health::DeviceIdentifier {
+                pool_name: "pool".into(),
+                device_name: device.into(),
+            }),
+            health: status,
+            last_updated_time: 1,
+            health_check_timeout_seconds: seconds,
+            message: "hot".into(),
+        }
+    }
+
+    // TestToDeviceHealthStatus, TestBuildDeviceHealth, TestConversionNilSafe
+    #[test]
+    fn reports_say_how_a_device_is_and_for_how_long() {
+        let nobody = health::DeviceHealth {
+            device: None,
+            ..device_health("", 1, 0)
+        };
+        let sent = vec![
+            device_health("a", 1, 7),
+            device_health("b", 2, 0),
+            device_health("c", 0, -7),
+            device_health("d", 99, i64::MAX),
+            nobody,
+        ];
+        let (reports, nameless) = reports(message(sent), &Limits::default()).unwrap();
+        assert_eq!(nameless, 1);
+        let short: Vec<_> = reports
+            .iter()
+            .map(|report| (report.device.device.as_str(), report.health, report.lease_ms))
+            .collect();
+        let wanted = [
+            ("a", DeviceHealth::Healthy, 7_000),
+            ("b", DeviceHealth::Unhealthy, 0),
+            ("c", DeviceHealth::Unknown, 0),
+            ("d", DeviceHealth::Unknown, u64::MAX),
+        ];
+        assert_eq!(short, wanted);
+        assert_eq!(reports[0].message, "hot");
+    }
+
+    #[test]
+    fn a_message_about_too_many_devices_is_refused() {
+        let limits = Limits {
+            devices_per_resource: 2,
+            ..Limits::default()
+        };
+        let sent = (0..3).map(|number| device_health(&number.to_string(), 1, 0));
+        let error = reports(message(sent.collect()), &limits).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the message has 3 devices or more, limits.devicesPerResource allows 2"
+        );
+    }
+}
