@@ -214,7 +214,7 @@ async fn admit(client: &Client, manifest: String) -> anyhow::Result<Duration> {
     let mut events = client
         .admit(AdmitRequest {
             manifest,
-            wait_ms: None,
+            ..Default::default()
         })
         .await?;
     while let Some(event) = events.message().await? {
@@ -227,6 +227,11 @@ async fn admit(client: &Client, manifest: String) -> anyhow::Result<Duration> {
 
 async fn remove(client: &Client, number: usize) -> anyhow::Result<()> {
     let pod = format!("default/{}", name(number));
-    client.remove_pod(RemovePodRequest { pod, wait_ms: None }).await?;
+    client
+        .remove_pod(RemovePodRequest {
+            pod,
+            ..Default::default()
+        })
+        .await?;
     Ok(())
 }

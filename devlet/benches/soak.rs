@@ -147,6 +147,7 @@ async fn admit(client: &Client, manifest: String) -> Result<v1::Pod, Status> {
     let request = v1::AdmitRequest {
         manifest,
         wait_ms: Some(2000),
+        ..Default::default()
     };
     let mut events = client.admit(request).await?;
     while let Some(event) = events.message().await? {
@@ -160,7 +161,7 @@ async fn admit(client: &Client, manifest: String) -> Result<v1::Pod, Status> {
 async fn remove(client: &Client, pod: &str) -> Result<(), Status> {
     let request = v1::RemovePodRequest {
         pod: pod.to_owned(),
-        wait_ms: None,
+        ..Default::default()
     };
     match client.remove_pod(request).await {
         Err(status) if status.code() == Code::NotFound => Ok(()),

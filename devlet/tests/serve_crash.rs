@@ -77,7 +77,7 @@ async fn admit(client: &Client, pod: &str, count: u64) -> Result<BTreeSet<String
     let mut events = client
         .admit(v1::AdmitRequest {
             manifest,
-            wait_ms: None,
+            ..Default::default()
         })
         .await?;
     while let Some(event) = events.message().await? {
@@ -91,7 +91,7 @@ async fn admit(client: &Client, pod: &str, count: u64) -> Result<BTreeSet<String
 async fn remove(client: &Client, pod: &str) -> Result<(), Status> {
     let request = v1::RemovePodRequest {
         pod: pod.to_owned(),
-        wait_ms: None,
+        ..Default::default()
     };
     client.remove_pod(request).await.map(drop)
 }

@@ -347,6 +347,7 @@ fn many_who_wait_for_a_plugin_shut_nobody_out() {
                 let request = v1::AdmitRequest {
                     manifest,
                     wait_ms: Some(600_000),
+                    ..Default::default()
                 };
                 let mut events = client.admit(request).await.unwrap();
                 // It waits.

@@ -7,9 +7,11 @@
 //! An admission lives as long as its stream: if the caller leaves, it is dropped, and what was set aside is free
 //! again. Streams end when the node stops, so that stopping does not wait for them.
 
+mod claims;
 mod convert;
 mod problems;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +19,10 @@ use std::time::Duration;
 
 use devlet_client::v1;
 use devlet_client::v1::devlet_server::{Devlet, DevletServer};
-use devlet_core::{Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source};
+use devlet_core::dra::view::listed;
+use devlet_core::{
+    DriverName, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
+};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -31,8 +36,10 @@ use crate::grpc::oversize::Bounded;
 use crate::grpc::server::{self, ServerLimits};
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
-use crate::manifest::{self, InvalidManifest};
+use crate::manifest::{self, InvalidManifest, Manifests};
 use crate::store::{OpenReport, WriteError};
+
+pub use claims::{ClaimLookupError, NothingToAbandon, UnknownDriver};
 
 /// Longer than anybody waits, and short enough to be added to any point in time.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -187,18 +194,33 @@ impl Host {
     }
 
     /// Long manifests one at a time, and where they keep nobody else waiting.
-    async fn parse(&self, text: String) -> Result<PodRequest, InvalidManifest> {
-        let parse = |agent: &Agent, text: &str| manifest::parse(text, Source::Api, &agent.config().foreign);
-        if text.len() < LARGE_MANIFEST {
-            return parse(&self.agent, &text);
+    async fn parse(&self, texts: Vec<String>) -> Result<Manifests, InvalidManifest> {
+        let parse = |agent: &Agent, texts: &[String]| {
+            let texts = texts.iter().map(String::as_str);
+            manifest::read(texts, Source::Api, &agent.config().foreign)
+        };
+        if bytes(&texts) < LARGE_MANIFEST {
+            return parse(&self.agent, &texts);
         }
         let _turn = self.parsing.acquire().await;
         let agent = self.agent.clone();
-        let parsed = tokio::task::spawn_blocking(move || parse(&agent, &text)).await;
+        let parsed = tokio::task::spawn_blocking(move || parse(&agent, &texts)).await;
         parsed.unwrap_or_else(|error| {
             let message = error.to_string();
             Err(InvalidManifest::Malformed { message })
         })
+    }
+
+    /// What a caller wants admitted, from all of its manifests.
+    async fn request(&self, texts: Vec<String>) -> Result<PodRequest, Status> {
+        let limits = &self.agent.config().limits;
+        let bytes = bytes(&texts);
+        let most = limits.manifest_bytes;
+        let what = || format!("the manifest has {bytes} bytes");
+        let checked = Limit::MANIFEST_BYTES.check(bytes, most, what);
+        checked.inspect_err(|over| self.agent.metrics().limit_hit(over.limit.name()))?;
+        let Manifests { pod, claims } = self.parse(texts).await?;
+        Ok(pod.resolve(&claims).await?)
     }
 
     /// Sends what `list` says now and when it says something else, as long as somebody listens.
@@ -246,8 +268,19 @@ impl Host {
         self.read(|node| node.plugins().into_iter().map(convert::plugin).collect())
     }
 
+    fn drivers(&self, name: &str) -> Vec<v1::Driver> {
+        self.read(|node| claims::drivers(node, name))
+    }
+
+    fn claims(&self, name: &str) -> Vec<v1::Claim> {
+        let now = self.agent.store().now();
+        self.read(|node| claims::claims(node, name, now))
+    }
+
     fn pods(&self) -> Vec<v1::Pod> {
-        let mut pods: Vec<v1::Pod> = self.read(|node| node.pods().map(convert::pod).collect());
+        let now = self.agent.store().now();
+        let pods = self.read(|node| node.pods().map(|pod| convert::pod(node, pod, now)).collect());
+        let mut pods: Vec<v1::Pod> = pods;
         pods.sort_by_cached_key(|pod| {
             let id = pod.id.clone().unwrap_or_default();
             (id.namespace, id.name, id.uid)
@@ -260,12 +293,17 @@ impl Host {
         if name.is_empty() {
             return self.pods();
         }
+        let now = self.agent.store().now();
         self.read(|node| {
             let uid = find(node, name).ok();
             let pod = uid.and_then(|uid| node.pod(&uid));
-            pod.map(convert::pod).into_iter().collect()
+            pod.map(|pod| convert::pod(node, pod, now)).into_iter().collect()
         })
     }
+}
+
+fn bytes(texts: &[String]) -> usize {
+    texts.iter().map(String::len).sum()
 }
 
 /// Sends what `list` says now, and when it says something else after a change.
@@ -344,9 +382,9 @@ fn find(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
     }
 }
 
-/// The same among pods that are still being admitted, of which only the UID is known: the caller's, or the one
-/// that a name stands for.
-fn find_in_flight(node: &Node, name: &str) -> Option<PodUid> {
+/// The same among pods of which only the UID is known, the caller's or the one that a name stands for: those that are
+/// still being admitted, and those that are gone while drivers unprepare their claims.
+fn find_elsewhere(node: &Node, name: &str) -> Option<PodUid> {
     let (namespace, short) = name.split_once('/').unwrap_or(("default", name));
     let derived = manifest::derived_uid(&PodName {
         namespace: namespace.to_owned(),
@@ -354,7 +392,7 @@ fn find_in_flight(node: &Node, name: &str) -> Option<PodUid> {
     });
     [PodUid::from(name.strip_prefix("uid:").unwrap_or(name)), derived]
         .into_iter()
-        .find(|uid| node.is_in_flight(uid))
+        .find(|uid| node.is_in_flight(uid) || node.has_left(uid))
 }
 
 /// Completes "waiting for ...".
@@ -365,6 +403,11 @@ fn awaited(reason: &ReserveError) -> String {
             format!("the plugin at {endpoint} to list its {resource}")
         }
         ReserveError::InFlight => "another operation for this pod to end".to_owned(),
+        ReserveError::NoDriver { driver, claim, .. } => {
+            format!("a plugin of DRA driver {driver}, for ResourceClaim {claim}")
+        }
+        ReserveError::Unpreparing { claim, .. } => format!("ResourceClaim {claim} to be unprepared"),
+        ReserveError::NotPrepared { waits } => format!("its claims: {}", listed(waits)),
         other => other.to_string(),
     }
 }
@@ -376,11 +419,16 @@ fn waiting(reason: &ReserveError, waited: Duration) -> v1::Waiting {
         }
         _ => String::new(),
     };
+    let driver = match reason {
+        ReserveError::NoDriver { driver, .. } => driver.to_string(),
+        _ => String::new(),
+    };
     v1::Waiting {
         awaited: awaited(reason),
         reason: reason.to_string(),
         resource,
         waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+        driver,
     }
 }
 
@@ -404,7 +452,9 @@ async fn admission(
         let _ = sender.try_send(Ok(v1::AdmitEvent { event: Some(event) }));
     });
     let pod = admitted.await?;
-    Ok(convert::pod_with(&pod, &request.containers))
+    let now = agent.store().now();
+    let message = |node: &Node| convert::pod_with(node, &pod, &request.containers, now);
+    Ok(agent.store().read(message))
 }
 
 #[tonic::async_trait]
@@ -414,26 +464,22 @@ impl Devlet for Host {
     type WatchDevicesStream = Answers<v1::DeviceList>;
     type WatchPluginsStream = Answers<v1::PluginList>;
     type WatchPodsStream = Answers<v1::PodList>;
+    type WatchDriversStream = Answers<v1::DriverList>;
+    type WatchClaimsStream = Answers<v1::ClaimList>;
 
     async fn admit(&self, request: Request<v1::AdmitRequest>) -> Result<Response<Self::AdmitStream>, Status> {
         let metrics = self.agent.metrics();
         self.allow(&request)
             .inspect_err(|_| metrics.turned_away("not_allowed"))?;
         let v1::AdmitRequest {
-            manifest: text,
+            manifest,
             wait_ms,
+            manifests,
         } = request.into_inner();
-        let limits = &self.agent.config().limits;
-        let checked = Limit::MANIFEST_BYTES.check(text.len(), limits.manifest_bytes, || {
-            format!("the manifest has {} bytes", text.len())
-        });
-        if let Err(over) = checked {
-            metrics.limit_hit(over.limit.name());
-            metrics.turned_away("invalid");
-            return Err(over.into());
-        }
+        // One who has all of them in a list need not single one out.
+        let first = (!manifest.is_empty() || manifests.is_empty()).then_some(manifest);
         let request = self
-            .parse(text)
+            .request(first.into_iter().chain(manifests).collect())
             .await
             .inspect_err(|_| metrics.turned_away("invalid"))?;
         let deadline = self.deadline(wait_ms);
@@ -484,13 +530,11 @@ impl Devlet for Host {
                 kept = %conflict.kept, dropped = %conflict.dropped, "device plugins disagree"
             );
         }
+        let now = self.agent.store().now();
         let (id, container) = self.read(|node| {
             let id = convert::pod_id(node, &pod);
-            let pod = node.pod(&pod);
-            (
-                id,
-                convert::container(pod, &request.container, options, conflicts),
-            )
+            let container = convert::container(node, &pod, &request.container, options, conflicts, now);
+            (id, container)
         });
         Ok(Response::new(v1::StartContainerResponse {
             pod: Some(id),
@@ -506,13 +550,26 @@ impl Devlet for Host {
         let request = request.into_inner();
         let (pod, id) = self.read(|node| {
             let pod =
-                find(node, &request.pod).or_else(|error| find_in_flight(node, &request.pod).ok_or(error))?;
+                find(node, &request.pod).or_else(|error| find_elsewhere(node, &request.pod).ok_or(error))?;
             let id = convert::pod_id(node, &pod);
             Ok::<_, PodLookupError>((pod, id))
         })?;
-        self.agent.remove(&pod, self.deadline(request.wait_ms)).await?;
+        let drivers = request.abandon_drivers.into_iter().map(DriverName::from);
+        let drivers: BTreeSet<DriverName> = drivers.collect();
+        if !drivers.is_empty() {
+            self.read(|node| claims::check_abandoned(node, &pod, &drivers))?;
+        }
+        let deadline = self.deadline(request.wait_ms);
+        self.agent.remove_without(&pod, &drivers, deadline).await?;
         tracing::info!(%pod, "pod removed");
-        Ok(Response::new(v1::RemovePodResponse { pod: Some(id) }))
+        let abandoned = match drivers.is_empty() {
+            true => Vec::new(),
+            false => self.read(|node| claims::abandoned(node, &pod, &drivers)),
+        };
+        Ok(Response::new(v1::RemovePodResponse {
+            pod: Some(id),
+            abandoned,
+        }))
     }
 
     async fn list_resources(
@@ -552,6 +609,50 @@ impl Devlet for Host {
         Ok(Response::new(pod_list(revision, self.pods_called(name))))
     }
 
+    async fn list_drivers(
+        &self,
+        request: Request<v1::ListDriversRequest>,
+    ) -> Result<Response<v1::DriverList>, Status> {
+        let driver = request.into_inner().driver;
+        let revision = self.read(Node::changes);
+        let drivers = self.drivers(&driver);
+        if drivers.is_empty() && !driver.is_empty() {
+            return Err(UnknownDriver { driver }.into());
+        }
+        Ok(Response::new(driver_list(revision, drivers)))
+    }
+
+    async fn list_claims(
+        &self,
+        request: Request<v1::ListClaimsRequest>,
+    ) -> Result<Response<v1::ClaimList>, Status> {
+        let name = &request.get_ref().claim;
+        let revision = self.read(Node::changes);
+        if !name.is_empty() {
+            self.read(|node| claims::find(node, name))?;
+        }
+        Ok(Response::new(claim_list(revision, self.claims(name))))
+    }
+
+    async fn might_need_unprepare(
+        &self,
+        request: Request<v1::MightNeedUnprepareRequest>,
+    ) -> Result<Response<v1::MightNeedUnprepareResponse>, Status> {
+        let name = &request.get_ref().pod;
+        Ok(Response::new(self.read(|node| {
+            let pod = match find(node, name) {
+                // Nobody knows it, so nothing is left of it.
+                Err(PodLookupError::Unknown { .. }) => find_elsewhere(node, name),
+                found => Some(found?),
+            };
+            let waits = pod.as_ref().map(|pod| node.remaining(pod));
+            Ok::<_, PodLookupError>(v1::MightNeedUnprepareResponse {
+                might_need_unprepare: pod.is_some_and(|pod| node.might_need_unprepare(&pod)),
+                waits: waits.iter().flatten().map(claims::wait).collect(),
+            })
+        })?))
+    }
+
     async fn watch_resources(
         &self,
         _: Request<v1::ListResourcesRequest>,
@@ -582,6 +683,22 @@ impl Devlet for Host {
         Ok(self.watch(move |host| host.pods_called(&name), pod_list))
     }
 
+    async fn watch_drivers(
+        &self,
+        request: Request<v1::ListDriversRequest>,
+    ) -> Result<Response<Self::WatchDriversStream>, Status> {
+        let name = request.into_inner().driver;
+        Ok(self.watch(move |host| host.drivers(&name), driver_list))
+    }
+
+    async fn watch_claims(
+        &self,
+        request: Request<v1::ListClaimsRequest>,
+    ) -> Result<Response<Self::WatchClaimsStream>, Status> {
+        let name = request.into_inner().claim;
+        Ok(self.watch(move |host| host.claims(&name), claim_list))
+    }
+
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
         let health = self.agent.store().health();
         let mirror = self.agent.store().mirror_failure();
@@ -594,6 +711,7 @@ impl Devlet for Host {
             problems.extend(problems::of_sockets(&self.agent.unreachable()));
             let ready = !problems.iter().any(|problem| problem.blocking);
             problems.extend(self.findings.iter().cloned());
+            let counts = claims::counts(node);
             v1::StatusResponse {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 root_dir: root.display().to_string(),
@@ -607,6 +725,10 @@ impl Devlet for Host {
                 resources: count(resources.len()),
                 resources_without_plugin: count(resources.iter().filter(gone).count()),
                 problems,
+                drivers: counts.drivers,
+                drivers_without_plugin: counts.drivers_without_plugin,
+                claims: counts.claims,
+                claims_waiting: counts.claims_waiting,
             }
         })))
     }
@@ -684,6 +806,14 @@ fn plugin_list(revision: u64, plugins: Vec<v1::Plugin>) -> v1::PluginList {
 
 fn pod_list(revision: u64, pods: Vec<v1::Pod>) -> v1::PodList {
     v1::PodList { revision, pods }
+}
+
+fn driver_list(revision: u64, drivers: Vec<v1::Driver>) -> v1::DriverList {
+    v1::DriverList { revision, drivers }
+}
+
+fn claim_list(revision: u64, claims: Vec<v1::Claim>) -> v1::ClaimList {
+    v1::ClaimList { revision, claims }
 }
 
 #[cfg(test)]

@@ -46,5 +46,6 @@ pub mod limits;
 pub mod manifest;
 pub mod metrics;
 pub mod plugin_registry;
+pub mod run_options;
 pub mod store;
 pub mod workflow;

@@ -75,6 +75,7 @@ impl Running {
         let request = v1::AdmitRequest {
             manifest,
             wait_ms: Some(wait_ms),
+            ..Default::default()
         };
         self.client.admit(request).await.unwrap()
     }
@@ -83,6 +84,7 @@ impl Running {
         let request = v1::AdmitRequest {
             manifest: manifest.to_owned(),
             wait_ms: Some(60_000),
+            ..Default::default()
         };
         let mut events = self.client.admit(request).await?;
         loop {
@@ -113,7 +115,7 @@ impl Running {
     async fn remove(&self, pod: &str) -> Result<v1::PodId, Status> {
         let request = v1::RemovePodRequest {
             pod: pod.to_owned(),
-            wait_ms: None,
+            ..Default::default()
         };
         Ok(self.client.remove_pod(request).await?.pod.unwrap())
     }
@@ -366,7 +368,7 @@ async fn only_users_that_are_allowed_change_anything() {
         let manifest = "metadata: {name: plain}\nspec: {containers: [{name: main}]}";
         let admit = v1::AdmitRequest {
             manifest: manifest.into(),
-            wait_ms: None,
+            ..Default::default()
         };
         let mut admission = host.admit(from(uid, admit)).await.map(Response::into_inner);
         if let Ok(events) = &mut admission {
@@ -385,7 +387,7 @@ async fn only_users_that_are_allowed_change_anything() {
         );
         let remove = v1::RemovePodRequest {
             pod: "plain".into(),
-            wait_ms: None,
+            ..Default::default()
         };
         assert_eq!(
             code(host.remove_pod(from(uid, remove)).await.map(drop)),
@@ -583,7 +585,7 @@ async fn a_long_manifest_keeps_nobody_else_waiting() {
             0,
             v1::AdmitRequest {
                 manifest,
-                wait_ms: None,
+                ..Default::default()
             },
         ))
     };

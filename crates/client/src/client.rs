@@ -152,6 +152,10 @@ impl Client {
         list_plugins(ListPluginsRequest) -> v1::PluginList;
         /// All pods, or one.
         list_pods(ListPodsRequest) -> v1::PodList;
+        /// All drivers, or one.
+        list_drivers(ListDriversRequest) -> v1::DriverList;
+        /// All claims, or those of a name.
+        list_claims(ListClaimsRequest) -> v1::ClaimList;
         /// All resources, now and after each change.
         watch_resources(ListResourcesRequest) -> Streaming<v1::ResourceList>;
         /// All devices, now and after each change.
@@ -160,6 +164,12 @@ impl Client {
         watch_plugins(ListPluginsRequest) -> Streaming<v1::PluginList>;
         /// All pods, now and after each change.
         watch_pods(ListPodsRequest) -> Streaming<v1::PodList>;
+        /// All drivers, now and after each change.
+        watch_drivers(ListDriversRequest) -> Streaming<v1::DriverList>;
+        /// All claims, now and after each change.
+        watch_claims(ListClaimsRequest) -> Streaming<v1::ClaimList>;
+        /// Whether a pod may still have to be unprepared.
+        might_need_unprepare(MightNeedUnprepareRequest) -> v1::MightNeedUnprepareResponse;
         /// How devlet is doing.
         status(StatusRequest) -> v1::StatusResponse;
         /// Takes over the pods of a kubelet's file.

@@ -6,7 +6,7 @@
 //! # async fn admit() -> Result<(), Box<dyn std::error::Error>> {
 //! let client = Client::connect_any(&locate::sockets(None)).await?;
 //! let manifest = std::fs::read_to_string("pod.yaml")?;
-//! let mut events = client.admit(v1::AdmitRequest { manifest, wait_ms: None }).await?;
+//! let mut events = client.admit(v1::AdmitRequest { manifest, ..Default::default() }).await?;
 //! while let Some(event) = events.message().await? {
 //!     if let Some(v1::admit_event::Event::Admitted(pod)) = event.event {
 //!         println!("{pod:?}");

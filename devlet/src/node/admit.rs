@@ -8,7 +8,7 @@ use devlet_client::v1::{self, admit_event::Event};
 use serde_json::json;
 
 use super::progress::Progress;
-use super::shown::{Admitted, conflict_texts};
+use super::shown::{Admitted, conflict_texts, or_dash};
 use super::{ConnectArg, time};
 use crate::duration::Span;
 use crate::output::{self, OutputArg, shown, table};
@@ -17,9 +17,10 @@ use crate::{Outcome, files};
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("pod").args(["file", "name"]).required(true))]
 pub(crate) struct Args {
-    /// A Kubernetes Pod manifest, YAML or JSON; - for standard input
+    /// A Kubernetes Pod, and the ResourceClaims that it uses, with their status: YAML or JSON, in any order, in one or more
+    /// files; - for standard input
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["namespace", "container", "limits"])]
-    file: Option<PathBuf>,
+    file: Vec<PathBuf>,
     /// Without a manifest: the pod's name
     #[arg(long)]
     name: Option<String>,
@@ -51,10 +52,13 @@ fn limit(text: &str) -> Result<(String, String), String> {
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
-    let manifest = match (&args.file, &args.name) {
-        (Some(file), _) => read(file)?,
-        (None, Some(name)) => short_form(name, &args)?,
-        (None, None) => bail!("name a manifest with -f FILE, or a pod with --name NAME"),
+    let manifests = match (&args.file[..], &args.name) {
+        ([], Some(name)) => vec![short_form(name, &args)?],
+        ([], None) => bail!("name a manifest with -f FILE, or a pod with --name NAME"),
+        (files, _) => files
+            .iter()
+            .map(|file| read(file))
+            .collect::<anyhow::Result<_>>()?,
     };
     for (resource, _) in args.limits.iter().filter(|(resource, _)| !resource.contains('/')) {
         output::warn(&format!(
@@ -65,7 +69,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     let wait_ms = args.wait.map(time::milliseconds);
     let pod = {
         let mut progress = Progress::new();
-        let request = v1::AdmitRequest { manifest, wait_ms };
+        let request = v1::AdmitRequest {
+            manifest: String::new(),
+            wait_ms,
+            manifests,
+        };
         let mut events = progress.during(client.admit(request)).await?;
         loop {
             let event = progress.during(events.message()).await?;
@@ -125,6 +133,28 @@ pub(super) fn text(admitted: &Admitted) -> String {
         "\n{}",
         table(["CONTAINER", "RESOURCE", "DEVICES"], devices)
     ));
+    let claims: Vec<[String; 4]> = admitted
+        .claims
+        .iter()
+        .flat_map(|claim| {
+            let name = format!("{}/{}", claim.namespace, claim.name);
+            let row =
+                |driver: &str, devices: String| [name.clone(), driver.to_owned(), devices, claim.uid.clone()];
+            let drivers = claim.drivers.iter().map(|driver| {
+                let devices = driver.devices.iter();
+                let devices: Vec<String> = devices
+                    .map(|each| format!("{}/{}", each.pool, each.device))
+                    .collect();
+                row(&driver.name, or_dash(devices.join(",")))
+            });
+            let none = claim.drivers.is_empty().then(|| row("-", "-".to_owned()));
+            drivers.chain(none).collect::<Vec<_>>()
+        })
+        .collect();
+    if !claims.is_empty() {
+        let header = ["CLAIM", "DRIVER", "DEVICES", "UID"];
+        text.push_str(&format!("\n{}", table(header, claims)));
+    }
     let options: Vec<[String; 3]> = admitted
         .containers
         .iter()
@@ -183,6 +213,13 @@ mod tests {
     #[test]
     fn a_manifest_and_the_short_form_exclude_each_other() {
         assert!(parsed(&["-f", "pod.yaml"]).is_ok());
+        assert_eq!(
+            parsed(&["-f", "pod.yaml", "-f", "claim.yaml"])
+                .unwrap()
+                .file
+                .len(),
+            2
+        );
         assert!(parsed(&["-f", "pod.yaml", "--wait", "90s"]).is_ok());
         for wrong in [
             &["-f", "pod.yaml", "--name", "job1"][..],
@@ -224,5 +261,7 @@ mod tests {
         assert_eq!(lines[3], ["main", "acme.com/gpu", "gpu-0"]);
         assert_eq!(lines[4], ["log", "-", "-"]);
         assert!(text.contains("GPU=gpu-0"), "{text}");
+        let claim = ["default/gpu", "gpu.acme.com", "node-1/gpu-0", "c-1"];
+        assert!(lines.iter().any(|line| *line == claim), "{text}");
     }
 }

@@ -4,7 +4,8 @@ use clap::ValueEnum;
 use devlet_client::{Client, v1};
 use serde::Serialize;
 
-use super::shown::{Device, Plugin, Pod, PodId, Resource, or_dash};
+use super::claims::{Claim, ClaimDriver, Driver, Wait};
+use super::shown::{Device, Plugin, Pod, PodContainer, PodId, Resource, or_dash};
 use super::{ConnectArg, time};
 use crate::Outcome;
 use crate::output::{self, Output, OutputArg, shown, table};
@@ -12,7 +13,7 @@ use crate::output::{self, Output, OutputArg, shown, table};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What it is
-    #[arg(value_name = "pod|resource|device")]
+    #[arg(value_name = "pod|resource|device|driver|claim")]
     kind: Kind,
     /// What it is called
     name: String,
@@ -33,6 +34,12 @@ enum Kind {
     /// A device, by id or RESOURCE/ID
     #[value(alias = "devices")]
     Device,
+    /// A DRA driver, gpu.acme.com
+    #[value(alias = "drivers")]
+    Driver,
+    /// A ResourceClaim, by name, namespace/name or UID
+    #[value(alias = "claims", alias = "resourceclaim", alias = "resourceclaims")]
+    Claim,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
@@ -42,6 +49,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
         Kind::Pod => pod(&client, args.name, output).await,
         Kind::Resource => resource(&client, args.name, output).await,
         Kind::Device => device(&client, &args.name, output).await,
+        Kind::Driver => driver(&client, args.name, output).await,
+        Kind::Claim => claim(&client, args.name, output).await,
     }
 }
 
@@ -80,26 +89,30 @@ fn pod_text(pod: &Pod) -> String {
         shown(&or_dash(pod.id.namespace.clone())),
         shown(&pod.id.uid),
     );
+    if !pod.claims.is_empty() {
+        let claims = pod.claims.iter().map(|claim| {
+            let (name, id) = (or_dash(claim.pod_claim.clone()), &claim.id);
+            [
+                name,
+                id.name.clone(),
+                claim.phase.to_owned(),
+                claim.drivers.clone(),
+                id.uid.clone(),
+            ]
+        });
+        let header = ["CLAIM", "RESOURCECLAIM", "PHASE", "DRIVERS", "UID"];
+        text.push_str(&format!("\n{}", table(header, claims)));
+        for claim in &pod.claims {
+            text.push_str(&waits_text(&claim.waits));
+        }
+    }
     for container in &pod.containers {
         let kind = container
             .kind
             .map(|kind| format!(" ({kind})"))
             .unwrap_or_default();
         text.push_str(&format!("\nContainer {}{kind}\n", shown(&container.name)));
-        let devices = container.devices.iter().map(|held| {
-            let pre_start = if held.pre_start_required { "yes" } else { "no" };
-            let nodes: Vec<String> = held.numa_nodes.keys().map(ToString::to_string).collect();
-            [
-                held.resource.clone(),
-                held.ids.join(","),
-                or_dash(nodes.join(",")),
-                pre_start.to_owned(),
-            ]
-        });
-        text.push_str(&indented(&table(
-            ["RESOURCE", "DEVICES", "NUMA", "PRE-START"],
-            devices,
-        )));
+        text.push_str(&devices_text(container));
         let lines = container.options.lines();
         if !lines.is_empty() {
             text.push_str(&format!("\n{}", indented(&table(["OPTION", "VALUE"], lines))));
@@ -115,6 +128,224 @@ fn pod_text(pod: &Pod) -> String {
         }
     }
     text
+}
+
+/// What a container holds of plugins, and uses of claims.
+fn devices_text(container: &PodContainer) -> String {
+    let mut text = String::new();
+    if !container.devices.is_empty() || container.claim_devices.is_empty() {
+        let devices = container.devices.iter().map(|held| {
+            let pre_start = if held.pre_start_required { "yes" } else { "no" };
+            let nodes: Vec<String> = held.numa_nodes.keys().map(ToString::to_string).collect();
+            [
+                held.resource.clone(),
+                held.ids.join(","),
+                or_dash(nodes.join(",")),
+                pre_start.to_owned(),
+            ]
+        });
+        text.push_str(&indented(&table(
+            ["RESOURCE", "DEVICES", "NUMA", "PRE-START"],
+            devices,
+        )));
+    }
+    if !container.claim_devices.is_empty() {
+        let separator = if text.is_empty() { "" } else { "\n" };
+        let devices = container.claim_devices.iter().map(|used| {
+            let claim = match &used.request {
+                Some(request) => format!("{}/{request}", used.pod_claim),
+                None => used.pod_claim.clone(),
+            };
+            let device = &used.device;
+            [
+                or_dash(claim),
+                used.driver.clone(),
+                format!("{}/{}", device.pool, device.device),
+                device.health_text(),
+            ]
+        });
+        let devices = table(["CLAIM", "DRIVER", "DEVICE", "HEALTH"], devices);
+        text.push_str(&format!("{separator}{}", indented(&devices)));
+    }
+    text
+}
+
+/// What is waited for, line by line.
+fn waits_text(waits: &[Wait]) -> String {
+    let line = |wait: &Wait| {
+        let retry = wait.retry_at.as_ref();
+        let retry = retry.map_or_else(String::new, |at| format!(", called again at {at}"));
+        let text = format!("Waiting for:  {}{retry}\n", output::line(&wait.text));
+        match wait
+            .failure
+            .as_ref()
+            .filter(|failure| !wait.text.contains(*failure))
+        {
+            Some(failure) => format!("{text}Last failure: {}\n", output::line(failure)),
+            None => text,
+        }
+    };
+    waits.iter().map(line).collect()
+}
+
+async fn claim(client: &Client, name: String, output: Output) -> anyhow::Result<Outcome> {
+    let request = v1::ListClaimsRequest { claim: name.clone() };
+    let listed = client.list_claims(request).await?.claims;
+    // An older one of the same name may be there too, as long as it was not unprepared.
+    let claims: Vec<Claim> = listed.into_iter().map(Claim::from).collect();
+    match &claims[..] {
+        [] => return Ok(no_such("claim", &name)),
+        [claim] => output::print(output, claim, claim_text)?,
+        several => output::print(output, &several, |claims| {
+            let texts: Vec<String> = claims.iter().map(claim_text).collect();
+            texts.join("\n")
+        })?,
+    }
+    Ok(Outcome::Fine)
+}
+
+fn claim_text(claim: &Claim) -> String {
+    let phase = match claim.phase {
+        "preparing" => "preparing: not every driver has prepared it",
+        "unpreparing" => "unpreparing: no pod wants it any longer",
+        "abandoned" => "abandoned: no pod wants it any longer, and an operator gave up on the driver",
+        phase => phase,
+    };
+    let mut text = format!(
+        "Name:         {}\nNamespace:    {}\nUID:          {}\nPhase:        {phase}\n",
+        shown(&claim.id.name),
+        shown(&claim.id.namespace),
+        shown(&claim.id.uid),
+    );
+    match &claim.last_pod {
+        Some(pod) => text.push_str(&format!("Last pod:     {}\n", shown(&pod.short()))),
+        None => text.push_str(&format!("Pods:         {}\n", shown(&claim.pods_text()))),
+    }
+    text.push_str(&waits_text(&claim.waits));
+    for driver in &claim.drivers {
+        text.push_str(&claim_driver_text(driver));
+    }
+    text
+}
+
+fn claim_driver_text(driver: &ClaimDriver) -> String {
+    let mut text = format!("\nDriver {} ({})\n", shown(&driver.name), driver.state);
+    if !driver.skip_node_operations.is_empty() {
+        let skipped = driver.skip_node_operations.join(", ");
+        text.push_str(&format!("  not needed: {}\n", shown(&skipped)));
+    }
+    if !driver.allocated.is_empty() {
+        let allocated = driver.allocated.iter().map(|device| {
+            let admin = if device.admin_access { "yes" } else { "no" };
+            [
+                format!("{}/{}", device.pool, device.device),
+                device.request.clone(),
+                or_dash(device.share_id.clone().unwrap_or_default()),
+                admin.to_owned(),
+            ]
+        });
+        let header = ["ALLOCATED", "REQUEST", "SHARE", "ADMIN"];
+        text.push_str(&indented(&table(header, allocated)));
+    }
+    if !driver.devices.is_empty() {
+        let separator = if driver.allocated.is_empty() { "" } else { "\n" };
+        let prepared = driver.devices.iter().map(|device| {
+            let requests = if device.requests.is_empty() {
+                "all".to_owned()
+            } else {
+                device.requests.join(",")
+            };
+            [
+                or_dash(format!("{}/{}", device.pool, device.device)),
+                requests,
+                or_dash(device.cdi_devices.join(",")),
+                device.health_text(),
+            ]
+        });
+        let header = ["PREPARED", "REQUESTS", "CDI DEVICES", "HEALTH"];
+        text.push_str(&format!("{separator}{}", indented(&table(header, prepared))));
+    }
+    text
+}
+
+/// What `-o json` prints. The keys are an interface.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DriverShown {
+    #[serde(flatten)]
+    driver: Driver,
+    /// The claims that have devices of it.
+    resource_claims: Vec<Claim>,
+}
+
+async fn driver(client: &Client, name: String, output: Output) -> anyhow::Result<Outcome> {
+    let request = v1::ListDriversRequest { driver: name.clone() };
+    let drivers = client.list_drivers(request).await?.drivers;
+    let Some(driver) = drivers.into_iter().next() else {
+        return Ok(no_such("driver", &name));
+    };
+    let claims = client.list_claims(v1::ListClaimsRequest::default()).await?.claims;
+    let has_it = |claim: &v1::Claim| claim.drivers.iter().any(|driver| driver.name == name);
+    let claims = claims.into_iter().filter(has_it);
+    let shown = DriverShown {
+        driver: driver.into(),
+        resource_claims: claims.map(Claim::from).collect(),
+    };
+    output::print(output, &shown, DriverShown::table)?;
+    Ok(Outcome::Fine)
+}
+
+impl DriverShown {
+    fn table(&self) -> String {
+        let driver = &self.driver;
+        let mut text = format!(
+            "Name:         {}\nState:        {}\n",
+            shown(&driver.name),
+            driver.state_text()
+        );
+        if let Some(last) = driver.last_plugin.as_ref().filter(|_| driver.plugins.is_empty()) {
+            let gone = time::age(last.gone_since_ms);
+            text.push_str(&format!(
+                "Last plugin:  {}, gone for {gone}\n",
+                shown(&last.endpoint)
+            ));
+        }
+        text.push_str(&waits_text(&driver.waits));
+        for plugin in &driver.plugins {
+            let health = plugin.health_service.as_deref().unwrap_or("not reported");
+            text.push_str(&format!(
+                "\nPlugin {} ({})\n  Service:     {}\n  Health:      {}\n  Registered:  {} ago\n  User:        {}\n",
+                shown(&plugin.endpoint),
+                plugin.state_text(),
+                shown(&plugin.service),
+                shown(health),
+                time::age(plugin.registered_at_ms),
+                plugin.uid,
+            ));
+        }
+        if !self.resource_claims.is_empty() {
+            let claims = self.resource_claims.iter().flat_map(|claim| {
+                let ours = claim.drivers.iter().filter(|each| each.name == driver.name);
+                ours.map(|each| {
+                    let devices = each
+                        .devices
+                        .iter()
+                        .map(|device| format!("{}/{} ({})", device.pool, device.device, device.health));
+                    let devices: Vec<String> = devices.collect();
+                    let state = each.state.to_owned();
+                    [
+                        claim.id.short(),
+                        state,
+                        claim.pods_text(),
+                        or_dash(devices.join(", ")),
+                    ]
+                })
+            });
+            let header = ["CLAIM", "STATE", "PODS", "DEVICES"];
+            text.push_str(&format!("\n{}", table(header, claims)));
+        }
+        text
+    }
 }
 
 fn indented(text: &str) -> String {
@@ -326,6 +557,7 @@ impl DeviceShown {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::claims::samples as claims;
     use crate::node::shown::samples;
 
     #[test]
@@ -350,6 +582,48 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_is_described_driver_by_driver() {
+        let text = claim_text(&Claim::from(claims::claim()));
+        for expected in [
+            "Phase:        preparing: not every driver has prepared it\n",
+            "Pods:         default/job1\n",
+            "Last failure: it broke\n",
+            "Driver gpu.acme.com (prepared)\n  not needed: NodeUnprepareResources\n",
+            "big/first",
+            "acme.com/gpu=gpu-0",
+            "unhealthy: too hot",
+            "Driver nic.acme.com (pending)\n",
+        ] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_driver_is_described_with_the_service_that_was_chosen_and_why() {
+        let shown = DriverShown {
+            driver: claims::driver().into(),
+            resource_claims: vec![claims::claim().into()],
+        };
+        let text = shown.table();
+        for expected in [
+            "State:        serving\n",
+            "Plugin /run/old.sock (not connected)\n",
+            "Plugin /run/new.sock (serving)\n",
+            "Service:     v1.DRAPlugin, the newest of [\"v1beta1.DRAPlugin\" \"v1.DRAPlugin\"]\n",
+            "Health:      v1.DRAResourceHealth\n",
+            "default/gpu",
+            "node-1/gpu-0 (unhealthy)",
+            "Waiting for:  ",
+        ] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+        assert_eq!(
+            serde_json::to_value(&shown).unwrap()["resourceClaims"][0]["uid"],
+            "c-1"
+        );
+    }
+
+    #[test]
     fn a_pod_is_described_container_by_container() {
         let text = pod_text(&Pod::from(samples::pod()));
         for expected in [
@@ -360,6 +634,10 @@ mod tests {
             "GPU=gpu-0",
             "acme.com/slot=3",
             "acme.com/gpu=gpu-0",
+            "mine/big",
+            "node-1/gpu-0",
+            "unhealthy: too hot",
+            "Waiting for:  ResourceClaim default/gpu: DRA driver nic.acme.com is not connected\n",
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }

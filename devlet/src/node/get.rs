@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use devlet_client::{Status, Streaming, v1};
 use serde::Serialize;
 
+use super::claims::{Claim, Driver};
 use super::shown::{Device, Plugin, Pod, Resource, or_dash};
 use super::{ConnectArg, time};
 use crate::Outcome;
@@ -12,7 +13,7 @@ use crate::output::{self, Output, OutputArg, table};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What to list
-    #[arg(value_name = "resources|devices|plugins|pods")]
+    #[arg(value_name = "resources|devices|plugins|pods|drivers|claims")]
     kind: Kind,
     /// Only devices of this resource
     #[arg(long, value_name = "NAME")]
@@ -40,6 +41,12 @@ enum Kind {
     /// Pods that were admitted
     #[value(alias = "pod")]
     Pods,
+    /// DRA drivers, and what is spoken with them
+    #[value(alias = "driver")]
+    Drivers,
+    /// ResourceClaims of pods, and how far their drivers are
+    #[value(alias = "claim", alias = "resourceclaim", alias = "resourceclaims")]
+    Claims,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
@@ -76,6 +83,16 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
             let request = v1::ListPodsRequest::default();
             show.run::<_, Pods>(client.list_pods(request.clone()), client.watch_pods(request))
                 .await
+        }
+        Kind::Drivers => {
+            let request = v1::ListDriversRequest::default();
+            let list = client.list_drivers(request.clone());
+            show.run::<_, Drivers>(list, client.watch_drivers(request)).await
+        }
+        Kind::Claims => {
+            let request = v1::ListClaimsRequest::default();
+            let list = client.list_claims(request.clone());
+            show.run::<_, Claims>(list, client.watch_claims(request)).await
         }
     }
 }
@@ -147,6 +164,8 @@ listings! {
     Devices { devices: Device } from DeviceList;
     Plugins { plugins: Plugin } from PluginList;
     Pods { pods: Pod } from PodList;
+    Drivers { drivers: Driver } from DriverList;
+    Claims { claims: Claim } from ClaimList;
 }
 
 impl Listing for Resources {
@@ -277,6 +296,7 @@ impl Listing for Pods {
                 .iter()
                 .map(|(resource, ids)| format!("{resource}={}", ids.len()))
                 .collect();
+            let claims: Vec<&str> = each.claims.iter().map(|claim| claim.id.name.as_str()).collect();
             let id = &each.id;
             let (namespace, name) = (or_dash(id.namespace.clone()), or_dash(id.name.clone()));
             [
@@ -285,16 +305,17 @@ impl Listing for Pods {
                 id.uid.clone(),
                 each.source.to_owned(),
                 or_dash(devices.join(", ")),
+                or_dash(claims.join(", ")),
             ]
         };
         if !wide {
             return table(
-                ["NAMESPACE", "NAME", "UID", "SOURCE", "DEVICES"],
+                ["NAMESPACE", "NAME", "UID", "SOURCE", "DEVICES", "CLAIMS"],
                 self.pods.iter().map(short),
             );
         }
         let row = |each: &Pod| {
-            let [namespace, name, uid, source, devices] = short(each);
+            let [namespace, name, uid, source, devices, claims] = short(each);
             let ids: Vec<&str> = each.devices().into_values().flatten().collect();
             let admitted = if each.before_reboot {
                 "before the last boot"
@@ -307,18 +328,100 @@ impl Listing for Pods {
                 uid,
                 source,
                 devices,
+                claims,
                 or_dash(ids.join(",")),
                 admitted.to_owned(),
             ]
         };
-        let header = ["NAMESPACE", "NAME", "UID", "SOURCE", "DEVICES", "IDS", "ADMITTED"];
+        let header = [
+            "NAMESPACE",
+            "NAME",
+            "UID",
+            "SOURCE",
+            "DEVICES",
+            "CLAIMS",
+            "IDS",
+            "ADMITTED",
+        ];
         table(header, self.pods.iter().map(row))
+    }
+}
+
+impl Listing for Drivers {
+    fn table(&self, wide: bool) -> String {
+        let short = |each: &Driver| {
+            let (plugins, claims) = (each.plugins.len().to_string(), each.claims.to_string());
+            [
+                each.name.clone(),
+                each.state_text(),
+                each.service_text(),
+                plugins,
+                claims,
+                each.waits.len().to_string(),
+            ]
+        };
+        let header = ["NAME", "STATE", "SERVICE", "PLUGINS", "CLAIMS", "WAITING"];
+        if !wide {
+            return table(header, self.drivers.iter().map(short));
+        }
+        let row = |each: &Driver| {
+            let [name, state, service, plugins, claims, waiting] = short(each);
+            let endpoints: Vec<&str> = each
+                .plugins
+                .iter()
+                .map(|plugin| plugin.endpoint.as_str())
+                .collect();
+            let (health, endpoints) = (each.health_text(), or_dash(endpoints.join(", ")));
+            [name, state, service, plugins, claims, waiting, health, endpoints]
+        };
+        let [name, state, service, plugins, claims, waiting] = header;
+        let header = [
+            name,
+            state,
+            service,
+            plugins,
+            claims,
+            waiting,
+            "HEALTH",
+            "ENDPOINTS",
+        ];
+        table(header, self.drivers.iter().map(row))
+    }
+}
+
+impl Listing for Claims {
+    fn table(&self, wide: bool) -> String {
+        let short = |each: &Claim| {
+            let (namespace, name) = (each.id.namespace.clone(), each.id.name.clone());
+            let (drivers, pods) = (each.drivers_text(), each.pods_text());
+            [
+                namespace,
+                name,
+                each.phase.to_owned(),
+                pods,
+                drivers,
+                each.waits_text(),
+            ]
+        };
+        let header = ["NAMESPACE", "NAME", "PHASE", "PODS", "DRIVERS", "WAITING FOR"];
+        if !wide {
+            return table(header, self.claims.iter().map(short));
+        }
+        let row = |each: &Claim| {
+            let [namespace, name, phase, pods, drivers, waits] = short(each);
+            let (uid, devices) = (each.id.uid.clone(), each.devices_text());
+            [namespace, name, phase, pods, drivers, waits, uid, devices]
+        };
+        let [namespace, name, phase, pods, drivers, waits] = header;
+        let header = [namespace, name, phase, pods, drivers, waits, "UID", "DEVICES"];
+        table(header, self.claims.iter().map(row))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::claims;
     use crate::node::shown::samples;
 
     fn pods() -> Pods {
@@ -334,7 +437,7 @@ mod tests {
         assert_eq!(lines.len(), 2);
         assert_eq!(
             lines[1].split_whitespace().collect::<Vec<_>>(),
-            ["default", "job1", "u-1", "api", "acme.com/gpu=1"]
+            ["default", "job1", "u-1", "api", "acme.com/gpu=1", "gpu"]
         );
         assert!(pods().table(true).contains("gpu-0"));
     }
@@ -378,6 +481,32 @@ mod tests {
             "1970-01-01T00:00:00Z"
         );
         assert_eq!(json["resources"][0]["state"], "gone");
+    }
+
+    #[test]
+    fn drivers_and_claims_are_one_line_each_and_wide_has_more() {
+        let drivers = Drivers::from(v1::DriverList {
+            revision: 1,
+            drivers: vec![claims::samples::driver()],
+        });
+        let cells = |text: &str| -> Vec<String> {
+            let line = text.lines().nth(1).unwrap_or_default();
+            line.split_whitespace().map(str::to_owned).collect()
+        };
+        assert_eq!(
+            cells(&drivers.table(false)),
+            ["gpu.acme.com", "serving", "v1.DRAPlugin", "2", "3", "1"]
+        );
+        assert!(drivers.table(true).contains("/run/old.sock, /run/new.sock"));
+        let claims = Claims::from(v1::ClaimList {
+            revision: 1,
+            claims: vec![claims::samples::claim()],
+        });
+        let short = claims.table(false);
+        assert!(short.contains("default/job1"), "{short}");
+        assert!(short.contains("gpu.acme.com, nic.acme.com"), "{short}");
+        assert!(short.contains("nic.acme.com (not connected)"), "{short}");
+        assert!(claims.table(true).contains("c-1") && claims.table(true).contains("gpu-0"));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Commands that talk to a running devlet.
 //!
-//! One file per command, and what they share: `shown` has the shapes that `-o json` prints, `progress` the line
-//! that says what is being waited for.
+//! One file per command, and what they share: `shown` and `claims` have the shapes that `-o json` prints, `progress` the
+//! line that says what is being waited for.
 //!
 //! What the node refuses is told in its words, with exit code 1; a node that cannot be reached is exit code 2.
 
 mod admit;
+mod claims;
 mod describe;
 mod get;
 mod import;
@@ -38,24 +39,26 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: OutputArg,
     },
-    /// List resources, devices, plugins or pods
+    /// List resources, devices, plugins, pods, DRA drivers or claims
     #[command(
         after_help = "Examples:\n  devlet get resources\n  devlet get devices --resource acme.com/gpu -o wide\n  \
-        devlet get pods --watch\n\n\
+        devlet get pods --watch\n  devlet get claims -o wide\n\n\
         With --watch everything is printed anew after each change: a line of JSON, or a YAML document, each time. \
         Exit codes: 0 listed, 1 refused, 2 devlet cannot be reached."
     )]
     Get(get::Args),
-    /// Show all there is to know about a pod, a resource or a device
+    /// Show all there is to know about a pod, a resource, a device, a DRA driver or a claim
     #[command(
         after_help = "Examples:\n  devlet describe pod job1\n  devlet describe resource acme.com/gpu\n  \
-        devlet describe device acme.com/gpu/gpu-0\n\n\
-        A pod is named by its name, namespace/name or UID; a device by its id or RESOURCE/ID. Exit codes: 0 shown, \
+        devlet describe device acme.com/gpu/gpu-0\n  devlet describe driver gpu.acme.com\n  \
+        devlet describe claim team-a/gpu\n\n\
+        A pod or a claim is named by its name, namespace/name or UID; a device by its id or RESOURCE/ID. Exit codes: 0 shown, \
         1 there is no such thing, 2 devlet cannot be reached."
     )]
     Describe(describe::Args),
-    /// Give a pod the devices that it asks for
+    /// Give a pod the devices that it asks for, and have its claims prepared
     #[command(after_help = "Examples:\n  devlet admit -f pod.yaml\n  \
+        devlet admit -f pod.yaml -f claim.yaml\n  \
         devlet admit --name job1 --limit acme.com/gpu=2 -o json\n\n\
         A pod gets everything or nothing, and keeps it until it is removed; admitting it again shows what it has. \
         Exit codes: 0 admitted, 1 refused, 2 wrong usage, an unreadable file, or devlet cannot be reached.")]
@@ -68,11 +71,12 @@ pub(crate) enum Command {
         for a shell where need be; then `eval` is needed. Exit codes: 0 printed, 1 refused, 2 wrong usage, an \
         unreadable file, or devlet cannot be reached.")]
     Options(options::Args),
-    /// Take its devices from a pod
+    /// Take its devices and claims from a pod
     #[command(
-        after_help = "Examples:\n  devlet remove job1\n  devlet remove team-a/job1\n\n\
-        Stop its containers first. Exit codes: 0 removed, 1 there is no such pod, or it cannot be removed, 2 devlet \
-        cannot be reached."
+        after_help = "Examples:\n  devlet remove job1\n  devlet remove team-a/job1\n  \
+        devlet remove job1 --abandon-driver gpu.acme.com\n\n\
+        Stop its containers first. Exit codes: 0 removed, 1 there is no such pod, or it cannot be removed, or a driver has \
+        not unprepared its claims, 2 devlet cannot be reached."
     )]
     Remove(remove::Args),
     /// Take over the pods of a kubelet's kubelet_internal_checkpoint

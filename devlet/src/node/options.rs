@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use devlet_client::{Client, v1};
 
+use super::claims::admitted;
 use super::progress::Progress;
 use super::runtime::{self, Engine};
 use super::shown::{Admitted, Container, conflict_texts, pod_text};
@@ -85,6 +86,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     let shown = Admitted {
         pod: pod.id.unwrap_or_default().into(),
+        claims: admitted(pod.claims),
         containers: containers.into_iter().map(Container::from).collect(),
     };
     print(&args, &shown)

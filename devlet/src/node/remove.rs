@@ -1,19 +1,29 @@
 //! `devlet remove`
 
-use devlet_client::v1;
+use std::time::Duration;
 
+use devlet_client::{Client, Code, Status, v1};
+
+use super::claims::Wait;
 use super::progress::Progress;
-use super::{ConnectArg, shown, time};
+use super::{ConnectArg, refused, shown, time};
 use crate::duration::Span;
 use crate::{Outcome, output};
+
+/// How often it is asked what is waited for.
+const TICK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Its name, namespace/name or UID
     pod: String,
-    /// How long to wait for an admission of the pod that is under way
+    /// How long to wait for drivers to unprepare its claims, and for an admission of the pod that is under way [default: as
+    /// configured, 60s]
     #[arg(long, value_name = "DURATION")]
     wait: Option<Span>,
+    /// Do not wait for this DRA driver, which is gone for good: what it prepared for the pod is abandoned; may be repeated
+    #[arg(long, value_name = "NAME")]
+    abandon_driver: Vec<String>,
     #[command(flatten)]
     connect: ConnectArg,
 }
@@ -22,11 +32,74 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     let client = args.connect.connect().await?;
     let wait_ms = args.wait.map(time::milliseconds);
     let request = v1::RemovePodRequest {
-        pod: args.pod,
+        pod: args.pod.clone(),
         wait_ms,
+        abandon_drivers: args.abandon_driver,
     };
-    let removed = Progress::new().during(client.remove_pod(request)).await?;
+    let removed = match removal(&client, &args.pod, request).await {
+        Err(status) if status.code() == Code::DeadlineExceeded => {
+            let outcome = refused(&status)?;
+            give_up_hint(&client, &args.pod).await;
+            return Ok(outcome);
+        }
+        removed => removed?,
+    };
+    for claim in removed.abandoned {
+        let (name, uid) = (format!("{}/{}", claim.namespace, claim.name), claim.uid);
+        output::warn(&format!(
+            "abandoned claim {name} ({uid}): should the driver come back, it is asked to unprepare it"
+        ));
+    }
     let id = shown::pod_text(&removed.pod.unwrap_or_default());
     output::out(&format!("removed {}\n", output::line(&id)))?;
     Ok(Outcome::Fine)
+}
+
+/// Removes the pod, and says what is waited for if that takes a while.
+async fn removal(
+    client: &Client,
+    pod: &str,
+    request: v1::RemovePodRequest,
+) -> Result<v1::RemovePodResponse, Status> {
+    let mut progress = Progress::new();
+    let mut removal = std::pin::pin!(client.remove_pod(request));
+    loop {
+        match tokio::time::timeout(TICK, progress.during(&mut removal)).await {
+            Ok(removed) => return removed,
+            Err(_) => {
+                let waits = waits(client, pod).await;
+                if let [first, others @ ..] = &waits[..] {
+                    let more = match others.len() {
+                        0 => String::new(),
+                        more => format!(", and {more} more"),
+                    };
+                    progress.waiting_for(&format!("drivers: {}{more}", first.text));
+                }
+            }
+        }
+    }
+}
+
+async fn waits(client: &Client, pod: &str) -> Vec<Wait> {
+    let request = v1::MightNeedUnprepareRequest { pod: pod.to_owned() };
+    let answer = client.might_need_unprepare(request).await.unwrap_or_default();
+    answer.waits.into_iter().map(Wait::from).collect()
+}
+
+/// How to go on without the drivers that are waited for.
+async fn give_up_hint(client: &Client, pod: &str) {
+    let waits = waits(client, pod).await;
+    let mut drivers: Vec<&str> = waits.iter().map(|wait| wait.driver.as_str()).collect();
+    drivers.sort_unstable();
+    drivers.dedup();
+    if !drivers.is_empty() {
+        let flags: Vec<String> = drivers
+            .iter()
+            .map(|driver| format!("--abandon-driver {driver}"))
+            .collect();
+        output::warn(&format!(
+            "hint: to do without: devlet remove {pod} {}",
+            flags.join(" ")
+        ));
+    }
 }

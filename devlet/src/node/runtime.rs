@@ -64,7 +64,7 @@ pub(super) fn arguments(options: &RunOptions, engine: Engine) -> Result<String, 
         let read_only = if mount.read_only { ",readonly" } else { "" };
         arguments.push(format!("--mount=type=bind,{source},{target}{read_only}"));
     }
-    for (key, value) in &options.annotations {
+    for (key, value) in annotations(options) {
         arguments.push(format!("--annotation={key}={value}"));
     }
     for name in &options.cdi_devices {
@@ -76,6 +76,13 @@ pub(super) fn arguments(options: &RunOptions, engine: Engine) -> Result<String, 
     } else {
         quoted.join(" ") + "\n"
     })
+}
+
+/// Annotations without those that ask for CDI devices: whoever is told of the devices, or has them resolved, must not
+/// get them twice.
+fn annotations(options: &RunOptions) -> impl Iterator<Item = (&String, &String)> {
+    let all = options.annotations.iter();
+    all.filter(|(key, _)| !key.starts_with(devlet_cdi::annotations::PREFIX))
 }
 
 /// A field of a mount, which both engines read as CSV.
@@ -144,7 +151,9 @@ pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Add
     edits.append(&registry.resolve(&options.cdi_devices)?);
     Ok(Additions {
         edits,
-        annotations: options.annotations.clone(),
+        annotations: annotations(options)
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
     })
 }
 
@@ -157,7 +166,11 @@ mod tests {
     use crate::oci::Edited;
 
     fn options() -> RunOptions {
-        Admitted::from(samples::pod()).containers.remove(0).options
+        let mut options = Admitted::from(samples::pod()).containers.remove(0).options;
+        // The same device as an annotation, which nobody must see beside it.
+        let key = "cdi.k8s.io/gpu.acme.com_c-1".to_owned();
+        options.annotations.insert(key, options.cdi_devices.join(","));
+        options
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use devlet_client::v1;
 use serde::Serialize;
 
+use super::claims::{AdmittedClaim, PodClaim, UsedDevice, admitted};
 use super::time;
 
 #[derive(Debug, Clone, Serialize)]
@@ -48,6 +49,7 @@ pub(super) fn pod_text(id: &v1::PodId) -> String {
 #[derive(Debug, Serialize)]
 pub(super) struct Admitted {
     pub(super) pod: PodId,
+    pub(super) claims: Vec<AdmittedClaim>,
     pub(super) containers: Vec<Container>,
 }
 
@@ -175,6 +177,7 @@ impl From<v1::Pod> for Admitted {
     fn from(pod: v1::Pod) -> Self {
         Self {
             pod: pod.id.unwrap_or_default().into(),
+            claims: admitted(pod.claims),
             containers: pod.containers.into_iter().map(Container::from).collect(),
         }
     }
@@ -205,6 +208,7 @@ pub(super) struct Pod {
     pub(super) id: PodId,
     pub(super) source: &'static str,
     pub(super) before_reboot: bool,
+    pub(super) claims: Vec<PodClaim>,
     pub(super) containers: Vec<PodContainer>,
 }
 
@@ -212,9 +216,10 @@ pub(super) struct Pod {
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodContainer {
     pub(super) name: String,
-    /// `None` if a kubelet's file is all that is known.
+    /// `None` if it is not known.
     pub(super) kind: Option<&'static str>,
     pub(super) devices: Vec<PodDevices>,
+    pub(super) claim_devices: Vec<UsedDevice>,
     #[serde(flatten)]
     pub(super) options: RunOptions,
     pub(super) conflicts: Vec<Conflict>,
@@ -250,6 +255,7 @@ impl From<v1::Pod> for Pod {
             id: pod.id.unwrap_or_default().into(),
             source,
             before_reboot: pod.before_reboot,
+            claims: pod.claims.into_iter().map(PodClaim::from).collect(),
             containers: pod.containers.into_iter().map(PodContainer::from).collect(),
         }
     }
@@ -279,6 +285,11 @@ impl From<v1::Container> for PodContainer {
             name: container.name,
             kind,
             devices: container.devices.into_iter().map(held).collect(),
+            claim_devices: container
+                .claim_devices
+                .into_iter()
+                .map(UsedDevice::from)
+                .collect(),
             options: container.options.unwrap_or_default().into(),
             conflicts: container.conflicts.into_iter().map(conflict).collect(),
         }
@@ -322,6 +333,14 @@ pub(super) struct LastPlugin {
     pub(super) gone_since_ms: u64,
 }
 
+pub(super) fn last_plugin(last: v1::LastPlugin) -> LastPlugin {
+    LastPlugin {
+        endpoint: last.endpoint,
+        gone_since: time::moment(last.gone_since_ms),
+        gone_since_ms: last.gone_since_ms,
+    }
+}
+
 impl From<v1::Resource> for Resource {
     fn from(resource: v1::Resource) -> Self {
         let state = match resource.state() {
@@ -329,11 +348,6 @@ impl From<v1::Resource> for Resource {
             v1::ResourceState::Serving => "serving",
             v1::ResourceState::NotListed => "notListed",
             v1::ResourceState::Gone => "gone",
-        };
-        let last = |last: v1::LastPlugin| LastPlugin {
-            endpoint: last.endpoint,
-            gone_since: time::moment(last.gone_since_ms),
-            gone_since_ms: last.gone_since_ms,
         };
         Self {
             name: resource.name,
@@ -343,7 +357,7 @@ impl From<v1::Resource> for Resource {
             free: resource.free,
             state,
             plugins: resource.plugins,
-            last_plugin: resource.last_plugin.map(last),
+            last_plugin: resource.last_plugin.map(last_plugin),
         }
     }
 }
@@ -481,6 +495,7 @@ pub(super) fn or_dash(text: String) -> String {
 #[cfg(test)]
 pub(super) mod samples {
     use super::*;
+    use crate::node::claims::samples as claims;
 
     /// A pod with one container, one device and one option of each kind.
     pub(in crate::node) fn pod() -> v1::Pod {
@@ -514,6 +529,7 @@ pub(super) mod samples {
             devices: vec![devices],
             options: Some(options),
             conflicts: Vec::new(),
+            claim_devices: vec![claims::used_device()],
         };
         v1::Pod {
             id: Some(v1::PodId {
@@ -525,6 +541,10 @@ pub(super) mod samples {
             before_reboot: false,
             container_names: Vec::new(),
             containers: vec![container],
+            claims: vec![v1::PodClaim {
+                name: "mine".into(),
+                claim: Some(claims::claim()),
+            }],
         }
     }
 }
@@ -540,6 +560,18 @@ mod tests {
         let shown = serde_json::to_value(Admitted::from(samples::pod())).unwrap();
         let expected = json!({
             "pod": {"uid": "u-1", "namespace": "default", "name": "job1"},
+            "claims": [{
+                "name": "gpu",
+                "namespace": "default",
+                "uid": "c-1",
+                "drivers": [
+                    {"name": "gpu.acme.com", "devices": [{
+                        "requests": ["big"], "pool": "node-1", "device": "gpu-0", "shareID": null,
+                        "cdiDevices": ["acme.com/gpu=gpu-0"],
+                    }]},
+                    {"name": "nic.acme.com", "devices": []},
+                ],
+            }],
             "containers": [{
                 "name": "main",
                 "devices": [{"resource": "acme.com/gpu", "ids": ["gpu-0"]}],
@@ -552,7 +584,7 @@ mod tests {
         });
         assert_eq!(shown, expected);
         let keys: Vec<&String> = shown.as_object().unwrap().keys().collect();
-        assert_eq!(keys.len(), 2);
+        assert_eq!(keys.len(), 3);
     }
 
     #[test]
@@ -579,5 +611,14 @@ mod tests {
             json!({"1": ["gpu-0"]})
         );
         assert_eq!(shown["containers"][0]["envs"], json!({"GPU": "gpu-0"}));
+        let device = &shown["containers"][0]["claimDevices"][0];
+        assert_eq!(device["podClaim"], "mine");
+        assert_eq!(device["claim"]["uid"], "c-1");
+        assert_eq!(
+            (&device["device"], &device["health"]),
+            (&json!("gpu-0"), &json!("unhealthy"))
+        );
+        assert_eq!(shown["claims"][0]["podClaim"], "mine");
+        assert_eq!(shown["claims"][0]["name"], "gpu");
     }
 }

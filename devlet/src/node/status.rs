@@ -31,6 +31,10 @@ struct Shown {
     plugins: u64,
     resources: u64,
     resources_without_plugin: u64,
+    drivers: u64,
+    drivers_without_plugin: u64,
+    claims: u64,
+    claims_waiting: u64,
     problems: Vec<Problem>,
 }
 
@@ -61,6 +65,10 @@ impl From<v1::StatusResponse> for Shown {
             plugins: status.plugins,
             resources: status.resources,
             resources_without_plugin: status.resources_without_plugin,
+            drivers: status.drivers,
+            drivers_without_plugin: status.drivers_without_plugin,
+            claims: status.claims,
+            claims_waiting: status.claims_waiting,
             problems: status.problems.into_iter().map(problem).collect(),
         }
     }
@@ -82,7 +90,7 @@ impl Shown {
         };
         let mut text = format!(
             "devlet {}, pid {}, running for {}\nRoot:       {}\nState:      {ready}\nResources:  {}{}\nPlugins:    {}\n\
-             Pods:       {}{}\n",
+             Drivers:    {}{}\nPods:       {}{}\nClaims:     {}{}\n",
             shown(&self.version),
             self.pid,
             time::age(self.started_at_ms),
@@ -90,8 +98,12 @@ impl Shown {
             self.resources,
             and(self.resources_without_plugin, "without a plugin"),
             self.plugins,
+            self.drivers,
+            and(self.drivers_without_plugin, "without a plugin"),
             self.pods,
             and(self.pods_before_reboot, "from before the last boot"),
+            self.claims,
+            and(self.claims_waiting, "waiting for a driver"),
         );
         for problem in &self.problems {
             text.push_str(&format!("\nProblem:    {}\n", shown(&problem.what)));
@@ -119,6 +131,8 @@ mod tests {
             root_dir: "/var/lib/kubelet".into(),
             pods: 3,
             pods_before_reboot: 1,
+            claims: 2,
+            claims_waiting: 1,
             problems: vec![problem],
             ..Default::default()
         };
@@ -126,6 +140,10 @@ mod tests {
         assert!(text.contains("State:      not ready"), "{text}");
         assert!(
             text.contains("Pods:       3 (1 from before the last boot)\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("Claims:     2 (1 waiting for a driver)\n"),
             "{text}"
         );
         assert!(

@@ -131,7 +131,7 @@ impl Neighbourhood {
     pub(crate) fn remove(&self, name: &str) {
         let request = v1::RemovePodRequest {
             pod: name.to_owned(),
-            wait_ms: None,
+            ..Default::default()
         };
         self.caller
             .runtime
@@ -276,7 +276,7 @@ impl Caller {
         );
         let request = v1::AdmitRequest {
             manifest,
-            wait_ms: None,
+            ..Default::default()
         };
         self.runtime.block_on(async {
             let refused = |status: tonic::Status| status.message().to_owned();

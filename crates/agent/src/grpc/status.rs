@@ -11,7 +11,9 @@ use tonic::{Code, Status};
 use crate::agent::RemoveError;
 use crate::claims::ResolveError;
 use crate::grpc::call::CallError;
-use crate::host::{ForgetError, NotAllowed, PodLookupError};
+use crate::host::{
+    ClaimLookupError, ForgetError, NotAllowed, NothingToAbandon, PodLookupError, UnknownDriver,
+};
 use crate::limits::OverLimit;
 use crate::manifest::InvalidManifest;
 use crate::store::{CommitError, DumpError, ImportError, WriteError};
@@ -39,16 +41,19 @@ macro_rules! statuses {
 }
 
 statuses!(
+    ClaimLookupError,
     DumpError,
     ForgetError,
     ImportError,
     InvalidManifest,
     NotAllowed,
+    NothingToAbandon,
     OverLimit,
     PodLookupError,
     RemoveError,
     ResolveError,
     StartContainerError,
+    UnknownDriver,
     WriteError,
 );
 
@@ -102,6 +107,27 @@ impl Coded for PodLookupError {
             Self::Unknown { .. } => Code::NotFound,
             Self::Ambiguous { .. } | Self::UidOrName { .. } => Code::InvalidArgument,
         }
+    }
+}
+
+impl Coded for ClaimLookupError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unknown { .. } => Code::NotFound,
+            Self::Ambiguous { .. } => Code::InvalidArgument,
+        }
+    }
+}
+
+impl Coded for UnknownDriver {
+    fn code(&self) -> Code {
+        Code::NotFound
+    }
+}
+
+impl Coded for NothingToAbandon {
+    fn code(&self) -> Code {
+        Code::InvalidArgument
     }
 }
 

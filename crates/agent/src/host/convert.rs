@@ -3,9 +3,11 @@
 use devlet_client::v1;
 use devlet_core::device_plugin::run_options::{self, Conflict, Contested, RunOptions};
 use devlet_core::{
-    Allocation, Availability, ContainerKind, ContainerRequest, Moment, Node, PluginView, Pod, PodUid,
-    ResourceName, ResourceView, Source,
+    Allocation, Availability, ContainerKind, ContainerName, ContainerRequest, Moment, Node, PluginView, Pod,
+    PodUid, ResourceName, ResourceView, Source,
 };
+
+use super::claims;
 
 pub(super) fn resources(node: &Node, now: Moment) -> Vec<v1::Resource> {
     node.resources(now)
@@ -36,7 +38,7 @@ fn resource(node: &Node, view: ResourceView) -> v1::Resource {
     }
 }
 
-fn number(number: usize) -> u64 {
+pub(super) fn number(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
@@ -85,29 +87,41 @@ fn id_of(pod: &Pod) -> v1::PodId {
     }
 }
 
-/// A pod with those of its containers that hold devices.
-pub(super) fn pod(pod: &Pod) -> v1::Pod {
-    let mut names: Vec<&str> = Vec::new();
-    for allocation in &pod.allocations {
-        // Allocations of one container stand together.
-        if names.last() != Some(&allocation.container.as_str()) {
-            names.push(allocation.container.as_str());
+/// A pod with those of its containers that hold devices or use claims.
+pub(super) fn pod(node: &Node, pod: &Pod, now: Moment) -> v1::Pod {
+    let has_any =
+        |name: &&str| pod.allocations_of(name).next().is_some() || pod.claim_uses_of(name).next().is_some();
+    let mut names: Vec<&str> = pod.containers.iter().map(ContainerName::as_str).collect();
+    names.retain(has_any);
+    // Of an imported pod only containers with devices are known; allocations of one container stand together.
+    let mut last = "";
+    for allocation in pod.allocations.iter().filter(|_| pod.containers.is_empty()) {
+        if allocation.container.as_str() != last {
+            last = allocation.container.as_str();
+            names.push(last);
         }
     }
-    let containers = names.into_iter().map(|name| container_of(pod, name));
-    message(pod, containers.collect())
+    let containers = names.into_iter().map(|name| container_of(node, pod, name, now));
+    message(node, pod, containers.collect(), now)
 }
 
 /// A pod with all of its containers, as the request names them.
-pub(super) fn pod_with(pod: &Pod, requests: &[ContainerRequest]) -> v1::Pod {
+pub(super) fn pod_with(node: &Node, pod: &Pod, requests: &[ContainerRequest], now: Moment) -> v1::Pod {
     let container = |request: &ContainerRequest| v1::Container {
         kind: kind(Some(request.kind)).into(),
-        ..container_of(pod, request.name.as_str())
+        ..container_of(node, pod, request.name.as_str(), now)
     };
-    message(pod, requests.iter().map(container).collect())
+    message(node, pod, requests.iter().map(container).collect(), now)
 }
 
-fn message(pod: &Pod, containers: Vec<v1::Container>) -> v1::Pod {
+fn message(node: &Node, pod: &Pod, containers: Vec<v1::Container>, now: Moment) -> v1::Pod {
+    let claims = pod.claims.iter().filter_map(|each| {
+        let claim = claims::claim(node, &node.claim(&each.uid)?, now);
+        Some(v1::PodClaim {
+            name: each.name.clone(),
+            claim: Some(claim),
+        })
+    });
     let source = match pod.source {
         Source::Api => v1::PodSource::Api,
         Source::Embedder => v1::PodSource::Embedder,
@@ -119,21 +133,26 @@ fn message(pod: &Pod, containers: Vec<v1::Container>) -> v1::Pod {
         before_reboot: pod.before_reboot,
         containers,
         container_names: pod.containers.iter().map(ToString::to_string).collect(),
+        claims: claims.collect(),
     }
 }
 
-fn container_of(pod: &Pod, name: &str) -> v1::Container {
-    let (options, conflicts) = run_options::merge(pod.allocations_of(name));
-    container(Some(pod), name, options, conflicts)
+fn container_of(node: &Node, pod: &Pod, name: &str, now: Moment) -> v1::Container {
+    let (options, conflicts) = crate::run_options::of_container(node, &pod.uid, name);
+    container(node, &pod.uid, name, options, conflicts, now)
 }
 
 /// A container of a pod, with options that are known already.
 pub(super) fn container(
-    pod: Option<&Pod>,
+    node: &Node,
+    pod: &PodUid,
     name: &str,
     options: RunOptions,
     conflicts: Vec<Conflict>,
+    now: Moment,
 ) -> v1::Container {
+    let claim_devices = node.claimed_devices(pod, name, now);
+    let pod = node.pod(pod);
     let mut held: Vec<&Allocation> = pod
         .into_iter()
         .flat_map(|pod| &pod.allocations)
@@ -152,6 +171,7 @@ pub(super) fn container(
         devices: held.into_iter().map(held_devices).collect(),
         options: Some(run_options_message(options)),
         conflicts: conflicts.into_iter().map(conflict).collect(),
+        claim_devices: claim_devices.into_iter().map(claims::used_device).collect(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! What a human should look at, in words.
 
 use devlet_client::v1::Problem;
+use devlet_core::dra::claims::PreparationState;
+use devlet_core::dra::view::Phase;
 use devlet_core::{Blocked, DeviceView, Node, PodUid};
 
 use crate::grpc::uds::Unreachable;
@@ -44,12 +46,33 @@ pub(super) fn of_now(node: &Node, health: Option<&WriteError>, mirror: Option<&s
             blocking: false,
         });
     }
+    problems.extend(abandoned(node));
     problems.extend(node.doubly_held().iter().map(|device| Problem {
         what: doubly_held(device),
         hint: "it is given to nobody else until all of them are gone: devlet remove UID".to_owned(),
         blocking: false,
     }));
     problems
+}
+
+/// Claims that an operator gave up on.
+fn abandoned(node: &Node) -> impl Iterator<Item = Problem> {
+    let abandoned = node.claims().filter(|view| view.phase == Phase::Abandoned);
+    abandoned.map(|view| {
+        let preparations = view.claim.preparations.iter();
+        let given_up = preparations.filter(|(_, each)| each.state == PreparationState::Abandoned);
+        let drivers: Vec<&str> = given_up.map(|(driver, _)| driver.as_str()).collect();
+        Problem {
+            what: format!(
+                "ResourceClaim {} (UID {}) was abandoned: {} may still have devices prepared for it",
+                view.claim.key,
+                view.claim.uid,
+                drivers.join(" and ")
+            ),
+            hint: "should the driver come back, it is asked to unprepare it, and this ends".to_owned(),
+            blocking: false,
+        }
+    })
 }
 
 /// Sockets that nobody can dial. As `/readyz` has it, a node is not ready without them.

@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::Deadlines;
 use crate::device_plugin::plugins::Plugins;
 use crate::grpc::call::{CallError, Patience};
+use crate::run_options;
 use crate::store::Store;
 
 /// Why a container cannot start.
@@ -83,7 +84,7 @@ pub async fn start_container(
     for (resource, devices) in to_tell {
         tell(store, plugins, deadlines.pre_start, &resource, &devices, deadline).await?;
     }
-    Ok(store.read(|node| node.run_options(pod, container)))
+    Ok(store.read(|node| run_options::of_container(node, pod, container)))
 }
 
 /// Waits until the pod's claims are prepared: nothing to wait for, unless the machine was booted.

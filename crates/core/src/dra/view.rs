@@ -149,6 +149,8 @@ pub struct ClaimedDeviceView {
     pub request: Option<String>,
     /// The claim's name.
     pub key: ClaimKey,
+    /// The claim's UID.
+    pub uid: ClaimUid,
     /// The driver.
     pub driver: DriverName,
     /// The device as the driver prepared it.
@@ -384,12 +386,13 @@ impl Node {
     /// The devices of claims that a container uses, in the order in which it names them.
     pub fn claimed_devices(&self, pod: &PodUid, container: &str, now: Moment) -> Vec<ClaimedDeviceView> {
         let used = self.used_devices(pod, container);
-        let view = |(usage, key, driver, device): Used<'_>| {
+        let view = |(usage, claim, driver, device): Used<'_>| {
             let (health, message) = self.device_health(driver, &device.place(), now);
             ClaimedDeviceView {
                 claim: usage.claim.clone(),
                 request: usage.request.clone(),
-                key: key.clone(),
+                key: claim.key.clone(),
+                uid: claim.uid.clone(),
                 driver: driver.clone(),
                 device: device.clone(),
                 health,
@@ -422,14 +425,14 @@ impl Node {
             };
             devices
                 .filter(move |(_, device)| is_named(device))
-                .map(move |(driver, device)| (usage, &claim.key, driver, device))
+                .map(move |(driver, device)| (usage, claim, driver, device))
         })
     }
 }
 
 type Used<'a> = (
     &'a crate::pod::ClaimUse,
-    &'a ClaimKey,
+    &'a crate::pod::PodClaim,
     &'a DriverName,
     &'a PreparedDevice,
 );

@@ -1,0 +1,317 @@
+//! Drivers and claims: which one a caller means, and the messages about them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use devlet_client::v1;
+use devlet_core::dra::claims::{AllocatedDevice, ClaimKey, Preparation, PreparationState, PreparedDevice};
+use devlet_core::dra::health::DeviceHealth;
+use devlet_core::dra::view::{
+    ClaimView, ClaimedDeviceView, DriverPluginView, DriverView, Phase, Reason, Wait,
+};
+use devlet_core::{ClaimUid, DriverName, Moment, Node, PodUid};
+
+use super::convert::{number, pod_id};
+
+/// Why a text does not lead to a claim.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimLookupError {
+    /// None is called that.
+    #[error("no such claim on this node: {name}")]
+    Unknown {
+        /// The text.
+        name: String,
+    },
+    /// Several are.
+    #[error("several claims are called {name}: name one of {}", .claims.join(", "))]
+    Ambiguous {
+        /// The text.
+        name: String,
+        /// With their namespaces.
+        claims: Vec<String>,
+    },
+}
+
+/// There is no driver of that name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no such driver: {driver} has not registered since devlet started, and no claim has devices of it")]
+pub struct UnknownDriver {
+    /// The name.
+    pub driver: String,
+}
+
+/// A driver that the removal of a pod does not wait for cannot be given up on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("pod {pod} has no claim with devices of driver {driver}{}", those(.drivers))]
+pub struct NothingToAbandon {
+    /// The pod.
+    pub pod: PodUid,
+    /// The driver.
+    pub driver: DriverName,
+    /// Those that it has.
+    pub drivers: BTreeSet<DriverName>,
+}
+
+fn those(drivers: &BTreeSet<DriverName>) -> String {
+    let drivers: Vec<&str> = drivers.iter().map(DriverName::as_str).collect();
+    match drivers.len() {
+        0 => ", nor of any other".to_owned(),
+        _ => format!(", only of {}", drivers.join(", ")),
+    }
+}
+
+/// The claims that a caller means: by UID, `uid:` and a UID, `namespace/name`, or a name that only one namespace has. A
+/// claim and an older one of the same name may both be there.
+pub(super) fn find(node: &Node, name: &str) -> Result<Vec<ClaimUid>, ClaimLookupError> {
+    let uid = ClaimUid::from(name.strip_prefix("uid:").unwrap_or(name));
+    if node.claim(&uid).is_some() {
+        return Ok(vec![uid]);
+    }
+    let is_meant = |key: &ClaimKey| match name.split_once('/') {
+        Some((namespace, name)) => key.namespace == namespace && key.name == name,
+        None => key.name == name,
+    };
+    let mut found: BTreeMap<ClaimKey, Vec<ClaimUid>> = BTreeMap::new();
+    for view in node.claims().filter(|view| is_meant(&view.claim.key)) {
+        let uids = found.entry(view.claim.key.clone()).or_default();
+        uids.push(view.claim.uid.clone());
+    }
+    let mut keys = found.keys().map(ToString::to_string);
+    let (first, others): (Option<String>, Vec<String>) = (keys.next(), keys.collect());
+    match (first, others.len()) {
+        (None, _) => Err(ClaimLookupError::Unknown {
+            name: name.to_owned(),
+        }),
+        (Some(_), 0) => Ok(found.into_values().flatten().collect()),
+        (Some(first), _) => Err(ClaimLookupError::Ambiguous {
+            name: name.to_owned(),
+            claims: std::iter::once(first).chain(others).collect(),
+        }),
+    }
+}
+
+/// Whether there is something to give up on for each driver.
+pub(super) fn check_abandoned(
+    node: &Node,
+    pod: &PodUid,
+    drivers: &BTreeSet<DriverName>,
+) -> Result<(), NothingToAbandon> {
+    let known = drivers_of(node, pod);
+    match drivers.iter().find(|driver| !known.contains(*driver)) {
+        None => Ok(()),
+        Some(driver) => Err(NothingToAbandon {
+            pod: pod.clone(),
+            driver: driver.clone(),
+            drivers: known,
+        }),
+    }
+}
+
+/// The drivers of the claims that a pod holds, or has left.
+fn drivers_of(node: &Node, pod: &PodUid) -> BTreeSet<DriverName> {
+    let held = node.pod(pod).map(|pod| pod.claim_uids()).unwrap_or_default();
+    let held = held.iter().filter_map(|uid| node.claim(uid));
+    let held = held.flat_map(|view| view.claim.preparations.keys().cloned());
+    let left = node
+        .claims()
+        .filter(|view| view.pods.is_empty() && view.claim.pod == *pod);
+    let left = left.flat_map(|view| view.claim.preparations.keys().cloned());
+    held.chain(left).collect()
+}
+
+/// The claims that a pod has left and that a driver was given up on for.
+pub(super) fn abandoned(node: &Node, pod: &PodUid, drivers: &BTreeSet<DriverName>) -> Vec<v1::ClaimId> {
+    let is_abandoned = |view: &ClaimView<'_>| {
+        let mut preparations = view.claim.preparations.iter();
+        preparations
+            .any(|(driver, each)| each.state == PreparationState::Abandoned && drivers.contains(driver))
+    };
+    let left = node
+        .claims()
+        .filter(|view| view.pods.is_empty() && view.claim.pod == *pod);
+    let abandoned = left.filter(is_abandoned);
+    abandoned
+        .map(|view| id(&view.claim.key, &view.claim.uid))
+        .collect()
+}
+
+/// All claims, or those of a name.
+pub(super) fn claims(node: &Node, name: &str, now: Moment) -> Vec<v1::Claim> {
+    let mut claims: Vec<v1::Claim> = if name.is_empty() {
+        node.claims().map(|view| claim(node, &view, now)).collect()
+    } else {
+        let uids = find(node, name).unwrap_or_default();
+        let views = uids.iter().filter_map(|uid| node.claim(uid));
+        views.map(|view| claim(node, &view, now)).collect()
+    };
+    claims.sort_by_cached_key(|claim| {
+        let id = claim.id.clone().unwrap_or_default();
+        (id.namespace, id.name, id.uid)
+    });
+    claims
+}
+
+/// All drivers, or one.
+pub(super) fn drivers(node: &Node, name: &str) -> Vec<v1::Driver> {
+    let is_meant = |driver: &DriverName| name.is_empty() || driver.as_str() == name;
+    let registered = node.drivers().into_iter();
+    let mut drivers: BTreeMap<DriverName, v1::Driver> = registered
+        .filter(|view| is_meant(&view.name))
+        .map(|view| (view.name.clone(), driver(view)))
+        .collect();
+    for view in node.claims() {
+        for name in view.claim.preparations.keys().filter(|name| is_meant(name)) {
+            let driver = drivers.entry(name.clone()).or_insert_with(|| v1::Driver {
+                name: name.to_string(),
+                ..v1::Driver::default()
+            });
+            driver.claims += 1;
+            let waits = view.waits.iter().filter(|wait| wait.driver == *name);
+            driver.waits.extend(waits.map(wait));
+        }
+    }
+    drivers.into_values().collect()
+}
+
+fn driver(view: DriverView) -> v1::Driver {
+    let plugin = |plugin: DriverPluginView| v1::DriverPlugin {
+        endpoint: plugin.endpoint,
+        uid: plugin.uid,
+        service: plugin.service,
+        health_service: plugin.health_service.unwrap_or_default(),
+        registered_at_ms: plugin.registered_at.0,
+        connected: plugin.connected,
+        serving: plugin.serving,
+        connection: plugin.connection.to_string(),
+    };
+    v1::Driver {
+        name: view.name.to_string(),
+        plugins: view.plugins.into_iter().map(plugin).collect(),
+        unusable_since_ms: view.unusable_since.map(|since| since.0),
+        last_plugin: view.last.map(|last| v1::LastPlugin {
+            endpoint: last.endpoint,
+            gone_since_ms: last.gone_since.0,
+        }),
+        claims: 0,
+        waits: Vec::new(),
+    }
+}
+
+pub(super) fn claim(node: &Node, view: &ClaimView<'_>, now: Moment) -> v1::Claim {
+    let claim = view.claim;
+    let phase = match view.phase {
+        Phase::Preparing => v1::ClaimPhase::Preparing,
+        Phase::Prepared => v1::ClaimPhase::Prepared,
+        Phase::Unpreparing => v1::ClaimPhase::Unpreparing,
+        Phase::Abandoned => v1::ClaimPhase::Abandoned,
+    };
+    let drivers = claim.preparations.iter();
+    v1::Claim {
+        id: Some(id(&claim.key, &claim.uid)),
+        phase: phase.into(),
+        pods: view.pods.iter().map(|pod| pod_id(node, pod)).collect(),
+        last_pod: view.pods.is_empty().then(|| pod_id(node, &claim.pod)),
+        drivers: drivers
+            .map(|(name, each)| preparation(node, name, each, now))
+            .collect(),
+        waits: view.waits.iter().map(wait).collect(),
+    }
+}
+
+fn preparation(node: &Node, driver: &DriverName, preparation: &Preparation, now: Moment) -> v1::ClaimDriver {
+    let state = match preparation.state {
+        PreparationState::Pending => v1::PreparationState::Pending,
+        PreparationState::Prepared => v1::PreparationState::Prepared,
+        PreparationState::Unprepared => v1::PreparationState::Unprepared,
+        PreparationState::Abandoned => v1::PreparationState::Abandoned,
+    };
+    let allocated = |device: &AllocatedDevice| v1::AllocatedDevice {
+        request: device.request.clone(),
+        pool: device.pool.clone(),
+        device: device.device.clone(),
+        share_id: device.share.clone(),
+        admin_access: device.admin_access,
+    };
+    let prepared = |device: &PreparedDevice| {
+        let (health, message) = node.device_health(driver, &device.place(), now);
+        claim_device(device.clone(), health, message.to_owned())
+    };
+    v1::ClaimDriver {
+        name: driver.to_string(),
+        state: state.into(),
+        allocated: preparation.allocated.iter().flatten().map(allocated).collect(),
+        skip_node_operations: preparation.skip.iter().cloned().collect(),
+        devices: preparation.devices.iter().map(prepared).collect(),
+    }
+}
+
+fn claim_device(device: PreparedDevice, health: DeviceHealth, health_message: String) -> v1::ClaimDevice {
+    let health = match health {
+        DeviceHealth::Unknown => v1::DeviceHealth::Unknown,
+        DeviceHealth::Healthy => v1::DeviceHealth::Healthy,
+        DeviceHealth::Unhealthy => v1::DeviceHealth::Unhealthy,
+    };
+    v1::ClaimDevice {
+        requests: device.requests,
+        pool: device.pool,
+        device: device.device,
+        share_id: device.share,
+        cdi_devices: device.cdi_devices,
+        health: health.into(),
+        health_message,
+    }
+}
+
+/// A device that a container uses.
+pub(super) fn used_device(view: ClaimedDeviceView) -> v1::UsedDevice {
+    v1::UsedDevice {
+        claim: view.claim,
+        request: view.request.unwrap_or_default(),
+        id: Some(id(&view.key, &view.uid)),
+        driver: view.driver.to_string(),
+        device: Some(claim_device(view.device, view.health, view.message)),
+    }
+}
+
+pub(super) fn id(key: &ClaimKey, uid: &ClaimUid) -> v1::ClaimId {
+    v1::ClaimId {
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        uid: uid.to_string(),
+    }
+}
+
+pub(super) fn wait(wait: &Wait) -> v1::Wait {
+    let (reason, retry_at) = match wait.reason {
+        Reason::NotWritten => (v1::WaitReason::NotWritten, Moment::default()),
+        Reason::NoDriver => (v1::WaitReason::NoDriver, Moment::default()),
+        Reason::Calling => (v1::WaitReason::Calling, Moment::default()),
+        Reason::Due(at) => (v1::WaitReason::Due, at),
+    };
+    v1::Wait {
+        claim: Some(id(&wait.claim, &wait.uid)),
+        driver: wait.driver.to_string(),
+        text: wait.to_string(),
+        reason: reason.into(),
+        retry_at_ms: retry_at.0,
+        failure: wait.failure.as_ref().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+/// How many drivers and claims there are, and how many of them have nobody to call or are waiting.
+pub(super) struct Counts {
+    pub(super) drivers: u64,
+    pub(super) drivers_without_plugin: u64,
+    pub(super) claims: u64,
+    pub(super) claims_waiting: u64,
+}
+
+pub(super) fn counts(node: &Node) -> Counts {
+    let drivers = node.drivers();
+    let unusable = drivers.iter().filter(|view| view.unusable_since.is_some());
+    Counts {
+        drivers: number(drivers.len()),
+        drivers_without_plugin: number(unusable.count()),
+        claims: number(node.claims().count()),
+        claims_waiting: number(node.claims().filter(|view| !view.waits.is_empty()).count()),
+    }
+}
