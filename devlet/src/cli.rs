@@ -31,6 +31,9 @@ pub(crate) enum Command {
     /// The device plugin of `serve --sample`
     #[command(hide = true)]
     SamplePlugin(serve::sample::Args),
+    /// The DRA driver of `serve --sample`
+    #[command(hide = true)]
+    SampleDriver(serve::sample::Args),
     /// Show what can be set
     #[command(subcommand)]
     Config(config::Command),

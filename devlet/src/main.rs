@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { out } => manual::man(&out),
         Command::SamplePlugin(args) => serve::run_sample(&args),
+        Command::SampleDriver(args) => serve::run_sample_driver(&args),
         Command::Serve(args) => serve::run(args),
         Command::Node(command) => node::run(command),
     };

@@ -35,6 +35,8 @@ pub(super) fn text(agent: &Agent, http: Option<SocketAddr>, sample: bool, fresh:
                 sample::RESOURCE
             ),
         );
+        let devices = count(sample::driver::DEVICES.len(), "device");
+        line("sample driver", &format!("{devices} of {}", sample::driver::NAME));
     }
     text.push_str("\nIn another terminal:\n\n");
     let devlet = program();
@@ -46,7 +48,17 @@ pub(super) fn text(agent: &Agent, http: Option<SocketAddr>, sample: bool, fresh:
             "  {devlet} admit --name job1 --limit {}=2\n",
             sample::RESOURCE
         ));
-        text.push_str(&format!("  {devlet} get devices\n  {devlet} remove job1\n"));
+        text.push_str(&format!("  {devlet} get devices\n  {devlet} remove job1\n\n"));
+        let directory = config.root.join(sample::driver::DIRECTORY);
+        let path = |name: &str| quoted(&directory.join(name));
+        let (pod, claim) = (path(sample::driver::POD), path(sample::driver::CLAIM));
+        let cdi = path(sample::driver::CDI);
+        text.push_str(&format!("  {devlet} admit -f {pod} -f {claim}\n"));
+        text.push_str(&format!("  {devlet} describe claim gadgets\n"));
+        text.push_str(&format!(
+            "  {devlet} options job2 main --format oci --cdi-dir {cdi}\n"
+        ));
+        text.push_str(&format!("  {devlet} remove job2\n"));
     } else {
         text.push_str(&format!("  {devlet} get resources\n"));
     }

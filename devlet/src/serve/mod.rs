@@ -1,9 +1,9 @@
 //! `devlet serve`: the daemon.
 //!
 //! ```text
-//!   settings ──► log ──► Agent ──► API ──► HTTP ──► sample plugin ──► banner, READY=1
-//!                                                                          │ SIGTERM, SIGINT
-//!                        exit 0 ◄── Agent stopped ◄── STOPPING=1 ◄─────────┘
+//!   settings ──► log ──► Agent ──► API ──► HTTP ──► samples ──► banner, READY=1
+//!                                                                    │ SIGTERM, SIGINT
+//!                        exit 0 ◄── Agent stopped ◄── STOPPING=1 ◄───┘
 //! ```
 //!
 //! Everything starts before anything is said, so that who reads the banner, or is told by systemd, finds it all
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Serve /healthz, /readyz and /metrics there, such as 127.0.0.1:7350
     #[arg(long, value_name = "ADDR")]
     http: Option<SocketAddr>,
-    /// Bring a sample device plugin; without --root-dir in a fresh directory, so that no root is needed
+    /// Bring a sample device plugin and a sample DRA driver; without --root-dir in a fresh directory, so that no root is needed
     #[arg(long)]
     sample: bool,
     /// How to log, on standard error
@@ -108,9 +108,9 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
         }
         None => None,
     };
-    let plugin = match sample {
+    let samples = match sample {
         true => match sample::start(&agent, &root.path).await {
-            Ok(plugin) => Some(plugin),
+            Ok(samples) => Some(samples),
             Err(error) => {
                 stop(&agent).await;
                 return Err(error);
@@ -130,8 +130,8 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
         () = stop(&agent) => {}
         reason = signals.another() => tracing::warn!(signal = reason, "stopped before everything was done"),
     }
-    if let Some(plugin) = plugin {
-        plugin.stop().await;
+    if let Some(samples) = samples {
+        samples.stop().await;
     }
     Ok(())
 }
@@ -250,12 +250,21 @@ impl Signals {
 
 /// `devlet sample-plugin`, for `serve --sample`.
 pub(crate) fn run_sample(args: &sample::Args) -> anyhow::Result<Outcome> {
+    run_process(sample::run(args))
+}
+
+/// `devlet sample-driver`, for `serve --sample`.
+pub(crate) fn run_sample_driver(args: &sample::Args) -> anyhow::Result<Outcome> {
+    run_process(sample::driver::run(args))
+}
+
+fn run_process(process: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .context("cannot start")?;
-    runtime.block_on(sample::run(args))?;
+    runtime.block_on(process)?;
     // A thread still reads standard input, which never ends in a terminal.
     runtime.shutdown_background();
     Ok(Outcome::Fine)

@@ -2,7 +2,9 @@
 //!
 //! `serve --sample` starts it as a process of its own, `devlet sample-plugin`, which knows nothing of devlet: it
 //! speaks the kubelet's protocol on the kubelet's socket, as any plugin does. It ends when its standard input
-//! does, so that it never outlives the daemon, however that ends.
+//! does, so that it never outlives the daemon, however that ends. So does the DRA driver in `driver`.
+
+pub(super) mod driver;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,7 +15,7 @@ use devlet_agent::agent::Agent;
 use devlet_agent::grpc::server::{self, ServerLimits};
 use devlet_agent::grpc::uds;
 use devlet_agent::metrics::Metrics;
-use devlet_core::Availability;
+use devlet_core::{Availability, Node};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
 use devlet_kubelet_api::device_plugin::v1beta1::{
@@ -55,51 +57,97 @@ pub(crate) struct Args {
     root_dir: PathBuf,
 }
 
-/// The plugin's process, as the daemon sees it.
+/// Both processes, as the daemon sees them.
 #[derive(Debug)]
-pub(super) struct Sample {
+pub(super) struct Samples {
+    plugin: Sample,
+    driver: Sample,
+}
+
+/// Starts the plugin and the driver, and returns once their devices can be had.
+pub(super) async fn start(agent: &Agent, root: &Path) -> anyhow::Result<Samples> {
+    let resource = RESOURCE.into();
+    let lists = move |node: &Node| node.availability(&resource) == Availability::Serving;
+    let plugin = Sample::start("plugin", agent, root, lists).await?;
+    let name = driver::NAME.into();
+    let serves = move |node: &Node| node.serving_driver(&name).is_some();
+    let driver = Sample::start("driver", agent, root, serves).await?;
+    Ok(Samples { plugin, driver })
+}
+
+impl Samples {
+    pub(super) async fn stop(self) {
+        tokio::join!(self.plugin.stop(), self.driver.stop());
+    }
+}
+
+/// One of the processes.
+#[derive(Debug)]
+struct Sample {
+    what: &'static str,
     child: Child,
     /// Apart from the child, because waiting for that would close it.
     stdin: Option<ChildStdin>,
 }
 
-/// Starts the plugin, and returns once its devices can be had.
-pub(super) async fn start(agent: &Agent, root: &Path) -> anyhow::Result<Sample> {
-    let program = std::env::current_exe().context("the sample plugin cannot be started")?;
-    let mut command = Command::new(program);
-    command.arg("sample-plugin").arg("--root-dir").arg(root);
-    // In a group of its own, so that Ctrl-C in a terminal is for the daemon alone.
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .kill_on_drop(true)
-        .process_group(0);
-    let mut child = command.spawn().context("the sample plugin cannot be started")?;
-    let stdin = child.stdin.take();
-    let deadline = Instant::now() + PATIENCE;
-    let mut changes = agent.store().changed();
-    let name = RESOURCE.into();
-    while agent.store().read(|node| node.availability(&name)) != Availability::Serving {
-        tokio::select! {
-            changed = timeout_at(deadline, changes.changed()) => if changed.is_err() {
-                bail!("the sample plugin did not register within {} s", PATIENCE.as_secs());
-            },
-            ended = child.wait() => bail!("the sample plugin ended: {}", ended.context("it cannot be waited for")?),
-        }
-    }
-    Ok(Sample { child, stdin })
-}
-
 impl Sample {
-    pub(super) async fn stop(mut self) {
+    /// Starts `devlet sample-WHAT`, and returns once it serves.
+    async fn start(
+        what: &'static str,
+        agent: &Agent,
+        root: &Path,
+        serves: impl Fn(&Node) -> bool,
+    ) -> anyhow::Result<Self> {
+        let cannot = || format!("the sample {what} cannot be started");
+        let program = std::env::current_exe().with_context(cannot)?;
+        let mut command = Command::new(program);
+        command.arg(format!("sample-{what}")).arg("--root-dir").arg(root);
+        // In a group of its own, so that Ctrl-C in a terminal is for the daemon alone.
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .process_group(0);
+        let mut child = command.spawn().with_context(cannot)?;
+        let stdin = child.stdin.take();
+        let deadline = Instant::now() + PATIENCE;
+        let mut changes = agent.store().changed();
+        while !agent.store().read(&serves) {
+            tokio::select! {
+                changed = timeout_at(deadline, changes.changed()) => if changed.is_err() {
+                    bail!("the sample {what} did not register within {} s", PATIENCE.as_secs());
+                },
+                ended = child.wait() => {
+                    bail!("the sample {what} ended: {}", ended.context("it cannot be waited for")?)
+                }
+            }
+        }
+        Ok(Self { what, child, stdin })
+    }
+
+    async fn stop(mut self) {
         drop(self.stdin.take());
         if tokio::time::timeout(Duration::from_secs(2), self.child.wait())
             .await
             .is_err()
         {
             // It is killed when dropped.
-            tracing::warn!("the sample plugin does not end");
+            tracing::warn!("the sample {} does not end", self.what);
         }
+    }
+}
+
+/// Completes when standard input ends.
+async fn input_ends() {
+    let mut ignored = [0; 64];
+    let mut stdin = tokio::io::stdin();
+    while matches!(stdin.read(&mut ignored).await, Ok(read) if read > 0) {}
+}
+
+fn limits() -> ServerLimits {
+    ServerLimits {
+        drain: Duration::from_millis(100),
+        ..ServerLimits::default()
     }
 }
 
@@ -108,16 +156,14 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let directory = args.root_dir.join("device-plugins");
     let listener = uds::listen(directory.join(SOCKET), uds::DEFAULT_MODE)?;
     let routes = Routes::new(DevicePluginServer::new(Widgets));
-    let ended = async {
-        let mut ignored = [0; 64];
-        let mut stdin = tokio::io::stdin();
-        while matches!(stdin.read(&mut ignored).await, Ok(read) if read > 0) {}
-    };
-    let limits = ServerLimits {
-        drain: Duration::from_millis(100),
-        ..ServerLimits::default()
-    };
-    let serving = tokio::spawn(server::serve(listener, routes, limits, Metrics::default(), ended));
+    let ended = input_ends();
+    let serving = tokio::spawn(server::serve(
+        listener,
+        routes,
+        limits(),
+        Metrics::default(),
+        ended,
+    ));
     let kubelet = uds::connect(directory.join(KUBELET_SOCKET), Instant::now() + PATIENCE).await?;
     let request = RegisterRequest {
         version: VERSION.into(),

@@ -1,0 +1,392 @@
+//! Claims and drivers on the command line: the built binary, its sample driver, and drivers of the test kit.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Stdio;
+
+use common::{Daemon, root, stderr, stdout, until};
+use devlet_testkit::{DeviceHealth, DriverScript, Fault, Plugin, PreparedDevice};
+use serde_json::{Value, json};
+
+devlet_testkit::plugin_process!();
+
+const DRIVER: &str = "gpu.acme.com";
+
+/// A pod with a sidecar that uses a part of what its only claim has.
+fn pod(name: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, uid: uid-{name}}}
+spec:
+  resourceClaims: [{{name: mine, resourceClaimName: gpu}}]
+  initContainers: [{{name: proxy, restartPolicy: Always, resources: {{claims: [{{name: mine, request: small}}]}}}}]
+  containers: [{{name: main, resources: {{claims: [{{name: mine}}]}}}}, {{name: log}}]
+"
+    )
+}
+
+/// A claim with two requests that these pods may use.
+fn claim(pods: &[&str]) -> String {
+    let pods = pods
+        .iter()
+        .map(|name| format!("{{resource: pods, name: {name}, uid: uid-{name}}}"));
+    format!(
+        "apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: gpu, uid: claim-1}}
+spec: {{devices: {{requests: [{{name: big}}, {{name: small}}]}}}}
+status:
+  reservedFor: [{}]
+  allocation: {{devices: {{results: [
+    {{request: big, driver: {DRIVER}, pool: node, device: gpu-0}},
+    {{request: small, driver: {DRIVER}, pool: node, device: gpu-1}}]}}}}
+",
+        pods.collect::<Vec<_>>().join(", ")
+    )
+}
+
+fn device(request: &str, device: &str) -> PreparedDevice {
+    PreparedDevice {
+        requests: vec![request.into()],
+        ..PreparedDevice::new("node", device, &format!("acme.com/gpu={device}"))
+    }
+}
+
+fn script(root: &Path) -> DriverScript {
+    DriverScript {
+        devices: vec![device("big", "gpu-0"), device("small", "gpu-1")],
+        ..DriverScript::new(root, DRIVER)
+    }
+}
+
+/// Waits until the driver can be called.
+fn until_serving(daemon: &Daemon) {
+    daemon.until("drivers", |list| {
+        let plugins = list["drivers"][0]["plugins"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        plugins.iter().any(|plugin| plugin["serving"] == true)
+    });
+}
+
+fn text(daemon: &Daemon, args: &[&str]) -> String {
+    let output = daemon.run(args);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    stdout(&output)
+}
+
+/// Writes manifests below the root, and admits the pod in them.
+fn admit(daemon: &Daemon, texts: &[&str], more: &[&str]) -> std::process::Output {
+    let mut args = vec!["admit".to_owned()];
+    for (place, text) in texts.iter().enumerate() {
+        let path = daemon.root.join(format!("{place}.yaml"));
+        fs::write(&path, text).unwrap();
+        args.extend(["-f".to_owned(), path.to_str().unwrap().to_owned()]);
+    }
+    args.extend(more.iter().map(|each| (*each).to_owned()));
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    daemon.run(&args)
+}
+
+fn admitted(daemon: &Daemon, texts: &[&str]) -> Value {
+    let output = admit(daemon, texts, &["-o", "json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn the_sample_driver_prepares_claims_and_leaves_nothing_behind() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--sample"]);
+    let sample = root.path().join("sample");
+    for part in [
+        "gadget.sample.devlet.dev",
+        "sample/pod.yaml -f ",
+        "options job2 main --format oci --cdi-dir ",
+    ] {
+        assert!(daemon.banner.contains(part), "{part}: {}", daemon.banner);
+    }
+    let path = |name: &str| sample.join(name).to_str().unwrap().to_owned();
+    let (pod, claim, cdi) = (path("pod.yaml"), path("claim.yaml"), path("cdi"));
+
+    let admitted = daemon.json(&["admit", "-f", &claim, "-f", &pod]);
+
+    let names = json!([
+        "sample.devlet.dev/gadget=gadget-0",
+        "sample.devlet.dev/gadget=gadget-1"
+    ]);
+    assert_eq!(admitted["containers"][0]["cdiDevices"], names);
+    assert_eq!(
+        admitted["containers"][1]["cdiDevices"],
+        json!([names[0]]),
+        "only what it names"
+    );
+    let driver = &admitted["claims"][0]["drivers"][0];
+    assert_eq!(driver["name"], "gadget.sample.devlet.dev");
+    assert_eq!(driver["devices"][1]["requests"], json!(["red"]));
+    let args = ["options", "job2", "main", "--format", "oci", "--cdi-dir", &cdi];
+    let oci: Value = serde_json::from_str(&text(&daemon, &args)).unwrap();
+    assert_eq!(
+        oci["process"]["env"],
+        json!(["SAMPLE_GADGET_0=1", "SAMPLE_GADGET_1=1"])
+    );
+    assert_eq!(oci["linux"]["devices"][0]["path"], "/dev/gadget-0");
+    // The sample driver says how its devices are.
+    daemon.until("claims", |list| {
+        list["claims"][0]["drivers"][0]["devices"][0]["health"] == "healthy"
+    });
+    assert!(text(&daemon, &["remove", "job2"]).starts_with("removed default/job2 ("));
+    daemon.until("claims", |list| list["claims"] == json!([]));
+    // What the driver does not have, it refuses in its own words.
+    let other = fs::read_to_string(&claim)
+        .unwrap()
+        .replace("gadget-1", "gadget-7");
+    let refused = admit(
+        &daemon,
+        &[&fs::read_to_string(&pod).unwrap(), &other],
+        &["--wait", "500ms"],
+    );
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        stderr(&refused).contains("there is no device sample/gadget-7; the pool sample has gadget-0"),
+        "{}",
+        stderr(&refused)
+    );
+
+    assert_eq!(daemon.stop(), Some(0));
+    assert!(!sample.exists(), "manifests and the CDI spec stay behind");
+    assert!(!root.path().join("plugins/gadget.sample.devlet.dev").exists());
+    let registry = fs::read_dir(root.path().join("plugins_registry")).unwrap();
+    assert_eq!(registry.count(), 0, "a socket stays behind");
+}
+
+#[test]
+fn the_sample_driver_never_outlives_a_daemon_that_is_killed() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--sample"]);
+    assert!(root.path().join("sample/cdi").exists());
+    daemon.kill();
+    let sample = root.path().join("sample");
+    until("the driver's end", || (!sample.exists()).then_some(()));
+}
+
+#[test]
+fn drivers_claims_and_the_health_of_devices_are_shown() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let sick = DeviceHealth::unhealthy("node", "gpu-1", "too hot\u{1b}[31m");
+    let _driver = Plugin::registered_driver(
+        &script(root.path()).with_health(vec![DeviceHealth::healthy("node", "gpu-0"), sick]),
+    );
+    until_serving(&daemon);
+    let pod = admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+
+    let cdi: Vec<&Value> = pod["containers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|each| &each["cdiDevices"])
+        .collect();
+    let [big, small] = ["acme.com/gpu=gpu-0", "acme.com/gpu=gpu-1"];
+    assert_eq!(cdi, [&json!([small]), &json!([big, small]), &json!([])]);
+    let annotations = json!({"cdi.k8s.io/gpu.acme.com_claim-1": format!("{big},{small}")});
+    assert_eq!(pod["containers"][1]["annotations"], annotations);
+    let expected = json!([{
+        "name": "gpu", "namespace": "default", "uid": "claim-1",
+        "drivers": [{"name": DRIVER, "devices": [
+            {"requests": ["big"], "pool": "node", "device": "gpu-0", "shareID": null, "cdiDevices": [big]},
+            {"requests": ["small"], "pool": "node", "device": "gpu-1", "shareID": null, "cdiDevices": [small]},
+        ]}],
+    }]);
+    assert_eq!(pod["claims"], expected);
+    let options: Value = serde_json::from_str(&text(&daemon, &["options", "job", "main"])).unwrap();
+    assert_eq!(options["claims"], expected);
+    assert_eq!(options["containers"][0]["cdiDevices"], json!([big, small]));
+
+    daemon.until("pods", |list| {
+        list["pods"][0]["containers"][1]["claimDevices"][1]["health"] == "unhealthy"
+    });
+    let described = daemon.json(&["describe", "pod", "job"]);
+    assert_eq!(described["claims"][0]["podClaim"], "mine");
+    let sidecar = &described["containers"][0]["claimDevices"];
+    assert_eq!(
+        (&sidecar[0]["request"], &sidecar[0]["device"]),
+        (&json!("small"), &json!("gpu-1"))
+    );
+    let driver = daemon.json(&["describe", "driver", DRIVER]);
+    assert_eq!(driver["plugins"][0]["serving"], true);
+    let service = driver["plugins"][0]["service"].as_str().unwrap();
+    assert!(service.starts_with("v1.DRAPlugin, the newest of "), "{service}");
+    assert_eq!(driver["resourceClaims"][0]["phase"], "prepared");
+    let status = daemon.json(&["status"]);
+    assert_eq!((&status["drivers"], &status["claims"]), (&json!(1), &json!(1)));
+    for (args, expected) in [
+        (&["get", "drivers"][..], "v1.DRAPlugin"),
+        (&["get", "drivers", "-o", "wide"], "v1.DRAResourceHealth"),
+        (&["get", "claims"], "default/job"),
+        (&["get", "claims", "-o", "wide"], "gpu-0,gpu-1"),
+        (&["get", "claims", "-o", "yaml"], "phase: prepared"),
+        (&["get", "pods"], "gpu"),
+        (&["describe", "pod", "job"], "unhealthy: too hot\\u{1b}[31m"),
+        (
+            &["describe", "claim", "claim-1"],
+            "node/gpu-1  small     acme.com/gpu=gpu-1",
+        ),
+        (&["describe", "driver", DRIVER], "the newest of"),
+    ] {
+        let text = text(&daemon, args);
+        assert!(text.contains(expected), "{args:?}: {text}");
+    }
+    for args in [["describe", "claim", "none"], ["describe", "driver", "none"]] {
+        let refused = daemon.refused(&args);
+        assert!(
+            refused.starts_with("error: no such ") && refused.contains("none"),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    let texts = [pod("job"), claim(&["job"])];
+    admitted(&daemon, &[&texts[0], &texts[1]]);
+    driver.kill();
+
+    let waits = daemon.refused(&["remove", "job", "--wait", "300ms"]);
+    assert!(
+        waits.contains("uid-job is gone and its devices are free"),
+        "{waits}"
+    );
+    assert!(waits.contains("ResourceClaim default/gpu: "), "{waits}");
+    let listed = daemon.json(&["get", "claims"]);
+    assert_eq!(listed["claims"][0]["phase"], "unpreparing");
+    assert_eq!(listed["claims"][0]["waits"][0]["driver"], DRIVER);
+    assert_eq!(listed["claims"][0]["lastPod"]["uid"], "uid-job");
+    // By its UID, since its name went with it.
+    let again = daemon.refused(&["remove", "uid-job", "--wait", "300ms"]);
+    assert!(
+        again.contains("hint: to do without: devlet remove uid-job --abandon-driver gpu.acme.com"),
+        "{again}"
+    );
+    let typo = daemon.refused(&["remove", "uid-job", "--abandon-driver", "gpu.acme.org"]);
+    assert!(
+        typo.contains("no claim with devices of driver gpu.acme.org, only of gpu.acme.com"),
+        "{typo}"
+    );
+
+    let removed = daemon.run(&["remove", "uid-job", "--abandon-driver", DRIVER]);
+    assert!(removed.status.success(), "{}", stderr(&removed));
+    assert!(stderr(&removed).contains("abandoned claim default/gpu (claim-1)"));
+
+    let is_abandoned = |daemon: &Daemon| {
+        assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["phase"], "abandoned");
+        let status = daemon.json(&["status"]);
+        assert_eq!(status["ready"], true);
+        let problem = status["problems"][0]["what"].as_str().unwrap();
+        assert!(
+            problem.contains("ResourceClaim default/gpu (UID claim-1) was abandoned"),
+            "{problem}"
+        );
+    };
+    is_abandoned(&daemon);
+    daemon.kill();
+    let daemon = Daemon::on(root.path());
+    is_abandoned(&daemon);
+    // Should the driver come back, it is asked after all.
+    let mut driver = Plugin::registered_driver(&script(root.path()));
+    let (_, claims) = driver.asked("NodeUnprepareResources");
+    assert_eq!(claims[0].uid, "claim-1");
+    daemon.until("claims", |list| list["claims"] == json!([]));
+}
+
+#[test]
+fn an_admission_says_what_its_claims_wait_for() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let texts = [pod("job"), claim(&["job"])];
+    let missing = admit(&daemon, &[&texts[0], &texts[1]], &["--wait", "300ms"]);
+    assert_eq!(missing.status.code(), Some(1));
+    let said = stderr(&missing);
+    assert!(
+        said.contains("waiting for a plugin of DRA driver gpu.acme.com, for ResourceClaim default/gpu"),
+        "{said}"
+    );
+    assert!(
+        said.contains("DRA driver gpu.acme.com is not registered"),
+        "{said}"
+    );
+
+    let broken = Fault::FailClaims {
+        names: Vec::new(),
+        message: "the fan is loud".into(),
+    };
+    let script = script(root.path()).with_fault("NodePrepareResources", broken);
+    let mut driver = Plugin::registered_driver(&script);
+    until_serving(&daemon);
+    let failing = admit(&daemon, &[&texts[0], &texts[1]], &["--wait", "500ms"]);
+    assert_eq!(failing.status.code(), Some(1));
+    assert!(
+        stderr(&failing).contains("the fan is loud"),
+        "{}",
+        stderr(&failing)
+    );
+    driver.fault("NodePrepareResources", None);
+    let pod = admitted(&daemon, &[&texts[0], &texts[1]]);
+    assert_eq!(pod["claims"][0]["uid"], "claim-1");
+}
+
+#[test]
+fn manifests_come_in_one_file_or_several_or_from_standard_input() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let _driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    let (pod, claim) = (pod("job"), claim(&["job", "other"]));
+    let together = format!("{claim}---\n{pod}");
+    let first = admitted(&daemon, &[&pod, &claim]);
+    assert_eq!(admitted(&daemon, &[&claim, &pod]), first);
+    assert_eq!(admitted(&daemon, &[&together]), first);
+    let mut command = daemon.command(&["admit", "-f", "-", "-o", "json"]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(together.as_bytes())
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), first);
+    // Shared: another pod joins without a call, and the last one leaves.
+    let other = pod.replace("job", "other");
+    let second = admitted(&daemon, &[&other, &claim]);
+    assert_eq!(second["claims"], first["claims"]);
+    text(&daemon, &["remove", "job"]);
+    let claims = daemon.json(&["get", "claims"]);
+    assert_eq!(claims["claims"][0]["pods"][0]["name"], "other");
+    assert_eq!(claims["claims"][0]["phase"], "prepared");
+
+    let missing = admit(&daemon, &[&pod], &[]);
+    assert_eq!(missing.status.code(), Some(1));
+    let said = stderr(&missing);
+    assert!(
+        said.contains("default/gpu is not among the manifests; add it with its status"),
+        "{said}"
+    );
+    let twice = admit(&daemon, &[&pod, &claim, &claim], &[]);
+    assert!(stderr(&twice).contains("manifest 3: ResourceClaim default/gpu is there twice"));
+}
