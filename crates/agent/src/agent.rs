@@ -434,6 +434,7 @@ fn open_options(config: &Config) -> Result<store::OpenOptions, StartError> {
     let boot_id = std::fs::read_to_string(BOOT_ID).map_err(|problem| StartError::BootId { problem })?;
     let mut options = store::OpenOptions::new(config.database(), boot_id.trim());
     options.checkpoint = Some(config.kubelet_checkpoint());
+    options.claims = Some(config.kubelet_claims());
     options.on_reboot = config.on_reboot;
     Ok(options)
 }

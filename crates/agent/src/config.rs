@@ -123,6 +123,11 @@ impl Config {
         self.device_plugins().join("kubelet_internal_checkpoint")
     }
 
+    /// The kubelet's own state file about claims.
+    pub fn kubelet_claims(&self) -> PathBuf {
+        self.root.join("dra_manager_state")
+    }
+
     /// The directory in which plugins leave sockets to be found.
     pub fn plugins_registry(&self) -> PathBuf {
         self.root.join("plugins_registry")

@@ -53,6 +53,15 @@ pub enum Blocked {
         /// Where it was set aside.
         file: String,
     },
+    /// There is state about claims that could not be read.
+    #[error(
+        "the state in {file} could not be read, so nobody knows which claims are prepared; repair and import it, \
+         or declare that it was empty"
+    )]
+    UnreadableClaims {
+        /// Where it was set aside.
+        file: String,
+    },
     /// There is a database that could not be read, and that nobody can repair.
     #[error(
         "the database {file} could not be read, so nobody knows for certain which devices are held; import the \
@@ -68,7 +77,9 @@ impl Blocked {
     /// Where what could not be read was set aside.
     pub fn file(&self) -> &str {
         match self {
-            Self::UnreadableState { file } | Self::UnreadableDatabase { file } => file,
+            Self::UnreadableState { file }
+            | Self::UnreadableClaims { file }
+            | Self::UnreadableDatabase { file } => file,
         }
     }
 }
@@ -300,7 +311,7 @@ pub struct Node {
     pub(crate) connections: BTreeMap<ConnectionId, ResourceName>,
     pub(crate) ledger: Ledger,
     pub(crate) dra: Dra,
-    pub(crate) blocked: Option<Blocked>,
+    pub(crate) blocked: Vec<Blocked>,
     pub(crate) next_connection: u64,
     next_reservation: u64,
     next_list: u64,
@@ -352,16 +363,16 @@ impl Node {
         self.resource_changes
     }
 
-    /// Admits nobody until `unblock`.
+    /// Admits nobody until `unblock`. There may be several reasons.
     pub fn block(&mut self, reason: Blocked) {
         self.changes += 1;
-        self.blocked = Some(reason);
+        self.blocked.push(reason);
     }
 
-    /// Admits pods again.
-    pub fn unblock(&mut self) {
+    /// These reasons are no more. Without any, pods are admitted again.
+    pub fn unblock(&mut self, is_over: impl Fn(&Blocked) -> bool) {
         self.changes += 1;
-        self.blocked = None;
+        self.blocked.retain(|reason| !is_over(reason));
     }
 
     // ---- facts
@@ -947,7 +958,7 @@ impl Node {
                 None => {}
             }
             let is_held = pod.is_some_and(|pod| pod.claims.iter().any(|each| each.uid == claim.uid));
-            if let (Some(blocked), false) = (&self.blocked, is_held) {
+            if let (Some(blocked), false) = (self.blocked(), is_held) {
                 return Err(blocked.clone().into());
             }
             match self.dra.claims.plan(claim, &self.dra.drivers) {
@@ -1111,7 +1122,7 @@ impl<'a> Planner<'a> {
         wanted: usize,
     ) -> Result<Option<Vec<DeviceId>>, ReserveError> {
         let node = self.node;
-        if let Some(blocked) = &node.blocked {
+        if let Some(blocked) = node.blocked() {
             return Err(blocked.clone().into());
         }
         let resource = node.resources.get(name);

@@ -88,7 +88,12 @@ pub struct PluginView {
 impl Node {
     /// Why nobody is admitted.
     pub fn blocked(&self) -> Option<&Blocked> {
-        self.blocked.as_ref()
+        self.blocked.first()
+    }
+
+    /// All the reasons.
+    pub fn blocked_by(&self) -> &[Blocked] {
+        &self.blocked
     }
 
     /// How many devices of each known resource there are.

@@ -14,14 +14,14 @@ const MOST_NAMED: usize = 10;
 /// What is wrong now.
 pub(super) fn of_now(node: &Node, health: Option<&WriteError>, mirror: Option<&str>) -> Vec<Problem> {
     let mut problems = Vec::new();
-    if let Some(blocked) = node.blocked() {
+    for blocked in node.blocked_by() {
         let hint = match blocked {
-            Blocked::UnreadableState { file } => format!(
+            Blocked::UnreadableState { file } | Blocked::UnreadableClaims { file } => format!(
                 "devlet checkpoint repair {file} --out repaired && devlet import repaired, or devlet forget {file}"
             ),
             Blocked::UnreadableDatabase { file } => format!(
                 "devlet get pods shows what is known; if that is not all, devlet import FILE, with a copy of \
-                 kubelet_internal_checkpoint from before; if it is, devlet forget {file}"
+                 kubelet_internal_checkpoint or dra_manager_state from before; if it is, devlet forget {file}"
             ),
         };
         problems.push(Problem {
@@ -156,9 +156,18 @@ pub(super) fn import_notes(report: &ImportReport) -> Vec<String> {
     });
     let replaced = (report.replaced_entries > 0).then(|| {
         format!(
-            "{} entries are replaced by later ones for the same container and resource",
+            "{} entries are replaced by later ones for the same container and resource, or claim",
             report.replaced_entries
         )
     });
-    doubly.chain(undecodable).chain(replaced).collect()
+    let claims = (!report.claims.is_empty()).then(|| format!("{} claims are new", report.claims.len()));
+    let left_out = report.left_out.iter().map(|key| {
+        format!("ResourceClaim {key} is left out: pods hold another one of that name; remove them, then import again")
+    });
+    doubly
+        .chain(undecodable)
+        .chain(replaced)
+        .chain(claims)
+        .chain(left_out)
+        .collect()
 }

@@ -4,11 +4,11 @@
 //! | --- | --- | --- |
 //! | `meta` | `schema` | version of everything below, 4 bytes, little endian |
 //! | | `boot-id` | text |
-//! | | `blocked` | [`BlockedRecord`], while nobody is admitted |
+//! | | `blocked`, `blocked-claims` | [`BlockedRecord`], while nobody is admitted |
 //! | `pods` | UID | [`PodRecord`] |
 //! | `claims` | UID | [`ClaimRecord`] |
 //! | `resources` | name | [`ResourceRecord`] |
-//! | `mirrors` | count | SHA-256 of the kubelet's file that is in place, written by us or taken in, and of the one that is to replace it |
+//! | `mirrors`, `claim-mirrors` | count | SHA-256 of the kubelet's file that is in place, written by us or taken in, and of the one that is to replace it |
 //!
 //! A file is created beside its place, filled in one transaction, synced, and renamed: under its own name there
 //! is never half a database. After a write that failed the same is done again from memory, because pages that a
@@ -41,9 +41,15 @@ const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
 const RESOURCES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("resources");
 const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors");
 
+const CLAIM_MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
+
 const SCHEMA_KEY: &str = "schema";
 const BOOT_ID_KEY: &str = "boot-id";
 const BLOCKED_KEY: &str = "blocked";
+const BLOCKED_CLAIMS_KEY: &str = "blocked-claims";
+
+/// The schema since which there are claims.
+pub(crate) const FIRST_WITH_CLAIMS: u32 = 3;
 
 /// Memory for pages; a node's whole state fits.
 const CACHE_BYTES: usize = 8 << 20;
@@ -60,6 +66,7 @@ fn pods_name_their_containers(_: &WriteTransaction) -> Result<(), redb::Error> {
 /// From 2 to 3: claims have records, and the records of pods name them.
 fn claims_have_records(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     transaction.open_table(CLAIMS)?;
+    transaction.open_table(CLAIM_MIRRORS)?;
     Ok(())
 }
 
@@ -72,6 +79,33 @@ pub(crate) fn newest(migrations: Migrations<'_>) -> u32 {
 }
 
 pub(crate) type Hash = [u8; 32];
+
+/// Which of the kubelet's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum KubeletFile {
+    /// `kubelet_internal_checkpoint`
+    Devices,
+    /// `dra_manager_state`
+    Claims,
+}
+
+impl KubeletFile {
+    pub(crate) const ALL: [Self; 2] = [Self::Devices, Self::Claims];
+
+    fn mirrors(self) -> TableDefinition<'static, u64, &'static [u8]> {
+        match self {
+            Self::Devices => MIRRORS,
+            Self::Claims => CLAIM_MIRRORS,
+        }
+    }
+
+    fn blocked_key(self) -> &'static str {
+        match self {
+            Self::Devices => BLOCKED_KEY,
+            Self::Claims => BLOCKED_CLAIMS_KEY,
+        }
+    }
+}
 
 /// A kubelet file that is ours, by its number among all of them, and the numbers of those that are forgotten.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,9 +130,10 @@ pub(crate) enum Row {
     Pod(PodUid, Option<Vec<u8>>),
     Claim(ClaimUid, Option<Vec<u8>>),
     Resource(ResourceName, Option<ResourceRecord>),
-    Blocked(Option<BlockedRecord>),
+    /// By the file that cannot be read; a database counts as one about devices.
+    Blocked(KubeletFile, Option<BlockedRecord>),
     BootId(String),
-    Mirror(Mirror),
+    Mirror(KubeletFile, Mirror),
 }
 
 impl Row {
@@ -117,23 +152,25 @@ impl Row {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Surroundings {
     pub(crate) boot_id: Option<String>,
-    pub(crate) blocked: Option<BlockedRecord>,
+    pub(crate) blocked: BTreeMap<KubeletFile, BlockedRecord>,
     pub(crate) resources: BTreeMap<ResourceName, ResourceRecord>,
-    pub(crate) mirrors: BTreeMap<u64, Hash>,
+    pub(crate) mirrors: BTreeMap<KubeletFile, Mirrors>,
 }
 
 impl Surroundings {
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         rows.extend(self.boot_id.clone().map(Row::BootId));
-        rows.extend(self.blocked.clone().map(|blocked| Row::Blocked(Some(blocked))));
+        let blocked = self.blocked.iter();
+        rows.extend(blocked.map(|(&file, record)| Row::Blocked(file, Some(record.clone()))));
         let resources = self.resources.iter();
         rows.extend(resources.map(|(name, record)| Row::Resource(name.clone(), Some(record.clone()))));
-        let mirrors = self.mirrors.iter();
-        rows.extend(mirrors.map(|(&number, &hash)| {
-            let forget = Vec::new();
-            Row::Mirror(Mirror { number, hash, forget })
-        }));
+        for (&file, mirrors) in &self.mirrors {
+            rows.extend(mirrors.0.iter().map(|(&number, &hash)| {
+                let forget = Vec::new();
+                Row::Mirror(file, Mirror { number, hash, forget })
+            }));
+        }
         rows
     }
 
@@ -147,27 +184,45 @@ impl Surroundings {
             Row::Resource(name, None) => {
                 self.resources.remove(name);
             }
-            Row::Blocked(blocked) => self.blocked.clone_from(blocked),
+            Row::Blocked(file, Some(record)) => {
+                self.blocked.insert(*file, record.clone());
+            }
+            Row::Blocked(file, None) => {
+                self.blocked.remove(file);
+            }
             Row::BootId(id) => self.boot_id = Some(id.clone()),
-            Row::Mirror(mirror) => {
-                self.mirrors.insert(mirror.number, mirror.hash);
+            Row::Mirror(file, mirror) => {
+                let mirrors = self.mirrors.entry(*file).or_default();
+                mirrors.0.insert(mirror.number, mirror.hash);
                 for number in &mirror.forget {
-                    self.mirrors.remove(number);
+                    mirrors.0.remove(number);
                 }
             }
         }
     }
 
+    /// The files of this kind that are ours.
+    pub(crate) fn mirrors(&self, file: KubeletFile) -> &Mirrors {
+        static NONE: Mirrors = Mirrors(BTreeMap::new());
+        self.mirrors.get(&file).unwrap_or(&NONE)
+    }
+}
+
+/// Hashes of a kubelet's file that are ours, by number.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Mirrors(pub(crate) BTreeMap<u64, Hash>);
+
+impl Mirrors {
     pub(crate) fn knows(&self, hash: &Hash) -> bool {
-        self.mirrors.values().any(|known| known == hash)
+        self.0.values().any(|known| known == hash)
     }
 
     /// The record of a file that is about to be written in the place of `in_file`, which stays known until it is
     /// gone. Others are forgotten: a kubelet that writes the same again means it.
-    pub(crate) fn next_mirror(&self, hash: Hash, in_file: InFile) -> Mirror {
-        let last = self.mirrors.last_key_value().map_or(0, |(&number, _)| number);
+    pub(crate) fn next(&self, hash: Hash, in_file: InFile) -> Mirror {
+        let last = self.0.last_key_value().map_or(0, |(&number, _)| number);
         let may_come_back = |known: &Hash| in_file == InFile::Uncertain || in_file == InFile::Hash(*known);
-        let forget = self.mirrors.iter().filter(|(_, known)| !may_come_back(known));
+        let forget = self.0.iter().filter(|(_, known)| !may_come_back(known));
         Mirror {
             number: last + 1,
             hash,
@@ -177,8 +232,8 @@ impl Surroundings {
 
     /// The record of a file that is in place for good: the others are forgotten. `None`: there are none.
     pub(crate) fn confirmed(&self, hash: &Hash) -> Option<Mirror> {
-        let (&number, &hash) = self.mirrors.iter().find(|(_, known)| *known == hash)?;
-        let others = self.mirrors.keys().copied().filter(|other| *other != number);
+        let (&number, &hash) = self.0.iter().find(|(_, known)| *known == hash)?;
+        let others = self.0.keys().copied().filter(|other| *other != number);
         let forget: Vec<u64> = others.collect();
         (!forget.is_empty()).then_some(Mirror { number, hash, forget })
     }
@@ -387,6 +442,7 @@ impl Database {
         transaction.open_table(CLAIMS)?;
         transaction.open_table(RESOURCES)?;
         transaction.open_table(MIRRORS)?;
+        transaction.open_table(CLAIM_MIRRORS)?;
         write_rows(&transaction, rows)?;
         Ok(transaction.commit()?)
     }
@@ -440,7 +496,7 @@ fn write_rows<'a>(
     rows: impl IntoIterator<Item = &'a Row>,
 ) -> Result<(), redb::Error> {
     // Opened when needed: an admission without claims touches one table.
-    let (mut meta, mut pods, mut claims, mut resources, mut mirrors) = (None, None, None, None, None);
+    let (mut meta, mut pods, mut claims, mut resources) = (None, None, None, None);
     for row in rows {
         match row {
             Row::Pod(uid, record) => {
@@ -473,24 +529,22 @@ fn write_rows<'a>(
                     None => table.remove(name.as_str())?,
                 };
             }
-            Row::Blocked(_) | Row::BootId(_) => {
+            Row::Blocked(..) | Row::BootId(_) => {
                 let table = match &mut meta {
                     Some(table) => table,
                     none => none.insert(transaction.open_table(META)?),
                 };
                 match row {
                     Row::BootId(id) => table.insert(BOOT_ID_KEY, id.as_bytes())?,
-                    Row::Blocked(Some(blocked)) => {
-                        table.insert(BLOCKED_KEY, blocked.encode_to_vec().as_slice())?
+                    Row::Blocked(file, Some(blocked)) => {
+                        table.insert(file.blocked_key(), blocked.encode_to_vec().as_slice())?
                     }
-                    _ => table.remove(BLOCKED_KEY)?,
+                    Row::Blocked(file, None) => table.remove(file.blocked_key())?,
+                    _ => None,
                 };
             }
-            Row::Mirror(mirror) => {
-                let table = match &mut mirrors {
-                    Some(table) => table,
-                    none => none.insert(transaction.open_table(MIRRORS)?),
-                };
+            Row::Mirror(file, mirror) => {
+                let mut table = transaction.open_table(file.mirrors())?;
                 table.insert(mirror.number, mirror.hash.as_slice())?;
                 for number in &mirror.forget {
                     table.remove(number)?;
@@ -552,8 +606,11 @@ impl Snapshot {
         if let Some(id) = meta.get(BOOT_ID_KEY)? {
             around.boot_id = Some(String::from_utf8_lossy(id.value()).into_owned());
         }
-        if let Some(blocked) = meta.get(BLOCKED_KEY)? {
-            around.blocked = Some(BlockedRecord::decode(blocked.value()).map_err(InvalidRecord::from)?);
+        for file in KubeletFile::ALL {
+            if let Some(blocked) = meta.get(file.blocked_key())? {
+                let record = BlockedRecord::decode(blocked.value()).map_err(InvalidRecord::from)?;
+                around.blocked.insert(file, record);
+            }
         }
         let resources = self.0.open_table(RESOURCES).map_err(redb::Error::from)?;
         for resource in resources.iter()? {
@@ -561,12 +618,15 @@ impl Snapshot {
             let record = ResourceRecord::decode(bytes.value()).map_err(InvalidRecord::from)?;
             around.resources.insert(name.value().into(), record);
         }
-        let mirrors = self.0.open_table(MIRRORS).map_err(redb::Error::from)?;
-        for mirror in mirrors.iter()? {
-            let (number, hash) = mirror?;
-            let bytes = hash.value();
-            let hash = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
-            around.mirrors.insert(number.value(), hash);
+        for file in KubeletFile::ALL {
+            let mirrors = self.0.open_table(file.mirrors()).map_err(redb::Error::from)?;
+            for mirror in mirrors.iter()? {
+                let (number, hash) = mirror?;
+                let bytes = hash.value();
+                let hash = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
+                let of_file = around.mirrors.entry(file).or_default();
+                of_file.0.insert(number.value(), hash);
+            }
         }
         // They come in this order, so the map is made in one go.
         let pods = pods.into_iter().collect();

@@ -6,28 +6,31 @@ use devlet_core::dra::claims::{AllocatedDevice, Claim, Preparation, PreparationS
 use devlet_core::{Allocation, ClaimUse, ContainerKind, DriverName, Pod, PodClaim, Source};
 use serde_json::{Map, Value, json};
 
-use super::database::{Contents, Hash};
+use super::database::{Contents, Hash, KubeletFile};
 
 pub(crate) fn contents(contents: &Contents) -> Value {
     let around = &contents.around;
-    let blocked = around.blocked.as_ref();
+    let blocked = around.blocked.values();
+    let blocked = blocked.map(|blocked| json!({ "file": blocked.file, "reason": blocked.reason }));
     let resources = around.resources.iter().map(|(name, record)| {
         let endpoint = (!record.endpoint.is_empty()).then_some(record.endpoint.as_str());
         let record = json!({ "endpoint": endpoint, "goneSince": record.gone_since });
         (name.as_str().to_owned(), record)
     });
-    let mirrors = around
-        .mirrors
-        .iter()
-        .map(|(number, hash)| json!({ "number": number, "sha256": hex(hash) }));
+    let mirrors = |file| {
+        let mirrors = around.mirrors(file).0.iter();
+        let mirrors = mirrors.map(|(number, hash)| json!({ "number": number, "sha256": hex(hash) }));
+        mirrors.collect::<Vec<_>>()
+    };
     json!({
         "schema": super::database::newest_schema(),
         "bootId": around.boot_id,
-        "blocked": blocked.map(|blocked| json!({ "file": blocked.file, "reason": blocked.reason })),
+        "blocked": blocked.collect::<Vec<_>>(),
         "claims": contents.claims.values().map(claim).collect::<Vec<_>>(),
         "pods": contents.pods.values().map(pod).collect::<Vec<_>>(),
         "resources": resources.collect::<Map<_, _>>(),
-        "mirrors": mirrors.collect::<Vec<_>>(),
+        "mirrors": mirrors(KubeletFile::Devices),
+        "claimMirrors": mirrors(KubeletFile::Claims),
     })
 }
 

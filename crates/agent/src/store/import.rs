@@ -6,14 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use devlet_core::dra::claims::ClaimKey;
 use devlet_core::{
-    Allocation, ContainerName, DeviceId, DeviceView, Pod, PodName, PodUid, ResourceName, Source,
+    Allocation, ClaimUid, ContainerName, DeviceId, DeviceView, Pod, PodName, PodUid, ResourceName, Source,
 };
 use devlet_kubelet_files::device_plugin::response::{self, InvalidResponse};
 use devlet_kubelet_files::device_plugin::{Checkpoint, Devices, Entry};
 use devlet_kubelet_files::{ChecksumMismatch, Document, Format, ReadError, Role};
 
 use super::answer::recorded;
+use super::claims_file::ImportedClaims;
 
 /// Why a file is not taken in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +29,15 @@ pub enum UnreadableFile {
     /// It is another one of the kubelet's files.
     #[error("it is a file about DRA claims, not about devices")]
     OtherKind,
+    /// It is another one of the kubelet's files.
+    #[error("it is a file about devices of plugins, not about DRA claims")]
+    DevicesNotClaims,
+    /// It is another one of the kubelet's files, and nothing of it is taken in.
+    #[error("it is a file about the health of DRA devices, which drivers report anew")]
+    Health,
+    /// It does not say that there are none, either.
+    #[error("there is no list of claims in it")]
+    NoClaims,
 }
 
 /// What came out of a file.
@@ -40,8 +51,12 @@ pub struct ImportReport {
     pub doubly_held: Vec<DeviceView>,
     /// Allocations whose answer does not decode. The devices are held, but add nothing to the container.
     pub undecodable: Vec<Undecodable>,
-    /// Entries that a later one for the same container and resource replaces, as in a kubelet.
+    /// Entries that a later one for the same container and resource, or claim, replaces, as in a kubelet.
     pub replaced_entries: usize,
+    /// Claims that were not known before.
+    pub claims: Vec<ClaimUid>,
+    /// Claims that were left out, because pods hold another one of the same name.
+    pub left_out: Vec<ClaimKey>,
 }
 
 /// Which pods are different, by UID.
@@ -55,6 +70,25 @@ pub struct Difference {
     pub changed: Vec<PodUid>,
 }
 
+impl Difference {
+    pub(crate) fn between(before: &BTreeMap<PodUid, Pod>, after: &BTreeMap<PodUid, Pod>) -> Self {
+        let missing = |one: &BTreeMap<PodUid, Pod>, other: &BTreeMap<PodUid, Pod>| {
+            let missing = one.keys().filter(|uid| !other.contains_key(*uid));
+            missing.cloned().collect()
+        };
+        let is_changed = |(uid, pod): &(&PodUid, &Pod)| after.get(*uid).is_some_and(|after| after != *pod);
+        Self {
+            added: missing(after, before),
+            removed: missing(before, after),
+            changed: before
+                .iter()
+                .filter(is_changed)
+                .map(|(uid, _)| uid.clone())
+                .collect(),
+        }
+    }
+}
+
 /// An allocation whose answer does not decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undecodable {
@@ -66,6 +100,22 @@ pub struct Undecodable {
     pub resource: ResourceName,
     /// What is wrong with it.
     pub reason: InvalidResponse,
+}
+
+/// A file of either kind that has been read.
+pub(crate) enum Content {
+    Devices(Imported),
+    Claims(ImportedClaims),
+}
+
+/// Reads a file that may have any name: what it is follows from its content.
+pub(crate) fn read(bytes: &[u8]) -> Result<Content, UnreadableFile> {
+    let file = devlet_kubelet_files::read(bytes, None)?;
+    let format = file.format;
+    match file.verified()? {
+        Document::DevicePlugin(checkpoint) => Ok(Content::Devices(Imported::new(format, checkpoint))),
+        document => ImportedClaims::new(format, document).map(Content::Claims),
+    }
 }
 
 /// A file that has been read.
@@ -188,6 +238,8 @@ impl Imported {
             doubly_held,
             undecodable: self.undecodable.clone(),
             replaced_entries: self.replaced_entries,
+            claims: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The kubelet's file, kept in step with the database.
+//! The kubelet's files, kept in step with the database.
 //!
-//! Nobody waits for it, so it is written from time to time by a thread of its own:
+//! Nobody waits for them, so they are written from time to time by a thread of its own, each like this:
 //!
 //! ```text
 //!   rung ──wait a while──► what is on disk ──hash──► record the hash ──synced──► replace the file
@@ -12,6 +12,8 @@
 //! else: a kubelet. On record are the file that is there and, while it is being replaced, the one to come; not older
 //! ones, because a kubelet may come to the same state again, and write the same file. The file is made from a snapshot
 //! of the database, not from memory: it holds no lock while it is made, and it never contains what was not answered.
+//!
+//! A file about claims is not made before there are any.
 //!
 //! While the node is blocked there is no mirror: it would be read as a state in which nothing is held.
 
@@ -29,7 +31,8 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
 use super::Shared;
-use super::database::{Hash, InFile, LoadError, Row, Snapshot, Surroundings};
+use super::claims_file;
+use super::database::{Hash, InFile, KubeletFile, LoadError, Row, Snapshot, Surroundings};
 use super::files;
 use super::writer::{Outbox, Phase, WriteError, settled};
 
@@ -116,18 +119,23 @@ impl Doorbell {
     }
 }
 
+/// A kubelet's file that is kept.
+pub(crate) struct MirroredFile {
+    pub(crate) file: KubeletFile,
+    pub(crate) path: PathBuf,
+    /// What is in it.
+    pub(crate) in_file: InFile,
+    /// The one that we wrote last.
+    pub(crate) seen: Option<Seen>,
+}
+
 pub(crate) struct Mirrorer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) outbox: Outbox,
-    /// `None`: there is no kubelet's file to keep.
-    pub(crate) path: Option<PathBuf>,
+    pub(crate) files: Vec<MirroredFile>,
     pub(crate) interval: Duration,
     /// What is on disk, as far as it comes from here.
     pub(crate) around: Surroundings,
-    /// What is in the file.
-    pub(crate) in_file: InFile,
-    /// The file that we wrote last.
-    pub(crate) seen: Option<Seen>,
     pub(crate) calls: Receiver<Call>,
     /// Whether somebody has rung since this last looked.
     pub(crate) rung: Arc<AtomicBool>,
@@ -191,69 +199,96 @@ impl Mirrorer {
         let (healthy, blocked) = self
             .shared
             .read(|node| (node.healthy_devices(), node.blocked().is_some()));
-        let Some(path) = self.path.clone().filter(|_| !blocked) else {
+        if blocked || self.files.is_empty() {
             return Ok(());
-        };
-        let snapshot = settled(self.outbox.read().blocking_recv())?;
-        let content = checkpoint(&snapshot, healthy)?;
-        drop(snapshot);
-        let content = device_plugin::write(&content);
-        let hash: Hash = Sha256::digest(&content).into();
-        self.be_certain(&path)?;
-        if self.in_file == InFile::Hash(hash) {
-            return self.confirm(&hash);
         }
-        if !self.around.knows(&hash) {
-            let mirror = self.around.next_mirror(hash, self.in_file);
-            self.write(&[Row::Mirror(mirror)])?;
+        let snapshot = settled(self.outbox.read().blocking_recv())?;
+        let mut files = std::mem::take(&mut self.files);
+        let mut healthy = Some(healthy);
+        let mut result = Ok(());
+        for file in &mut files {
+            let content = match file.file {
+                KubeletFile::Devices => {
+                    let content = checkpoint(&snapshot, healthy.take().unwrap_or_default());
+                    content.map(|content| Some(device_plugin::write(&content)))
+                }
+                KubeletFile::Claims => claims_file::mirror(&snapshot),
+            };
+            let kept = content.map_err(MirrorError::from);
+            let kept = kept.and_then(|content| self.keep(file, content));
+            // One that cannot be kept is no reason not to keep the other.
+            result = result.and(kept);
+        }
+        self.files = files;
+        result
+    }
+
+    /// Brings a file up to date.
+    fn keep(&mut self, file: &mut MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
+        self.be_certain(file)?;
+        let path = file.path.clone();
+        if content.is_none() && file.in_file == InFile::Absent && Seen::of(&path).is_none() {
+            return Ok(());
+        }
+        let content = content.unwrap_or_else(claims_file::empty);
+        let hash: Hash = Sha256::digest(&content).into();
+        if file.in_file == InFile::Hash(hash) {
+            return self.confirm(file, &hash);
+        }
+        let mirrors = self.around.mirrors(file.file);
+        if !mirrors.knows(&hash) {
+            let mirror = mirrors.next(hash, file.in_file);
+            self.write(&[Row::Mirror(file.file, mirror)])?;
         }
         let failed = |source| MirrorError::File {
             path: path.clone(),
             source,
         };
-        self.check_ours(&path)?;
+        self.check_ours(file)?;
         files::replace(&path, content.as_bytes()).map_err(failed)?;
-        self.in_file = InFile::Uncertain;
+        file.in_file = InFile::Uncertain;
         files::sync_directory_of(&path).map_err(failed)?;
-        self.in_file = InFile::Hash(hash);
-        self.seen = Seen::of(&path);
+        file.in_file = InFile::Hash(hash);
+        file.seen = Seen::of(&path);
         self.shared.counters.mirrors.fetch_add(1, Ordering::Relaxed);
-        self.confirm(&hash)
+        self.confirm(file, &hash)
     }
 
     /// The file with this hash is in place, whatever happens: it is the only one that is known.
-    fn confirm(&mut self, hash: &Hash) -> Result<(), MirrorError> {
-        match self.around.confirmed(hash) {
-            Some(mirror) => Ok(self.write(&[Row::Mirror(mirror)])?),
+    fn confirm(&mut self, file: &MirroredFile, hash: &Hash) -> Result<(), MirrorError> {
+        match self.around.mirrors(file.file).confirmed(hash) {
+            Some(mirror) => Ok(self.write(&[Row::Mirror(file.file, mirror)])?),
             None => Ok(()),
         }
     }
 
     /// Makes sure that the file that is there stays there, and which one it is.
-    fn be_certain(&mut self, path: &Path) -> Result<(), MirrorError> {
-        if self.in_file != InFile::Uncertain {
+    fn be_certain(&self, file: &mut MirroredFile) -> Result<(), MirrorError> {
+        if file.in_file != InFile::Uncertain {
             return Ok(());
         }
+        let path = &file.path;
         files::sync_directory_of(path).map_err(|source| MirrorError::File {
-            path: path.to_owned(),
+            path: path.clone(),
             source,
         })?;
-        self.in_file = match hash_of(path)? {
+        file.in_file = match hash_of(path)? {
             None => InFile::Absent,
-            Some(hash) if self.around.knows(&hash) => InFile::Hash(hash),
+            Some(hash) if self.around.mirrors(file.file).knows(&hash) => InFile::Hash(hash),
             Some(_) => return Err(foreign(path)),
         };
         Ok(())
     }
 
     /// Whether the file is the one that we wrote last, or another one that we know.
-    fn check_ours(&self, path: &Path) -> Result<(), MirrorError> {
+    fn check_ours(&self, file: &MirroredFile) -> Result<(), MirrorError> {
+        let path = &file.path;
         let seen = Seen::of(path);
-        if seen.is_none() || seen == self.seen {
+        if seen.is_none() || seen == file.seen {
             return Ok(());
         }
         match hash_of(path)? {
-            Some(hash) if !self.around.knows(&hash) => Err(foreign(path)),
+            Some(hash) if !self.around.mirrors(file.file).knows(&hash) => Err(foreign(path)),
             _ => Ok(()),
         }
     }

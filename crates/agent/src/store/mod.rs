@@ -10,7 +10,7 @@
 //!                                   ▲ hash first                   │ snapshot
 //!                               ┌──────────┐  from time to time    │
 //!                               │ mirrorer │ ◄─────────────────────┘
-//!                               └──────────┘ ──► kubelet_internal_checkpoint
+//!                               └──────────┘ ──► kubelet_internal_checkpoint, dra_manager_state
 //! ```
 //!
 //! - Closures that run under the lock cannot await.
@@ -24,6 +24,7 @@
 mod answer;
 mod backend;
 mod claim_record;
+mod claims_file;
 mod database;
 mod dump;
 mod files;
@@ -42,8 +43,9 @@ use std::time::Instant;
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
+use devlet_core::dra::claims::Claim;
 use devlet_core::{
-    Advice, Moment, Node, Pod, PodRequest, PodUid, ReleaseError as ReleaseRefused, ReservationId,
+    Advice, Blocked, Moment, Node, Pod, PodRequest, PodUid, ReleaseError as ReleaseRefused, ReservationId,
     ReserveError,
 };
 use tokio::sync::watch;
@@ -56,7 +58,8 @@ pub use open::{Found, OnReboot, OpenError, OpenOptions, OpenReport, Reboot, SetA
 pub use statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
 pub use writer::WriteError;
 
-use database::Row;
+use claims_file::ImportedClaims;
+use database::{KubeletFile, Row};
 use import::Imported;
 use mirror::{Call, Doorbell};
 use record::ResourceRecord;
@@ -107,7 +110,7 @@ pub enum ImportError {
     Unreadable(#[from] UnreadableFile),
     /// It has no pods, so it says nothing about the state that could not be read.
     #[error(
-        "it holds no pods, so it does not say who held what in {file}; if that really was nothing: devlet forget \
+        "it holds nothing, so it does not say who held what in {file}; if that really was nothing: devlet forget \
          {file}"
     )]
     Empty {
@@ -159,17 +162,42 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Claims the pods of a file: until [`State::give_back`] nobody else writes them.
-    fn begin_import(&mut self, imported: &Imported) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
-        if let Some(blocked) = self.node.blocked().filter(|_| imported.pods.is_empty()) {
+    /// The reasons that an import of this file is an answer to, and what is to be written of that.
+    fn settled_by(&self, file: KubeletFile, is_empty: bool) -> Result<(Vec<Blocked>, Vec<Row>), ImportError> {
+        let is_settled = |reason: &&Blocked| match reason {
+            Blocked::UnreadableState { .. } => file == KubeletFile::Devices,
+            Blocked::UnreadableClaims { .. } => file == KubeletFile::Claims,
+            Blocked::UnreadableDatabase { .. } => true,
+        };
+        let settled: Vec<Blocked> = self
+            .node
+            .blocked_by()
+            .iter()
+            .filter(is_settled)
+            .cloned()
+            .collect();
+        if let Some(blocked) = settled.first().filter(|_| is_empty) {
             let file = blocked.file().to_owned();
             return Err(ImportError::Empty { file });
         }
-        let claimed: Vec<PodUid> = imported.pods.keys().cloned().collect();
+        let rows = settled.iter().map(|reason| Row::Blocked(file_of(reason), None));
+        let rows = rows.collect();
+        Ok((settled, rows))
+    }
+
+    fn check_idle(&self, pods: &[PodUid]) -> Result<(), ImportError> {
         let busy = |pod: &&PodUid| self.importing.contains(*pod) || self.node.is_in_flight(pod);
-        if let Some(pod) = claimed.iter().find(busy) {
-            return Err(ImportError::InFlight { pod: pod.clone() });
+        match pods.iter().find(busy) {
+            Some(pod) => Err(ImportError::InFlight { pod: pod.clone() }),
+            None => Ok(()),
         }
+    }
+
+    /// Claims the pods of a file: until [`State::give_back`] nobody else writes them.
+    fn begin_import(&mut self, imported: &Imported) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
+        let (settled, unblocked) = self.settled_by(KubeletFile::Devices, imported.pods.is_empty())?;
+        let claimed: Vec<PodUid> = imported.pods.keys().cloned().collect();
+        self.check_idle(&claimed)?;
         let (pods, difference) = imported.against(|uid| self.node.pod(uid));
         let mut rows: Vec<Row> = pods.iter().map(Row::pod).collect();
         let known = self.node.known_resources();
@@ -178,15 +206,78 @@ impl State {
             .iter()
             .filter(|name| !known.contains_key(*name));
         rows.extend(new.map(|name| Row::Resource(name.clone(), Some(ResourceRecord::default()))));
-        rows.push(Row::Blocked(None));
+        rows.extend(unblocked);
         self.importing.extend(claimed.iter().cloned());
         let resources = imported.resources.clone();
         let phase = Phase::Import {
             pods,
             claimed,
             resources,
+            claims: Vec::new(),
+            settled,
         };
         Ok((rows, phase, difference))
+    }
+
+    /// The same for a file about claims. What is known of a claim stays, and so do the claims that a pod holds besides.
+    fn begin_claims_import(
+        &mut self,
+        imported: &ImportedClaims,
+    ) -> Result<(Vec<Row>, Phase, ImportReport), ImportError> {
+        let mut imported = imported.clone();
+        let (settled, unblocked) = self.settled_by(KubeletFile::Claims, imported.claims.is_empty())?;
+        let is_taken = |claim: &Claim| {
+            let named = self.node.claim_named(&claim.key);
+            named.is_some_and(|other| other.claim.uid != claim.uid && !other.pods.is_empty())
+        };
+        let taken = imported.claims.values().filter(|claim| is_taken(claim));
+        let left_out: Vec<Claim> = taken.cloned().collect();
+        for claim in &left_out {
+            imported.leave_out(&claim.uid);
+        }
+        let claimed: Vec<PodUid> = imported.pods.keys().cloned().collect();
+        self.check_idle(&claimed)?;
+        let (mut claims, mut rows) = (Vec::new(), Vec::new());
+        for (uid, claim) in &imported.claims {
+            if self.node.is_recorded(uid) {
+                continue;
+            }
+            if let Some(pod) = self.node.claim(uid).and_then(|known| known.pods.first().cloned()) {
+                return Err(ImportError::InFlight { pod });
+            }
+            rows.push(Row::claim(claim));
+            claims.push(claim.clone());
+        }
+        let (mut pods, mut difference) = (Vec::new(), Difference::default());
+        for uid in &claimed {
+            match self.node.pod(uid) {
+                None => {
+                    difference.added.push(uid.clone());
+                    pods.push(imported.new_pod(uid));
+                }
+                Some(pod) => {
+                    let more = imported.pod_with_more(pod);
+                    if more != *pod {
+                        difference.changed.push(uid.clone());
+                        pods.push(more);
+                    }
+                }
+            }
+        }
+        rows.extend(pods.iter().map(Row::pod));
+        rows.extend(unblocked);
+        self.importing.extend(claimed.iter().cloned());
+        let mut report = imported.report(difference);
+        report.claims = claims.iter().map(|claim| claim.uid.clone()).collect();
+        report.left_out = left_out.into_iter().map(|claim| claim.key).collect();
+        let phase = Phase::Import {
+            pods,
+            claimed,
+            resources: BTreeSet::new(),
+            claims,
+            settled,
+        };
+        Ok((rows, phase, report))
     }
 
     fn give_back(&mut self, claimed: &[PodUid]) {
@@ -414,19 +505,48 @@ impl Store {
         Ok(is_news)
     }
 
-    /// Takes in a kubelet's file of any version: its pods are added or, if they are known, hold what it says.
-    /// Pods that it does not have stay. Afterwards pods are admitted again.
+    /// Takes in a kubelet's file of any version: its pods are added or, if they are known, hold what it says. Pods that it
+    /// does not have stay. A file about claims adds claims, and that pods hold them. Afterwards pods are admitted again, if
+    /// the file is an answer to why they were not.
     pub async fn import(&self, file: &[u8]) -> Result<ImportReport, ImportError> {
-        let imported = Imported::read(file)?;
-        let (rows, phase, difference) = self.shared.change(|state| state.begin_import(&imported))?;
-        self.write(rows, phase).await?;
-        let doubly_held = self.read(Node::doubly_held);
-        Ok(imported.report(difference, doubly_held))
+        let content = import::read(file)?;
+        let (written, mut report) = {
+            let mut report = None;
+            let written = self.begin(|state| {
+                let (rows, phase) = match &content {
+                    import::Content::Devices(imported) => {
+                        let (rows, phase, difference) = state.begin_import(imported)?;
+                        report = Some(imported.report(difference, Vec::new()));
+                        (rows, phase)
+                    }
+                    import::Content::Claims(imported) => {
+                        let (rows, phase, of_claims) = state.begin_claims_import(imported)?;
+                        report = Some(of_claims);
+                        (rows, phase)
+                    }
+                };
+                Ok::<_, ImportError>(Some((rows, phase)))
+            })?;
+            (written, report.ok_or(WriteError::Stopped)?)
+        };
+        done(written).await?;
+        if let import::Content::Devices(_) = content {
+            report.doubly_held = self.read(Node::doubly_held);
+        }
+        Ok(report)
     }
 
-    /// The state that could not be read really was nothing: pods are admitted again.
+    /// The state that could not be read, the first one if there are several, really was nothing: pods are admitted again,
+    /// unless there is another reason.
     pub async fn forget(&self) -> Result<(), WriteError> {
-        self.write(vec![Row::Blocked(None)], Phase::Forget).await
+        let written = self.begin(|state| {
+            let change = state.node.blocked().cloned().map(|reason| {
+                let rows = vec![Row::Blocked(file_of(&reason), None)];
+                (rows, Phase::Forget(reason))
+            });
+            Ok::<_, WriteError>(change)
+        })?;
+        done(written).await
     }
 
     /// All of the database, for people.
@@ -471,9 +591,13 @@ impl Store {
             written
         }))
     }
+}
 
-    async fn write(&self, rows: Vec<Row>, phase: Phase) -> Result<(), WriteError> {
-        settled(self.threads.writer.write(rows, phase).await)
+/// Under which file it is on record why nobody is admitted.
+fn file_of(reason: &Blocked) -> KubeletFile {
+    match reason {
+        Blocked::UnreadableState { .. } | Blocked::UnreadableDatabase { .. } => KubeletFile::Devices,
+        Blocked::UnreadableClaims { .. } => KubeletFile::Claims,
     }
 }
 

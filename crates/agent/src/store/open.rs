@@ -11,6 +11,10 @@
 //! | unreadable | sound | set aside; the file, which may lag behind, is imported; nobody new is admitted until an operator decides |
 //! | unreadable | none or unreadable | set aside; nobody is admitted until an operator decides |
 //!
+//! There are two such files, one about devices and one about claims (`dra_manager_state`), and each is judged by itself: it
+//! says nothing about what the other one is about. A pod that a kubelet's file has taken everything from is gone. A
+//! database from before there were claims knows nothing of them: then the file about claims is read as if there were none.
+//!
 //! What is set aside keeps its old name until the new state is on disk. So a crash on the way leads to the same
 //! row of the table again, and never to the first one.
 //!
@@ -33,11 +37,13 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::backend::Storage;
+use super::claims_file::ImportedClaims;
 use super::database::{
-    Contents, Database, Hash, InFile, LoadError, Loaded, Place, Row, Surroundings, reason,
+    Contents, Database, FIRST_WITH_CLAIMS, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row,
+    Surroundings, reason,
 };
-use super::import::{Difference, ImportReport, Imported};
-use super::mirror::{Doorbell, Mirrorer};
+use super::import::{Content, Difference, ImportReport, Imported};
+use super::mirror::{Doorbell, MirroredFile, Mirrorer};
 use super::record::BlockedRecord;
 use super::statistics::Counters;
 use super::writer::{NOTE_PAUSE, Outbox, WriteError, Writer};
@@ -53,6 +59,8 @@ pub struct OpenOptions {
     pub database: PathBuf,
     /// The kubelet's file, imported and mirrored; `None` if there is none to care about.
     pub checkpoint: Option<PathBuf>,
+    /// The kubelet's file about claims, likewise.
+    pub claims: Option<PathBuf>,
     /// Tells one boot of the machine from another.
     pub boot_id: String,
     /// What becomes of pods of our API when the machine has been rebooted.
@@ -71,11 +79,21 @@ impl OpenOptions {
         Self {
             database: database.into(),
             checkpoint: None,
+            claims: None,
             boot_id: boot_id.into(),
             on_reboot: OnReboot::Keep,
             clock: Arc::new(system_time),
             mirror_interval: MIRROR_INTERVAL,
             storage: Storage::default(),
+        }
+    }
+}
+
+impl OpenOptions {
+    fn path_of(&self, file: KubeletFile) -> Option<&Path> {
+        match file {
+            KubeletFile::Devices => self.checkpoint.as_deref(),
+            KubeletFile::Claims => self.claims.as_deref(),
         }
     }
 }
@@ -102,6 +120,8 @@ pub struct OpenReport {
     pub found: Found,
     /// What came out of the kubelet's file, if it was imported.
     pub imported: Option<ImportReport>,
+    /// The same of the one about claims.
+    pub imported_claims: Option<ImportReport>,
     /// A kubelet has written the file since we did.
     pub takeover: Option<Takeover>,
     /// What could not be read.
@@ -217,8 +237,8 @@ pub enum OpenError {
     },
 }
 
-/// What is in the place of the kubelet's file.
-enum KubeletFile {
+/// What is in the place of a kubelet's file.
+enum InPlace {
     Absent,
     /// Not looked at yet: a file of ours need not be.
     Present {
@@ -233,11 +253,11 @@ enum KubeletFile {
 /// The same, looked at.
 enum Verdict {
     Absent,
-    Sound { imported: Imported, hash: Hash },
+    Sound { content: Content, hash: Hash },
     Unreadable { reason: String },
 }
 
-impl KubeletFile {
+impl InPlace {
     fn read(path: Option<&Path>) -> Self {
         match path.map(std::fs::read) {
             None => Self::Absent,
@@ -259,16 +279,22 @@ impl KubeletFile {
         }
     }
 
-    fn judge(self) -> Verdict {
+    fn judge(self, file: KubeletFile) -> Verdict {
         match self {
             Self::Absent => Verdict::Absent,
             Self::Unreachable { reason } => Verdict::Unreadable { reason },
-            Self::Present { bytes, hash } => match Imported::read(&bytes) {
-                Ok(imported) => Verdict::Sound { imported, hash },
-                Err(error) => Verdict::Unreadable {
-                    reason: error.to_string(),
-                },
-            },
+            Self::Present { bytes, hash } => {
+                let content = match file {
+                    KubeletFile::Devices => Imported::read(&bytes).map(Content::Devices),
+                    KubeletFile::Claims => ImportedClaims::read(&bytes).map(Content::Claims),
+                };
+                match content {
+                    Ok(content) => Verdict::Sound { content, hash },
+                    Err(error) => Verdict::Unreadable {
+                        reason: error.to_string(),
+                    },
+                }
+            }
         }
     }
 }
@@ -284,12 +310,12 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     };
     let mut opening = Opening {
         now,
-        checkpoint: options.checkpoint.clone(),
-        in_file: InFile::Absent,
+        in_file: BTreeMap::new(),
         failure: None,
         report: OpenReport {
             found: Found::Nothing,
             imported: None,
+            imported_claims: None,
             takeover: None,
             set_aside: Vec::new(),
             reboot: None,
@@ -302,19 +328,19 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         place: &place,
     };
     // Both take a while when a node holds much.
-    let (file, opened) = thread::scope(|scope| {
-        let read = || KubeletFile::read(options.checkpoint.as_deref());
-        let file = thread::Builder::new().spawn_scoped(scope, read);
+    let (files, opened) = thread::scope(|scope| {
+        let read = || KubeletFile::ALL.map(|file| (file, InPlace::read(options.path_of(file))));
+        let files = thread::Builder::new().spawn_scoped(scope, read);
         let opened = place.open();
-        let file = file.map_or_else(|_| read(), |file| file.join().unwrap_or_else(|_| read()));
-        (file, opened)
+        let files = files.map_or_else(|_| read(), |files| files.join().unwrap_or_else(|_| read()));
+        (files, opened)
     });
     let (database, contents) = match opened {
-        Ok(loaded) => opening.with_database(loaded, file)?,
-        Err(LoadError::Absent) => opening.without_database(file, None)?,
+        Ok(loaded) => opening.with_database(loaded, files)?,
+        Err(LoadError::Absent) => opening.without_database(files, None)?,
         Err(LoadError::Unreadable(reason)) => {
             let lost = opening.keep_aside(&place.path, reason)?;
-            opening.without_database(file, Some(lost))?
+            opening.without_database(files, Some(lost))?
         }
         Err(LoadError::InUse) => return Err(OpenError::InUse { path: place.path }),
         Err(LoadError::Newer { found, known }) => {
@@ -324,7 +350,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         Err(LoadError::Io(error)) => return Err(opening.disk(error.to_string())),
     };
     let (in_file, failure, mut report) = (opening.in_file, opening.failure, opening.report);
-    let is_imported = report.imported.is_some();
+    let is_imported = report.imported.is_some() || report.imported_claims.is_some();
     let Contents { pods, claims, around } = contents;
     let node = restore((pods, claims), &around, is_imported, clock.now());
     report.doubly_held = node.doubly_held();
@@ -332,7 +358,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     if let Some(imported) = &mut report.imported {
         imported.doubly_held.clone_from(&report.doubly_held);
     }
-    let store = start(options, clock, place, (database, failure), around, in_file, node)?;
+    let store = start(options, clock, place, (database, failure), around, &in_file, node)?;
     Ok((store, report))
 }
 
@@ -358,11 +384,12 @@ fn restore(
         claims: claims.into_values().collect(),
     });
     node.forget_idle(now);
-    if let Some(blocked) = &around.blocked {
+    for (kind, blocked) in &around.blocked {
         let file = blocked.file.clone();
-        node.block(match blocked.is_database {
-            true => Blocked::UnreadableDatabase { file },
-            false => Blocked::UnreadableState { file },
+        node.block(match (blocked.is_database, kind) {
+            (true, _) => Blocked::UnreadableDatabase { file },
+            (false, KubeletFile::Devices) => Blocked::UnreadableState { file },
+            (false, KubeletFile::Claims) => Blocked::UnreadableClaims { file },
         });
     }
     node
@@ -374,7 +401,7 @@ fn start(
     place: Place,
     (database, failure): (Database, Option<WriteError>),
     around: Surroundings,
-    in_file: InFile,
+    in_file: &BTreeMap<KubeletFile, InFile>,
     node: Node,
 ) -> Result<Store, OpenError> {
     let (latest, _) = watch::channel(node.changes());
@@ -395,14 +422,24 @@ fn start(
     let (caller, calls) = mpsc::channel();
     let rung = Arc::new(AtomicBool::new(false));
     let doorbell = Doorbell::new(caller, Arc::clone(&rung));
+    let files = [
+        (KubeletFile::Devices, options.checkpoint),
+        (KubeletFile::Claims, options.claims),
+    ];
+    let files = files.into_iter().filter_map(|(file, path)| {
+        Some(MirroredFile {
+            file,
+            path: path?,
+            in_file: in_file.get(&file).copied().unwrap_or(InFile::Absent),
+            seen: None,
+        })
+    });
     let mirrorer = Mirrorer {
         shared: Arc::clone(&shared),
         outbox: outbox.clone(),
-        path: options.checkpoint,
+        files: files.collect(),
         interval: options.mirror_interval,
         around: around.clone(),
-        in_file,
-        seen: None,
         calls,
         rung,
     };
@@ -443,9 +480,8 @@ fn start(
 struct Opening<'a> {
     options: &'a OpenOptions,
     place: &'a Place,
-    checkpoint: Option<PathBuf>,
     now: Moment,
-    in_file: InFile,
+    in_file: BTreeMap<KubeletFile, InFile>,
     /// What could not be written yet.
     failure: Option<WriteError>,
     report: OpenReport,
@@ -455,7 +491,7 @@ impl Opening<'_> {
     fn with_database(
         &mut self,
         loaded: Loaded,
-        file: KubeletFile,
+        files: [(KubeletFile, InPlace); 2],
     ) -> Result<(Database, Contents), OpenError> {
         let Loaded {
             database,
@@ -466,42 +502,60 @@ impl Opening<'_> {
         self.report.found = Found::Database;
         self.report.repaired = repaired;
         self.report.migrated_from = migrated_from;
-        let mut rows = Vec::new();
-        let mut remove = None;
-        let known = file.hash().filter(|hash| contents.around.knows(hash));
-        if let Some(hash) = known {
-            let is_certain = contents.around.confirmed(&hash).is_none();
-            self.in_file = if is_certain {
-                InFile::Hash(hash)
-            } else {
-                InFile::Uncertain
-            };
-        } else {
-            match file.judge() {
+        let knows_no_claims = migrated_from.is_some_and(|schema| schema < FIRST_WITH_CLAIMS);
+        let (mut rows, mut remove, mut said) = (Vec::new(), Vec::new(), Vec::new());
+        let mut is_takeover = false;
+        for (file, in_place) in files {
+            let mirrors = contents.around.mirrors(file);
+            if let Some(hash) = in_place.hash().filter(|hash| mirrors.knows(hash)) {
+                let is_certain = mirrors.confirmed(&hash).is_none();
+                let in_file = if is_certain {
+                    InFile::Hash(hash)
+                } else {
+                    InFile::Uncertain
+                };
+                self.in_file.insert(file, in_file);
+                continue;
+            }
+            let is_news = file == KubeletFile::Claims && knows_no_claims;
+            match in_place.judge(file) {
                 Verdict::Absent => {}
-                Verdict::Sound { imported, hash } => {
-                    self.in_file = InFile::Hash(hash);
-                    rows.extend(self.take_over(&mut contents, &imported, hash)?);
+                Verdict::Sound { content, hash } => {
+                    is_takeover |= !is_news;
+                    self.stays(file)?;
+                    said.push((file, content, hash));
                 }
                 Verdict::Unreadable { reason } => {
-                    remove = self.checkpoint.clone();
-                    if let Some(path) = &remove {
-                        self.keep_aside(path, reason)?;
+                    let aside = self.keep_file_aside(file, reason)?;
+                    if is_news {
+                        rows.push(Row::Blocked(file, Some(self.blame(&aside))));
                     }
+                    remove.push(aside.original);
                 }
             }
         }
-        let is_taken_over = !rows.is_empty();
+        rows.iter().for_each(|row| contents.around.follow(row));
+        if !said.is_empty() {
+            let archive = if is_takeover {
+                Some(self.archive(&contents)?)
+            } else {
+                None
+            };
+            let (news, difference) = self.adopt(&mut contents, &said);
+            rows.extend(news);
+            self.report.takeover = archive.map(|archive| Takeover { archive, difference });
+        }
+        let must_be_written = !rows.is_empty();
         rows.extend(self.reboot(&mut contents));
         if !rows.is_empty()
             && let Err(error) = database.write(&rows)
         {
-            if is_taken_over {
+            if must_be_written {
                 return Err(self.disk(reason(&error)));
             }
             self.failure = Some(self.place.failure(&error));
         }
-        if let Some(path) = remove {
+        for path in remove {
             self.remove(&path)?;
         }
         Ok((database, contents))
@@ -510,93 +564,116 @@ impl Opening<'_> {
     /// `lost` is a database that could not be read.
     fn without_database(
         &mut self,
-        file: KubeletFile,
+        files: [(KubeletFile, InPlace); 2],
         lost: Option<SetAside>,
     ) -> Result<(Database, Contents), OpenError> {
         let mut contents = Contents::default();
         contents.around.boot_id = Some(self.options.boot_id.clone());
-        let mut remove = None;
-        let mut blame = lost;
-        match file.judge() {
-            Verdict::Absent => {}
-            Verdict::Sound { imported, hash } => {
-                self.report.found = Found::KubeletFile;
-                self.in_file = InFile::Hash(hash);
-                // The file may lag behind a database that could not be read: what is in it counts, and nobody
-                // new is admitted until an operator has decided that this is all.
-                self.adopt(&mut contents, &imported, hash);
-            }
-            Verdict::Unreadable { reason } => {
-                remove = self.checkpoint.clone();
-                if let Some(path) = &remove {
-                    blame = Some(self.keep_aside(path, reason)?);
+        if let Some(lost) = lost {
+            let record = self.blame(&lost);
+            contents.around.blocked.insert(KubeletFile::Devices, record);
+        }
+        let (mut remove, mut said) = (Vec::new(), Vec::new());
+        for (file, in_place) in files {
+            match in_place.judge(file) {
+                Verdict::Absent => {}
+                Verdict::Sound { content, hash } => {
+                    self.report.found = Found::KubeletFile;
+                    said.push((file, content, hash));
+                }
+                Verdict::Unreadable { reason } => {
+                    let aside = self.keep_file_aside(file, reason)?;
+                    contents.around.blocked.insert(file, self.blame(&aside));
+                    remove.push(aside.original);
                 }
             }
         }
-        contents.around.blocked = blame.map(|blame| BlockedRecord {
-            file: blame.kept.display().to_string(),
-            reason: blame.reason,
-            is_database: blame.original == self.place.path,
-        });
+        // Files may lag behind a database that could not be read: what is in them counts, and nobody new is admitted
+        // until an operator has decided that this is all.
+        self.adopt(&mut contents, &said);
         let created = self.place.create(&contents.rows());
         let database = created.map_err(|error| self.disk(reason(&error)))?;
-        if let Some(path) = remove {
+        for path in remove {
             self.remove(&path)?;
         }
         Ok((database, contents))
     }
 
-    /// Takes in the pods, resources and hash of a file, and says what is to be written.
-    fn adopt(&mut self, contents: &mut Contents, imported: &Imported, hash: Hash) -> (Vec<Row>, Difference) {
-        let (pods, mut difference) = imported.against(|uid| contents.pods.get(uid));
-        let gone = contents
-            .pods
-            .keys()
-            .filter(|uid| !imported.pods.contains_key(*uid));
-        difference.removed.extend(gone.cloned());
-        let mut rows: Vec<Row> = pods.iter().map(Row::pod).collect();
-        for pod in pods {
-            contents.pods.insert(pod.uid.clone(), pod);
+    fn blame(&self, aside: &SetAside) -> BlockedRecord {
+        BlockedRecord {
+            file: aside.kept.display().to_string(),
+            reason: aside.reason.clone(),
+            is_database: aside.original == self.place.path,
         }
-        for uid in &difference.removed {
-            contents.pods.remove(uid);
-            rows.push(Row::Pod(uid.clone(), None));
+    }
+
+    /// Takes in what kubelets' files say, and their hashes; and says what is to be written.
+    fn adopt(
+        &mut self,
+        contents: &mut Contents,
+        said: &[(KubeletFile, Content, Hash)],
+    ) -> (Vec<Row>, Difference) {
+        let (pods, claims) = (contents.pods.clone(), contents.claims.clone());
+        let mut rows = Vec::new();
+        for (file, content, hash) in said {
+            match content {
+                Content::Devices(imported) => {
+                    adopt_devices(contents, imported);
+                    let known = &contents.around.resources;
+                    let resources = imported.resources.iter();
+                    let new = resources.filter(|name| !known.contains_key(*name));
+                    rows.extend(new.map(|name| Row::Resource(name.clone(), Some(Default::default()))));
+                }
+                Content::Claims(imported) => adopt_claims(contents, imported),
+            }
+            let mirror = contents.around.mirrors(*file).next(*hash, InFile::Hash(*hash));
+            rows.push(Row::Mirror(*file, mirror));
+            self.in_file.insert(*file, InFile::Hash(*hash));
         }
-        let around = &mut contents.around;
-        let known = &around.resources;
-        let new = imported
-            .resources
-            .iter()
-            .filter(|name| !known.contains_key(*name));
-        rows.extend(new.map(|name| Row::Resource(name.clone(), Some(Default::default()))));
-        rows.push(Row::Mirror(around.next_mirror(hash, InFile::Hash(hash))));
-        rows.iter().for_each(|row| around.follow(row));
-        self.report.imported = Some(imported.report(difference.clone(), Vec::new()));
+        rows.iter().for_each(|row| contents.around.follow(row));
+        let difference = Difference::between(&pods, &contents.pods);
+        let uids = difference.added.iter().chain(&difference.changed);
+        rows.extend(uids.filter_map(|uid| contents.pods.get(uid)).map(Row::pod));
+        let removed = difference.removed.iter();
+        rows.extend(removed.map(|uid| Row::Pod(uid.clone(), None)));
+        let is_same = |claim: &&Claim| claims.get(&claim.uid) == Some(claim);
+        let changed = contents.claims.values().filter(|claim| !is_same(claim));
+        rows.extend(changed.map(Row::claim));
+        let gone = claims.keys().filter(|uid| !contents.claims.contains_key(*uid));
+        rows.extend(gone.map(|uid| Row::Claim(uid.clone(), None)));
+        for (_, content, _) in said {
+            match content {
+                Content::Devices(imported) => {
+                    self.report.imported = Some(imported.report(difference.clone(), Vec::new()));
+                }
+                Content::Claims(imported) => {
+                    let mut report = imported.report(difference.clone());
+                    let new = contents.claims.keys().filter(|uid| !claims.contains_key(*uid));
+                    report.claims = new.cloned().collect();
+                    self.report.imported_claims = Some(report);
+                }
+            }
+        }
         (rows, difference)
     }
 
-    /// A kubelet was in charge in between.
-    fn take_over(
-        &mut self,
-        contents: &mut Contents,
-        imported: &Imported,
-        hash: Hash,
-    ) -> Result<Vec<Row>, OpenError> {
-        if let Some(path) = &self.checkpoint {
-            // It stays where it is: a power loss does not bring back the one that we knew.
-            files::sync_directory_of(path).map_err(|error| OpenError::Disk {
-                path: path.clone(),
-                reason: error.to_string(),
-            })?;
-        }
+    /// Makes sure that a power loss does not bring back the file that we knew.
+    fn stays(&self, file: KubeletFile) -> Result<(), OpenError> {
+        let Some(path) = self.options.path_of(file) else {
+            return Ok(());
+        };
+        files::sync_directory_of(path).map_err(|error| OpenError::Disk {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// A kubelet was in charge in between: our state from before.
+    fn archive(&self, contents: &Contents) -> Result<PathBuf, OpenError> {
         let directory = self.place.path.with_file_name("archive");
         let path = directory.join(format!("{}.json", files::timestamp(self.now)));
         let archive = format!("{:#}\n", dump::contents(contents));
-        let archive = files::write_new(&path, archive.as_bytes())
-            .map_err(|source| OpenError::Archive { path, source })?;
-        let (rows, difference) = self.adopt(contents, imported, hash);
-        self.report.takeover = Some(Takeover { archive, difference });
-        Ok(rows)
+        files::write_new(&path, archive.as_bytes()).map_err(|source| OpenError::Archive { path, source })
     }
 
     /// If the machine has been rebooted: what is to be written about it.
@@ -644,6 +721,11 @@ impl Opening<'_> {
         rows
     }
 
+    fn keep_file_aside(&mut self, file: KubeletFile, reason: String) -> Result<SetAside, OpenError> {
+        let path = self.options.path_of(file).unwrap_or(&self.place.path).to_owned();
+        self.keep_aside(&path, reason)
+    }
+
     fn keep_aside(&mut self, path: &Path, reason: String) -> Result<SetAside, OpenError> {
         let kept = files::keep_aside(path, self.now).map_err(|source| OpenError::SetAside {
             path: path.to_owned(),
@@ -671,5 +753,37 @@ impl Opening<'_> {
             path: self.place.path.clone(),
             reason,
         }
+    }
+}
+
+/// A kubelet's file about devices is right about them: a pod that it does not have has none.
+fn adopt_devices(contents: &mut Contents, imported: &Imported) {
+    let (pods, _) = imported.against(|uid| contents.pods.get(uid));
+    contents
+        .pods
+        .extend(pods.into_iter().map(|pod| (pod.uid.clone(), pod)));
+    contents.pods.retain(|uid, pod| {
+        if !imported.pods.contains_key(uid) {
+            pod.allocations.clear();
+        }
+        imported.pods.contains_key(uid) || !pod.claims.is_empty()
+    });
+}
+
+/// A kubelet's file about claims is right about them: those that it does not have are unprepared.
+fn adopt_claims(contents: &mut Contents, imported: &ImportedClaims) {
+    let mut claims = imported.claims.clone();
+    for (uid, claim) in &mut claims {
+        if let Some(known) = contents.claims.get(uid) {
+            claim.remember(known);
+        }
+    }
+    contents.claims = claims;
+    let known = std::mem::take(&mut contents.pods);
+    let kept = known.into_values().filter_map(|pod| imported.pod(&pod));
+    contents.pods = kept.map(|pod| (pod.uid.clone(), pod)).collect();
+    for uid in imported.pods.keys() {
+        let pod = || imported.new_pod(uid);
+        contents.pods.entry(uid.clone()).or_insert_with(pod);
     }
 }

@@ -1,5 +1,6 @@
 //! On real files, with a disk that can be told to fail, to wait, and to forget.
 
+mod claim_files;
 mod claims;
 mod disk;
 mod durability;
@@ -45,9 +46,14 @@ impl Root {
         self.path().join("kubelet_internal_checkpoint")
     }
 
+    pub(super) fn claims_file(&self) -> PathBuf {
+        self.path().join("dra_manager_state")
+    }
+
     pub(super) fn options(&self) -> OpenOptions {
         OpenOptions {
             checkpoint: Some(self.checkpoint()),
+            claims: Some(self.claims_file()),
             clock: Arc::new(|| NOW),
             // Tests ask for it.
             mirror_interval: Duration::from_secs(3600),

@@ -27,7 +27,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender};
 use std::time::{Duration, Instant};
 
-use devlet_core::{Pod, PodUid, RecordId, ReservationId, ResourceName};
+use devlet_core::dra::claims::Claim;
+use devlet_core::{Blocked, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
 use super::database::{Database, Place, Row, Snapshot, Surroundings};
@@ -113,8 +114,10 @@ pub(crate) enum Phase {
         pods: Vec<Pod>,
         claimed: Vec<PodUid>,
         resources: BTreeSet<ResourceName>,
+        claims: Vec<Claim>,
+        settled: Vec<Blocked>,
     },
-    Forget,
+    Forget(Blocked),
     /// Nothing: the change is about the disk only.
     Nothing,
 }
@@ -131,16 +134,21 @@ impl Phase {
                 pods,
                 claimed,
                 resources,
+                claims,
+                settled,
             } => {
+                for claim in claims {
+                    node.put_claim(claim);
+                }
                 for pod in pods {
                     let taken_in = node.put(pod);
                     debug_assert!(taken_in.is_ok(), "a claimed pod is in flight");
                 }
                 node.know(resources);
-                node.unblock();
+                node.unblock(|reason| settled.contains(reason));
                 state.give_back(&claimed);
             }
-            Self::Forget => node.unblock(),
+            Self::Forget(settled) => node.unblock(|reason| *reason == settled),
             Self::Nothing => {}
         }
     }
@@ -152,7 +160,7 @@ impl Phase {
             Self::Release(pod) => state.node.cancel_release(&pod),
             Self::Record(id) => state.node.cancel_record(id),
             Self::Import { claimed, .. } => state.give_back(&claimed),
-            Self::Forget | Self::Nothing => {}
+            Self::Forget(_) | Self::Nothing => {}
         }
     }
 }

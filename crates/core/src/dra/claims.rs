@@ -233,6 +233,52 @@ impl Claim {
         }
     }
 
+    /// A claim as a kubelet's file has it, with the operations that each driver skips and the devices that it is known to
+    /// have prepared. What is allocated is not in such a file.
+    pub fn imported(
+        key: ClaimKey,
+        uid: ClaimUid,
+        pod: PodUid,
+        drivers: impl IntoIterator<Item = (DriverName, BTreeSet<String>, Vec<PreparedDevice>)>,
+    ) -> Self {
+        let preparation = |(driver, skip, devices): (DriverName, BTreeSet<String>, Vec<PreparedDevice>)| {
+            let mut preparation = Preparation {
+                allocated: None,
+                skip,
+                state: PreparationState::Prepared,
+                devices,
+            };
+            if preparation.devices.is_empty() && !preparation.skips(PREPARE) {
+                preparation.state = PreparationState::Pending;
+            }
+            (driver, preparation)
+        };
+        Self {
+            key,
+            uid,
+            pod,
+            preparations: drivers.into_iter().map(preparation).collect(),
+        }
+    }
+
+    /// Takes over what is known to be allocated, from an earlier record of the same claim, as far as the devices that are
+    /// prepared are among that.
+    pub fn remember(&mut self, earlier: &Self) {
+        for (driver, preparation) in &mut self.preparations {
+            let known = earlier.preparations.get(driver);
+            let known = known.filter(|known| known.skip == preparation.skip);
+            if let Some(allocated) = known.and_then(|known| known.allocated.as_ref()) {
+                let is_allocated = |device: &PreparedDevice| {
+                    let mut among = allocated.iter();
+                    among.any(|each| each.pool == device.pool && each.device == device.device)
+                };
+                if preparation.devices.iter().all(is_allocated) {
+                    preparation.allocated = Some(allocated.clone());
+                }
+            }
+        }
+    }
+
     /// Whether every driver has answered.
     pub fn is_prepared(&self) -> bool {
         let prepared = |each: &Preparation| each.state == PreparationState::Prepared;

@@ -489,7 +489,7 @@ fn a_node_that_is_blocked_no_longer_admits() {
     let mut node = node_with_gpus(&["a"]);
     node.block(unreadable());
 
-    node.unblock();
+    node.unblock(|_| true);
 
     assert_eq!(node.blocked(), None);
     admit(&mut node, &gpu_pod("p", 1));

@@ -343,7 +343,7 @@ impl World {
             }
             Step::Restart => self.restart(),
             Step::Block(true) => self.node.block(Blocked::UnreadableState { file: "f".into() }),
-            Step::Block(false) => self.node.unblock(),
+            Step::Block(false) => self.node.unblock(|_| true),
             Step::Wait(time) => self.now.0 += time,
         }
     }

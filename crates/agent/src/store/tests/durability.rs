@@ -510,7 +510,9 @@ async fn a_plugin_that_was_seen_costs_an_admission_no_sync() {
 
     // The writer is busy until both are there.
     disk.hold_syncs();
-    let mut first = pin!(store.forget());
+    let nothing = request("nothing", 0);
+    let held = store.hold(&nothing, &Advice::new()).unwrap().unwrap();
+    let mut first = pin!(held.commit(&nothing, Vec::new()));
     assert!(start(&mut first).is_pending());
     disk.wait_for_a_sync();
     offer(&store, GPU, 2);
@@ -636,7 +638,7 @@ async fn everything_is_in_a_dump() {
     assert_eq!(allocation["numaNodes"], serde_json::json!({ "0": ["00"] }));
     assert_eq!(dump["resources"][GPU]["endpoint"], "/run/plugin.sock");
     assert_eq!(dump["mirrors"].as_array().unwrap().len(), 1);
-    assert_eq!(dump["blocked"], serde_json::Value::Null);
+    assert_eq!(dump["blocked"], serde_json::json!([]));
 }
 
 #[tokio::test]

@@ -452,6 +452,7 @@ async fn twin(store: &Store) -> (Root, Store) {
     let root = Root::new();
     let options = OpenOptions {
         checkpoint: None,
+        claims: None,
         ..root.options()
     };
     let (twin, _) = Store::open(options).unwrap();

@@ -1,0 +1,236 @@
+//! A kubelet's `dra_manager_state`, as claims and the pods that hold them, and the other way round.
+//!
+//! The file says which claims there are, what drivers prepared for them, and which pods hold them; not what is allocated,
+//! and not what pods call their claims. A pod that we know keeps what the file does not speak of.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use devlet_core::dra::claims::{Claim, ClaimKey, Preparation, PreparationState, PreparedDevice};
+use devlet_core::{ClaimUid, DriverName, Pod, PodClaim, PodName, PodUid, Source};
+use devlet_kubelet_files::dra::{self, envelope};
+use devlet_kubelet_files::{Document, Format, Role};
+
+use super::database::{LoadError, Snapshot};
+use super::import::{Difference, ImportReport, UnreadableFile};
+
+/// A file that has been read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ImportedClaims {
+    pub(crate) format: Format,
+    pub(crate) claims: BTreeMap<ClaimUid, Claim>,
+    /// Who holds them.
+    pub(crate) pods: BTreeMap<PodUid, Vec<PodClaim>>,
+    /// Claims that a later one of the same name replaces, as in a kubelet.
+    pub(crate) replaced_entries: usize,
+}
+
+impl ImportedClaims {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, UnreadableFile> {
+        let file = devlet_kubelet_files::read(bytes, Some(Role::DraManager))?;
+        let format = file.format;
+        Self::new(format, file.verified()?)
+    }
+
+    pub(crate) fn new(format: Format, document: Document) -> Result<Self, UnreadableFile> {
+        let claims: Vec<dra::Claim> = match document {
+            Document::DraFlat(checkpoint) => {
+                let claims = checkpoint.claims.into_iter().flatten();
+                claims.map(dra::flat::FlatClaim::into_claim).collect()
+            }
+            // A kubelet takes this for no claims; it may as well be that they are lost.
+            Document::DraEnvelope(checkpoint) if !checkpoint.has_claim_list => {
+                return Err(UnreadableFile::NoClaims);
+            }
+            Document::DraEnvelope(checkpoint) => checkpoint.claims.unwrap_or_default(),
+            Document::DevicePlugin(_) => return Err(UnreadableFile::DevicesNotClaims),
+            Document::DraHealth(_) => return Err(UnreadableFile::Health),
+        };
+        let all = claims.len();
+        let by_key = claims.into_iter().map(|claim| (claim.key(), claim));
+        let by_key: BTreeMap<String, dra::Claim> = by_key.collect();
+        let mut imported = Self {
+            format,
+            replaced_entries: all - by_key.len(),
+            claims: BTreeMap::new(),
+            pods: BTreeMap::new(),
+        };
+        for claim in by_key.into_values() {
+            imported.add(claim);
+        }
+        Ok(imported)
+    }
+
+    fn add(&mut self, claim: dra::Claim) {
+        let key = ClaimKey {
+            namespace: claim.namespace,
+            name: claim.name,
+        };
+        let uid = ClaimUid::from(claim.uid);
+        let pods: Vec<PodUid> = claim.pods.into_iter().flatten().map(PodUid::from).collect();
+        let last = pods.last().cloned().unwrap_or_else(|| PodUid::from(""));
+        for pod in pods {
+            self.pods.entry(pod).or_default().push(PodClaim {
+                name: String::new(),
+                key: key.clone(),
+                uid: uid.clone(),
+            });
+        }
+        let drivers = claim.drivers.into_iter().flatten().map(|(name, driver)| {
+            let skip = driver.skip_node_operations.into_iter().flatten().collect();
+            let devices = driver.devices.into_iter().flatten().map(prepared).collect();
+            (DriverName::from(name), skip, devices)
+        });
+        let claim = Claim::imported(key, uid.clone(), last, drivers);
+        self.claims.insert(uid, claim);
+    }
+
+    /// A pod with the claims that the file says it holds: as it has them itself, as far as it does. `None` if it has
+    /// nothing then.
+    pub(crate) fn pod(&self, pod: &Pod) -> Option<Pod> {
+        let listed = self.pods.get(&pod.uid).map_or(&[][..], Vec::as_slice);
+        let is_listed = |claim: &PodClaim| listed.iter().any(|each| each.uid == claim.uid);
+        let mut claims: Vec<PodClaim> = pod
+            .claims
+            .iter()
+            .filter(|claim| is_listed(claim))
+            .cloned()
+            .collect();
+        add(&mut claims, listed);
+        let is_there = |name: &str| claims.iter().any(|claim| claim.name == name);
+        let claim_uses = pod.claim_uses.iter().filter(|usage| is_there(&usage.claim));
+        let claim_uses = claim_uses.cloned().collect();
+        let has_something = !claims.is_empty() || !pod.allocations.is_empty() || pod.claims.is_empty();
+        has_something.then(|| Pod {
+            claims,
+            claim_uses,
+            ..pod.clone()
+        })
+    }
+
+    /// Without a claim.
+    pub(crate) fn leave_out(&mut self, uid: &ClaimUid) {
+        self.claims.remove(uid);
+        self.pods.retain(|_, claims| {
+            claims.retain(|claim| claim.uid != *uid);
+            !claims.is_empty()
+        });
+    }
+
+    pub(crate) fn report(&self, difference: Difference) -> ImportReport {
+        ImportReport {
+            format: self.format,
+            difference,
+            doubly_held: Vec::new(),
+            undecodable: Vec::new(),
+            replaced_entries: self.replaced_entries,
+            claims: Vec::new(),
+            left_out: Vec::new(),
+        }
+    }
+
+    /// A pod that nothing else is known of.
+    pub(crate) fn new_pod(&self, uid: &PodUid) -> Pod {
+        Pod {
+            uid: uid.clone(),
+            name: PodName::default(),
+            source: Source::Imported,
+            fingerprint: 0,
+            before_reboot: false,
+            containers: Vec::new(),
+            allocations: Vec::new(),
+            claims: self.pods.get(uid).cloned().unwrap_or_default(),
+            claim_uses: Vec::new(),
+        }
+    }
+
+    /// A pod with the claims of the file in addition to its own.
+    pub(crate) fn pod_with_more(&self, pod: &Pod) -> Pod {
+        let mut more = pod.clone();
+        add(
+            &mut more.claims,
+            self.pods.get(&pod.uid).map_or(&[][..], Vec::as_slice),
+        );
+        more
+    }
+}
+
+fn add(claims: &mut Vec<PodClaim>, listed: &[PodClaim]) {
+    for claim in listed {
+        if !claims.iter().any(|each| each.uid == claim.uid) {
+            claims.push(claim.clone());
+        }
+    }
+}
+
+fn prepared(device: dra::Device) -> PreparedDevice {
+    PreparedDevice {
+        requests: device.requests.unwrap_or_default(),
+        pool: device.pool,
+        device: device.name,
+        share: device.share_id,
+        cdi_devices: device.cdi_devices.unwrap_or_default(),
+    }
+}
+
+/// What the file should say; `None` if there are no claims.
+pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
+    let claims = snapshot.claims()?;
+    if claims.is_empty() {
+        return Ok(None);
+    }
+    let mut holders: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    snapshot.pods(|pod, record| {
+        for claim in record.claims {
+            holders.entry(claim.uid).or_default().insert(pod.to_owned());
+        }
+    })?;
+    let claims = claims.into_iter().map(|(uid, claim)| {
+        // A kubelet unprepares a claim for a pod that is gone: so one must be named.
+        let pods = holders.remove(uid.as_str());
+        let pods = pods.unwrap_or_else(|| BTreeSet::from([claim.pod.as_str().to_owned()]));
+        written(claim, pods)
+    });
+    let claims: Vec<dra::Claim> = claims.collect();
+    Ok(Some(envelope::write(Some(&claims))))
+}
+
+/// The file without any claims.
+pub(crate) fn empty() -> String {
+    envelope::write(None)
+}
+
+fn written(claim: Claim, pods: BTreeSet<String>) -> dra::Claim {
+    let has_to_do =
+        |(_, preparation): &(DriverName, Preparation)| preparation.state != PreparationState::Unprepared;
+    let drivers = claim.preparations.into_iter().filter(has_to_do);
+    let drivers = drivers.map(|(name, preparation)| {
+        // One that is to be prepared again names no devices: whoever reads it would take it for prepared.
+        let is_pending = preparation.state == PreparationState::Pending;
+        let devices: Vec<dra::Device> = preparation.devices.into_iter().map(device).collect();
+        let skip: Vec<String> = preparation.skip.into_iter().collect();
+        let driver = dra::Driver {
+            devices: Some(devices).filter(|devices| !devices.is_empty() && !is_pending),
+            skip_node_operations: Some(skip).filter(|skip| !skip.is_empty()),
+        };
+        (name.as_str().to_owned(), driver)
+    });
+    dra::Claim {
+        uid: claim.uid.as_str().to_owned(),
+        name: claim.key.name,
+        namespace: claim.key.namespace,
+        pods: Some(pods),
+        drivers: Some(drivers.collect()),
+    }
+}
+
+fn device(device: PreparedDevice) -> dra::Device {
+    // As a kubelet: nothing, not an empty list.
+    let list = |texts: Vec<String>| Some(texts).filter(|texts| !texts.is_empty());
+    dra::Device {
+        pool: device.pool,
+        name: device.device,
+        share_id: device.share,
+        requests: list(device.requests),
+        cdi_devices: list(device.cdi_devices),
+    }
+}

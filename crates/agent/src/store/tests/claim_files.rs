@@ -1,0 +1,525 @@
+//! `dra_manager_state`: every row of the table in `open.rs` once more, and what is between the two files.
+
+use devlet_core::dra::claims::{Operation, PreparationState};
+use devlet_core::{Blocked, ReserveError};
+use devlet_kubelet_files::Format;
+use devlet_kubelet_files::dra::{self, envelope};
+
+use super::claims::{DRIVER, admit_claiming, answer_calls, claiming, claims, drive, prepare};
+use super::*;
+use crate::store::{Found, HoldError, ImportError, MirrorError, OnReboot};
+
+const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata/dra");
+
+fn testdata(name: &str) -> Vec<u8> {
+    std::fs::read(Path::new(TESTDATA).join(name)).unwrap()
+}
+
+/// A claim with one device, as a kubelet writes it, for these pods.
+fn kubelets(name: &str, pods: &[&str], devices: bool) -> dra::Claim {
+    let device = dra::Device {
+        pool: "pool".into(),
+        name: format!("dev-{name}"),
+        share_id: Some("share".into()),
+        requests: Some(vec!["req".into()]),
+        cdi_devices: Some(vec![format!("acme.com/gpu={name}")]),
+    };
+    let driver = dra::Driver {
+        devices: devices.then(|| vec![device]),
+        skip_node_operations: None,
+    };
+    dra::Claim {
+        uid: format!("uid-{name}"),
+        name: name.into(),
+        namespace: "default".into(),
+        pods: Some(pods.iter().map(ToString::to_string).collect()),
+        drivers: Some(BTreeMap::from([(DRIVER.to_owned(), driver)])),
+    }
+}
+
+fn write(root: &Root, claims: &[dra::Claim]) {
+    std::fs::write(root.claims_file(), envelope::write(Some(claims))).unwrap();
+}
+
+fn read(root: &Root) -> Vec<dra::Claim> {
+    let file = envelope::read(&std::fs::read(root.claims_file()).unwrap()).unwrap();
+    file.verified().unwrap().claims.unwrap_or_default()
+}
+
+fn names(store: &Store) -> Vec<String> {
+    claims(store).into_iter().map(|claim| claim.key.name).collect()
+}
+
+/// A root with a pod and its claim, closed.
+async fn root_with_a_claim() -> Root {
+    let root = Root::new();
+    let store = root.open();
+    drive(&store);
+    admit_claiming(&store, "a", "one").await.unwrap();
+    store.stop().await.unwrap();
+    root
+}
+
+/// What it would be after the same process was killed, with the same files.
+fn copy(root: &Root) -> Root {
+    let after = Root::new();
+    for (from, to) in [
+        (root.database(), after.database()),
+        (root.claims_file(), after.claims_file()),
+    ] {
+        std::fs::copy(from, to).unwrap();
+    }
+    after
+}
+
+#[tokio::test]
+async fn a_first_start_imports_a_file_of_any_version() {
+    let cases = [
+        ("flat-1.27/01-single.json", Format::DraFlat1_27, 1),
+        ("envelope-v1/03-single-device.json", Format::DraEnvelopeV1, 1),
+        ("envelope-v1/06-two-claims.json", Format::DraEnvelopeV1, 2),
+        ("envelope-v1/00-nil-list.json", Format::DraEnvelopeV1, 0),
+    ];
+    for (name, format, count) in cases {
+        let root = Root::new();
+        std::fs::write(root.claims_file(), testdata(name)).unwrap();
+
+        let (store, report) = root.open_with_report();
+
+        assert_eq!(report.found, Found::KubeletFile, "{name}");
+        let imported = report.imported_claims.unwrap();
+        assert_eq!(
+            (imported.format, imported.claims.len()),
+            (format, count),
+            "{name}"
+        );
+        assert_eq!(claims(&store).len(), count, "{name}");
+        for claim in claims(&store) {
+            assert!(claim.is_prepared(), "{name}");
+            let holders = store.read(|node| node.claim(&claim.uid).unwrap().pods);
+            let pods = pods(&store);
+            assert!(!holders.is_empty() && holders.iter().all(|uid| pods.iter().any(|pod| pod.uid == *uid)));
+            assert!(pods.iter().all(|pod| pod.source == Source::Imported));
+        }
+        // Before the first mirror is written, the file is known all the same.
+        drop(store);
+        let (_, report) = copy(&root).open_with_report();
+        assert!(
+            report.takeover.is_none() && report.imported_claims.is_none(),
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn every_flat_file_of_a_kubelet_is_taken_in() {
+    for folder in [
+        "flat-1.27",
+        "flat-1.28-1.29",
+        "flat-1.28-extra",
+        "flat-1.30-extra",
+    ] {
+        for entry in std::fs::read_dir(Path::new(TESTDATA).join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let root = Root::new();
+            std::fs::copy(&path, root.claims_file()).unwrap();
+            let (_store, report) = root.open_with_report();
+            assert_eq!(report.blocked, None, "{}", path.display());
+            assert!(report.imported_claims.is_some(), "{}", path.display());
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_imported_claim_that_names_devices_is_prepared_and_kept_while_a_pod_holds_it() {
+    let root = Root::new();
+    write(
+        &root,
+        &[kubelets("one", &["p", "q"], true), kubelets("two", &["p"], false)],
+    );
+    let store = root.open();
+    drive(&store);
+    let states = || {
+        let claims = claims(&store);
+        let states = claims.iter().map(|claim| claim.preparations[DRIVER].state);
+        states.collect::<Vec<_>>()
+    };
+    assert_eq!(states(), [PreparationState::Prepared, PreparationState::Pending]);
+    assert_eq!(
+        store.update(|node| node.due_calls(NOW)),
+        [],
+        "nobody is called on a file's word"
+    );
+
+    store.release(&"p".into()).await.unwrap();
+    let calls = store.update(|node| node.due_calls(NOW));
+    let asked: Vec<&str> = calls
+        .iter()
+        .flat_map(|call| &call.claims)
+        .map(|(uid, _)| uid.as_str())
+        .collect();
+    assert_eq!(asked, ["uid-two"], "the other one has a holder");
+    answer_calls(&store, calls);
+    store.release(&"q".into()).await.unwrap();
+    let calls = store.update(|node| node.due_calls(NOW));
+    assert_eq!(calls[0].operation, Operation::Unprepare);
+}
+
+#[tokio::test]
+async fn a_pod_that_was_imported_with_its_claim_is_admitted_without_a_call() {
+    let root = Root::new();
+    write(&root, &[kubelets("one", &["a"], true)]);
+    let store = root.open();
+    let request = claiming("a", "one");
+    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    assert_eq!(store.update(|node| node.prepare_calls(held.id(), NOW)), []);
+    let pod = held.commit(&request, Vec::new()).await.unwrap();
+    assert_eq!(pod.claims[0].name, "gpu");
+    let names = store.read(|node| node.cdi_devices(&"a".into(), "main"));
+    assert_eq!(names, ["acme.com/gpu=one"]);
+}
+
+#[tokio::test]
+async fn without_claims_there_is_no_file_and_with_the_last_one_it_is_empty() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 2);
+    admit(&store, "w", 1).await.unwrap();
+    store.mirror().await.unwrap();
+    assert!(!root.claims_file().exists());
+
+    drive(&store);
+    admit_claiming(&store, "a", "one").await.unwrap();
+    admit_claiming(&store, "b", "one").await.unwrap();
+    store.mirror().await.unwrap();
+    let mirrored = read(&root);
+    let mut expected = kubelets("one", &["a", "b"], true);
+    let devices = expected
+        .drivers
+        .as_mut()
+        .unwrap()
+        .get_mut(DRIVER)
+        .unwrap()
+        .devices
+        .as_mut();
+    devices.unwrap()[0].cdi_devices = Some(vec!["acme.com/gpu=uid-one".into()]);
+    assert_eq!(mirrored, [expected]);
+
+    for uid in ["a", "b"] {
+        store.release(&uid.into()).await.unwrap();
+    }
+    store.mirror().await.unwrap();
+    let pods = read(&root).remove(0).pods.unwrap();
+    assert_eq!(
+        pods.into_iter().collect::<Vec<_>>(),
+        ["b"],
+        "a kubelet unprepares it for a pod that is gone"
+    );
+    let calls = store.update(|node| node.due_calls(NOW));
+    answer_calls(&store, calls);
+    store.record_claims().await.unwrap();
+    store.mirror().await.unwrap();
+    assert_eq!(read(&root), []);
+    assert_eq!(
+        std::fs::read_to_string(root.claims_file()).unwrap(),
+        String::from_utf8(testdata("envelope-v1/00-nil-list.json"))
+            .unwrap()
+            .trim_end()
+    );
+}
+
+#[tokio::test]
+async fn our_own_file_changes_nothing_and_one_that_is_gone_comes_back() {
+    let root = root_with_a_claim().await;
+    let (store, report) = root.open_with_report();
+    assert!(report.takeover.is_none() && report.imported_claims.is_none());
+    assert_eq!(names(&store), ["one"]);
+    store.stop().await.unwrap();
+    std::fs::remove_file(root.claims_file()).unwrap();
+    let (store, report) = root.open_with_report();
+    assert!(report.takeover.is_none());
+    assert_eq!(names(&store), ["one"]);
+    store.stop().await.unwrap();
+    assert_eq!(read(&root).len(), 1);
+}
+
+#[tokio::test]
+async fn an_unreadable_file_and_no_database_block_the_node() {
+    for file in [&b"{ broken"[..], b"{}", b"null", b""] {
+        let root = Root::new();
+        std::fs::write(root.claims_file(), file).unwrap();
+
+        let (store, report) = root.open_with_report();
+
+        let [aside] = &report.set_aside[..] else {
+            panic!("{report:?}");
+        };
+        assert_eq!(aside.original, root.claims_file());
+        assert_eq!(std::fs::read(&aside.kept).unwrap(), file);
+        assert!(!root.claims_file().exists());
+        let file = aside.kept.display().to_string();
+        assert_eq!(report.blocked, Some(Blocked::UnreadableClaims { file }));
+        drive(&store);
+        let refused = store.hold(&claiming("a", "one"), &Advice::new());
+        assert!(
+            matches!(refused, Err(HoldError::Refused(ReserveError::Blocked(_)))),
+            "{refused:?}"
+        );
+        store.stop().await.unwrap();
+        assert!(
+            !root.claims_file().exists(),
+            "while it is blocked there is no mirror"
+        );
+    }
+}
+
+#[tokio::test]
+async fn two_unreadable_files_are_two_decisions() {
+    let root = Root::new();
+    std::fs::write(root.claims_file(), "{ broken").unwrap();
+    std::fs::write(root.checkpoint(), "{ broken").unwrap();
+    let store = root.open();
+    assert_eq!(store.read(|node| node.blocked_by().len()), 2);
+
+    store
+        .import(kubelet_file(&[("k", &["00"])]).as_bytes())
+        .await
+        .unwrap();
+
+    let blocked = |store: &Store| store.read(|node| node.blocked().cloned());
+    assert!(matches!(blocked(&store), Some(Blocked::UnreadableClaims { .. })));
+    store.stop().await.unwrap();
+    let store = root.open();
+    assert!(matches!(blocked(&store), Some(Blocked::UnreadableClaims { .. })));
+    store.forget().await.unwrap();
+    assert_eq!(blocked(&store), None);
+    store.stop().await.unwrap();
+    assert_eq!(blocked(&root.open()), None);
+}
+
+#[tokio::test]
+async fn a_readable_database_beats_an_unreadable_file() {
+    let root = root_with_a_claim().await;
+    std::fs::write(root.claims_file(), "{ broken").unwrap();
+    let (store, report) = root.open_with_report();
+    assert_eq!((report.blocked, report.set_aside.len()), (None, 1));
+    assert_eq!(names(&store), ["one"]);
+    store.stop().await.unwrap();
+    assert_eq!(read(&root).len(), 1);
+}
+
+#[tokio::test]
+async fn a_file_that_a_kubelet_wrote_is_taken_over() {
+    let root = Root::new();
+    let store = root.open();
+    drive(&store);
+    offer(&store, GPU, 4);
+    admit(&store, "w", 1).await.unwrap();
+    admit_claiming(&store, "a", "one").await.unwrap();
+    admit_claiming(&store, "b", "two").await.unwrap();
+    let before = claims(&store);
+    store.stop().await.unwrap();
+    // The kubelet has removed pod b, and admitted another one that shares the claim of a.
+    let mut file = read(&root);
+    file.retain(|claim| claim.name == "one");
+    file[0].pods.as_mut().unwrap().insert("k".into());
+    file.push(kubelets("three", &["k"], true));
+    write(&root, &file);
+
+    let (store, report) = root.open_with_report();
+
+    let takeover = report.takeover.unwrap();
+    assert_eq!(takeover.difference.added, ["k".into()]);
+    assert_eq!(takeover.difference.removed, ["b".into()]);
+    assert_eq!(takeover.difference.changed, []);
+    assert_eq!(uids(&store), ["a", "k", "w"]);
+    assert_eq!(names(&store), ["one", "three"]);
+    let one = &claims(&store)[0];
+    assert_eq!(
+        one.preparations, before[0].preparations,
+        "what we know of it is not forgotten"
+    );
+    assert!(takeover.archive.exists());
+    drive(&store);
+    assert_eq!(
+        store.update(|node| node.due_calls(NOW)),
+        [],
+        "a kubelet has unprepared the other"
+    );
+    drop(store);
+    let (_, report) = copy(&root).open_with_report();
+    assert!(report.takeover.is_none(), "it is known from now on");
+}
+
+#[tokio::test]
+async fn each_file_speaks_for_what_it_is_about() {
+    let root = Root::new();
+    let store = root.open();
+    drive(&store);
+    offer(&store, GPU, 4);
+    let mut request = claiming("a", "one");
+    request.containers[0].wants = BTreeMap::from([(GPU.into(), 1)]);
+    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    held.intent().await.unwrap();
+    prepare(&store, held.id());
+    held.commit(&request, vec![(answer(RAW).unwrap(), false)])
+        .await
+        .unwrap();
+    store.stop().await.unwrap();
+    let claims_file = std::fs::read(root.claims_file()).unwrap();
+
+    // A kubelet that has taken its devices from it, and nothing else.
+    std::fs::write(root.checkpoint(), kubelet_file(&[("k", &["03"])])).unwrap();
+    let (store, report) = root.open_with_report();
+    let difference = report.takeover.unwrap().difference;
+    assert_eq!(difference.changed, ["a".into()]);
+    assert_eq!(uids(&store), ["a", "k"]);
+    assert_eq!(names(&store), ["one"]);
+    store.stop().await.unwrap();
+    assert_eq!(std::fs::read(root.claims_file()).unwrap(), claims_file);
+
+    // And then its claims.
+    write(&root, &[]);
+    let (store, report) = root.open_with_report();
+    assert_eq!(report.takeover.unwrap().difference.removed, ["a".into()]);
+    assert_eq!(uids(&store), ["k"]);
+    assert_eq!(names(&store), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_file_that_somebody_writes_while_we_run_is_left_alone() {
+    let root = Root::new();
+    let store = root.open();
+    drive(&store);
+    admit_claiming(&store, "a", "one").await.unwrap();
+    store.mirror().await.unwrap();
+    write(&root, &[kubelets("theirs", &["k"], true)]);
+    admit_claiming(&store, "b", "two").await.unwrap();
+
+    let refused = store.mirror().await.unwrap_err();
+
+    assert!(matches!(refused, MirrorError::Foreign { .. }), "{refused:?}");
+    assert_eq!(read(&root)[0].name, "theirs");
+    let devices = std::fs::metadata(root.checkpoint());
+    assert!(devices.is_ok(), "the other file is kept all the same");
+    store.stop().await.unwrap_err();
+    let (store, report) = root.open_with_report();
+    assert!(report.takeover.is_some());
+    assert_eq!(names(&store), ["theirs"]);
+}
+
+/// As a devlet from before there were claims left it.
+fn make_older(root: &Root) {
+    use redb::TableDefinition;
+    let database = redb::Database::open(root.database()).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let claims: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
+    let mirrors: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
+    assert!(transaction.delete_table(claims).unwrap());
+    assert!(transaction.delete_table(mirrors).unwrap());
+    let meta: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+    let mut meta = transaction.open_table(meta).unwrap();
+    meta.insert("schema", &2_u32.to_le_bytes()[..]).unwrap();
+    drop(meta);
+    transaction.commit().unwrap();
+}
+
+#[tokio::test]
+async fn an_older_database_imports_the_file_then() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 4);
+    admit(&store, "w", 1).await.unwrap();
+    store.stop().await.unwrap();
+    make_older(&root);
+    write(&root, &[kubelets("one", &["w", "k"], true)]);
+
+    let (store, report) = root.open_with_report();
+
+    assert_eq!(report.migrated_from, Some(2));
+    assert!(report.takeover.is_none(), "nobody took over");
+    assert_eq!(report.imported_claims.unwrap().claims, ["uid-one".into()]);
+    assert_eq!(uids(&store), ["k", "w"]);
+    let pods = store.read(|node| node.claim(&"uid-one".into()).unwrap().pods);
+    assert_eq!(pods, ["k".into(), "w".into()]);
+    assert_eq!(
+        store.read(|node| node.pod(&"w".into()).unwrap().allocations.len()),
+        1
+    );
+}
+
+#[tokio::test]
+async fn an_older_database_says_nothing_of_claims_in_an_unreadable_file() {
+    let root = Root::new();
+    root.open().stop().await.unwrap();
+    make_older(&root);
+    std::fs::write(root.claims_file(), "{ broken").unwrap();
+    let (store, report) = root.open_with_report();
+    assert!(matches!(report.blocked, Some(Blocked::UnreadableClaims { .. })));
+    store.stop().await.unwrap();
+    let blocked = root.open().read(|node| node.blocked().is_some());
+    assert!(blocked, "until an operator decides");
+}
+
+#[tokio::test]
+async fn an_import_adds_claims_and_who_holds_them() {
+    let root = Root::new();
+    let store = root.open();
+    drive(&store);
+    admit_claiming(&store, "a", "one").await.unwrap();
+    admit_claiming(&store, "b", "name").await.unwrap();
+    let mut other = kubelets("name", &["x"], true);
+    other.uid = "another".into();
+    let file = envelope::write(Some(&[
+        kubelets("one", &["k"], false),
+        kubelets("two", &["a", "k"], true),
+        other,
+    ]));
+
+    let report = store.import(file.as_bytes()).await.unwrap();
+
+    assert_eq!(report.claims, ["uid-two".into()]);
+    assert_eq!(report.difference.added, ["k".into()]);
+    assert_eq!(report.difference.changed, ["a".into()]);
+    assert_eq!(report.left_out[0].to_string(), "default/name");
+    assert!(
+        claims(&store)
+            .iter()
+            .all(devlet_core::dra::claims::Claim::is_prepared),
+        "known ones stay as they are"
+    );
+    let before = (pods(&store), claims(&store));
+    store.stop().await.unwrap();
+    let store = root.open();
+    assert_eq!((pods(&store), claims(&store)), before);
+}
+
+#[tokio::test]
+async fn a_file_without_claims_is_no_answer() {
+    let root = Root::new();
+    std::fs::write(root.claims_file(), "{ broken").unwrap();
+    let store = root.open();
+    let refused = store.import(envelope::write(None).as_bytes()).await.unwrap_err();
+    assert!(matches!(refused, ImportError::Empty { .. }), "{refused:?}");
+    let file = envelope::write(Some(&[kubelets("one", &["k"], true)]));
+    store.import(file.as_bytes()).await.unwrap();
+    assert_eq!(store.read(|node| node.blocked().cloned()), None);
+    assert_eq!(names(&store), ["one"]);
+}
+
+#[tokio::test]
+async fn what_is_to_be_prepared_again_names_no_devices() {
+    let root = root_with_a_claim().await;
+    let options = OpenOptions {
+        boot_id: "boot-2".into(),
+        on_reboot: OnReboot::Keep,
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    store.mirror().await.unwrap();
+    let driver = read(&root).remove(0).drivers.unwrap().remove(DRIVER).unwrap();
+    assert_eq!(driver.devices, None);
+}
