@@ -562,7 +562,11 @@ impl Claims {
         for (driver, preparation) in &claim.preparations {
             index_devices(&mut self.devices, &uid, driver, &preparation.devices);
         }
-        self.by_key.insert(claim.key.clone(), uid.clone());
+        // Of several claims of one name, at most one counts: the others were given up on.
+        let named = self.by_key.get(&claim.key).and_then(|uid| self.entries.get(uid));
+        if named.is_none_or(|other| other.is_unused() && other.blocking().next().is_none()) {
+            self.by_key.insert(claim.key.clone(), uid.clone());
+        }
         self.entries.insert(uid.clone(), Entry::new(claim, true));
         self.settle(&uid);
     }
@@ -572,6 +576,7 @@ impl Claims {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.joiners.remove(pod);
             entry.holders.insert(pod.clone());
+            self.by_key.insert(entry.claim.key.clone(), uid.clone());
             self.settle(uid);
         }
     }

@@ -1105,3 +1105,50 @@ fn pods_that_share_a_device_hear_of_its_health() {
     );
     assert_eq!(node.next_expiry(), None);
 }
+
+#[test]
+fn after_a_restart_a_name_stands_for_the_claim_that_counts() {
+    let record = |uid: &str, state| {
+        let mut claim = Claim::imported(key("c"), uid.into(), "old".into(), []);
+        let preparation = Preparation {
+            allocated: None,
+            skip: Default::default(),
+            state,
+            devices: Vec::new(),
+        };
+        claim.preparations.insert("d0".into(), preparation);
+        claim
+    };
+    let holder = Pod {
+        claims: vec![PodClaim {
+            name: "c".into(),
+            key: key("c"),
+            uid: "used".into(),
+        }],
+        ..imported("p", &[])
+    };
+    let restored = |claims: Vec<Claim>, pods: Vec<Pod>| {
+        Node::restore(Restored {
+            claims,
+            pods,
+            ..Restored::default()
+        })
+    };
+    for other in ["a-first", "z-last"] {
+        let abandoned = record(other, PreparationState::Abandoned);
+        let used = record("used", PreparationState::Prepared);
+        let mut claims = vec![used.clone(), abandoned.clone()];
+        claims.sort_by(|one, two| one.uid.cmp(&two.uid));
+        let node = restored(claims.clone(), vec![holder.clone()]);
+        assert_eq!(node.claim_named(&key("c")).unwrap().claim.uid, "used".into());
+        // Nobody holds it any longer, and it is not unprepared: a new claim of that name must wait.
+        let mut node = restored(claims, Vec::new());
+        connect_driver(&mut node, "d0", "0.sock");
+        let request = pod_with("q", &[claim_of("c", "new", &[("d0", "d", &[])])]);
+        let refused = node.reserve(&request, &Advice::new());
+        assert!(
+            matches!(refused, Err(ReserveError::Unpreparing { .. })),
+            "{refused:?}"
+        );
+    }
+}
