@@ -5,19 +5,40 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tonic::transport::server::Connected;
 
-use super::{Afterwards, Driver};
+use super::Driver;
 use crate::events::{Event, tell};
+
+/// What happens once an answer is out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Afterwards {
+    Die,
+    KillCaller,
+}
+
+/// What a call knows of the connection that it came by.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LineEnd(Arc<Mutex<Option<Afterwards>>>);
+
+impl LineEnd {
+    fn afterwards(&self) -> MutexGuard<'_, Option<Afterwards>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn after_the_answer(&self, afterwards: Afterwards) {
+        *self.afterwards() = Some(afterwards);
+    }
+}
 
 pub(crate) struct Line {
     stream: UnixStream,
-    driver: Arc<Driver>,
+    end: LineEnd,
     frames: Frames,
     hung_up: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
@@ -27,7 +48,7 @@ impl Line {
         let mut hang_ups = driver.hang_ups.subscribe();
         Self {
             stream,
-            driver: Arc::clone(driver),
+            end: LineEnd::default(),
             frames: Frames::default(),
             hung_up: Box::pin(async move {
                 let _ = hang_ups.changed().await;
@@ -36,7 +57,8 @@ impl Line {
     }
 
     fn answered(&self) {
-        match self.driver.afterwards() {
+        let afterwards = self.end.afterwards().take();
+        match afterwards {
             Some(Afterwards::Die) => std::process::abort(),
             Some(Afterwards::KillCaller) => {
                 let caller = self.stream.peer_cred().ok().and_then(|peer| peer.pid());
@@ -54,9 +76,11 @@ impl Line {
 }
 
 impl Connected for Line {
-    type ConnectInfo = ();
+    type ConnectInfo = LineEnd;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> LineEnd {
+        self.end.clone()
+    }
 }
 
 impl AsyncRead for Line {

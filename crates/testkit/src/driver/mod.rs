@@ -17,6 +17,7 @@ use crate::events::{Claim, Event, tell};
 use crate::lists::{Listed, Lists};
 use crate::script::Fault;
 use crate::sockets::Sockets;
+use line::{Afterwards, LineEnd};
 pub use script::{DeviceHealth, DriverEndpoint, DriverScript, PreparedDevice};
 
 /// What the parts of a driver share.
@@ -36,14 +37,6 @@ struct Changing {
     by_claim: BTreeMap<String, Vec<PreparedDevice>>,
     /// By UID.
     prepared: BTreeMap<String, Claim>,
-    afterwards: Option<Afterwards>,
-}
-
-/// What happens once an answer is out.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Afterwards {
-    Die,
-    KillCaller,
 }
 
 /// What is answered for a claim.
@@ -59,27 +52,34 @@ impl Driver {
         &self,
         service: &str,
         claims: Vec<Claim>,
+        line: &LineEnd,
     ) -> Result<BTreeMap<String, Outcome<Vec<PreparedDevice>>>, Status> {
-        self.carry_out(service, "NodePrepareResources", claims, |driver, claim, fault| {
-            let mut state = driver.changing();
-            state.prepared.insert(claim.uid.clone(), claim.clone());
-            let devices = state.by_claim.get(&claim.name).unwrap_or(&state.devices);
-            let named = devices
-                .iter()
-                .map(|device| device.of(claim, &driver.script.driver));
-            let mut devices: Vec<PreparedDevice> = named.collect();
-            match fault {
-                Some(Fault::ManyDevices(count)) => {
-                    devices = devices.into_iter().cycle().take(*count).collect();
+        self.carry_out(
+            service,
+            "NodePrepareResources",
+            claims,
+            line,
+            |driver, claim, fault| {
+                let mut state = driver.changing();
+                state.prepared.insert(claim.uid.clone(), claim.clone());
+                let devices = state.by_claim.get(&claim.name).unwrap_or(&state.devices);
+                let named = devices
+                    .iter()
+                    .map(|device| device.of(claim, &driver.script.driver));
+                let mut devices: Vec<PreparedDevice> = named.collect();
+                match fault {
+                    Some(Fault::ManyDevices(count)) => {
+                        devices = devices.into_iter().cycle().take(*count).collect();
+                    }
+                    Some(Fault::LongName(bytes)) => {
+                        let long = |device: &mut PreparedDevice| device.device = "x".repeat(*bytes);
+                        devices.iter_mut().for_each(long);
+                    }
+                    _ => {}
                 }
-                Some(Fault::LongName(bytes)) => {
-                    let long = |device: &mut PreparedDevice| device.device = "x".repeat(*bytes);
-                    devices.iter_mut().for_each(long);
-                }
-                _ => {}
-            }
-            devices
-        })
+                devices
+            },
+        )
         .await
     }
 
@@ -88,10 +88,17 @@ impl Driver {
         &self,
         service: &str,
         claims: Vec<Claim>,
+        line: &LineEnd,
     ) -> Result<BTreeMap<String, Outcome<()>>, Status> {
-        self.carry_out(service, "NodeUnprepareResources", claims, |driver, claim, _| {
-            driver.changing().prepared.remove(&claim.uid);
-        })
+        self.carry_out(
+            service,
+            "NodeUnprepareResources",
+            claims,
+            line,
+            |driver, claim, _| {
+                driver.changing().prepared.remove(&claim.uid);
+            },
+        )
         .await
     }
 
@@ -101,6 +108,7 @@ impl Driver {
         service: &str,
         method: &str,
         claims: Vec<Claim>,
+        line: &LineEnd,
         each: impl Fn(&Self, &Claim, Option<&Fault>) -> T,
     ) -> Result<BTreeMap<String, Outcome<T>>, Status> {
         let fault = self.calls.fault(method);
@@ -135,8 +143,8 @@ impl Driver {
             Some(Fault::UnknownClaim) => {
                 answer.insert("nobody-asked".to_owned(), Ok(T::default()));
             }
-            Some(Fault::DieAfterwards) => self.changing().afterwards = Some(Afterwards::Die),
-            Some(Fault::KillCaller) => self.changing().afterwards = Some(Afterwards::KillCaller),
+            Some(Fault::DieAfterwards) => line.after_the_answer(Afterwards::Die),
+            Some(Fault::KillCaller) => line.after_the_answer(Afterwards::KillCaller),
             _ => {}
         }
         tell(&Event::Answered {
@@ -158,10 +166,6 @@ impl Driver {
             Some(Fault::Wait) => self.calls.wait().await,
             _ => Ok(()),
         }
-    }
-
-    pub(crate) fn afterwards(&self) -> Option<Afterwards> {
-        self.changing().afterwards.take()
     }
 }
 
@@ -196,7 +200,6 @@ pub(crate) async fn live(script: DriverScript) {
             devices: script.devices.clone(),
             by_claim: script.claims.clone(),
             prepared: BTreeMap::new(),
-            afterwards: None,
         }),
         health: Lists::new(script.health.clone()),
         hang_ups: watch::Sender::new(0),

@@ -14,7 +14,7 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
-use super::line::Line;
+use super::line::{Line, LineEnd};
 use super::{DeviceHealth, Driver, DriverEndpoint, PreparedDevice};
 use crate::calls::Calls;
 use crate::events::{Claim, Event, tell};
@@ -92,13 +92,14 @@ macro_rules! node_service {
                 &self,
                 request: Request<dra::$api::NodePrepareResourcesRequest>,
             ) -> Result<Response<dra::$api::NodePrepareResourcesResponse>, Status> {
+                let line = request.extensions().get::<LineEnd>().cloned().unwrap_or_default();
                 let claims = request.into_inner().claims.into_iter();
                 let claims = claims.map(|claim| Claim {
                     namespace: claim.namespace,
                     name: claim.name,
                     uid: claim.uid,
                 });
-                let answer = self.0.prepare(dra::$api::SERVICE, claims.collect()).await?;
+                let answer = self.0.prepare(dra::$api::SERVICE, claims.collect(), &line).await?;
                 let device = |device: PreparedDevice| dra::$api::Device {
                     request_names: device.requests,
                     pool_name: device.pool,
@@ -122,13 +123,14 @@ macro_rules! node_service {
                 &self,
                 request: Request<dra::$api::NodeUnprepareResourcesRequest>,
             ) -> Result<Response<dra::$api::NodeUnprepareResourcesResponse>, Status> {
+                let line = request.extensions().get::<LineEnd>().cloned().unwrap_or_default();
                 let claims = request.into_inner().claims.into_iter();
                 let claims = claims.map(|claim| Claim {
                     namespace: claim.namespace,
                     name: claim.name,
                     uid: claim.uid,
                 });
-                let answer = self.0.unprepare(dra::$api::SERVICE, claims.collect()).await?;
+                let answer = self.0.unprepare(dra::$api::SERVICE, claims.collect(), &line).await?;
                 let claims = answer.into_iter().map(|(uid, outcome)| {
                     let error = outcome.err().unwrap_or_default();
                     (uid, dra::$api::NodeUnprepareResourceResponse { error })
