@@ -99,10 +99,29 @@ func (n *Node) Ask(into any, args ...string) error {
 	return json.Unmarshal(out, into)
 }
 
+// Kill ends devlet as by a crash.
+func (n *Node) Kill() {
+	n.daemon.Process.Kill()
+	<-n.ended
+}
+
 // Pod is one that was admitted.
 type Pod struct {
 	Pod        struct{ UID, Namespace, Name string }
 	Containers []Container
+	Claims     []Claim
+}
+
+// Claim is one of a pod.
+type Claim struct {
+	Name, Namespace, UID string
+	Drivers              []ClaimDriver
+}
+
+// ClaimDriver is what a driver prepared for a claim.
+type ClaimDriver struct {
+	Name    string
+	Devices []json.RawMessage
 }
 
 // Container is what a container of a pod got.
@@ -133,6 +152,20 @@ func (n *Node) Admit(name string, limits ...string) (Pod, error) {
 	args := []string{"admit", "--name", name, "--wait", "40s"}
 	for _, limit := range limits {
 		args = append(args, "--limit", limit)
+	}
+	var pod Pod
+	err := n.Ask(&pod, args...)
+	if err == nil && len(pod.Containers) != 1 {
+		err = fmt.Errorf("%d containers", len(pod.Containers))
+	}
+	return pod, err
+}
+
+// AdmitFiles admits a pod from manifests: its own, and those of its claims.
+func (n *Node) AdmitFiles(files ...string) (Pod, error) {
+	args := []string{"admit", "--wait", "40s"}
+	for _, file := range files {
+		args = append(args, "-f", file)
 	}
 	var pod Pod
 	err := n.Ask(&pod, args...)

@@ -1,0 +1,3 @@
+module devlet.test/interop/told
+
+go 1.26
