@@ -189,7 +189,13 @@ impl Agent {
         );
         tasks.spawn(report_end(serving));
         tasks.spawn(capacity::end_graces(store.clone(), stop.clone()));
-        let claims = Claims::new(store.clone(), drivers, tasks.clone(), stop.clone());
+        let claims = Claims::new(
+            store.clone(),
+            drivers,
+            metrics.clone(),
+            tasks.clone(),
+            stop.clone(),
+        );
         tasks.spawn(claims.clone().run());
         let inner = Inner {
             config,

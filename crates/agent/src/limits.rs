@@ -49,6 +49,8 @@ pub struct Limits {
     pub env_bytes: usize,
     /// Bytes of a path. Default: 4095, which is what the kernel takes.
     pub path_bytes: usize,
+    /// Memory that a DRA driver can fill for a claim, roughly. Default: 128 KiB.
+    pub claim_bytes: usize,
     /// Memory that a plugin can fill for a resource: with its list, and as much with the answers that pods keep.
     /// Default: 256 MiB.
     pub bytes_per_plugin: usize,
@@ -73,6 +75,7 @@ impl Default for Limits {
             entries_per_answer: 16_384,
             env_bytes: 128 << 10,
             path_bytes: 4095,
+            claim_bytes: 128 << 10,
             bytes_per_plugin: 256 << 20,
         }
     }
@@ -99,6 +102,7 @@ impl Limit {
     pub const ENTRIES_PER_ANSWER: Self = Self("entriesPerAnswer");
     pub const ENV_BYTES: Self = Self("envBytes");
     pub const PATH_BYTES: Self = Self("pathBytes");
+    pub const CLAIM_BYTES: Self = Self("claimBytes");
     pub const BYTES_PER_PLUGIN: Self = Self("bytesPerPlugin");
 
     /// Without `limits.` before it.

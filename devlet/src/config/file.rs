@@ -104,6 +104,7 @@ struct LimitSettings {
     entries_per_answer: usize,
     env_bytes: usize,
     path_bytes: usize,
+    claim_bytes: usize,
     bytes_per_plugin: usize,
 }
 
@@ -180,6 +181,7 @@ impl Default for LimitSettings {
             entries_per_answer,
             env_bytes,
             path_bytes,
+            claim_bytes,
             bytes_per_plugin,
         } = Limits::default();
         Self {
@@ -202,6 +204,7 @@ impl Default for LimitSettings {
             entries_per_answer,
             env_bytes,
             path_bytes,
+            claim_bytes,
             bytes_per_plugin,
         }
     }
@@ -289,6 +292,7 @@ impl Settings {
             entries_per_answer: limits.entries_per_answer,
             env_bytes: limits.env_bytes,
             path_bytes: limits.path_bytes,
+            claim_bytes: limits.claim_bytes,
             bytes_per_plugin: limits.bytes_per_plugin,
         };
         config
@@ -335,7 +339,7 @@ onReboot: release
 limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, preface: 10s, drain: 11s, requestBytes: 12, manifestBytes: 13,
   registrationBytes: 14, listBytes: 15, answerBytes: 16, registrationsPerMinute: 17, plugins: 18,
   resourcesPerPlugin: 19, devicesPerResource: 20, idBytes: 21, listsPerSecond: 22, entriesPerAnswer: 23, envBytes: 24,
-  pathBytes: 25, bytesPerPlugin: 26}
+  pathBytes: 25, bytesPerPlugin: 26, claimBytes: 27}
 ";
         let settings = Settings::parse(text).unwrap();
         let config = settings.node("/srv/node".into());
@@ -388,6 +392,7 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, prefa
             entries_per_answer: 23,
             env_bytes: 24,
             path_bytes: 25,
+            claim_bytes: 27,
             bytes_per_plugin: 26,
         };
         assert_eq!(config.limits, limits);

@@ -132,6 +132,10 @@ const MEANINGS: &[(&str, &str)] = &[
         "Bytes of a path or a CDI name in an answer to Allocate.",
     ),
     (
+        "limits.claimBytes",
+        "Memory that a DRA driver can fill for a claim, roughly: with names of devices and CDI devices.",
+    ),
+    (
         "limits.bytesPerPlugin",
         "Memory that a plugin can fill for a resource: with its list, and as much with the answers that pods keep.",
     ),

@@ -19,6 +19,9 @@ use super::{Prepared, Unprepared};
 use crate::grpc::call::InvalidAnswer;
 use crate::limits::{Limit, Limits, shortened};
 
+/// What a device or a name takes besides its text, roughly.
+const ENTRY_BYTES: usize = 64;
+
 /// How a driver is asked about claims; the other request is the same on the wire.
 pub(super) fn request(claims: &[(ClaimUid, ClaimKey)]) -> Bytes {
     let claim = |(uid, key): &(ClaimUid, ClaimKey)| v1::Claim {
@@ -41,6 +44,7 @@ pub(super) fn prepared(
     for claim in Claims::of(answer) {
         let (uid, about) = claim?;
         let (mut devices, mut entries, mut error) = (Vec::new(), 0, String::new());
+        let bytes = about.len();
         for field in Fields(about) {
             match field? {
                 (1, device) => {
@@ -54,6 +58,13 @@ pub(super) fn prepared(
                 _ => {}
             }
         }
+        let memory = bytes + (devices.len() + entries) * ENTRY_BYTES;
+        Limit::CLAIM_BYTES.check(memory, limits.claim_bytes, || {
+            format!(
+                "what is prepared for claim {} takes {memory} bytes of memory",
+                shortened(uid.as_str())
+            )
+        })?;
         let outcome = match error.is_empty() {
             true => Ok(devices),
             false => Err(error),
@@ -361,6 +372,23 @@ mod tests {
         assert_eq!(
             read(&many, &limits).unwrap_err(),
             "the answer has 4 devices or more, limits.entriesPerAnswer allows 3"
+        );
+    }
+
+    #[test]
+    fn what_is_kept_for_a_claim_is_limited() {
+        let limits = Limits {
+            claim_bytes: 400,
+            ..Limits::default()
+        };
+        let mut large = device();
+        assert!(read(&answer(&[("a", devices(vec![large.clone()]))]), &limits).is_ok());
+        large.cdi_device_ids = vec!["acme.com/gpu=0".into(); 3];
+        let said = read(&answer(&[("a", devices(vec![large]))]), &limits).unwrap_err();
+        assert!(
+            said.starts_with("what is prepared for claim \"a\" takes ")
+                && said.ends_with(", limits.claimBytes allows 400"),
+            "{said}"
         );
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devlet_core::DriverName;
+use devlet_core::dra::health::DeviceHealth;
 use devlet_core::dra::view::DriverView;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -12,6 +13,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tokio::time::Instant;
 
 use super::names::{DriverLabel, Label, Names};
 use super::{ByLimit, Durations, Metrics, Recorded, reason};
@@ -55,6 +57,12 @@ struct ByError {
 struct ByNews {
     driver_name: DriverLabel,
     changed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByHealth {
+    driver_name: DriverLabel,
+    health: &'static str,
 }
 
 fn durations<L: Clone + std::hash::Hash + Eq>() -> Durations<L> {
@@ -134,11 +142,14 @@ impl Metrics {
         drivers.reports.get_or_create(&labels).inc();
     }
 
-    /// The claims of a pod were prepared or unprepared, or that failed.
-    pub fn claims_done(&self, operation: ClaimOperation, time: Duration, is_error: bool) {
-        let operations = &self.recorded.drivers.operations;
-        let operations = operations.get_or_create(&by_operation(operation, is_error));
-        operations.observe(time.as_secs_f64());
+    /// The claims of a pod are about to be prepared or unprepared.
+    pub fn claims(&self, operation: ClaimOperation) -> Operating {
+        Operating {
+            recorded: Arc::clone(&self.recorded),
+            operation,
+            began: Instant::now(),
+            is_error: true,
+        }
     }
 
     /// Measures the calls on a driver.
@@ -147,6 +158,31 @@ impl Metrics {
             driver: self.recorded.drivers.names.offered(driver),
             recorded: Arc::clone(&self.recorded),
         }
+    }
+}
+
+/// What is done for the claims of a pod. If it is dropped before its end, it has failed.
+#[derive(Debug)]
+pub struct Operating {
+    recorded: Arc<Recorded>,
+    operation: ClaimOperation,
+    began: Instant,
+    is_error: bool,
+}
+
+impl Operating {
+    /// It ended.
+    pub fn ended<T, E>(mut self, ended: &Result<T, E>) {
+        self.is_error = ended.is_err();
+    }
+}
+
+impl Drop for Operating {
+    fn drop(&mut self) {
+        let operations = &self.recorded.drivers.operations;
+        let labels = by_operation(self.operation, self.is_error);
+        let seconds = self.began.elapsed().as_secs_f64();
+        operations.get_or_create(&labels).observe(seconds);
     }
 }
 
@@ -207,6 +243,9 @@ impl DriverRpcs {
     }
 }
 
+/// A driver, and how many devices it reports that are how.
+pub(super) type LookedAt = (DriverView, BTreeMap<DeviceHealth, usize>);
+
 /// How many prepared claims pods hold: by driver, and in all.
 pub(super) type ClaimsInUse = (BTreeMap<DriverName, usize>, usize);
 
@@ -239,10 +278,22 @@ impl Drivers {
         );
     }
 
-    pub(super) fn look(&self, registry: &mut Registry, drivers: &[DriverView], in_use: &ClaimsInUse) {
+    pub(super) fn look(&self, registry: &mut Registry, drivers: &[LookedAt], in_use: &ClaimsInUse) {
         // Where several drivers share a label, it is up if all of them are.
         let mut all: BTreeMap<DriverLabel, (bool, usize)> = BTreeMap::new();
-        for driver in drivers {
+        let devices: Family<ByHealth, Gauge> = Family::default();
+        for (driver, healths) in drivers {
+            for (health, count) in healths {
+                let labels = ByHealth {
+                    driver_name: self.names.offered(&driver.name),
+                    health: match health {
+                        DeviceHealth::Unknown => "Unknown",
+                        DeviceHealth::Healthy => "Healthy",
+                        DeviceHealth::Unhealthy => "Unhealthy",
+                    },
+                };
+                devices.get_or_create(&labels).inc_by(number(*count));
+            }
             let entry = all.entry(self.names.offered(&driver.name)).or_insert((true, 0));
             let connected = driver.plugins.iter().filter(|plugin| plugin.connected).count();
             entry.0 &= connected > 0;
@@ -264,6 +315,11 @@ impl Drivers {
             "devlet_driver_plugins_connected",
             "Plugins of the driver that are connected",
             connected,
+        );
+        registry.register(
+            "devlet_driver_devices",
+            "Devices whose health the driver reports",
+            devices,
         );
         let claims: Family<ByDriver, Gauge> = Family::default();
         let (by_driver, any) = in_use;

@@ -34,7 +34,7 @@ use crate::store::{DURATION_BOUNDS, OpenReport};
 use crate::workflow::admit::AdmitError;
 use crate::workflow::register::RegisterError;
 
-pub use drivers::{ClaimOperation, DriverRpcs};
+pub use drivers::{ClaimOperation, DriverRpcs, Operating};
 pub use names::{MOST_AWAITED, MOST_RESOURCES, MOST_SOCKETS};
 pub use scrape::{CONTENT_TYPE, View};
 

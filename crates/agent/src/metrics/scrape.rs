@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use devlet_core::dra::view::DriverView;
 use devlet_core::{Availability, Capacity, ResourceName, ResourceView};
 use prometheus_client::encoding::{
     EncodeGaugeValue, EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, text,
@@ -16,7 +15,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
-use super::drivers::ClaimsInUse;
+use super::drivers::{ClaimsInUse, LookedAt};
 use super::names::{Label, MOST_SOCKETS, OTHER};
 use super::process::Process;
 use super::{ByResource, Metrics};
@@ -29,7 +28,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 #[derive(Debug, Clone)]
 pub struct View {
     resources: Vec<ResourceView>,
-    drivers: Vec<DriverView>,
+    drivers: Vec<LookedAt>,
     claims_in_use: ClaimsInUse,
     pods: usize,
     blocked: bool,
@@ -43,14 +42,16 @@ impl View {
     pub fn of(store: &Store, database: &Path) -> Self {
         let now = store.now();
         let (resources, drivers, claims_in_use, pods, blocked) = store.read(|node| {
-            let (resources, drivers) = (node.resources(now), node.drivers());
-            let blocked = node.blocked().is_some();
+            let drivers = node.drivers().into_iter().map(|driver| {
+                let healths = node.health_counts(&driver.name);
+                (driver, healths)
+            });
             (
-                resources,
-                drivers,
+                node.resources(now),
+                drivers.collect(),
                 node.claims_in_use(),
                 node.pod_count(),
-                blocked,
+                node.blocked().is_some(),
             )
         });
         Self {

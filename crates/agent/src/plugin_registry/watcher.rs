@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::inotify;
 use tokio::io::unix::AsyncFd;
@@ -32,12 +32,14 @@ pub struct WatchError {
     pub problem: io::Error,
 }
 
-/// Tells a socket from another one that was made under the same name.
+/// Tells a socket from another one that was made under the same name. Its mode may change meanwhile: plugins do that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
     device: u64,
     inode: u64,
-    changed: (i64, i64),
+    /// `None` where files do not know; then it is when they were changed.
+    made: Option<SystemTime>,
+    changed: Option<(i64, i64)>,
 }
 
 /// A directory that is watched.
@@ -143,11 +145,12 @@ impl Watcher {
             if about.is_dir() && depth < DEEPEST {
                 self.scan(&entry.path(), depth + 1, sockets);
             } else if about.file_type().is_socket() {
-                let changed = (about.ctime(), about.ctime_nsec());
+                let made = about.created().ok();
                 let identity = Identity {
                     device: about.dev(),
                     inode: about.ino(),
-                    changed,
+                    made,
+                    changed: made.is_none().then(|| (about.ctime(), about.ctime_nsec())),
                 };
                 sockets.insert(entry.path(), identity);
             }
@@ -200,6 +203,24 @@ mod tests {
         let two = watcher.changed().await.unwrap();
         assert_ne!(one[&path], two[&path]);
         drop((first, second));
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_mode_changes_is_the_same_one() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watcher = Watcher::new(root.path().to_owned()).unwrap();
+        watcher.changed().await.unwrap();
+        let path = root.path().join("x.sock");
+        let _socket = UnixListener::bind(&path).unwrap();
+        let before = watcher.changed().await.unwrap();
+        if std::fs::symlink_metadata(&path).unwrap().created().is_err() {
+            return;
+        }
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&path, mode).unwrap();
+        let _other = UnixListener::bind(root.path().join("y.sock")).unwrap();
+        let after = watcher.changed().await.unwrap();
+        assert_eq!(before[&path], after[&path]);
     }
 
     #[tokio::test]

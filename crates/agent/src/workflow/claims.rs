@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::dra::{DriverCallError, DriverCalls};
+use crate::metrics::{ClaimOperation, Metrics};
 use crate::store::{Held, Store, WriteError};
 
 /// How long a call may take at most; drivers have deadlines of their own.
@@ -54,6 +55,7 @@ pub struct Claims<D> {
 struct Inner<D> {
     store: Store,
     drivers: D,
+    metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
     hurry: Notify,
@@ -132,11 +134,18 @@ impl Calls {
 
 impl<D: DriverCalls + 'static> Claims<D> {
     /// Calls drivers by these means, for the claims of this node.
-    pub fn new(store: Store, drivers: D, tasks: TaskTracker, stop: CancellationToken) -> Self {
+    pub fn new(
+        store: Store,
+        drivers: D,
+        metrics: Metrics,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
                 store,
                 drivers,
+                metrics,
                 tasks,
                 stop,
                 hurry: Notify::new(),
@@ -180,6 +189,18 @@ impl<D: DriverCalls + 'static> Claims<D> {
         if held.reservation().claims.is_empty() {
             return Ok(());
         }
+        let operation = self.inner.metrics.claims(ClaimOperation::Prepare);
+        let prepared = self.prepare_all(held, deadline, waiting).await;
+        operation.ended(&prepared);
+        prepared
+    }
+
+    async fn prepare_all<W>(
+        &self,
+        held: &Held,
+        deadline: Instant,
+        waiting: &mut impl FnMut(&ReserveError) -> W,
+    ) -> Result<(), PrepareError> {
         let store = &self.inner.store;
         let mut changes = store.changed();
         let mut waited_for = Calls::default();
@@ -215,10 +236,17 @@ impl<D: DriverCalls + 'static> Claims<D> {
     /// Has the claims unprepared that a pod was the last to leave. What is not by `deadline` is returned, and goes on
     /// being tried.
     pub async fn unprepare(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
-        let store = &self.inner.store;
-        if store.read(|node| node.remaining(pod)).is_empty() {
+        if self.inner.store.read(|node| node.remaining(pod)).is_empty() {
             return Ok(());
         }
+        let operation = self.inner.metrics.claims(ClaimOperation::Unprepare);
+        let unprepared = self.unprepare_all(pod, deadline).await;
+        operation.ended(&unprepared);
+        unprepared
+    }
+
+    async fn unprepare_all(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
+        let store = &self.inner.store;
         let mut changes = store.changed();
         let mut waited_for = Calls::default();
         loop {

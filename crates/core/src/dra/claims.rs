@@ -23,7 +23,7 @@
 //! For each driver of a claim there is at most one call at a time. Calls that failed are repeated with a growing
 //! pause, and alone, so that one claim holds up no other.
 //!
-//! `by_key`, `left`, `due`, `failing`, `to_write`, `done` and `devices` are derived: with ten thousand claims
+//! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices` and `in_use` are derived: with ten thousand claims
 //! nobody wants to look through all of them. [`Claims::settle`] keeps them, and `check` recomputes them, after
 //! every step of the history tests.
 
@@ -433,6 +433,8 @@ pub(crate) struct Entry {
     pub(crate) tasks: BTreeMap<DriverName, Task>,
     /// Its place in `left`.
     left: Option<PodUid>,
+    /// Whether it counts in `in_use`.
+    counts: bool,
 }
 
 impl Entry {
@@ -453,6 +455,7 @@ impl Entry {
             writing: 0,
             deleting: false,
             left: None,
+            counts: false,
         }
     }
 
@@ -528,6 +531,34 @@ struct InFlight {
     background: bool,
 }
 
+/// How many claims that pods hold are prepared.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct InUse {
+    pub(crate) all: usize,
+    pub(crate) by_driver: BTreeMap<DriverName, usize>,
+}
+
+impl InUse {
+    fn add(&mut self, claim: &Claim) {
+        self.all += 1;
+        for driver in claim.preparations.keys() {
+            *self.by_driver.entry(driver.clone()).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, claim: &Claim) {
+        self.all = self.all.saturating_sub(1);
+        for driver in claim.preparations.keys() {
+            if let Some(count) = self.by_driver.get_mut(driver) {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    self.by_driver.remove(driver);
+                }
+            }
+        }
+    }
+}
+
 /// All claims.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
@@ -544,6 +575,7 @@ pub(crate) struct Claims {
     done: BTreeSet<ClaimUid>,
     /// Who uses a device.
     devices: BTreeMap<DriverName, BTreeMap<PoolDevice, BTreeSet<ClaimUid>>>,
+    pub(crate) in_use: InUse,
     calls: BTreeMap<CallId, InFlight>,
     background: BTreeMap<DriverName, usize>,
     intents: BTreeMap<ReservationId, Vec<ClaimUid>>,
@@ -1172,6 +1204,9 @@ impl Claims {
         if let Some(pod) = &entry.left {
             remove(&mut self.left, pod, uid);
         }
+        if entry.counts {
+            self.in_use.remove(&entry.claim);
+        }
         for (driver, preparation) in &entry.claim.preparations {
             unindex_devices(&mut self.devices, uid, driver, &preparation.devices);
             remove(&mut self.failing, driver, uid);
@@ -1195,6 +1230,12 @@ impl Claims {
             return;
         }
         let is_to_be_written = entry.is_to_be_written();
+        let counts = !entry.holders.is_empty() && entry.claim.is_prepared();
+        match (entry.counts, counts) {
+            (false, true) => self.in_use.add(&entry.claim),
+            (true, false) => self.in_use.remove(&entry.claim),
+            _ => {}
+        }
         let left = entry.is_unused().then(|| entry.claim.pod.clone());
         if entry.left != left {
             if let Some(pod) = &entry.left {
@@ -1214,6 +1255,7 @@ impl Claims {
             return;
         };
         entry.left = left;
+        entry.counts = counts;
         for ((driver, task), due) in entry.tasks.iter_mut().zip(due) {
             if task.failures > 0 {
                 self.failing
@@ -1260,6 +1302,7 @@ impl Claims {
         };
         for entry in again.entries.values_mut() {
             entry.left = None;
+            entry.counts = false;
             entry.tasks.values_mut().for_each(|task| task.queued = None);
         }
         for (uid, entry) in &self.entries {
@@ -1291,6 +1334,10 @@ impl Claims {
             "the index of claims to delete is out of step"
         );
         assert_eq!(again.devices, self.devices, "the index of devices is out of step");
+        assert_eq!(
+            again.in_use, self.in_use,
+            "the number of claims in use is out of step"
+        );
         for (key, uid) in &self.by_key {
             assert_eq!(self.entries.get(uid).map(|entry| &entry.claim.key), Some(key));
         }

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A driver is usable while one of its plugins is connected. What it has published is out of date when it has not
-//! been usable for [`WIPE_DELAY_MS`].
+//! been usable for [`WIPE_DELAY_MS`]. Of drivers without a plugin the last [`MOST_GONE`] are remembered.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -22,6 +22,9 @@ use crate::id::{ConnectionId, DriverName, Moment};
 
 /// How long a driver may be away before its slices are wiped.
 pub const WIPE_DELAY_MS: u64 = 30 * 1000;
+
+/// How many drivers without a plugin are remembered.
+pub const MOST_GONE: usize = 256;
 
 /// A well-formed wish to serve a driver, from a plugin that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -166,7 +169,26 @@ impl Drivers {
         });
         driver.health.stream_ended(id);
         driver.settle(now);
+        self.forget();
         Some(name)
+    }
+
+    /// Forgets who has been gone for longest, if there are too many of them; those whose slices are wiped first.
+    fn forget(&mut self) {
+        let gone = self
+            .drivers
+            .iter()
+            .filter(|(_, driver)| driver.plugins.is_empty());
+        if gone.clone().count() <= MOST_GONE {
+            return;
+        }
+        let away = |(_, driver): &(&DriverName, &Driver)| {
+            driver.unusable.map(|unusable| (!unusable.wiped, unusable.since))
+        };
+        let longest = gone.min_by_key(away).map(|(name, _)| name.clone());
+        if let Some(name) = longest {
+            self.drivers.remove(&name);
+        }
     }
 
     /// The driver, if that was news.

@@ -71,6 +71,8 @@ pub(crate) struct Health {
     expiries: BTreeSet<(Moment, PoolDevice)>,
     /// Plugins that are reporting.
     reporting: BTreeSet<ConnectionId>,
+    /// How many devices are how.
+    counts: BTreeMap<DeviceHealth, usize>,
 }
 
 impl Health {
@@ -118,7 +120,10 @@ impl Health {
                 lease_ms,
                 until,
             };
-            self.devices.insert(report.device, known);
+            *self.counts.entry(known.health).or_default() += 1;
+            if let Some(before) = self.devices.insert(report.device, known) {
+                self.uncount(before.health);
+            }
         }
         (changed, left_out)
     }
@@ -138,12 +143,25 @@ impl Health {
             let Some((_, device)) = self.expiries.pop_first() else {
                 break;
             };
-            let known = self.devices.remove(&device);
-            if known.is_some_and(|known| known.health != DeviceHealth::Unknown) {
+            let Some(known) = self.devices.remove(&device) else {
+                continue;
+            };
+            self.uncount(known.health);
+            if known.health != DeviceHealth::Unknown {
                 changed.push(device);
             }
         }
         changed
+    }
+
+    fn uncount(&mut self, health: DeviceHealth) {
+        if let Some(count) = self.counts.get_mut(&health) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn counts(&self) -> &BTreeMap<DeviceHealth, usize> {
+        &self.counts
     }
 
     pub(crate) fn next_expiry(&self) -> Option<Moment> {

@@ -352,15 +352,14 @@ impl Node {
 
     /// How many claims that pods hold are prepared, by driver; and in all.
     pub fn claims_in_use(&self) -> (BTreeMap<DriverName, usize>, usize) {
-        let (mut by_driver, mut all) = (BTreeMap::new(), 0);
-        let entries = self.dra.claims.entries.values();
-        for entry in entries.filter(|entry| !entry.holders.is_empty() && entry.claim.is_prepared()) {
-            all += 1;
-            for driver in entry.claim.preparations.keys() {
-                *by_driver.entry(driver.clone()).or_default() += 1;
-            }
-        }
-        (by_driver, all)
+        let in_use = &self.dra.claims.in_use;
+        (in_use.by_driver.clone(), in_use.all)
+    }
+
+    /// How many devices a driver reports, by how they are; those that have expired meanwhile count until [`Node::tick`].
+    pub fn health_counts(&self, driver: &DriverName) -> BTreeMap<DeviceHealth, usize> {
+        let driver = self.dra.drivers.drivers.get(driver);
+        driver.map_or_else(BTreeMap::new, |driver| driver.health.counts().clone())
     }
 
     /// When [`Node::due_calls`] has calls that it would not have earlier.

@@ -7,7 +7,7 @@ use crate::dra::claims::{
     AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, FIRST_PAUSE_MS, Failure,
     MOST_CALLS, MOST_CLAIMS, Operation, Preparation, PreparationState, PreparedDevice,
 };
-use crate::dra::drivers::{DriverOffer, WIPE_DELAY_MS};
+use crate::dra::drivers::{DriverOffer, MOST_GONE, WIPE_DELAY_MS};
 use crate::dra::health::{DEFAULT_LEASE_MS, DeviceHealth, HealthReport, PoolDevice};
 use crate::dra::view::{Phase, Reason};
 use crate::{Blocked, ClaimReference, ClaimRequest, ClaimUid, CommitError, DriverName, PodClaim, Restored};
@@ -1151,4 +1151,25 @@ fn after_a_restart_a_name_stands_for_the_claim_that_counts() {
             "{refused:?}"
         );
     }
+}
+
+#[test]
+fn of_drivers_that_are_gone_only_the_last_are_remembered() {
+    let mut node = Node::default();
+    let (kept, _) = node.driver_registered(offer_of("kept", "k.sock"), START).unwrap();
+    node.link_up(kept, START);
+    for number in 0..2 * MOST_GONE {
+        let now = START.after(number as u64);
+        let name = format!("d{number:04}");
+        let (id, _) = node.driver_registered(offer_of(&name, "d.sock"), now).unwrap();
+        node.driver_deregistered(id, now);
+        if number == 0 {
+            node.slices_wiped(&name.as_str().into());
+        }
+    }
+    let drivers = node.drivers();
+    assert_eq!(drivers.len(), MOST_GONE + 1);
+    assert!(node.driver(&"kept".into()).is_some());
+    let last = format!("d{:04}", 2 * MOST_GONE - 1);
+    assert!(node.driver(&last.as_str().into()).is_some() && node.driver(&"d0000".into()).is_none());
 }

@@ -143,7 +143,13 @@ impl Bed {
         });
         let (sender, asked) = mpsc::unbounded_channel();
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let claims = Claims::new(store.clone(), Fake(sender), tasks.clone(), stop.clone());
+        let claims = Claims::new(
+            store.clone(),
+            Fake(sender),
+            Metrics::default(),
+            tasks.clone(),
+            stop.clone(),
+        );
         let mut bed = Self {
             directory,
             store,

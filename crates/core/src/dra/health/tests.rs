@@ -136,3 +136,26 @@ fn messages_are_cut_between_characters() {
         assert_eq!((cut.len(), cut.ends_with(DOTS)), (length, is_cut));
     }
 }
+
+#[test]
+fn devices_are_counted_by_how_they_are() {
+    let mut health = Health::default();
+    let counted = |health: &Health| {
+        let of = |which| health.counts().get(&which).copied().unwrap_or(0);
+        (
+            of(DeviceHealth::Healthy),
+            of(DeviceHealth::Unhealthy),
+            of(DeviceHealth::Unknown),
+        )
+    };
+    let unknown = report("c", DeviceHealth::Unknown, 0);
+    health.reported(OLD, vec![healthy("a"), unhealthy("b"), unknown], START);
+    assert_eq!(counted(&health), (1, 1, 1));
+    let short = report("a", DeviceHealth::Unhealthy, 5);
+    health.reported(OLD, vec![short, healthy("c"), healthy("c")], START);
+    assert_eq!(counted(&health), (1, 2, 0));
+    health.expire(START.after(5));
+    assert_eq!(counted(&health), (1, 1, 0));
+    health.expire(START.after(DEFAULT_LEASE_MS));
+    assert_eq!(counted(&health), (0, 0, 0));
+}
