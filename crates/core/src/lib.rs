@@ -23,6 +23,7 @@ pub mod device_plugin;
 pub mod dra;
 mod id;
 mod node;
+mod plan;
 mod pod;
 mod view;
 

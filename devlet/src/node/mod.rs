@@ -79,7 +79,7 @@ pub(crate) enum Command {
         not unprepared its claims, 2 devlet cannot be reached."
     )]
     Remove(remove::Args),
-    /// Take over the pods of a kubelet's kubelet_internal_checkpoint, or the claims of its dra_manager_state
+    /// Take over the pods or the claims of a kubelet's state file
     #[command(
         after_help = "Examples:\n  devlet checkpoint repair damaged --out repaired && devlet import repaired\n\n\
         Pods that the file has are added or hold what it says; other pods stay. If nobody was admitted because a file \
