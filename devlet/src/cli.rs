@@ -20,7 +20,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the node: device plugins register, pods get their devices
+    /// Run the node: plugins and drivers register, pods get devices
     #[command(
         after_help = "Examples:\n  devlet serve --sample\n  devlet serve --http 127.0.0.1:7350\n  \
         devlet serve --config /etc/devlet.yaml --log json\n\n\

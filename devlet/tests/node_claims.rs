@@ -269,16 +269,20 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
         "{waits}"
     );
     assert!(waits.contains("ResourceClaim default/gpu: "), "{waits}");
+    let hint = "hint: to do without: devlet remove uid:uid-job --abandon-driver gpu.acme.com";
+    assert!(waits.contains(hint), "{waits}");
     let listed = daemon.json(&["get", "claims"]);
     assert_eq!(listed["claims"][0]["phase"], "unpreparing");
     assert_eq!(listed["claims"][0]["waits"][0]["driver"], DRIVER);
     assert_eq!(listed["claims"][0]["lastPod"]["uid"], "uid-job");
     // By its UID, since its name went with it.
-    let again = daemon.refused(&["remove", "uid-job", "--wait", "300ms"]);
+    let by_name = daemon.refused(&["remove", "job"]);
     assert!(
-        again.contains("hint: to do without: devlet remove uid-job --abandon-driver gpu.acme.com"),
-        "{again}"
+        by_name.contains("is named by its UID: uid-job (ResourceClaim default/gpu)"),
+        "{by_name}"
     );
+    let again = daemon.refused(&["remove", "uid:uid-job", "--wait", "300ms"]);
+    assert!(again.contains(hint), "{again}");
     let typo = daemon.refused(&["remove", "uid-job", "--abandon-driver", "gpu.acme.org"]);
     assert!(
         typo.contains("no claim with devices of driver gpu.acme.org, only of gpu.acme.com"),
@@ -389,4 +393,78 @@ fn manifests_come_in_one_file_or_several_or_from_standard_input() {
     );
     let twice = admit(&daemon, &[&pod, &claim, &claim], &[]);
     assert!(stderr(&twice).contains("manifest 3: ResourceClaim default/gpu is there twice"));
+}
+
+#[test]
+fn a_claim_that_a_pod_names_twice_is_asked_for_once_and_its_devices_come_once() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let common = |request: &str, name: &str| {
+        let mut device = device(request, name);
+        device.cdi.push("acme.com/gpu=common".into());
+        device
+    };
+    let mut driver = Plugin::registered_driver(&DriverScript {
+        devices: vec![common("big", "gpu-0"), common("small", "gpu-1")],
+        ..DriverScript::new(root.path(), DRIVER)
+    });
+    until_serving(&daemon);
+    let twice = pod("job").replace(
+        "[{name: mine, resourceClaimName: gpu}]",
+        "[{name: mine, resourceClaimName: gpu}, {name: again, resourceClaimName: gpu}]",
+    );
+    let twice = twice.replace(
+        "claims: [{name: mine}]",
+        "claims: [{name: again, request: small}, {name: mine}]",
+    );
+
+    let admitted = admitted(&daemon, &[&twice, &claim(&["job"])]);
+
+    let (_, asked) = driver.asked("NodePrepareResources");
+    assert_eq!(asked.len(), 1);
+    assert_eq!(admitted["claims"].as_array().unwrap().len(), 1);
+    let names = ["gpu-1", "common", "gpu-0"].map(|name| format!("acme.com/gpu={name}"));
+    assert_eq!(admitted["containers"][1]["cdiDevices"], json!(names));
+    assert_eq!(
+        admitted["containers"][1]["annotations"]["cdi.k8s.io/gpu.acme.com_claim-1"],
+        names.join(",")
+    );
+    text(&daemon, &["remove", "job"]);
+    let (_, asked) = driver.asked("NodeUnprepareResources");
+    assert_eq!(asked.len(), 1);
+}
+
+#[test]
+fn extended_resources_that_a_claim_backs_come_from_its_driver_and_others_from_plugins() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--sample"]);
+    let _driver = Plugin::registered_driver(&DriverScript {
+        devices: vec![device("container-0-request-0", "gpu-0")],
+        ..DriverScript::new(root.path(), DRIVER)
+    });
+    daemon.until("drivers", |list| {
+        list["drivers"][1]["plugins"][0]["serving"] == true
+    });
+    let pod = "
+metadata: {name: job, uid: uid-job}
+spec:
+  containers:
+  - {name: main, resources: {limits: {acme.com/gpu: 1, sample.devlet.dev/widget: 1}}}
+status:
+  extendedResourceClaimStatus:
+    resourceClaimName: gpu
+    requestMappings:
+    - {containerName: main, resourceName: acme.com/gpu, requestName: container-0-request-0}
+";
+    let claim = claim(&["job"]).replace("name: big", "name: container-0-request-0");
+    let claim = claim.replace("request: big", "request: container-0-request-0");
+
+    let admitted = admitted(&daemon, &[pod, &claim]);
+
+    let main = &admitted["containers"][0];
+    assert_eq!(main["devices"][0]["resource"], "sample.devlet.dev/widget");
+    assert_eq!(main["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(main["cdiDevices"], json!(["acme.com/gpu=gpu-0"]));
+    text(&daemon, &["remove", "job"]);
+    daemon.until("claims", |list| list["claims"] == json!([]));
 }

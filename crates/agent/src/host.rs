@@ -76,6 +76,17 @@ pub enum PodLookupError {
         /// The text.
         name: String,
     },
+    /// None is, but of some that are gone only claims are left, and nobody knows what those were called.
+    #[error(
+        "no such pod: {name}; a pod that is gone while drivers unprepare its claims is named by its UID: {}",
+        .gone.join(", ")
+    )]
+    Gone {
+        /// The text.
+        name: String,
+        /// Some of their UIDs, with their claims.
+        gone: Vec<String>,
+    },
     /// Several are.
     #[error("several pods are called {name}: name one of {}", .pods.join(", "))]
     Ambiguous {
@@ -395,6 +406,21 @@ fn find_elsewhere(node: &Node, name: &str) -> Option<PodUid> {
         .find(|uid| node.is_in_flight(uid) || node.has_left(uid))
 }
 
+/// If there is no such pod: those that it may have been.
+fn or_gone(node: &Node, error: PodLookupError) -> PodLookupError {
+    /// So many are named.
+    const MOST: usize = 3;
+    let waiting = node
+        .claims()
+        .filter(|view| view.pods.is_empty() && !view.waits.is_empty());
+    let gone = waiting.map(|view| format!("{} (ResourceClaim {})", view.claim.pod, view.claim.key));
+    let gone: Vec<String> = gone.take(MOST).collect();
+    match error {
+        PodLookupError::Unknown { name } if !gone.is_empty() => PodLookupError::Gone { name, gone },
+        error => error,
+    }
+}
+
 /// Completes "waiting for ...".
 fn awaited(reason: &ReserveError) -> String {
     match reason {
@@ -549,8 +575,8 @@ impl Devlet for Host {
         self.allow(&request)?;
         let request = request.into_inner();
         let (pod, id) = self.read(|node| {
-            let pod =
-                find(node, &request.pod).or_else(|error| find_elsewhere(node, &request.pod).ok_or(error))?;
+            let pod = find(node, &request.pod)
+                .or_else(|error| find_elsewhere(node, &request.pod).ok_or_else(|| or_gone(node, error)))?;
             let id = convert::pod_id(node, &pod);
             Ok::<_, PodLookupError>((pod, id))
         })?;

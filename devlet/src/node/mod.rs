@@ -47,7 +47,7 @@ pub(crate) enum Command {
         Exit codes: 0 listed, 1 refused, 2 devlet cannot be reached."
     )]
     Get(get::Args),
-    /// Show all there is to know about a pod, a resource, a device, a DRA driver or a claim
+    /// Show all there is to know about one of these
     #[command(
         after_help = "Examples:\n  devlet describe pod job1\n  devlet describe resource acme.com/gpu\n  \
         devlet describe device acme.com/gpu/gpu-0\n  devlet describe driver gpu.acme.com\n  \

@@ -31,15 +31,23 @@ pub(crate) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     let client = args.connect.connect().await?;
     let wait_ms = args.wait.map(time::milliseconds);
+    // Its name goes with it.
+    let named = client
+        .list_pods(v1::ListPodsRequest {
+            pod: args.pod.clone(),
+        })
+        .await;
+    let named = named.unwrap_or_default().pods.into_iter().find_map(|pod| pod.id);
+    let pod = named.map_or_else(|| args.pod.clone(), |id| format!("uid:{}", id.uid));
     let request = v1::RemovePodRequest {
-        pod: args.pod.clone(),
+        pod: args.pod,
         wait_ms,
         abandon_drivers: args.abandon_driver,
     };
-    let removed = match removal(&client, &args.pod, request).await {
+    let removed = match removal(&client, &pod, request).await {
         Err(status) if status.code() == Code::DeadlineExceeded => {
             let outcome = refused(&status)?;
-            give_up_hint(&client, &args.pod).await;
+            give_up_hint(&client, &pod).await;
             return Ok(outcome);
         }
         removed => removed?,
