@@ -274,8 +274,15 @@ impl Caller {
         let manifest = format!(
             "{{metadata: {{name: {name}}}, spec: {{containers: [{{name: main, resources: {{limits: {{{resource}: 1}}}}}}]}}}}"
         );
+        let pod = self.admit_manifest(manifest, None)?;
+        Ok(pod.containers[0].devices[0].ids[0].clone())
+    }
+
+    /// Admits a pod as it is, within a time of its own.
+    pub(crate) fn admit_manifest(&self, manifest: String, wait: Option<Duration>) -> Result<v1::Pod, String> {
         let request = v1::AdmitRequest {
             manifest,
+            wait_ms: wait.map(|wait| wait.as_millis() as u64),
             ..Default::default()
         };
         self.runtime.block_on(async {
@@ -283,10 +290,38 @@ impl Caller {
             let mut events = self.client.admit(request).await.map_err(refused)?;
             while let Some(event) = events.message().await.map_err(refused)? {
                 if let Some(v1::admit_event::Event::Admitted(pod)) = event.event {
-                    return Ok(pod.containers[0].devices[0].ids[0].clone());
+                    return Ok(pod);
                 }
             }
-            panic!("the admission of {name} ended without an answer");
+            panic!("the admission ended without an answer");
+        })
+    }
+
+    /// Removes a pod, within a time of its own.
+    pub(crate) fn remove(&self, name: &str, wait: Duration) -> Result<(), String> {
+        let request = v1::RemovePodRequest {
+            pod: name.to_owned(),
+            wait_ms: Some(wait.as_millis() as u64),
+            ..Default::default()
+        };
+        let removed = self.runtime.block_on(self.client.remove_pod(request));
+        removed.map(drop).map_err(|status| status.message().to_owned())
+    }
+
+    /// Waits until the drivers are as wanted.
+    pub(crate) fn until_drivers<T>(&self, wanted: impl Fn(&[v1::Driver]) -> Option<T>) -> T {
+        self.runtime.block_on(async {
+            let request = v1::ListDriversRequest::default();
+            let mut lists = self.client.watch_drivers(request).await.unwrap();
+            let found = async {
+                loop {
+                    let list = lists.message().await.unwrap().unwrap();
+                    if let Some(found) = wanted(&list.drivers) {
+                        return found;
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, found).await.unwrap()
         })
     }
 }
