@@ -1,6 +1,7 @@
 // Command handover lets devlet and the kubelet's own code take over from one
-// another, through the kubelet's state file. Arguments: devlet, and a device
-// plugin that takes the flags of generic-device-plugin.
+// another, through the kubelet's state files. Arguments: devlet, a device plugin
+// that takes the flags of generic-device-plugin, and the driver of
+// interop/drivers/bindings.
 package main
 
 import (
@@ -37,13 +38,18 @@ const (
 var results node.Results
 
 func main() {
+	inDirectory(func(root string) { handOver(os.Args[1], os.Args[2], root) })
+	inDirectory(func(root string) { handOverClaims(os.Args[1], os.Args[3], root) })
+	results.End()
+}
+
+func inDirectory(do func(root string)) {
 	root, err := os.MkdirTemp("", "handover")
 	if err != nil {
 		panic(err)
 	}
-	handOver(os.Args[1], os.Args[2], root)
-	os.RemoveAll(root)
-	results.End()
+	defer os.RemoveAll(root)
+	do(root)
 }
 
 func handOver(devlet, plugin, root string) {

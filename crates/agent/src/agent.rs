@@ -419,8 +419,16 @@ impl Agent {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
-        let stopped = &self.inner.stopped;
-        stopped.get_or_try_init(|| self.inner.store.stop()).await.copied()
+        let Inner { store, stopped, .. } = &*self.inner;
+        let stop = || async {
+            // What drivers have done and nobody waited for: otherwise they are asked again after the next start, by us
+            // or by a kubelet.
+            if let Err(error) = store.record_claims().await {
+                tracing::warn!(%error, "what drivers did last is not on disk; they are asked again after the next start");
+            }
+            store.stop().await
+        };
+        stopped.get_or_try_init(stop).await.copied()
     }
 }
 
