@@ -23,6 +23,7 @@ use devlet_core::dra::view::listed;
 use devlet_core::{
     DriverName, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
 };
+use futures_util::{StreamExt as _, stream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -38,6 +39,7 @@ use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
 use crate::manifest::{self, InvalidManifest, Manifests};
 use crate::store::{OpenReport, WriteError};
+use crate::workflow::admit::AdmitError;
 
 pub use claims::{ClaimLookupError, NothingToAbandon, UnknownDriver};
 
@@ -509,7 +511,7 @@ impl Devlet for Host {
             .await
             .inspect_err(|_| metrics.turned_away("invalid"))?;
         let deadline = self.deadline(wait_ms);
-        let (sender, receiver) = mpsc::channel(16);
+        let (sender, mut events) = mpsc::channel(16);
         let agent = self.agent.clone();
         self.agent.spawn(async move {
             let give_up = agent.stopping().child_token();
@@ -535,7 +537,13 @@ impl Devlet for Host {
             // If nobody is there any longer, the pod is found admitted when it is admitted again.
             let _ = sender.send(event).await;
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        // The answer begins with its first event: an admission that need not wait wakes its caller once, not twice.
+        let first = events
+            .recv()
+            .await
+            .unwrap_or_else(|| Err(AdmitError::GivenUp.into()))?;
+        let events = stream::iter([Ok(first)]).chain(ReceiverStream::new(events));
+        Ok(Response::new(Box::pin(events)))
     }
 
     async fn start_container(
