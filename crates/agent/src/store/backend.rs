@@ -24,11 +24,11 @@ impl Storage {
         Self(Arc::new(wrap))
     }
 
-    pub(crate) fn over(&self, file: FileBackend, counters: &Arc<Counters>) -> Counted {
-        Counted {
+    pub(crate) fn over(&self, file: FileBackend, counters: &Arc<Counters>) -> Arc<Counted> {
+        Arc::new(Counted {
             inner: (self.0)(file),
             counters: Arc::clone(counters),
-        }
+        })
     }
 }
 
@@ -44,27 +44,23 @@ impl fmt::Debug for Storage {
     }
 }
 
-/// A backend whose syncs are counted.
+/// A file whose syncs are counted.
 #[derive(Debug)]
 pub(crate) struct Counted {
     inner: Box<dyn StorageBackend>,
     counters: Arc<Counters>,
 }
 
-impl StorageBackend for Counted {
-    fn len(&self) -> io::Result<u64> {
-        self.inner.len()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+impl Counted {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.inner.read(offset, out)
     }
 
-    fn set_len(&self, len: u64) -> io::Result<()> {
+    pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
         self.inner.set_len(len)
     }
 
-    fn sync_data(&self) -> io::Result<()> {
+    pub(crate) fn sync_data(&self) -> io::Result<()> {
         let started = Instant::now();
         let result = self.inner.sync_data();
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
@@ -72,35 +68,70 @@ impl StorageBackend for Counted {
         result
     }
 
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.inner.write(offset, data)
+    }
+}
+
+/// What is behind the first bytes of a file, as a file of its own.
+#[derive(Debug)]
+pub(crate) struct Behind {
+    pub(crate) file: Arc<Counted>,
+    pub(crate) first: u64,
+}
+
+impl Behind {
+    fn inner(&self) -> &dyn StorageBackend {
+        &*self.file.inner
+    }
+}
+
+impl StorageBackend for Behind {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.inner().len()?.saturating_sub(self.first))
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read(self.first + offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(self.first + len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write(self.first + offset, data)
     }
 
     fn close(&self) -> io::Result<()> {
-        self.inner.close()
+        self.inner().close()
     }
 
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.inner.try_lock_range(start, end)
+        self.inner().try_lock_range(start, end)
     }
 
     fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.inner.try_lock_shared_range(start, end)
+        self.inner().try_lock_shared_range(start, end)
     }
 
     fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.inner.lock_range(start, end)
+        self.inner().lock_range(start, end)
     }
 
     fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.inner.lock_shared_range(start, end)
+        self.inner().lock_shared_range(start, end)
     }
 
     fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.inner.unlock_range(start, end)
+        self.inner().unlock_range(start, end)
     }
 
     fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.inner.query_lock_range(start, end)
+        self.inner().query_lock_range(start, end)
     }
 }

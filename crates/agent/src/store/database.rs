@@ -5,10 +5,14 @@
 //! | `meta` | `schema` | version of everything below, 4 bytes, little endian |
 //! | | `boot-id` | text |
 //! | | `blocked`, `blocked-claims` | [`BlockedRecord`], while nobody is admitted |
+//! | | `journal` | number of the last record of the journal that is in here, 8 bytes, little endian |
 //! | `pods` | UID | [`PodRecord`] |
 //! | `claims` | UID | [`ClaimRecord`] |
 //! | `resources` | name | [`ResourceRecord`] |
 //! | `mirrors`, `claim-mirrors` | count | SHA-256 of the kubelet's file that is in place, written by us or taken in, and of the one that is to replace it |
+//!
+//! What is written goes to the journal first, in front of the database (`journal.rs`), and is taken over when that is
+//! full or somebody wants to look. A file of before there was one is made anew when it is opened.
 //!
 //! A file is created beside its place, filled in one transaction, synced, and renamed: under its own name there
 //! is never half a database. After a write that failed the same is done again from memory, because pages that a
@@ -25,13 +29,19 @@ use devlet_core::dra::claims::Claim;
 use devlet_core::{ClaimUid, Pod, PodUid, ResourceName};
 use prost::Message as _;
 use redb::backends::FileBackend;
-use redb::{DatabaseError, ReadTransaction, ReadableDatabase as _, StorageError, TableDefinition};
+use redb::{
+    DatabaseError, Durability, ReadTransaction, ReadableDatabase as _, StorageError, TableDefinition,
+};
 use redb::{ReadableTable as _, WriteTransaction};
 
-use super::backend::Storage;
+use super::backend::{Behind, Counted, Storage};
 use super::claim_record::{self, ClaimRecord};
 use super::files::{self, Identity};
-use super::record::{self, BlockedRecord, InvalidRecord, Names, PodRecord, ResourceRecord};
+use super::journal::{self, Journal, JournalError};
+use super::record::{
+    self, BlockedRecord, EntryRecord, InvalidRecord, JournalRecord, Names, PodRecord, ResourceRecord,
+    TableRecord,
+};
 use super::statistics::Counters;
 use super::writer::WriteError;
 
@@ -47,6 +57,7 @@ const SCHEMA_KEY: &str = "schema";
 const BOOT_ID_KEY: &str = "boot-id";
 const BLOCKED_KEY: &str = "blocked";
 const BLOCKED_CLAIMS_KEY: &str = "blocked-claims";
+const JOURNAL_KEY: &str = "journal";
 
 /// The schema since which there are claims.
 pub(crate) const FIRST_WITH_CLAIMS: u32 = 3;
@@ -145,6 +156,49 @@ impl Row {
     pub(crate) fn claim(claim: &Claim) -> Self {
         let (uid, bytes) = claim_record::encode_claim(claim);
         Self::Claim(uid, Some(bytes))
+    }
+
+    /// What it changes in the tables.
+    fn entries(&self) -> Vec<EntryRecord> {
+        let entry = |table: TableRecord, key: &[u8], value: Option<Vec<u8>>| EntryRecord {
+            table: table.into(),
+            key: key.to_vec(),
+            value,
+        };
+        match self {
+            Self::Pod(uid, record) => vec![entry(TableRecord::Pods, uid.as_str().as_bytes(), record.clone())],
+            Self::Claim(uid, record) => {
+                vec![entry(
+                    TableRecord::Claims,
+                    uid.as_str().as_bytes(),
+                    record.clone(),
+                )]
+            }
+            Self::Resource(name, record) => {
+                let record = record.as_ref().map(prost::Message::encode_to_vec);
+                vec![entry(TableRecord::Resources, name.as_str().as_bytes(), record)]
+            }
+            Self::Blocked(file, blocked) => {
+                let record = blocked.as_ref().map(prost::Message::encode_to_vec);
+                vec![entry(TableRecord::Meta, file.blocked_key().as_bytes(), record)]
+            }
+            Self::BootId(id) => {
+                let id = Some(id.clone().into_bytes());
+                vec![entry(TableRecord::Meta, BOOT_ID_KEY.as_bytes(), id)]
+            }
+            Self::Mirror(file, mirror) => {
+                let table = match file {
+                    KubeletFile::Devices => TableRecord::Mirrors,
+                    KubeletFile::Claims => TableRecord::ClaimMirrors,
+                };
+                let key = |number: u64| number.to_le_bytes();
+                let hash = Some(mirror.hash.to_vec());
+                let put = entry(table, &key(mirror.number), hash);
+                let forget = mirror.forget.iter();
+                let forget = forget.map(|&number| entry(table, &key(number), None));
+                std::iter::once(put).chain(forget).collect()
+            }
+        }
     }
 }
 
@@ -310,6 +364,15 @@ impl From<redb::Error> for LoadError {
     }
 }
 
+impl From<JournalError> for LoadError {
+    fn from(error: JournalError) -> Self {
+        match error {
+            JournalError::Io(error) => error.into(),
+            other => Self::Unreadable(other.to_string()),
+        }
+    }
+}
+
 impl From<InvalidRecord> for LoadError {
     fn from(error: InvalidRecord) -> Self {
         Self::Unreadable(error.to_string())
@@ -338,6 +401,9 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) struct Database {
     database: redb::Database,
+    journal: Journal,
+    /// What the journal has, and the database does not know.
+    pending: Vec<EntryRecord>,
     /// Of its file, which is open, so no other gets the same.
     pub(crate) identity: Identity,
 }
@@ -364,27 +430,50 @@ impl Place {
             return Err(LoadError::Unreadable("it is empty".into()));
         }
         files::make_private(&self.path)?;
-        let repaired = Arc::new(AtomicBool::new(false));
-        let mut builder = redb::Database::builder();
-        builder.set_cache_size(CACHE_BYTES);
-        builder.set_repair_callback({
-            let repaired = Arc::clone(&repaired);
-            move |_| repaired.store(true, Ordering::Relaxed)
-        });
-        let backend = self.storage.over(FileBackend::new(file)?, &self.counters);
-        let mut database = builder.create_with_backend(backend)?;
-        // A repair has verified every page. A file that was closed cleanly has not been looked at.
-        if !repaired.load(Ordering::Relaxed) && !database.check_integrity()? {
-            repaired.store(true, Ordering::Relaxed);
+        let file = self.storage.over(FileBackend::new(file)?, &self.counters);
+        if !Journal::is_in(&file)? {
+            return self.open_without_journal(file, migrations);
         }
-        let identity = Identity::of(&about);
-        let database = Database { database, identity };
-        let migrated_from = database.migrate(migrations)?;
+        let unread = Journal::open(Arc::clone(&file))?;
+        let (database, mut repaired) = verified(file, journal::LENGTH)?;
+        let taken_over = taken_over(&database)?;
+        let (journal, records) = unread.read(taken_over)?;
+        let mut database = Database {
+            database,
+            journal,
+            pending: Vec::new(),
+            identity: Identity::of(&about),
+        };
+        repaired |= !records.is_empty();
+        for record in records {
+            let record = JournalRecord::decode(record.as_slice()).map_err(InvalidRecord::from)?;
+            database.pending.extend(record.entries);
+        }
+        database.take_over()?;
+        let migrated_from = migrate(&database.database, migrations)?;
         let contents = database.snapshot()?.contents()?;
         Ok(Loaded {
             database,
             contents,
-            repaired: repaired.load(Ordering::Relaxed),
+            repaired,
+            migrated_from,
+        })
+    }
+
+    /// A file of before there was a journal; it gets one.
+    fn open_without_journal(
+        &self,
+        file: Arc<Counted>,
+        migrations: Migrations<'_>,
+    ) -> Result<Loaded, LoadError> {
+        let (old, repaired) = verified(file, 0)?;
+        let migrated_from = migrate(&old, migrations)?;
+        let contents = Snapshot::of(&old)?.contents()?;
+        drop(old);
+        Ok(Loaded {
+            database: self.create(&contents.rows())?,
+            contents,
+            repaired,
             migrated_from,
         })
     }
@@ -395,11 +484,15 @@ impl Place {
         let create = || {
             let file = files::create_private(&temporary)?;
             let identity = Identity::of(&file.metadata()?);
-            let backend = self.storage.over(FileBackend::new(file)?, &self.counters);
-            let mut builder = redb::Database::builder();
-            builder.set_cache_size(CACHE_BYTES);
+            let file = self.storage.over(FileBackend::new(file)?, &self.counters);
+            let journal = Journal::create(Arc::clone(&file))?;
             let database = Database {
-                database: builder.create_with_backend(backend)?,
+                database: builder().create_with_backend(Behind {
+                    file,
+                    first: journal::LENGTH,
+                })?,
+                journal,
+                pending: Vec::new(),
                 identity,
             };
             database.initialize(rows)?;
@@ -414,6 +507,41 @@ impl Place {
         }
         created
     }
+}
+
+fn builder() -> redb::Builder {
+    let mut builder = redb::Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    builder
+}
+
+/// A database of which every page has been looked at, and whether it had to be repaired.
+fn verified(file: Arc<Counted>, first: u64) -> Result<(redb::Database, bool), LoadError> {
+    let repaired = Arc::new(AtomicBool::new(false));
+    let mut builder = builder();
+    builder.set_repair_callback({
+        let repaired = Arc::clone(&repaired);
+        move |_| repaired.store(true, Ordering::Relaxed)
+    });
+    let mut database = builder.create_with_backend(Behind { file, first })?;
+    // A repair has verified every page. A file that was closed cleanly has not been looked at.
+    if !repaired.load(Ordering::Relaxed) && !database.check_integrity()? {
+        repaired.store(true, Ordering::Relaxed);
+    }
+    let repaired = repaired.load(Ordering::Relaxed);
+    Ok((database, repaired))
+}
+
+/// Up to which record the database has what is in its journal.
+fn taken_over(database: &redb::Database) -> Result<u64, LoadError> {
+    let snapshot = Snapshot::of(database)?;
+    let meta = snapshot.0.open_table(META).map_err(redb::Error::from)?;
+    let Some(number) = meta.get(JOURNAL_KEY)? else {
+        return Ok(0);
+    };
+    let bytes = number.value();
+    let bytes = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 impl Place {
@@ -443,46 +571,72 @@ impl Database {
         transaction.open_table(RESOURCES)?;
         transaction.open_table(MIRRORS)?;
         transaction.open_table(CLAIM_MIRRORS)?;
-        write_rows(&transaction, rows)?;
+        write_entries(&transaction, rows.iter().flat_map(Row::entries))?;
         Ok(transaction.commit()?)
     }
 
     /// Writes all rows or none; they are on disk when this returns.
-    pub(crate) fn write<'a>(&self, rows: impl IntoIterator<Item = &'a Row>) -> Result<(), redb::Error> {
+    pub(crate) fn write<'a>(&mut self, rows: impl IntoIterator<Item = &'a Row>) -> Result<(), redb::Error> {
+        let entries = rows.into_iter().flat_map(Row::entries).collect();
         guarded(|| {
-            // Durable at once, in one phase, is the default: one sync.
-            let transaction = self.database.begin_write()?;
-            write_rows(&transaction, rows)?;
+            let record = JournalRecord { entries };
+            let has_room = self.journal.append(&record.encode_to_vec())?;
+            self.pending.extend(record.entries);
+            if has_room { Ok(()) } else { self.take_over() }
+        })
+    }
+
+    /// What is in the journal goes into the database for good, and the journal begins anew: one sync.
+    pub(crate) fn take_over(&mut self) -> Result<(), redb::Error> {
+        if self.pending.is_empty() && self.journal.is_empty() {
+            return Ok(());
+        }
+        // In one phase, which is the default.
+        self.apply(Durability::Immediate)?;
+        self.journal.begin_anew();
+        Ok(())
+    }
+
+    fn apply(&mut self, durability: Durability) -> Result<(), redb::Error> {
+        guarded(|| {
+            let mut transaction = self.database.begin_write()?;
+            transaction.set_durability(durability)?;
+            write_entries(&transaction, std::mem::take(&mut self.pending))?;
+            let number = self.journal.number().to_le_bytes();
+            transaction.open_table(META)?.insert(JOURNAL_KEY, &number[..])?;
             Ok(transaction.commit()?)
         })
     }
 
-    /// What is on disk now, whatever is written later.
-    pub(crate) fn snapshot(&self) -> Result<Snapshot, redb::Error> {
-        Ok(Snapshot(self.database.begin_read()?))
+    /// What is on disk now, whatever is written later. The journal keeps what is on disk nowhere else: no sync.
+    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, redb::Error> {
+        if !self.pending.is_empty() {
+            self.apply(Durability::None)?;
+        }
+        Snapshot::of(&self.database)
     }
+}
 
-    fn migrate(&self, migrations: Migrations<'_>) -> Result<Option<u32>, LoadError> {
-        let found = self.snapshot()?.schema()?;
-        let known = newest(migrations);
-        if found > known {
-            return Err(LoadError::Newer { found, known });
-        }
-        if found == known {
-            return Ok(None);
-        }
-        let first = usize::try_from(found).ok().and_then(|found| found.checked_sub(1));
-        let Some(steps) = first.and_then(|first| migrations.get(first..)) else {
-            return Err(LoadError::Unreadable(format!("it has schema {found}")));
-        };
-        let transaction = self.database.begin_write().map_err(redb::Error::from)?;
-        for step in steps {
-            step(&transaction)?;
-        }
-        set_schema(&transaction, known)?;
-        transaction.commit().map_err(redb::Error::from)?;
-        Ok(Some(found))
+fn migrate(database: &redb::Database, migrations: Migrations<'_>) -> Result<Option<u32>, LoadError> {
+    let found = Snapshot::of(database)?.schema()?;
+    let known = newest(migrations);
+    if found > known {
+        return Err(LoadError::Newer { found, known });
     }
+    if found == known {
+        return Ok(None);
+    }
+    let first = usize::try_from(found).ok().and_then(|found| found.checked_sub(1));
+    let Some(steps) = first.and_then(|first| migrations.get(first..)) else {
+        return Err(LoadError::Unreadable(format!("it has schema {found}")));
+    };
+    let transaction = database.begin_write().map_err(redb::Error::from)?;
+    for step in steps {
+        step(&transaction)?;
+    }
+    set_schema(&transaction, known)?;
+    transaction.commit().map_err(redb::Error::from)?;
+    Ok(Some(found))
 }
 
 fn set_schema(transaction: &WriteTransaction, version: u32) -> Result<(), redb::Error> {
@@ -491,66 +645,45 @@ fn set_schema(transaction: &WriteTransaction, version: u32) -> Result<(), redb::
     Ok(())
 }
 
-fn write_rows<'a>(
+fn write_entries(
     transaction: &WriteTransaction,
-    rows: impl IntoIterator<Item = &'a Row>,
+    entries: impl IntoIterator<Item = EntryRecord>,
 ) -> Result<(), redb::Error> {
-    // Opened when needed: an admission without claims touches one table.
+    // Opened when needed: most changes touch one table.
     let (mut meta, mut pods, mut claims, mut resources) = (None, None, None, None);
-    for row in rows {
-        match row {
-            Row::Pod(uid, record) => {
-                let table = match &mut pods {
-                    Some(table) => table,
-                    none => none.insert(transaction.open_table(PODS)?),
+    let foreign = || redb::Error::Corrupted("an entry of the journal makes no sense".into());
+    for entry in entries {
+        let table = TableRecord::try_from(entry.table).map_err(|_| foreign())?;
+        let texts = match table {
+            TableRecord::Meta => (&mut meta, META),
+            TableRecord::Pods => (&mut pods, PODS),
+            TableRecord::Claims => (&mut claims, CLAIMS),
+            TableRecord::Resources => (&mut resources, RESOURCES),
+            TableRecord::Mirrors | TableRecord::ClaimMirrors => {
+                let number = entry.key.as_slice().try_into().map_err(|_| foreign())?;
+                let number = u64::from_le_bytes(number);
+                let mut table = transaction.open_table(match table {
+                    TableRecord::ClaimMirrors => CLAIM_MIRRORS,
+                    _ => MIRRORS,
+                })?;
+                match entry.value {
+                    Some(hash) => table.insert(number, hash.as_slice())?,
+                    None => table.remove(number)?,
                 };
-                match record {
-                    Some(bytes) => table.insert(uid.as_str(), bytes.as_slice())?,
-                    None => table.remove(uid.as_str())?,
-                };
+                continue;
             }
-            Row::Claim(uid, record) => {
-                let table = match &mut claims {
-                    Some(table) => table,
-                    none => none.insert(transaction.open_table(CLAIMS)?),
-                };
-                match record {
-                    Some(bytes) => table.insert(uid.as_str(), bytes.as_slice())?,
-                    None => table.remove(uid.as_str())?,
-                };
-            }
-            Row::Resource(name, record) => {
-                let table = match &mut resources {
-                    Some(table) => table,
-                    none => none.insert(transaction.open_table(RESOURCES)?),
-                };
-                match record {
-                    Some(record) => table.insert(name.as_str(), record.encode_to_vec().as_slice())?,
-                    None => table.remove(name.as_str())?,
-                };
-            }
-            Row::Blocked(..) | Row::BootId(_) => {
-                let table = match &mut meta {
-                    Some(table) => table,
-                    none => none.insert(transaction.open_table(META)?),
-                };
-                match row {
-                    Row::BootId(id) => table.insert(BOOT_ID_KEY, id.as_bytes())?,
-                    Row::Blocked(file, Some(blocked)) => {
-                        table.insert(file.blocked_key(), blocked.encode_to_vec().as_slice())?
-                    }
-                    Row::Blocked(file, None) => table.remove(file.blocked_key())?,
-                    _ => None,
-                };
-            }
-            Row::Mirror(file, mirror) => {
-                let mut table = transaction.open_table(file.mirrors())?;
-                table.insert(mirror.number, mirror.hash.as_slice())?;
-                for number in &mirror.forget {
-                    table.remove(number)?;
-                }
-            }
-        }
+            TableRecord::Unspecified => return Err(foreign()),
+        };
+        let (table, definition) = texts;
+        let table = match table {
+            Some(table) => table,
+            none => none.insert(transaction.open_table(definition)?),
+        };
+        let key = str::from_utf8(&entry.key).map_err(|_| foreign())?;
+        match entry.value {
+            Some(value) => table.insert(key, value.as_slice())?,
+            None => table.remove(key)?,
+        };
     }
     Ok(())
 }
@@ -559,6 +692,10 @@ fn write_rows<'a>(
 pub(crate) struct Snapshot(ReadTransaction);
 
 impl Snapshot {
+    fn of(database: &redb::Database) -> Result<Self, redb::Error> {
+        Ok(Self(database.begin_read()?))
+    }
+
     fn schema(&self) -> Result<u32, LoadError> {
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
         let version = meta.get(SCHEMA_KEY)?;

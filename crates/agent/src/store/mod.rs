@@ -29,6 +29,7 @@ mod database;
 mod dump;
 mod files;
 mod import;
+mod journal;
 mod mirror;
 mod open;
 mod record;

@@ -494,7 +494,7 @@ impl Opening<'_> {
         files: [(KubeletFile, InPlace); 2],
     ) -> Result<(Database, Contents), OpenError> {
         let Loaded {
-            database,
+            mut database,
             mut contents,
             repaired,
             migrated_from,

@@ -124,6 +124,40 @@ pub(crate) struct ResourceRecord {
     pub(crate) gone_since: Option<u64>,
 }
 
+/// A change as the journal has it.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct JournalRecord {
+    /// In this order.
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) entries: Vec<EntryRecord>,
+}
+
+/// What a change makes of one key.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct EntryRecord {
+    #[prost(enumeration = "TableRecord", tag = "1")]
+    pub(crate) table: i32,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) key: Vec<u8>,
+    /// None: it is removed.
+    #[prost(bytes = "vec", optional, tag = "3")]
+    pub(crate) value: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum TableRecord {
+    Unspecified = 0,
+    Meta = 1,
+    Pods = 2,
+    Resources = 3,
+    /// Its keys are numbers, 8 bytes, little endian.
+    Mirrors = 4,
+    Claims = 5,
+    /// Like those of `Mirrors`.
+    ClaimMirrors = 6,
+}
+
 /// Why nobody is admitted.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct BlockedRecord {

@@ -286,13 +286,16 @@ impl Writer {
             }
             for reader in readers {
                 // A reader that has gone needs no answer.
-                let _ = reader.send(self.read());
+                let snapshot = self.read();
+                let _ = reader.send(snapshot);
             }
             if let Some(done) = stop {
                 if self.note_due.is_some() {
                     self.write(Vec::new());
                 }
-                if !self.is_in_place() {
+                if self.is_in_place() {
+                    self.take_over();
+                } else {
                     self.heal();
                 }
                 self.database = None;
@@ -317,8 +320,12 @@ impl Writer {
     /// Nobody has asked for a while.
     fn write_by_itself(&mut self) {
         if self.is_in_place() {
+            let is_idle = self.note_due.is_none();
             self.note_due.get_or_insert_with(Instant::now);
             self.write(Vec::new());
+            if is_idle {
+                self.take_over();
+            }
         } else {
             self.heal();
         }
@@ -406,14 +413,11 @@ impl Writer {
 
     fn write_rows<'a>(&mut self, rows: impl Iterator<Item = &'a Row>) -> Result<(), WriteError> {
         self.rebuild()?;
-        let written = match &self.database {
+        let written = match &mut self.database {
             Some(database) => database.write(rows),
             None => return Err(WriteError::Stopped),
         };
-        written.map_err(|error| {
-            self.database = None;
-            self.failure(&error)
-        })
+        written.map_err(|error| self.give_up(&error))
     }
 
     /// Carries out the second phase of every change, in order; then the callers are answered.
@@ -483,10 +487,26 @@ impl Writer {
         }
     }
 
-    fn read(&self) -> Result<Snapshot, WriteError> {
-        match &self.database {
-            Some(database) => database.snapshot().map_err(|error| self.failure(&error)),
+    fn read(&mut self) -> Result<Snapshot, WriteError> {
+        match &mut self.database {
+            Some(database) => database.snapshot().map_err(|error| self.give_up(&error)),
             None => Err(self.shared.health.borrow().clone().unwrap_or(WriteError::Stopped)),
         }
+    }
+
+    /// Brings the database up to date, so that nobody who comes later has to wait for it.
+    fn take_over(&mut self) {
+        if let Some(database) = &mut self.database
+            && let Err(error) = database.take_over()
+        {
+            let error = self.give_up(&error);
+            self.note_health(Some(error));
+        }
+    }
+
+    /// After a failed write nothing in the file can be trusted.
+    fn give_up(&mut self, error: &redb::Error) -> WriteError {
+        self.database = None;
+        self.failure(error)
     }
 }

@@ -1,18 +1,41 @@
 //! Schemas of other versions.
 
 use prost::Message as _;
+use redb::backends::FileBackend;
 use redb::{ReadableTable as _, TableDefinition};
 
 use super::*;
-use crate::store::OpenError;
+use crate::store::backend::Behind;
 use crate::store::database::{LoadError, Place};
 use crate::store::record::PodRecord;
+use crate::store::{OpenError, journal};
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
 
+/// The database behind the journal.
+fn database(root: &Root) -> redb::Database {
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(root.database())
+        .unwrap();
+    let file = Storage::default().over(FileBackend::new(file).unwrap(), &Arc::default());
+    let first = journal::LENGTH;
+    redb::Database::builder()
+        .create_with_backend(Behind { file, first })
+        .unwrap()
+}
+
+/// The file as it was before there was a journal.
+fn take_the_journal_away(root: &Root) {
+    let file = std::fs::read(root.database()).unwrap();
+    let first = usize::try_from(journal::LENGTH).unwrap();
+    std::fs::write(root.database(), &file[first..]).unwrap();
+}
+
 fn set_schema(root: &Root, version: u32) {
-    let database = redb::Database::open(root.database()).unwrap();
+    let database = database(root);
     let transaction = database.begin_write().unwrap();
     let mut meta = transaction.open_table(META).unwrap();
     meta.insert("schema", &version.to_le_bytes()[..]).unwrap();
@@ -124,7 +147,7 @@ async fn a_schema_of_nobody_is_unreadable() {
 async fn pods_of_schema_1_have_containers_that_are_not_known() {
     let root = root_with_a_pod().await;
     {
-        let database = redb::Database::open(root.database()).unwrap();
+        let database = database(&root);
         let transaction = database.begin_write().unwrap();
         let mut pods = transaction.open_table(PODS).unwrap();
         let bytes = pods.get("a").unwrap().unwrap().value().to_vec();
@@ -136,6 +159,7 @@ async fn pods_of_schema_1_have_containers_that_are_not_known() {
         transaction.commit().unwrap();
     }
     set_schema(&root, 1);
+    take_the_journal_away(&root);
 
     let (store, report) = root.open_with_report();
 
