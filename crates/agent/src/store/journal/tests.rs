@@ -48,7 +48,7 @@ fn what_was_written_is_read_and_what_was_taken_over_is_not() {
     let disk = Disk::new();
     let long = vec![b'x'; 3 * SECTOR];
     append(&mut disk.journal(), &[b"one", &long, b""]);
-    assert_eq!(disk.contents(0), [b"one".to_vec(), long.clone(), Vec::new()]);
+    assert_eq!(disk.contents(0), [b"one".to_vec(), long, Vec::new()]);
     // As if the journal had begun anew behind the third.
     assert_eq!(disk.contents(3), Vec::<Vec<u8>>::new());
 }

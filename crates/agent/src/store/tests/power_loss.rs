@@ -316,8 +316,6 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
         Step::Remove("k"),
         Step::Remove("d"),
         Step::Remove("f"),
-        Step::Admit("d", 600_000),
-        Step::Admit("f", 600_000),
         Step::Remove("g"),
     ];
     for step in steps {
@@ -360,7 +358,7 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
     }
     let recording = recorder.0.lock().unwrap();
     assert_eq!(recording.problems, Vec::<String>::new());
-    assert!(recording.syncs >= 16, "{}", recording.syncs);
+    assert!(recording.syncs >= 14, "{}", recording.syncs);
     assert!(recording.images > 400, "{}", recording.images);
     // Some disks have the change already, others not yet.
     assert!((recording.syncs..recording.images).contains(&recording.changed));

@@ -173,7 +173,7 @@ async fn pods_of_schema_1_have_containers_that_are_not_known() {
 async fn a_database_of_schema_2_gets_a_place_for_claims() {
     let root = root_with_a_pod().await;
     {
-        let database = redb::Database::open(root.database()).unwrap();
+        let database = database(&root);
         let transaction = database.begin_write().unwrap();
         let claims: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
         assert!(transaction.delete_table(claims).unwrap());
