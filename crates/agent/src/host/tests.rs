@@ -2,9 +2,11 @@ use std::sync::Mutex;
 
 use devlet_core::{Pod, Restored};
 use devlet_testkit::PATIENCE;
+use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::config::Config;
 
 fn node(pods: &[(&str, &str, &str)]) -> Node {
     let pod = |(uid, namespace, name): &(&str, &str, &str)| Pod {
@@ -177,4 +179,24 @@ async fn a_change_that_nobody_sees_is_not_told() {
     assert!(watched.told.try_recv().is_err());
     watched.change(Some(1));
     assert_eq!(watched.told().await, [1]);
+}
+
+#[tokio::test]
+async fn a_long_manifest_keeps_nobody_else_waiting() {
+    let root = tempfile::tempdir().unwrap();
+    let (agent, report) = Agent::start(Config::new(root.path())).await.unwrap();
+    let host = Host::new(agent.clone(), &report);
+    let parse = |bytes: usize| {
+        let note = "x".repeat(bytes);
+        let metadata = format!("metadata: {{name: plain, annotations: {{note: {note}}}}}");
+        host.parse(vec![format!(
+            "{metadata}\nspec: {{containers: [{{name: main}}]}}"
+        )])
+    };
+    // Each is polled once, on the only thread.
+    assert!(parse(1 << 10).now_or_never().is_some());
+    let mut long = Box::pin(parse(512 << 10));
+    assert!((&mut long).now_or_never().is_none());
+    assert!(long.await.is_ok());
+    agent.stop().await.unwrap();
 }
