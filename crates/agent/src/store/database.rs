@@ -449,8 +449,13 @@ impl Place {
             let record = JournalRecord::decode(record.as_slice()).map_err(InvalidRecord::from)?;
             database.pending.extend(record.entries);
         }
-        database.take_over()?;
+        // The journal goes on: a start needs no room on the disk.
+        database.snapshot()?;
         let migrated_from = migrate(&database.database, migrations)?;
+        if migrated_from.is_some() {
+            // That was for good, and so is what came before it.
+            database.journal.begin_anew();
+        }
         let contents = database.snapshot()?.contents()?;
         Ok(Loaded {
             database,

@@ -20,8 +20,10 @@ use devlet_core::{
     Advice, ConnectionId, ContainerKind, ContainerRequest, Moment, Pod, PodName, PodRequest, Source,
 };
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
+use redb::backends::FileBackend;
 
-use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer};
+use super::backend::Behind;
+use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer, journal};
 
 pub(super) const GPU: &str = "acme.com/gpu";
 pub(super) const NOW: Moment = Moment(1_790_000_000_123);
@@ -193,4 +195,25 @@ pub(super) fn kubelet_file(pods: &[(&str, &[&str])]) -> String {
         entries: Some(entries.collect()),
         registered: Some(BTreeMap::from([(GPU.into(), Some(Vec::new()))])),
     })
+}
+
+/// The database behind the journal.
+fn database(root: &Root) -> redb::Database {
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(root.database())
+        .unwrap();
+    let file = Storage::default().over(FileBackend::new(file).unwrap(), &Arc::default());
+    let first = journal::LENGTH;
+    redb::Database::builder()
+        .create_with_backend(Behind { file, first })
+        .unwrap()
+}
+
+/// The file as it was before there was a journal.
+fn take_the_journal_away(root: &Root) {
+    let file = std::fs::read(root.database()).unwrap();
+    let first = usize::try_from(journal::LENGTH).unwrap();
+    std::fs::write(root.database(), &file[first..]).unwrap();
 }

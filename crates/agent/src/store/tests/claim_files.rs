@@ -414,7 +414,7 @@ async fn a_file_that_somebody_writes_while_we_run_is_left_alone() {
 /// As a devlet from before there were claims left it.
 fn make_older(root: &Root) {
     use redb::TableDefinition;
-    let database = redb::Database::open(root.database()).unwrap();
+    let database = database(root);
     let transaction = database.begin_write().unwrap();
     let claims: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
     let mirrors: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
@@ -425,6 +425,8 @@ fn make_older(root: &Root) {
     meta.insert("schema", &2_u32.to_le_bytes()[..]).unwrap();
     drop(meta);
     transaction.commit().unwrap();
+    drop(database);
+    take_the_journal_away(root);
 }
 
 #[tokio::test]

@@ -1,38 +1,15 @@
 //! Schemas of other versions.
 
 use prost::Message as _;
-use redb::backends::FileBackend;
 use redb::{ReadableTable as _, TableDefinition};
 
 use super::*;
-use crate::store::backend::Behind;
-use crate::store::database::{LoadError, Place};
+use crate::store::OpenError;
+use crate::store::database::{LoadError, Place, Row};
 use crate::store::record::PodRecord;
-use crate::store::{OpenError, journal};
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
-
-/// The database behind the journal.
-fn database(root: &Root) -> redb::Database {
-    let file = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(root.database())
-        .unwrap();
-    let file = Storage::default().over(FileBackend::new(file).unwrap(), &Arc::default());
-    let first = journal::LENGTH;
-    redb::Database::builder()
-        .create_with_backend(Behind { file, first })
-        .unwrap()
-}
-
-/// The file as it was before there was a journal.
-fn take_the_journal_away(root: &Root) {
-    let file = std::fs::read(root.database()).unwrap();
-    let first = usize::try_from(journal::LENGTH).unwrap();
-    std::fs::write(root.database(), &file[first..]).unwrap();
-}
 
 fn set_schema(root: &Root, version: u32) {
     let database = database(root);
@@ -191,4 +168,34 @@ async fn a_database_of_schema_2_gets_a_place_for_claims() {
     let store = root.open();
     assert_eq!(uids(&store), ["a", "b"]);
     assert_eq!(claims::claims(&store).len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_in_the_journal_is_migrated_too_and_the_journal_goes_on() {
+    let root = root_with_a_pod().await;
+    let store = root.open();
+    let pod = pods(&store)[0].clone();
+    store.stop().await.unwrap();
+    let named = |uid: &str| {
+        Row::pod(&Pod {
+            uid: uid.into(),
+            ..pod.clone()
+        })
+    };
+    let step: fn(&redb::WriteTransaction) -> Result<(), redb::Error> = |_| Ok(());
+    let steps = [step; 1];
+    set_schema(&root, 2);
+    let mut loaded = place(&root).open_with(&steps).unwrap();
+    loaded.database.write(&[named("b")]).unwrap();
+    drop(loaded);
+    set_schema(&root, 1);
+
+    let mut loaded = place(&root).open_with(&steps).unwrap();
+    assert_eq!(loaded.migrated_from, Some(1));
+    assert_eq!(loaded.contents.pods.len(), 2);
+    loaded.database.write(&[named("c")]).unwrap();
+    drop(loaded);
+
+    let again = place(&root).open_with(&steps).unwrap();
+    assert_eq!(again.contents.pods.len(), 3);
 }
