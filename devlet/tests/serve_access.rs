@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{Daemon, not_tested, root, stderr};
-use devlet_testkit::{Device, Door, Event, Plugin, Script};
+use devlet_testkit::{Device, Door, DriverEndpoint, DriverScript, Event, Plugin, Script};
 use tempfile::TempDir;
 
 devlet_testkit::plugin_process!();
@@ -263,4 +263,47 @@ fn without_root_everything_works_in_the_users_own_directory() {
     assert!(admitted.status.success(), "{}", stderr(&admitted));
     assert_eq!(plugin.called("Allocate"), ["gpu0"]);
     assert_eq!(daemon.stop(), Some(0));
+}
+
+/// A driver of the stranger's that answers where it registers.
+fn strange_driver(script: &DriverScript) -> Plugin {
+    let program = reachable(&script.root, &std::env::current_exe().unwrap());
+    let script = DriverScript {
+        instance: "strange".into(),
+        ..script.clone()
+    };
+    Plugin::driver_as(STRANGER, 0, &program, &script)
+}
+
+#[test]
+fn strangers_may_not_serve_drivers_unless_the_configuration_names_them() {
+    let driver = |root: &TempDir, name: &str| DriverScript {
+        endpoint: DriverEndpoint::Registration,
+        ..DriverScript::new(root.path(), name)
+    };
+    let Some((root, _daemon)) = node("") else { return };
+    let said = strange_driver(&driver(&root, "gpu.acme.com")).refused();
+    assert!(said.contains("user 54321 may not serve gpu.acme.com"), "{said}");
+
+    let rule = "access: {register: [{resource: gpu.acme.com, uids: [54321]}]}";
+    let Some((root, _daemon)) = node(rule) else { return };
+    let said = strange_driver(&driver(&root, "nic.acme.com")).refused();
+    assert!(said.contains("user 54321 may not serve nic.acme.com"), "{said}");
+    let mut allowed = strange_driver(&driver(&root, "gpu.acme.com"));
+    allowed.until(&Event::Registered);
+    // Not even root gets in beside it.
+    let said = Plugin::driver(&driver(&root, "gpu.acme.com")).refused();
+    assert!(said.contains("54321") && said.contains("share: true"), "{said}");
+    allowed.exit();
+    // Nor does it get in with what is somebody else's.
+    let roots = driver(&root, "other.acme.com");
+    let mut other = Plugin::driver(&roots);
+    other.until(&Event::Registered);
+    let socket = roots.registration_socket().display().to_string();
+    let thief = DriverScript {
+        endpoint: DriverEndpoint::Named(socket),
+        ..driver(&root, "gpu.acme.com")
+    };
+    let said = strange_driver(&thief).refused();
+    assert!(said.contains("is of user 0, not of user 54321"), "{said}");
 }
