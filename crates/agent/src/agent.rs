@@ -11,6 +11,7 @@ use std::time::Duration;
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
 use devlet_core::{ClaimUid, DriverName, Node, Pod, PodRequest, PodUid, ReserveError, Source};
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use futures_util::future::join_all;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -388,7 +389,8 @@ impl Agent {
     }
 
     /// Asks an embedder's source once which pods there are. Those of its own ([`Source::Embedder`]), and imported ones,
-    /// that are not on its list are gone for good and are removed. The pods that were.
+    /// that are not on its list are gone for good and are removed. The pods that were; their claims are unprepared without
+    /// anybody waiting for it.
     ///
     /// The list speaks only for pods that were admitted before it was asked for: one that is admitted, or admitted
     /// again, while the list is made is safe.
@@ -399,19 +401,20 @@ impl Agent {
             return Vec::new();
         };
         let orphans = store.read(|node| node.orphans(Source::Embedder, &active, asked));
-        let mut removed = Vec::new();
-        for pod in orphans {
+        // All at once: they share a write.
+        let removals = orphans.into_iter().map(async |pod| {
             // It may have been admitted again since we looked.
             let still = |node: &Node| node.list_speaks_for(&pod, Source::Embedder, asked);
             match store.release_if(&pod, still).await {
-                Ok(()) => removed.push(pod),
-                Err(store::ReleaseError::Refused(_)) => {}
+                Ok(()) => Some(pod),
+                Err(store::ReleaseError::Refused(_)) => None,
                 Err(store::ReleaseError::Write(error)) => {
                     tracing::warn!(%pod, %error, "pod that is gone keeps its devices for now");
+                    None
                 }
             }
-        }
-        removed
+        });
+        join_all(removals).await.into_iter().flatten().collect()
     }
 
     /// Stops the node: plugins are let go, and everything is on disk when this returns. A node that has stopped stays so.

@@ -10,8 +10,9 @@ use devlet_agent::agent::Agent;
 use devlet_agent::config::Config;
 use devlet_agent::manifest;
 use devlet_agent::workflow::admit::AdmitError;
-use devlet_core::{Capacity, PodRequest, PodUid, Source};
-use devlet_testkit::{Device, Fault, Options, PATIENCE, Plugin, Script};
+use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey};
+use devlet_core::{Capacity, ClaimReference, ClaimRequest, PodRequest, PodUid, Source};
+use devlet_testkit::{Device, DriverScript, Fault, Options, PATIENCE, Plugin, PreparedDevice, Script};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -113,6 +114,96 @@ async fn a_pod_that_is_admitted_while_the_list_is_made_is_not_taken_for_gone() {
     assert_eq!(agent.reconcile(&late).await, [old.uid]);
     assert_eq!(held(&agent), 2);
     assert_eq!(agent.reconcile(&list(&[&new])).await, [again.uid]);
+    agent.stop().await.unwrap();
+}
+
+const DRIVER: &str = "gpu.acme.com";
+
+/// A pod of one container that uses a claim of the same name.
+fn claiming(name: &str) -> PodRequest {
+    let text = format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: main}}]}}}}"
+    );
+    let mut pod = manifest::parse(&text, Source::Embedder, &[]).unwrap();
+    let device = AllocatedDevice {
+        request: "req".into(),
+        pool: "node".into(),
+        device: name.into(),
+        share: None,
+        admin_access: false,
+    };
+    let result = AllocationResult {
+        driver: DRIVER.into(),
+        device,
+        skip: Vec::new(),
+    };
+    let key = ClaimKey {
+        namespace: "default".into(),
+        name: name.into(),
+    };
+    pod.claims.push(ClaimRequest {
+        name: "claim".into(),
+        claim: AllocatedClaim::new(key, name.into(), [result]),
+    });
+    pod.containers[0].claims.push(ClaimReference {
+        claim: "claim".into(),
+        request: None,
+    });
+    pod
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_of_pods_that_are_gone_are_unprepared_in_batches_and_one_holds_up_no_other() {
+    const PODS: usize = 40;
+    let root = tempfile::tempdir().unwrap();
+    let agent = node(root.path()).await;
+    let device = PreparedDevice {
+        requests: vec!["req".into()],
+        ..PreparedDevice::new("node", "{name}", "acme.com/gpu={name}")
+    };
+    let mut driver = Plugin::driver(&DriverScript {
+        devices: vec![device],
+        ..DriverScript::new(root.path(), DRIVER)
+    });
+    let pods: Vec<PodRequest> = (0..PODS)
+        .map(|number| claiming(&format!("pod-{number:02}")))
+        .collect();
+    for pod in &pods {
+        admit(&agent, pod).await;
+        let (options, _) = agent
+            .start_container(&pod.uid, "main", Instant::now() + PATIENCE)
+            .await
+            .unwrap();
+        assert_eq!(options.cdi_devices, [format!("acme.com/gpu={}", pod.name.name)]);
+    }
+    driver.fault(
+        "NodeUnprepareResources",
+        Some(&Fault::FailClaims {
+            names: vec!["pod-07".into()],
+            message: "stuck".into(),
+        }),
+    );
+    let writes = agent.store().statistics().batches.count;
+
+    let removed = agent.reconcile(&list(&[&pods[0]])).await;
+
+    assert_eq!(removed.len(), PODS - 1);
+    let writes = agent.store().statistics().batches.count - writes;
+    assert!(writes < 5, "they share a write: {writes}");
+    let (_, first) = driver.asked("NodeUnprepareResources");
+    assert_eq!(first.len(), PODS - 1, "they share a call");
+    let stuck = PodUid::from(pods[7].uid.as_str());
+    let mut changes = agent.store().changed();
+    let left = |uid: &PodUid| agent.store().read(|node| node.remaining(uid).len());
+    while pods[1..].iter().map(|pod| left(&pod.uid)).sum::<usize>() > 1 {
+        changes.changed().await.unwrap();
+    }
+    assert!(agent.might_need_unprepare(&stuck));
+    driver.fault("NodeUnprepareResources", None);
+    let deadline = Instant::now() + PATIENCE;
+    agent.remove(&stuck, deadline).await.unwrap();
+    assert!(!agent.might_need_unprepare(&stuck));
+    assert_eq!(driver.prepared(), BTreeSet::from(["pod-00".to_owned()]));
     agent.stop().await.unwrap();
 }
 
