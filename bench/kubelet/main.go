@@ -1,5 +1,5 @@
-// Command kubelet runs the kubelet's own device manager, as of the release in
-// go.mod, and does what it is told: one command per line on standard input, one
+// Command kubelet runs the kubelet's own device manager and DRA manager, as of
+// the release in go.mod, and does what it is told: one command per line on standard input, one
 // JSON answer per line on standard output. Times are taken in here, around the
 // calls that a kubelet makes, so that the way to this process costs it nothing.
 //
@@ -49,6 +49,9 @@ type command struct {
 	Answer  []byte
 	Callers int
 	Millis  int
+	// Dir is where the DRA manager keeps its file; Drivers are there to call.
+	Dir     string
+	Drivers []driver
 }
 
 // answer has whatever was measured.
@@ -66,6 +69,7 @@ type answer struct {
 type node struct {
 	manager *devicemanager.ManagerImpl
 	logger  klog.Logger
+	claims  *claims
 
 	// admission is the lock of a kubelet's sync loop: one pod at a time.
 	admission sync.Mutex
@@ -117,6 +121,16 @@ func (n *node) do(c command) (answer, error) {
 		return n.churn(c)
 	case "loop":
 		return n.loop(c)
+	case "write-claims":
+		return answer{}, writeClaims(c)
+	case "start-claims":
+		var err error
+		n.claims, err = startClaims(c)
+		return answer{}, err
+	case "claim-pairs":
+		return n.claims.pairs(c)
+	case "claim-loop":
+		return n.claims.loop(c)
 	default:
 		return answer{}, fmt.Errorf("what is %q?", c.Do)
 	}
@@ -284,10 +298,12 @@ func uid(i int) types.UID {
 	return types.UID(fmt.Sprintf("%08x-5b7c-4a7a-9c0e-3f3a8f1f0000", i))
 }
 
+func podName(i int) string { return fmt.Sprintf("job-%d", i) }
+
 func pod(i int, name string) *v1.Pod {
 	limits := v1.ResourceList{v1.ResourceName(name): *resource.NewQuantity(1, resource.DecimalSI)}
 	return &v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("job-%d", i), Namespace: "default", UID: uid(i)},
+		ObjectMeta: metav1.ObjectMeta{Name: podName(i), Namespace: "default", UID: uid(i)},
 		Spec: v1.PodSpec{Containers: []v1.Container{{
 			Name: "main", Resources: v1.ResourceRequirements{Limits: limits, Requests: limits},
 		}}},
@@ -304,4 +320,3 @@ func (noAffinity) GetAffinity(klog.Logger, string, string) topologymanager.Topol
 func (noAffinity) GetPolicy() topologymanager.Policy { return topologymanager.NewNonePolicy() }
 
 func (noAffinity) Name() string { return "none" }
-

@@ -10,6 +10,8 @@ use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePlug
 use devlet_kubelet_api::device_plugin::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, Empty, ListAndWatchResponse,
 };
+use devlet_kubelet_api::dra::v1::dra_plugin_client::DraPluginClient;
+use devlet_kubelet_api::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
@@ -22,22 +24,15 @@ const PAGES: u64 = 1024;
 pub(crate) struct Bare {
     caller: DevicePluginClient<Channel>,
     plugin: DevicePluginClient<Channel>,
-    file: File,
-    page: u64,
+    disk: Disk,
 }
 
 impl Bare {
     pub(crate) async fn new(caller: &Path, plugin: &Path, file: &Path) -> anyhow::Result<Self> {
-        let file = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
-        for page in 0..PAGES {
-            file.write_all_at(&[1; PAGE], page * PAGE as u64)?;
-        }
-        file.sync_all()?;
         Ok(Self {
             caller: DevicePluginClient::new(plugin::connect(caller).await?),
             plugin: DevicePluginClient::new(plugin::connect(plugin).await?),
-            file,
-            page: 0,
+            disk: Disk::new(file)?,
         })
     }
 
@@ -53,13 +48,79 @@ impl Bare {
             let began = Instant::now();
             self.caller.allocate(request.clone()).await?;
             self.plugin.allocate(request.clone()).await?;
-            self.file
-                .write_all_at(&[self.page as u8; PAGE], self.page % PAGES * PAGE as u64)?;
-            self.file.sync_data()?;
-            self.page += 1;
+            self.disk.sync()?;
             took.push(began.elapsed());
         }
         Ok(took)
+    }
+}
+
+/// What a pod with a claim that comes and goes cannot do without: two processes to call twice each, and a file to write.
+pub(crate) struct BareClaims {
+    caller: DraPluginClient<Channel>,
+    driver: DraPluginClient<Channel>,
+    disk: Disk,
+}
+
+impl BareClaims {
+    pub(crate) async fn new(caller: &Path, driver: &Path, file: &Path) -> anyhow::Result<Self> {
+        Ok(Self {
+            caller: DraPluginClient::new(plugin::connect(caller).await?),
+            driver: DraPluginClient::new(plugin::connect(driver).await?),
+            disk: Disk::new(file)?,
+        })
+    }
+
+    /// A call to admit, the driver's to prepare, with a sync before and after; a call to remove, the driver's to
+    /// unprepare, with a sync in between.
+    pub(crate) async fn measure(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let claims = vec![Claim {
+            namespace: "default".to_owned(),
+            uid: "00000000-2f53-4c1b-8a55-6a0f3b1d0000".to_owned(),
+            name: "claim-0".to_owned(),
+        }];
+        let prepare = NodePrepareResourcesRequest {
+            claims: claims.clone(),
+        };
+        let unprepare = NodeUnprepareResourcesRequest { claims };
+        let mut took = Vec::with_capacity(count);
+        for _ in 0..count {
+            let began = Instant::now();
+            self.caller.node_prepare_resources(prepare.clone()).await?;
+            self.disk.sync()?;
+            self.driver.node_prepare_resources(prepare.clone()).await?;
+            self.disk.sync()?;
+            self.caller.node_unprepare_resources(unprepare.clone()).await?;
+            self.disk.sync()?;
+            self.driver.node_unprepare_resources(unprepare.clone()).await?;
+            took.push(began.elapsed());
+        }
+        Ok(took)
+    }
+}
+
+/// A file that has all its pages already.
+struct Disk {
+    file: File,
+    page: u64,
+}
+
+impl Disk {
+    fn new(path: &Path) -> anyhow::Result<Self> {
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        for page in 0..PAGES {
+            file.write_all_at(&[1; PAGE], page * PAGE as u64)?;
+        }
+        file.sync_all()?;
+        Ok(Self { file, page: 0 })
+    }
+
+    /// Writes a page of it, and syncs.
+    fn sync(&mut self) -> std::io::Result<()> {
+        self.file
+            .write_all_at(&[self.page as u8; PAGE], self.page % PAGES * PAGE as u64)?;
+        self.page += 1;
+        self.file.sync_data()
     }
 }
 

@@ -17,11 +17,11 @@ use crate::plugin;
 use crate::process::Process;
 use crate::report::{Bar, Row, Unit, number};
 
-const RESOURCE: &str = "bench.devlet.dev/gpu";
+pub(crate) const RESOURCE: &str = "bench.devlet.dev/gpu";
 /// Devices that nobody holds, in most cases.
 const FREE: usize = 128;
-const CALLERS: usize = 64;
-const KUBELET: &str = "kubelet";
+pub(crate) const CALLERS: usize = 64;
+pub(crate) const KUBELET: &str = "kubelet";
 
 /// How much is done.
 #[derive(Debug, Clone)]
@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) restart: usize,
     pub(crate) first_list: (usize, usize),
     pub(crate) large_list: usize,
+    /// Numbers of claims that are held; the first is none.
+    pub(crate) claims: Vec<usize>,
     /// Whether ratios are held to their bars.
     pub(crate) judged: bool,
 }
@@ -55,6 +57,7 @@ impl Plan {
             restart: 10_000,
             first_list: (10_000, 5_000),
             large_list: 50_000,
+            claims: vec![0, 1_000, 5_000, 10_000],
             judged: true,
         }
     }
@@ -70,6 +73,7 @@ impl Plan {
             restart: 1_000,
             first_list: (2_000, 1_000),
             large_list: 50_000,
+            claims: vec![0, 1_000],
             judged: false,
         }
     }
@@ -85,16 +89,17 @@ impl Plan {
             restart: 20,
             first_list: (100, 20),
             large_list: 1_000,
+            claims: vec![0, 20],
             judged: false,
         }
     }
 
     /// A bar that holds for a full run only: it is about sizes that others do not reach.
-    fn bar(&self, bar: Bar) -> Option<Bar> {
+    pub(crate) fn bar(&self, bar: Bar) -> Option<Bar> {
         self.judged.then_some(bar)
     }
 
-    fn bar_of(&self, level: usize, bars: &[(usize, f64)]) -> Option<Bar> {
+    pub(crate) fn bar_of(&self, level: usize, bars: &[(usize, f64)]) -> Option<Bar> {
         let (_, times) = bars.iter().find(|(at, _)| *at == level)?;
         self.bar(Bar::AtLeast(*times))
     }
@@ -102,18 +107,18 @@ impl Plan {
 
 /// Everything that runs, and what has been found so far.
 pub(crate) struct Bench {
-    plan: Plan,
-    work: PathBuf,
-    kubelet: kubelet::Program,
-    devlet: devlet::Program,
-    plugin: Process,
+    pub(crate) plan: Plan,
+    pub(crate) work: PathBuf,
+    pub(crate) kubelet: kubelet::Program,
+    pub(crate) devlet: devlet::Program,
+    pub(crate) plugin: Process,
     /// The other end of a bare caller's round trip: only there to answer.
-    _peer: Process,
+    pub(crate) peer: Process,
     bare: Bare,
     /// A node where nobody holds anything, for comparison.
     empty: Devlet,
     sockets: usize,
-    rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     bare_all: Samples,
     /// One per round.
     bare_medians: Vec<f64>,
@@ -126,7 +131,7 @@ pub(crate) struct Outcome {
     pub(crate) bare_medians: Vec<f64>,
 }
 
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     eprintln!("bench: {text}");
 }
 
@@ -162,7 +167,7 @@ impl Bench {
             kubelet,
             devlet,
             plugin,
-            _peer: peer,
+            peer,
             bare,
             empty,
             sockets: 0,
@@ -181,6 +186,7 @@ impl Bench {
         self.restart().await?;
         self.first_list().await?;
         self.large_list().await?;
+        self.claims().await?;
         Ok(Outcome {
             rows: self.rows,
             bare_medians: self.bare_medians,
@@ -188,7 +194,7 @@ impl Bench {
     }
 
     /// A directory that nobody has used.
-    fn fresh(&mut self, name: &str) -> PathBuf {
+    pub(crate) fn fresh(&mut self, name: &str) -> PathBuf {
         self.sockets += 1;
         self.work.join(format!("{name}-{}", self.sockets))
     }
@@ -220,7 +226,7 @@ impl Bench {
         Ok(devlet)
     }
 
-    async fn bare_round(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn bare_round(&mut self) -> anyhow::Result<()> {
         let mut round = Samples::default();
         let took = self.bare.measure(self.plan.samples).await?;
         round.extend(took.iter().copied());
@@ -464,7 +470,7 @@ async fn list(plugin: &mut Process, directory: &Path, socket: &str, count: usize
     ask(plugin, &command).await
 }
 
-async fn ask(plugin: &mut Process, command: &plugin::Command) -> anyhow::Result<u64> {
+pub(crate) async fn ask(plugin: &mut Process, command: &plugin::Command) -> anyhow::Result<u64> {
     let answer: plugin::Answer = plugin.call(command).await?;
     match answer.error {
         Some(error) => bail!("the plugin, asked to {command:?}: {error}"),

@@ -35,8 +35,7 @@ pub(crate) fn svg(report: &Report) -> String {
          text {{ fill: #e6edf3; }} .small {{ fill: #9198a1; }} .bar {{ stroke: #e6edf3; }} .value {{ fill: #e8843c; }}\n\
          }}\n\
          </style>\n\
-         <text class=\"title\" x=\"12\" y=\"22\">Times faster than the kubelet's device manager, same machine, same \
-         run</text>\n"
+         <text class=\"title\" x=\"12\" y=\"22\">Times faster than the kubelet's managers, same machine, same run</text>\n"
     );
     for decade in 0..=decades as i32 {
         let ratio = 10_f64.powi(decade);

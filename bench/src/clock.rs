@@ -36,6 +36,10 @@ impl Samples {
         self.0.extend(more);
     }
 
+    pub(crate) fn append(&mut self, other: &Self) {
+        self.0.extend_from_slice(&other.0);
+    }
+
     pub(crate) fn summary(&self) -> Summary {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

@@ -11,8 +11,8 @@ use devlet_client::v1::{AdmitRequest, ListResourcesRequest, RemovePodRequest};
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
 use tokio::process::{Child, Command};
 
-use crate::clock;
 use crate::process::append;
+use crate::{clock, driver};
 
 /// How many callers fill a node.
 const FILLERS: usize = 64;
@@ -72,6 +72,10 @@ impl Devlet {
         self.root.join("device-plugins")
     }
 
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id()
     }
@@ -123,16 +127,22 @@ impl Devlet {
 
     /// Pods per second that come and go again, with many callers, each on a connection of its own.
     pub(crate) async fn pairs_per_second(&mut self, callers: usize, time: Duration) -> anyhow::Result<f64> {
-        let mut clients = Vec::with_capacity(callers);
-        for _ in 0..callers {
+        let manifests = (self.next..).map(|number| manifest(number, self.resource));
+        let manifests: Vec<String> = manifests.take(callers).collect();
+        self.many_callers(manifests, time).await
+    }
+
+    /// One caller for each manifest, whose pods have the next numbers.
+    async fn many_callers(&mut self, manifests: Vec<String>, time: Duration) -> anyhow::Result<f64> {
+        let mut clients = Vec::with_capacity(manifests.len());
+        for _ in &manifests {
             clients.push(connect(&self.root).await?);
         }
         let began = Instant::now();
         let mut tasks = tokio::task::JoinSet::new();
-        for client in clients {
+        for (client, manifest) in clients.into_iter().zip(manifests) {
             let number = self.next;
             self.next += 1;
-            let manifest = manifest(number, self.resource);
             tasks.spawn(async move {
                 let mut pairs = 0_u64;
                 while began.elapsed() < time {
@@ -148,6 +158,47 @@ impl Devlet {
             pairs += done??;
         }
         Ok(pairs as f64 / began.elapsed().as_secs_f64())
+    }
+
+    /// So many pods with a claim of this driver come at once and stay.
+    pub(crate) async fn fill_claims(&mut self, count: usize, driver: &str) -> anyhow::Result<()> {
+        let numbers = self.next..self.next + count;
+        self.next = numbers.end;
+        let client = &self.client;
+        let manifests = numbers.map(|number| manifest_with_claim(number, &[driver]));
+        futures_util::stream::iter(manifests)
+            .map(|manifest| async move { admit(client, manifest).await })
+            .buffer_unordered(FILLERS)
+            .try_collect::<Vec<Duration>>()
+            .await?;
+        Ok(())
+    }
+
+    /// Pods with a claim of this driver come and go; how long each took.
+    pub(crate) async fn claim_pairs(&mut self, count: usize, driver: &str) -> anyhow::Result<Vec<Duration>> {
+        let mut took = Vec::with_capacity(count);
+        for _ in 0..count {
+            let number = self.next;
+            self.next += 1;
+            let manifest = manifest_with_claim(number, &[driver]);
+            let began = Instant::now();
+            admit(&self.client, manifest).await?;
+            remove(&self.client, number).await?;
+            took.push(began.elapsed());
+        }
+        Ok(took)
+    }
+
+    /// As [`Devlet::pairs_per_second`], each pod with a claim of all these drivers.
+    pub(crate) async fn claim_pairs_per_second(
+        &mut self,
+        callers: usize,
+        time: Duration,
+        drivers: &[&str],
+    ) -> anyhow::Result<f64> {
+        let manifests = (self.next..).map(|number| manifest_with_claim(number, drivers));
+        let manifests: Vec<String> = manifests.take(callers).collect();
+        self.many_callers(manifests, time).await
     }
 
     /// When its capacity was first seen to be so many devices. Asked again and again, as the kubelet is: a watch has a
@@ -207,6 +258,35 @@ fn manifest(number: usize, resource: &str) -> String {
         "spec": { "containers": [{ "name": "main", "image": "none", "resources": limits }] },
     });
     pod.to_string()
+}
+
+/// A pod and its claim, which has a device of each driver.
+fn manifest_with_claim(number: usize, drivers: &[&str]) -> String {
+    let (pod, claim) = (name(number), format!("claim-{number}"));
+    let uid = |group: &str| format!("{number:08x}-{group}-4c1b-8a55-6a0f3b1d0000");
+    let (pod_uid, claim_uid) = (uid("5b7c"), uid("2f53"));
+    let results = drivers.iter().map(|driver| {
+        serde_json::json!({ "request": "widget", "driver": driver, "pool": driver::POOL, "device": claim })
+    });
+    let pod_manifest = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": pod, "namespace": "default", "uid": pod_uid },
+        "spec": {
+            "resourceClaims": [{ "name": "claim", "resourceClaimName": claim }],
+            "containers": [{ "name": "main", "image": "none", "resources": { "claims": [{ "name": "claim" }] } }],
+        },
+    });
+    let claim_manifest = serde_json::json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": { "name": claim, "namespace": "default", "uid": claim_uid },
+        "status": {
+            "reservedFor": [{ "resource": "pods", "name": pod, "uid": pod_uid }],
+            "allocation": { "devices": { "results": results.collect::<Vec<_>>() } },
+        },
+    });
+    format!("{pod_manifest}\n---\n{claim_manifest}\n")
 }
 
 async fn admit(client: &Client, manifest: String) -> anyhow::Result<Duration> {

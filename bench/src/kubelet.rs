@@ -1,4 +1,4 @@
-//! The kubelet's side: a process around its own device manager, see `bench/kubelet/main.go`.
+//! The kubelet's side: a process around its own managers, see `bench/kubelet/main.go`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
+use crate::driver::Registered;
 use crate::plugin;
 use crate::process::Process;
 
@@ -33,6 +34,18 @@ struct Command<'a> {
     callers: usize,
     #[serde(rename = "Millis")]
     millis: u128,
+    #[serde(rename = "Dir")]
+    directory: PathBuf,
+    #[serde(rename = "Drivers")]
+    drivers: Vec<Driver<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Driver<'a> {
+    #[serde(rename = "Name")]
+    name: &'a str,
+    #[serde(rename = "Endpoint")]
+    endpoint: &'a Path,
 }
 
 #[derive(Debug, Deserialize)]
@@ -81,6 +94,33 @@ impl Program {
         };
         let answer = kubelet.ask("start", |command| command.held = held).await?;
         Ok((kubelet, durations(&answer).sum()))
+    }
+
+    /// Starts a kubelet with so many pods, each with a claim of the drivers. Its DRA manager has no directory of its
+    /// own.
+    pub(crate) async fn with_claims(
+        &self,
+        directory: &Path,
+        drivers: &[Registered],
+        held: usize,
+    ) -> anyhow::Result<WithClaims> {
+        std::fs::create_dir_all(directory)?;
+        let mut process = self.process()?;
+        for what in ["write-claims", "start-claims"] {
+            let drivers = drivers.iter().map(|driver| Driver {
+                name: driver.name,
+                endpoint: &driver.endpoint,
+            });
+            let command = Command {
+                what,
+                held,
+                directory: directory.to_owned(),
+                drivers: drivers.collect(),
+                ..Command::default()
+            };
+            call(&mut process, &command).await?;
+        }
+        Ok(WithClaims(process))
     }
 
     fn process(&self) -> anyhow::Result<Process> {
@@ -145,6 +185,43 @@ impl Kubelet {
 
     pub(crate) async fn kill(self) -> anyhow::Result<()> {
         self.process.kill().await
+    }
+}
+
+/// A running one whose pods have claims.
+pub(crate) struct WithClaims(Process);
+
+impl WithClaims {
+    /// Pods with a claim of the first driver come and go; how long each took.
+    pub(crate) async fn pairs(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let command = Command {
+            what: "claim-pairs",
+            count,
+            ..Command::default()
+        };
+        let answer = call(&mut self.0, &command).await?;
+        Ok(durations(&answer).collect())
+    }
+
+    /// Pods per second with a claim of all drivers that come and go again, with many callers.
+    pub(crate) async fn pairs_per_second(&mut self, callers: usize, time: Duration) -> anyhow::Result<f64> {
+        let command = Command {
+            what: "claim-loop",
+            callers,
+            millis: time.as_millis(),
+            ..Command::default()
+        };
+        let answer = call(&mut self.0, &command).await?;
+        let took: Duration = durations(&answer).sum();
+        Ok(answer.pairs as f64 / took.as_secs_f64())
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.0.pid()
+    }
+
+    pub(crate) async fn kill(self) -> anyhow::Result<()> {
+        self.0.kill().await
     }
 }
 

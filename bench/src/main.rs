@@ -1,10 +1,12 @@
-//! Measures devlet and the kubelet's own device manager side by side. See `bench/README.md`; `bench/run` runs it.
+//! Measures devlet and the kubelet's own managers side by side. See `bench/README.md`; `bench/run` runs it.
 
 mod bare;
 mod cases;
 mod chart;
+mod claims;
 mod clock;
 mod devlet;
+mod driver;
 mod kubelet;
 mod noise;
 mod plugin;

@@ -25,7 +25,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-use crate::clock;
+use crate::{clock, driver};
 
 /// What the plugin is to do.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,6 +39,13 @@ pub(crate) enum Command {
         resource: String,
         count: usize,
         register: bool,
+    },
+    /// Be a DRA driver at this socket as well, and register if there is a directory to do so. Answered when it has
+    /// been taken in, or if there is nobody, when it serves.
+    Drive {
+        driver: String,
+        endpoint: PathBuf,
+        registry: Option<PathBuf>,
     },
     /// Send another list to whoever watches that socket.
     List {
@@ -150,6 +157,14 @@ async fn carry_out(command: Command, offers: &mut HashMap<PathBuf, Offer>) -> an
             }
             offers.insert(path, offer);
             Ok(at)
+        }
+        Command::Drive {
+            driver,
+            endpoint,
+            registry,
+        } => {
+            driver::serve(&driver, &endpoint, registry.as_deref()).await?;
+            Ok(clock::now())
         }
         Command::List {
             directory,
