@@ -468,3 +468,59 @@ status:
     text(&daemon, &["remove", "job"]);
     daemon.until("claims", |list| list["claims"] == json!([]));
 }
+
+#[test]
+fn a_kubelets_claims_are_taken_in_at_the_first_start_and_by_hand_and_handed_back() {
+    const POD: &str = "139cdb46-f989-4f17-9561-ca10cfb509a6";
+    let root = root();
+    let state = root.path().join("dra_manager_state");
+    let testdata =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/kubelet-files/testdata/dra/envelope-v1");
+    fs::copy(testdata.join("03-single-device.json"), &state).unwrap();
+    let daemon = Daemon::on(root.path());
+    let names = |daemon: &Daemon| {
+        let list = daemon.json(&["get", "claims"]);
+        let claims = list["claims"].as_array().unwrap().clone();
+        assert!(claims.iter().all(|claim| claim["phase"] == "prepared"), "{list}");
+        let names = claims
+            .iter()
+            .map(|claim| claim["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(names(&daemon), ["example"]);
+
+    let file = testdata.join("06-two-claims.json");
+    let imported = daemon.json(&["import", file.to_str().unwrap()]);
+
+    assert_eq!(imported["changed"][0]["uid"], POD);
+    assert_eq!(
+        imported["notes"],
+        json!(["1 claim is new"]),
+        "the other one is known"
+    );
+    assert_eq!(names(&daemon), ["example", "example-2"]);
+    // No driver is there: an operator can do without it, and the kubelet's file still has what it must undo.
+    let refused = daemon.refused(&["remove", POD, "--wait", "100ms"]);
+    assert!(
+        refused.contains("DRA driver test-driver.cdi.k8s.io is not connected"),
+        "{refused}"
+    );
+    let abandoned = text(
+        &daemon,
+        &["remove", POD, "--abandon-driver", "test-driver.cdi.k8s.io"],
+    );
+    assert!(!abandoned.is_empty());
+    assert_eq!(daemon.stop(), Some(0));
+    let shown = common::devlet()
+        .args(["checkpoint", "show", "-o", "json"])
+        .arg(&state)
+        .output()
+        .unwrap();
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    let claims = shown["claims"].as_array().unwrap();
+    assert_eq!(claims.len(), 2, "{shown}");
+    assert!(
+        claims.iter().all(|claim| claim["pods"] == json!([POD])),
+        "{shown}"
+    );
+}

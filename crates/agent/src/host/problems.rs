@@ -160,7 +160,11 @@ pub(super) fn import_notes(report: &ImportReport) -> Vec<String> {
             report.replaced_entries
         )
     });
-    let claims = (!report.claims.is_empty()).then(|| format!("{} claims are new", report.claims.len()));
+    let claims = match report.claims.len() {
+        0 => None,
+        1 => Some("1 claim is new".to_owned()),
+        many => Some(format!("{many} claims are new")),
+    };
     let left_out = report.left_out.iter().map(|key| {
         format!("ResourceClaim {key} is left out: pods hold another one of that name; remove them, then import again")
     });

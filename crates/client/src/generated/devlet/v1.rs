@@ -1367,8 +1367,9 @@ pub mod devlet_client {
             req.extensions_mut().insert(GrpcMethod::new("devlet.v1.Devlet", "Status"));
             self.inner.unary(req, path, codec).await
         }
-        /// Takes over the pods of a kubelet's `kubelet_internal_checkpoint`. If nobody is admitted because such a file could
-        /// not be read, that ends. FAILED_PRECONDITION: a file without pods does not end it; see Forget.
+        /// Takes over the pods of a kubelet's `kubelet_internal_checkpoint`, or the claims of its `dra_manager_state` and who
+        /// holds them. If nobody is admitted because such a file could not be read, that ends. FAILED_PRECONDITION: a file with
+        /// nothing in it does not end it; see Forget.
         pub async fn import(
             &mut self,
             request: impl tonic::IntoRequest<super::ImportRequest>,
@@ -1604,8 +1605,9 @@ pub mod devlet_server {
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
-        /// Takes over the pods of a kubelet's `kubelet_internal_checkpoint`. If nobody is admitted because such a file could
-        /// not be read, that ends. FAILED_PRECONDITION: a file without pods does not end it; see Forget.
+        /// Takes over the pods of a kubelet's `kubelet_internal_checkpoint`, or the claims of its `dra_manager_state` and who
+        /// holds them. If nobody is admitted because such a file could not be read, that ends. FAILED_PRECONDITION: a file with
+        /// nothing in it does not end it; see Forget.
         async fn import(
             &self,
             request: tonic::Request<super::ImportRequest>,
