@@ -12,9 +12,9 @@ use devlet_agent::grpc::call::{CallError, Patience};
 use devlet_agent::grpc::uds;
 use devlet_agent::limits::Limits;
 use devlet_agent::metrics::Metrics;
-use devlet_core::dra::claims::{ClaimKey, PreparedDevice};
+use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey, PreparedDevice};
 use devlet_core::dra::health::{DeviceHealth, PoolDevice};
-use devlet_core::{ClaimUid, Moment, Node};
+use devlet_core::{ClaimRequest, ClaimUid, Moment, Node, PodName, PodRequest, Source};
 use driver::{DRIVER, Driver, Event, PATIENCE, is_connected, node, until, until_driver};
 use tokio::time::Instant;
 
@@ -570,4 +570,53 @@ async fn a_driver_that_lists_health_and_has_none_is_as_good_as_any() {
         Some("v1.DRAResourceHealth")
     );
     agent.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_takes_no_more_calls_is_let_go_though_its_reports_go_on() {
+    let root = tempfile::tempdir().unwrap();
+    let agent = node(root.path()).await;
+    let mut process = reporting(root.path(), "v1.DRAResourceHealth").start();
+    process.told().await.unwrap();
+    until_health(&agent, "a", DeviceHealth::Healthy).await;
+    process.shut_down();
+    // It is not told to anybody else but who calls.
+    let pod = pod_with_claim();
+    let refused = agent.admit(&pod, Instant::now() + Duration::from_secs(5), |_| {});
+    refused.await.unwrap_err();
+    until_driver(&agent, |driver| !is_connected(driver)).await;
+    agent.stop().await.unwrap();
+}
+
+/// A pod with a claim to a device of the driver.
+fn pod_with_claim() -> PodRequest {
+    let claim = AllocatedClaim::new(
+        claim("one").1,
+        "uid-one".into(),
+        [AllocationResult {
+            driver: DRIVER.into(),
+            device: AllocatedDevice {
+                request: "one".into(),
+                pool: "pool".into(),
+                device: "one".into(),
+                share: None,
+                admin_access: false,
+            },
+            skip: Vec::new(),
+        }],
+    );
+    PodRequest {
+        uid: "pod".into(),
+        name: PodName {
+            namespace: "default".into(),
+            name: "pod".into(),
+        },
+        source: Source::Embedder,
+        fingerprint: 1,
+        containers: Vec::new(),
+        claims: vec![ClaimRequest {
+            name: "mine".into(),
+            claim,
+        }],
+    }
 }

@@ -20,7 +20,7 @@ use super::wire;
 use crate::grpc::call::{self, CallError, InvalidAnswer, Patience};
 use crate::grpc::channel::Channel;
 use crate::grpc::oversize::is_too_large;
-use crate::grpc::uds::{Dialed, Gone};
+use crate::grpc::uds::Dialed;
 use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Calls;
 
@@ -36,8 +36,7 @@ pub enum Api {
 /// A way to call one connected plugin.
 #[derive(Debug, Clone)]
 pub struct PluginClient {
-    channel: Channel,
-    gone: Gone,
+    dialed: Dialed,
     api: Api,
     calls: Calls,
     limits: Arc<Limits>,
@@ -47,8 +46,7 @@ impl PluginClient {
     /// `calls` measures what is called.
     pub fn new(dialed: &Dialed, api: Api, calls: Calls, limits: &Limits) -> Self {
         Self {
-            channel: dialed.channel.clone(),
-            gone: dialed.gone(),
+            dialed: dialed.clone(),
             api,
             calls,
             limits: Arc::new(limits.clone()),
@@ -56,7 +54,7 @@ impl PluginClient {
     }
 
     fn client(&self, (_, largest): (Limit, usize)) -> DevicePluginClient<Channel> {
-        DevicePluginClient::new(self.channel.clone()).max_decoding_message_size(largest)
+        DevicePluginClient::new(self.dialed.channel.clone()).max_decoding_message_size(largest)
     }
 
     /// The limit of short answers.
@@ -102,7 +100,7 @@ impl PluginClient {
             Api::V1alpha2 => "/deviceplugin.DevicePlugin/ListAndWatch",
         };
         let request = Request::new(Bytes::new());
-        let stream = call::stream(&self.channel, path, request, self.limits.list_bytes).await?;
+        let stream = call::stream(&self.dialed.channel, path, request, self.limits.list_bytes).await?;
         Ok(Lists {
             stream,
             api: self.api,
@@ -158,7 +156,7 @@ impl PluginClient {
         };
         let limit = (Limit::ANSWER_BYTES, self.limits.answer_bytes);
         let request = Request::new(Bytes::from(request));
-        let call = call::unary(&self.channel, path, request, limit.1);
+        let call = call::unary(&self.dialed.channel, path, request, limit.1);
         let answer = self.within(METHOD, patience, limit, call).await?;
         if self.api == Api::V1alpha2 {
             return Ok(answer);
@@ -203,7 +201,7 @@ impl PluginClient {
         limit: (Limit, usize),
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, CallError> {
-        let (took, ended) = call::within(method, patience, limit, &self.gone, call).await;
+        let (took, ended) = call::within(method, patience, limit, &self.dialed, call).await;
         self.calls.took(method, took);
         ended.inspect_err(|error| self.calls.failed(error))
     }

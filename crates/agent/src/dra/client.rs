@@ -13,8 +13,7 @@ use tonic::{Code, Request, Status};
 use super::services::{HealthService, NodeService, Services};
 use super::{Prepared, Unprepared, wire};
 use crate::grpc::call::{self, CallError, Patience};
-use crate::grpc::channel::Channel;
-use crate::grpc::uds::{Dialed, Gone};
+use crate::grpc::uds::Dialed;
 use crate::limits::{Limit, Limits};
 use crate::metrics::DriverRpcs;
 
@@ -24,8 +23,7 @@ const UNPREPARE: &str = "NodeUnprepareResources";
 /// A way to call one connected plugin of a driver.
 #[derive(Debug, Clone)]
 pub struct DriverClient {
-    channel: Channel,
-    gone: Gone,
+    dialed: Dialed,
     service: NodeService,
     health: Option<HealthService>,
     rpcs: DriverRpcs,
@@ -36,8 +34,7 @@ impl DriverClient {
     /// `rpcs` measures what is called.
     pub fn new(dialed: &Dialed, services: &Services, rpcs: DriverRpcs, limits: &Limits) -> Self {
         Self {
-            channel: dialed.channel.clone(),
-            gone: dialed.gone(),
+            dialed: dialed.clone(),
             service: services.node,
             health: services.health,
             rpcs,
@@ -89,7 +86,7 @@ impl DriverClient {
     pub(crate) async fn watch(&self) -> Option<Result<Streaming<Bytes>, Status>> {
         let path = self.health?.watch();
         let request = Request::new(Bytes::new());
-        Some(call::stream(&self.channel, path, request, self.limits.answer_bytes).await)
+        Some(call::stream(&self.dialed.channel, path, request, self.limits.answer_bytes).await)
     }
 
     async fn call(
@@ -102,9 +99,9 @@ impl DriverClient {
         let mut request = Request::new(wire::request(claims));
         request.set_timeout(patience.end().saturating_duration_since(Instant::now()));
         let largest = self.limits.answer_bytes;
-        let call = call::unary(&self.channel, path, request, largest);
+        let call = call::unary(&self.dialed.channel, path, request, largest);
         let limit = (Limit::ANSWER_BYTES, largest);
-        let (took, ended) = call::within(method, patience, limit, &self.gone, call).await;
+        let (took, ended) = call::within(method, patience, limit, &self.dialed, call).await;
         self.rpcs.took(path, took, &ended);
         ended
     }

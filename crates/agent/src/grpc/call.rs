@@ -14,7 +14,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::channel::Channel;
 use super::oversize::is_too_large;
-use super::uds::Gone;
+use super::uds::{Dialed, is_ended};
 use crate::limits::{Limit, OverLimit};
 
 /// How long a connection may take to end after a call on it failed for that reason.
@@ -127,7 +127,7 @@ pub(crate) async fn within<T>(
     method: &'static str,
     patience: Patience,
     limit: (Limit, usize),
-    gone: &Gone,
+    dialed: &Dialed,
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> (Duration, Result<T, CallError>) {
     let Patience { own, caller } = patience;
@@ -149,7 +149,7 @@ pub(crate) async fn within<T>(
             return (took, Err(error));
         }
     };
-    (took, Err(explained(method, status, caller, limit, gone).await))
+    (took, Err(explained(method, status, caller, limit, dialed).await))
 }
 
 async fn explained(
@@ -157,17 +157,21 @@ async fn explained(
     status: Status,
     caller: Option<Instant>,
     (limit, largest): (Limit, usize),
-    gone: &Gone,
+    dialed: &Dialed,
 ) -> CallError {
     if is_too_large(&status) {
         let problem = limit.exceeded("the answer is too large", largest).into();
         return CallError::Invalid { method, problem };
     }
+    // It has said goodbye, and only streams from before keep the connection open.
+    if is_ended(&status) {
+        dialed.hang_up();
+    }
     // A plugin may say so itself; only if its connection ends, too, there is something to wait for.
     let farewell = Instant::now() + FAREWELL;
     let farewell = caller.map_or(farewell, |caller| caller.min(farewell));
     let looks_gone = matches!(status.code(), Code::Unavailable | Code::Cancelled);
-    if looks_gone && timeout_at(farewell, gone.wait()).await.is_ok() {
+    if looks_gone && timeout_at(farewell, dialed.gone().wait()).await.is_ok() {
         return CallError::Gone { method };
     }
     CallError::Refused {

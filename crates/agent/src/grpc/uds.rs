@@ -32,6 +32,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
+use tonic::{Code, Status};
 
 use super::channel::Channel;
 use super::severable::Severable;
@@ -558,9 +559,16 @@ impl Gone {
 
 /// The connection to which a channel belonged has ended.
 #[derive(Debug, thiserror::Error)]
-#[error("the connection to {} has ended: dial again", path.display())]
+#[error("the connection to {} {ENDED}", path.display())]
 struct Ended {
     path: PathBuf,
+}
+
+const ENDED: &str = "has ended: dial again";
+
+/// Whether a call could not be made because its channel takes no more. The way through the library leaves only words.
+pub(crate) fn is_ended(status: &Status) -> bool {
+    status.code() == Code::Unavailable && status.message().ends_with(ENDED)
 }
 
 /// Connects to the process that listens on `path`, and waits for it to do so until `deadline`.

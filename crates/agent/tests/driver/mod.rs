@@ -156,6 +156,7 @@ impl Driver {
             events,
             reports: watch::Sender::new(self.reports.clone()),
             connections: AtomicUsize::new(0),
+            ends: watch::Sender::new(false),
         }));
         Process {
             runtime: Some(runtime),
@@ -220,7 +221,11 @@ impl Process {
             routes = routes.add_service(DraResourceHealthServer::new(served.clone()));
         }
         let server = tonic::transport::Server::builder().add_routes(routes);
-        runtime.spawn(async { server.serve_with_incoming(incoming).await });
+        let mut ends = served.0.ends.subscribe();
+        let end = async move {
+            let _ = ends.wait_for(|ends| *ends).await;
+        };
+        runtime.spawn(async { server.serve_with_incoming_shutdown(incoming, end).await });
     }
 
     /// The next event.
@@ -243,6 +248,11 @@ impl Process {
     /// Says something about its devices; `None` ends the streams.
     pub(crate) fn report(&self, reports: Option<Reports>) {
         self.served.0.reports.send_replace(reports);
+    }
+
+    /// Takes no more calls, and ends when those that are under way have ended.
+    pub(crate) fn shut_down(&self) {
+        self.served.0.ends.send_replace(true);
     }
 
     /// How often it was dialled.
@@ -275,6 +285,7 @@ struct Inner {
     events: mpsc::UnboundedSender<Event>,
     reports: watch::Sender<Option<Reports>>,
     connections: AtomicUsize,
+    ends: watch::Sender<bool>,
 }
 
 impl Served {
