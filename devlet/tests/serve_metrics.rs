@@ -463,3 +463,50 @@ fn the_alerts_are_about_metrics_that_there_are() {
         }
     }
 }
+
+/// A pod with a claim to a device of `gpu.acme.com`.
+const POD_WITH_CLAIM: &str = "
+{apiVersion: v1, kind: Pod, metadata: {name: job, uid: job}, spec: {resourceClaims: [{name: mine, resourceClaimName: gpu}],
+  containers: [{name: main, resources: {claims: [{name: mine}]}}]}}
+---
+{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: gpu, uid: claim-1},
+  spec: {devices: {requests: [{name: one}]}}, status: {reservedFor: [{resource: pods, name: job, uid: job}],
+  allocation: {devices: {results: [{request: one, driver: gpu.acme.com, pool: pool, device: gpu}]}}}}
+";
+
+#[test]
+fn claims_are_counted_under_the_kubelets_names() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
+    let address = address(&daemon);
+    let _driver = Plugin::registered_driver(&DriverScript::new(root.path(), "gpu.acme.com"));
+    let manifest = root.path().join("pod.yaml");
+    std::fs::write(&manifest, POD_WITH_CLAIM).unwrap();
+    let admitted = daemon.run(&["admit", "-f", manifest.to_str().unwrap()]);
+    assert!(admitted.status.success(), "{admitted:?}");
+
+    let gpu = ("driver_name", "gpu.acme.com");
+    let in_use = |families: &BTreeMap<String, Family>| {
+        [gpu, ("driver_name", "<any>")].map(|label| value(families, "dra_resource_claims_in_use", &[label]))
+    };
+    let families = scrape(&address);
+    assert_eq!(in_use(&families), [1.0, 1.0]);
+    let operation = |families: &BTreeMap<String, Family>, name: &str| {
+        let labels = [("operation_name", name), ("is_error", "false")];
+        value(families, "dra_operations_duration_seconds_count", &labels)
+    };
+    assert_eq!(operation(&families, "PrepareResources"), 1.0);
+    let method = |name: &str| format!("/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/{name}");
+    let calls = |families: &BTreeMap<String, Family>, name: &str| {
+        let labels = [gpu, ("method_name", &method(name)), ("grpc_status_code", "OK")];
+        value(families, "dra_grpc_operations_duration_seconds_count", &labels)
+    };
+    assert_eq!(calls(&families, "NodePrepareResources"), 1.0);
+
+    assert!(daemon.run(&["remove", "job"]).status.success());
+    let families = scrape(&address);
+    let labels = [("driver_name", "<any>")];
+    assert_eq!(value(&families, "dra_resource_claims_in_use", &labels), 0.0);
+    assert_eq!(operation(&families, "UnprepareResources"), 1.0);
+    assert_eq!(calls(&families, "NodeUnprepareResources"), 1.0);
+}
