@@ -269,27 +269,32 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
         "{waits}"
     );
     assert!(waits.contains("ResourceClaim default/gpu: "), "{waits}");
-    let hint = "hint: to do without: devlet remove uid:uid-job --abandon-driver gpu.acme.com";
+    let hint = "hint: to do without: devlet remove job --abandon-driver gpu.acme.com";
     assert!(waits.contains(hint), "{waits}");
     let listed = daemon.json(&["get", "claims"]);
     assert_eq!(listed["claims"][0]["phase"], "unpreparing");
     assert_eq!(listed["claims"][0]["waits"][0]["driver"], DRIVER);
     assert_eq!(listed["claims"][0]["lastPod"]["uid"], "uid-job");
-    // By its UID, since its name went with it.
-    let by_name = daemon.refused(&["remove", "job"]);
-    assert!(
-        by_name.contains("is named by its UID: uid-job (ResourceClaim default/gpu)"),
-        "{by_name}"
+    assert_eq!(listed["claims"][0]["lastPod"]["name"], "job");
+    // It is still known by its name, also to another daemon.
+    daemon.kill();
+    let daemon = Daemon::on(root.path());
+    for name in ["job", "default/job", "uid-job", "uid:uid-job"] {
+        let again = daemon.refused(&["remove", name, "--wait", "100ms"]);
+        let hint = format!("hint: to do without: devlet remove {name} --abandon-driver gpu.acme.com");
+        assert!(again.contains(&hint), "{again}");
+    }
+    assert_eq!(
+        daemon.refused(&["remove", "other/job"]),
+        "error: no such pod: other/job\n"
     );
-    let again = daemon.refused(&["remove", "uid:uid-job", "--wait", "300ms"]);
-    assert!(again.contains(hint), "{again}");
-    let typo = daemon.refused(&["remove", "uid-job", "--abandon-driver", "gpu.acme.org"]);
+    let typo = daemon.refused(&["remove", "job", "--abandon-driver", "gpu.acme.org"]);
     assert!(
         typo.contains("no claim with devices of driver gpu.acme.org, only of gpu.acme.com"),
         "{typo}"
     );
 
-    let removed = daemon.run(&["remove", "uid-job", "--abandon-driver", DRIVER]);
+    let removed = daemon.run(&["remove", "job", "--abandon-driver", DRIVER]);
     assert!(removed.status.success(), "{}", stderr(&removed));
     assert!(stderr(&removed).contains("abandoned claim default/gpu (claim-1)"));
 

@@ -78,17 +78,6 @@ pub enum PodLookupError {
         /// The text.
         name: String,
     },
-    /// None is, but of some that are gone only claims are left, and nobody knows what those were called.
-    #[error(
-        "no such pod: {name}; a pod that is gone while drivers unprepare its claims is named by its UID: {}",
-        .gone.join(", ")
-    )]
-    Gone {
-        /// The text.
-        name: String,
-        /// Some of their UIDs, with their claims.
-        gone: Vec<String>,
-    },
     /// Several are.
     #[error("several pods are called {name}: name one of {}", .pods.join(", "))]
     Ambiguous {
@@ -395,8 +384,8 @@ fn find(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
     }
 }
 
-/// The same among pods of which only the UID is known, the caller's or the one that a name stands for: those that are
-/// still being admitted, and those that are gone while drivers unprepare their claims.
+/// The same among pods that are not on record: those that are still being admitted, of which only the UID is known, the
+/// caller's or the one that a name stands for; and those that are gone while drivers unprepare their claims.
 fn find_elsewhere(node: &Node, name: &str) -> Option<PodUid> {
     let (namespace, short) = name.split_once('/').unwrap_or(("default", name));
     let derived = manifest::derived_uid(&PodName {
@@ -405,22 +394,8 @@ fn find_elsewhere(node: &Node, name: &str) -> Option<PodUid> {
     });
     [PodUid::from(name.strip_prefix("uid:").unwrap_or(name)), derived]
         .into_iter()
-        .find(|uid| node.is_in_flight(uid) || node.has_left(uid))
-}
-
-/// If there is no such pod: those that it may have been.
-fn or_gone(node: &Node, error: PodLookupError) -> PodLookupError {
-    /// So many are named.
-    const MOST: usize = 3;
-    let waiting = node
-        .claims()
-        .filter(|view| view.pods.is_empty() && !view.waits.is_empty());
-    let gone = waiting.map(|view| format!("{} (ResourceClaim {})", view.claim.pod, view.claim.key));
-    let gone: Vec<String> = gone.take(MOST).collect();
-    match error {
-        PodLookupError::Unknown { name } if !gone.is_empty() => PodLookupError::Gone { name, gone },
-        error => error,
-    }
+        .find(|uid| node.is_in_flight(uid) || !node.remaining(uid).is_empty())
+        .or_else(|| claims::pod_that_left(node, name))
 }
 
 /// Completes "waiting for ...".
@@ -583,8 +558,8 @@ impl Devlet for Host {
         self.allow(&request)?;
         let request = request.into_inner();
         let (pod, id) = self.read(|node| {
-            let pod = find(node, &request.pod)
-                .or_else(|error| find_elsewhere(node, &request.pod).ok_or_else(|| or_gone(node, error)))?;
+            let pod =
+                find(node, &request.pod).or_else(|error| find_elsewhere(node, &request.pod).ok_or(error))?;
             let id = convert::pod_id(node, &pod);
             Ok::<_, PodLookupError>((pod, id))
         })?;

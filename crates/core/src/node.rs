@@ -17,7 +17,7 @@ use crate::id::{
     ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, ReservationId, ResourceName,
 };
 use crate::plan::{claim_uses, pod_claims};
-use crate::pod::{Allocation, Pod, PodRequest};
+use crate::pod::{Allocation, Pod, PodName, PodRequest};
 
 /// What a plugin advises: for a container (by its place in the request) and a resource, devices in the order of
 /// preference.
@@ -623,7 +623,7 @@ impl Node {
             committing: None,
         };
         for claim in claims.into_values() {
-            self.dra.claims.join(&request.uid, claim);
+            self.dra.claims.join(&request.uid, &request.name, claim);
         }
         self.ledger.name(&request.name, &request.uid);
         self.ledger.in_flight.insert(request.uid.clone(), id);
@@ -783,7 +783,7 @@ impl Node {
             self.ledger.let_go(&reservation.pod, name, devices, resource);
         }
         for uid in &reservation.claims {
-            self.dra.claims.leave(&reservation.pod, uid);
+            self.dra.claims.leave(&reservation.pod, &reservation.name, uid);
         }
         self.changes += 1;
     }
@@ -817,7 +817,8 @@ impl Node {
         }
         let held = self.ledger.pods.get(pod).ok_or(ReleaseError::Unknown)?;
         let is_leaving = |other: &PodUid| self.ledger.releasing.contains_key(other);
-        let claims = self.dra.claims.begin_release(pod, &held.claim_uids(), is_leaving);
+        let (name, uids) = (&held.name, held.claim_uids());
+        let claims = self.dra.claims.begin_release(pod, name, &uids, is_leaving);
         let uids = claims.iter().map(|claim| claim.uid.clone()).collect();
         self.ledger.releasing.insert(pod.clone(), uids);
         self.changes += 1;
@@ -829,13 +830,15 @@ impl Node {
         let Some(last_words) = self.ledger.releasing.remove(pod) else {
             return;
         };
-        self.dra.claims.end_release(pod, &last_words, true);
+        if let Some(Pod { name, .. }) = self.ledger.pods.get(pod) {
+            self.dra.claims.end_release(pod, name, &last_words, true);
+        }
         let Some(pod) = self.ledger.remove(pod) else {
             return;
         };
         self.ledger.admitted.remove(&pod.uid);
         for uid in pod.claim_uids() {
-            self.dra.claims.let_go(&pod.uid, &uid);
+            self.dra.claims.let_go(&pod.uid, &pod.name, &uid);
         }
         self.ledger.unname(&pod.name, &pod.uid);
         for (name, devices) in pod.devices() {
@@ -848,7 +851,8 @@ impl Node {
     /// The removal could not be written.
     pub fn cancel_release(&mut self, pod: &PodUid) {
         if let Some(last_words) = self.ledger.releasing.remove(pod) {
-            self.dra.claims.end_release(pod, &last_words, false);
+            let name = PodName::default();
+            self.dra.claims.end_release(pod, &name, &last_words, false);
             self.changes += 1;
         }
     }
@@ -868,7 +872,7 @@ impl Node {
         let claims = pod.claim_uids();
         for uid in earlier.iter().flat_map(Pod::claim_uids) {
             if !claims.contains(&uid) {
-                self.dra.claims.let_go(&pod.uid, &uid);
+                self.dra.claims.let_go(&pod.uid, &pod.name, &uid);
             }
         }
         if let Some(earlier) = earlier {

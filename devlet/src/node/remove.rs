@@ -31,14 +31,7 @@ pub(crate) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     let client = args.connect.connect().await?;
     let wait_ms = args.wait.map(time::milliseconds);
-    // Its name goes with it.
-    let named = client
-        .list_pods(v1::ListPodsRequest {
-            pod: args.pod.clone(),
-        })
-        .await;
-    let named = named.unwrap_or_default().pods.into_iter().find_map(|pod| pod.id);
-    let pod = named.map_or_else(|| args.pod.clone(), |id| format!("uid:{}", id.uid));
+    let pod = args.pod.clone();
     let request = v1::RemovePodRequest {
         pod: args.pod,
         wait_ms,

@@ -104,7 +104,7 @@ impl Coded for NotAllowed {
 impl Coded for PodLookupError {
     fn code(&self) -> Code {
         match self {
-            Self::Unknown { .. } | Self::Gone { .. } => Code::NotFound,
+            Self::Unknown { .. } => Code::NotFound,
             Self::Ambiguous { .. } | Self::UidOrName { .. } => Code::InvalidArgument,
         }
     }

@@ -8,7 +8,7 @@ use devlet_core::dra::health::DeviceHealth;
 use devlet_core::dra::view::{
     ClaimView, ClaimedDeviceView, DriverPluginView, DriverView, Phase, Reason, Wait,
 };
-use devlet_core::{ClaimUid, DriverName, Moment, Node, PodUid};
+use devlet_core::{ClaimUid, DriverName, Moment, Node, PodName, PodUid};
 
 use super::convert::{number, pod_id};
 
@@ -104,6 +104,22 @@ pub(super) fn check_abandoned(
             drivers: known,
         }),
     }
+}
+
+/// The pod of this name, of which only claims are left, if it is clear which one is meant.
+pub(super) fn pod_that_left(node: &Node, name: &str) -> Option<PodUid> {
+    let is_meant = |pod: &PodName| match name.split_once('/') {
+        _ if pod.name.is_empty() => false,
+        Some((namespace, name)) => pod.namespace == namespace && pod.name == name,
+        None => pod.name == name,
+    };
+    let left = node
+        .claims()
+        .filter(|view| view.pods.is_empty() && !view.waits.is_empty());
+    let left = left.filter(|view| is_meant(&view.claim.pod_name));
+    let pods: BTreeSet<PodUid> = left.map(|view| view.claim.pod.clone()).collect();
+    let mut pods = pods.into_iter();
+    pods.next().filter(|_| pods.next().is_none())
 }
 
 /// The drivers of the claims that a pod holds, or has left.
@@ -209,7 +225,11 @@ pub(super) fn claim(node: &Node, view: &ClaimView<'_>, now: Moment) -> v1::Claim
         id: Some(id(&claim.key, &claim.uid)),
         phase: phase.into(),
         pods: view.pods.iter().map(|pod| pod_id(node, pod)).collect(),
-        last_pod: view.pods.is_empty().then(|| pod_id(node, &claim.pod)),
+        last_pod: view.pods.is_empty().then(|| v1::PodId {
+            uid: claim.pod.to_string(),
+            namespace: claim.pod_name.namespace.clone(),
+            name: claim.pod_name.name.clone(),
+        }),
         drivers: drivers
             .map(|(name, each)| preparation(node, name, each, now))
             .collect(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use devlet_core::dra::claims::{
     AllocatedDevice, Claim, ClaimKey, Preparation, PreparationState, PreparedDevice,
 };
-use devlet_core::{ClaimUid, ClaimUse, DriverName, PodClaim};
+use devlet_core::{ClaimUid, ClaimUse, DriverName, PodClaim, PodName};
 use prost::Message as _;
 
 use super::record::InvalidRecord;
@@ -22,6 +22,11 @@ pub(crate) struct ClaimRecord {
     pub(crate) pod: String,
     #[prost(message, repeated, tag = "4")]
     pub(crate) preparations: Vec<PreparationRecord>,
+    /// What that pod is called; empty if it is not known.
+    #[prost(string, tag = "5")]
+    pub(crate) pod_namespace: String,
+    #[prost(string, tag = "6")]
+    pub(crate) pod_name: String,
 }
 
 /// What a driver does for a claim.
@@ -127,6 +132,10 @@ impl ClaimRecord {
             },
             uid: uid.into(),
             pod: self.pod.into(),
+            pod_name: PodName {
+                namespace: self.pod_namespace,
+                name: self.pod_name,
+            },
             preparations,
         })
     }
@@ -138,6 +147,8 @@ impl From<&Claim> for ClaimRecord {
             namespace: claim.key.namespace.clone(),
             name: claim.key.name.clone(),
             pod: claim.pod.as_str().into(),
+            pod_namespace: claim.pod_name.namespace.clone(),
+            pod_name: claim.pod_name.name.clone(),
             preparations: claim.preparations.iter().map(PreparationRecord::from).collect(),
         }
     }

@@ -695,7 +695,8 @@ impl Opening<'_> {
             let released = release(pod.source);
             if released {
                 reboot.released.push(uid.clone());
-                left.extend(pod.claim_uids().into_iter().map(|claim| (claim, uid.clone())));
+                let who = (uid.clone(), pod.name.clone());
+                left.extend(pod.claim_uids().into_iter().map(|claim| (claim, who.clone())));
                 rows.push(Row::Pod(uid.clone(), None));
             } else {
                 reboot.kept.push(uid.clone());
@@ -708,10 +709,11 @@ impl Opening<'_> {
             pod.claim_uids().iter().for_each(|claim| drop(left.remove(claim)));
         }
         for (uid, claim) in &mut contents.claims {
-            let last = left.remove(uid).filter(|pod| claim.pod != *pod);
+            let last = left.remove(uid).filter(|(pod, _)| claim.pod != *pod);
             let is_left = last.is_some();
-            if let Some(pod) = last {
+            if let Some((pod, name)) = last {
                 claim.pod = pod;
+                claim.pod_name = name;
             }
             if claim.rebooted() || is_left {
                 rows.push(Row::claim(claim));

@@ -37,6 +37,7 @@ use super::drivers::Drivers;
 use super::health::{PoolDevice, cut};
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, Moment, PodUid, RecordId, ReservationId};
 use crate::node::ReserveError;
+use crate::pod::PodName;
 
 /// How many claims are put into one call.
 pub const MOST_CLAIMS: usize = 256;
@@ -175,6 +176,8 @@ pub struct Claim {
     pub uid: ClaimUid,
     /// While no pod holds it: the pod that it was meant for, or that held it last.
     pub pod: PodUid,
+    /// What that pod is called; empty if it is not known.
+    pub pod_name: PodName,
     /// What each of its drivers does for it.
     pub preparations: BTreeMap<DriverName, Preparation>,
 }
@@ -212,7 +215,7 @@ impl Preparation {
 }
 
 impl Claim {
-    fn new(allocated: &AllocatedClaim, pod: &PodUid) -> Self {
+    fn new(allocated: &AllocatedClaim, pod: &PodUid, name: &PodName) -> Self {
         let preparation = |(driver, allocated): (&DriverName, &Allocated)| {
             let mut preparation = Preparation {
                 allocated: Some(allocated.devices.clone()),
@@ -229,6 +232,7 @@ impl Claim {
             key: allocated.key.clone(),
             uid: allocated.uid.clone(),
             pod: pod.clone(),
+            pod_name: name.clone(),
             preparations: allocated.drivers.iter().map(preparation).collect(),
         }
     }
@@ -257,6 +261,7 @@ impl Claim {
             key,
             uid,
             pod,
+            pod_name: PodName::default(),
             preparations: drivers.into_iter().map(preparation).collect(),
         }
     }
@@ -614,10 +619,10 @@ impl Claims {
     }
 
     /// A pod on record is gone.
-    pub(crate) fn let_go(&mut self, pod: &PodUid, uid: &ClaimUid) {
+    pub(crate) fn let_go(&mut self, pod: &PodUid, name: &PodName, uid: &ClaimUid) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.holders.remove(pod);
-            self.left_by(pod, uid);
+            self.left_by(pod, name, uid);
         }
     }
 
@@ -625,6 +630,7 @@ impl Claims {
     pub(crate) fn begin_release(
         &mut self,
         pod: &PodUid,
+        name: &PodName,
         uids: &[ClaimUid],
         is_leaving: impl Fn(&PodUid) -> bool,
     ) -> Vec<Claim> {
@@ -639,6 +645,7 @@ impl Claims {
                 entry.writing += 1;
                 last_words.push(Claim {
                     pod: pod.clone(),
+                    pod_name: name.clone(),
                     ..entry.claim.clone()
                 });
             }
@@ -647,12 +654,19 @@ impl Claims {
     }
 
     /// What [`Claims::begin_release`] said is on disk, or will never be. To be called before the pod is gone.
-    pub(crate) fn end_release(&mut self, pod: &PodUid, last_words: &[ClaimUid], is_written: bool) {
+    pub(crate) fn end_release(
+        &mut self,
+        pod: &PodUid,
+        name: &PodName,
+        last_words: &[ClaimUid],
+        is_written: bool,
+    ) {
         for uid in last_words {
             if let Some(entry) = self.entries.get_mut(uid) {
                 entry.writing = entry.writing.saturating_sub(1);
                 if is_written {
                     entry.claim.pod = pod.clone();
+                    entry.claim.pod_name = name.clone();
                     // Somebody came after all, who may have learned something.
                     entry.dirty |= entry.pods() != [pod.clone()];
                 }
@@ -662,19 +676,20 @@ impl Claims {
     }
 
     /// An admission ended in nothing.
-    pub(crate) fn leave(&mut self, pod: &PodUid, uid: &ClaimUid) {
+    pub(crate) fn leave(&mut self, pod: &PodUid, name: &PodName, uid: &ClaimUid) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.joiners.remove(pod);
-            self.left_by(pod, uid);
+            self.left_by(pod, name, uid);
         }
     }
 
-    fn left_by(&mut self, pod: &PodUid, uid: &ClaimUid) {
+    fn left_by(&mut self, pod: &PodUid, name: &PodName, uid: &ClaimUid) {
         if let Some(entry) = self.entries.get_mut(uid)
             && entry.is_unused()
         {
             if entry.claim.pod != *pod {
                 entry.claim.pod = pod.clone();
+                entry.claim.pod_name = name.clone();
                 entry.dirty = true;
             }
             // Unpreparing starts afresh, whatever happened to preparing.
@@ -732,7 +747,7 @@ impl Claims {
                 return Err(unpreparing(entry));
             }
         }
-        for (driver, preparation) in Claim::new(wanted, &PodUid::from("")).preparations {
+        for (driver, preparation) in Claim::new(wanted, &PodUid::from(""), &PodName::default()).preparations {
             let pending = preparation.state == PreparationState::Pending;
             if pending && drivers.serving(&driver).is_none() {
                 return missing(&driver);
@@ -742,10 +757,10 @@ impl Claims {
     }
 
     /// An admission joins a claim. Only after [`Claims::plan`] said that it can.
-    pub(crate) fn join(&mut self, pod: &PodUid, wanted: &AllocatedClaim) {
+    pub(crate) fn join(&mut self, pod: &PodUid, name: &PodName, wanted: &AllocatedClaim) {
         let uid = &wanted.uid;
         let entry = self.entries.entry(uid.clone());
-        let entry = entry.or_insert_with(|| Entry::new(Claim::new(wanted, pod), false));
+        let entry = entry.or_insert_with(|| Entry::new(Claim::new(wanted, pod, name), false));
         entry.joiners.insert(pod.clone());
         for (driver, preparation) in &mut entry.claim.preparations {
             if let (None, Some(allocated)) = (&preparation.allocated, wanted.drivers.get(driver)) {

@@ -844,6 +844,7 @@ fn imported_claim(uid: &str, devices: &[&str]) -> Claim {
         key: key(uid),
         uid: uid.into(),
         pod: "p".into(),
+        pod_name: PodName::default(),
         preparations: [("d0".into(), preparation)].into(),
     }
 }

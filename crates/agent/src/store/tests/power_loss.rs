@@ -427,7 +427,8 @@ async fn no_power_loss_tears_a_pod_from_its_claims() {
         let claim = &pod.claims[0].uid;
         let is_held = released.pods.values().any(|other| other.claims[0].uid == *claim);
         if !is_held {
-            released.claims.get_mut(claim).unwrap().pod = uid.into();
+            let left = released.claims.get_mut(claim).unwrap();
+            (left.pod, left.pod_name) = (uid.into(), pod.name.clone());
         }
         recorder
             .watch(on_disk, released.clone(), async {
