@@ -16,7 +16,7 @@
 //! an admission that never was answered has left.
 //!
 //! A [`Claim`] is what is on record. It is written as an intent before the first driver is called, and with what
-//! drivers answered together with the pod. What comes after that is written by and by ([`Claims::begin_record`]),
+//! drivers answered together with the pod. What comes after that is written by and by (`Claims::begin_record`),
 //! and a record is deleted when nothing is left to unprepare. In between memory may know more than the disk: it
 //! costs a repeated call after a crash, and drivers are used to that.
 //!
@@ -24,7 +24,7 @@
 //! pause, and alone, so that one claim holds up no other.
 //!
 //! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices` and `in_use` are derived: with ten thousand claims
-//! nobody wants to look through all of them. [`Claims::settle`] keeps them, and `check` recomputes them, after
+//! nobody wants to look through all of them. `Claims::settle` keeps them, and `check` recomputes them, after
 //! every step of the history tests.
 
 use alloc::collections::{BTreeMap, BTreeSet};
