@@ -226,13 +226,16 @@ impl Settings {
         if empty {
             return Ok(Self::default());
         }
-        serde_saphyr::from_str(text).map_err(|error| {
+        let settings: Self = serde_saphyr::from_str(text).map_err(|error| {
             let text = error.without_snippet().to_string();
             match nearest(&text) {
                 Some(key) => anyhow::anyhow!("{text}; did you mean {key}?"),
                 None => anyhow::anyhow!(text),
             }
-        })
+        })?;
+        lets_something_through("deadlines", &serde_json::to_value(&settings.deadlines)?)?;
+        lets_something_through("limits", &serde_json::to_value(&settings.limits)?)?;
+        Ok(settings)
     }
 
     /// The node that these settings describe.
@@ -315,6 +318,23 @@ fn nearest(complaint: &str) -> Option<&str> {
         .filter(|(likeness, _)| *likeness > 0.75)
         .max_by(|one, other| one.0.total_cmp(&other.0))
         .map(|(_, key)| key)
+}
+
+/// A limit or a deadline of zero would turn everybody away, and leaving one out is no way to be rid of it.
+fn lets_something_through(key: &str, value: &serde_json::Value) -> anyhow::Result<()> {
+    match value {
+        serde_json::Value::Object(values) => values
+            .iter()
+            // Connections may be cut at once when the node stops.
+            .filter(|(name, _)| *name != "drain")
+            .try_for_each(|(name, value)| lets_something_through(&format!("{key}.{name}"), value)),
+        value if *value == 0 || *value == "0s" => {
+            anyhow::bail!(
+                "{key}: 0 would let nothing through; give it at least 1, or leave it out for the default"
+            )
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -433,6 +453,23 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, prefa
             let problem = Settings::parse(text).unwrap_err().to_string();
             assert!(problem.contains("line 1"), "{problem}");
         }
+    }
+
+    #[test]
+    fn a_limit_or_deadline_of_nothing_is_refused() {
+        for (text, key) in [
+            ("limits: {connectionsPerUid: 0}", "limits.connectionsPerUid: 0"),
+            ("limits: {preface: 0s}", "limits.preface: 0"),
+            ("deadlines: {allocate: 0}", "deadlines.allocate: 0"),
+            (
+                "deadlines: {prepareByDriver: {gpu.acme.com: 0s}}",
+                "deadlines.prepareByDriver.gpu.acme.com: 0",
+            ),
+        ] {
+            let problem = Settings::parse(text).unwrap_err().to_string();
+            assert!(problem.contains(key), "{problem}");
+        }
+        assert!(Settings::parse("limits: {drain: 0s}\nwait: 0s").is_ok());
     }
 
     #[test]
