@@ -1,5 +1,6 @@
 use alloc::string::ToString;
 
+use super::claim::{PREPARE, UNPREPARE};
 use super::*;
 
 fn skipped(lists: &[&[&str]]) -> Vec<String> {
