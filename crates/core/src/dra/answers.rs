@@ -1,6 +1,6 @@
 //! Whether a plugin's answer is one: what it prepared must be what was allocated.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -66,6 +66,34 @@ pub enum InvalidAnswer {
         /// The share.
         share: String,
     },
+    /// The claim has the request and the device, but not the one for the other.
+    #[error(
+        "driver {driver} prepared device {device:?} for request {request:?} of ResourceClaim {claim}, for which it is not allocated"
+    )]
+    OtherRequest {
+        /// The driver.
+        driver: DriverName,
+        /// The claim.
+        claim: ClaimKey,
+        /// The device.
+        device: String,
+        /// What it calls the request.
+        request: String,
+    },
+    /// A device comes more often than it is allocated.
+    #[error(
+        "driver {driver} prepared device {device:?} of pool {pool:?} more often than it is allocated to ResourceClaim {claim}"
+    )]
+    DeviceTwice {
+        /// The driver.
+        driver: DriverName,
+        /// The claim.
+        claim: ClaimKey,
+        /// The pool.
+        pool: String,
+        /// The device.
+        device: String,
+    },
     /// A runtime could not use the name.
     #[error(
         "driver {driver} named the CDI device {id:?} for ResourceClaim {claim}, which is not of the form vendor/class=device"
@@ -99,8 +127,16 @@ pub(crate) fn base(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }
 
+/// Whether a plugin's name for a request means the one that a device is allocated for: a plugin may leave out the
+/// subrequest.
+fn is_for(each: &AllocatedDevice, request: &str) -> bool {
+    each.request == request || base(&each.request) == request
+}
+
 /// Checks one driver's devices of one claim. A share that the plugin does not name, because it speaks a service
 /// that cannot, is filled in where only one is possible.
+///
+/// A device that is allocated for several requests may come once with all of their names, or once for each.
 pub(crate) fn check(
     driver: &DriverName,
     claim: &ClaimKey,
@@ -109,14 +145,11 @@ pub(crate) fn check(
     is_cdi_name: fn(&str) -> bool,
 ) -> Result<Vec<PreparedDevice>, InvalidAnswer> {
     let named = || (driver.clone(), claim.clone());
+    let mut times: BTreeMap<(String, String, Option<String>), usize> = BTreeMap::new();
     for prepared in &mut devices {
         // An imported claim whose allocation nobody has told us.
         if let Some(allocated) = allocated {
-            let is_known = |name: &String| {
-                allocated
-                    .iter()
-                    .any(|each| each.request == *name || base(&each.request) == *name)
-            };
+            let is_known = |name: &String| allocated.iter().any(|each| is_for(each, name));
             if let Some(request) = prepared.requests.iter().find(|name| !is_known(name)) {
                 let (driver, claim) = named();
                 let request = request.clone();
@@ -127,6 +160,7 @@ pub(crate) fn check(
                 });
             }
             check_device(driver, claim, allocated, prepared)?;
+            check_requests(driver, claim, allocated, prepared, &mut times)?;
         }
         let mut seen = BTreeSet::new();
         for id in &prepared.cdi_devices {
@@ -185,6 +219,48 @@ fn check_device(
             Ok(())
         }
     }
+}
+
+/// Checks what a device that is allocated was prepared for. `times` is how often each device has come.
+fn check_requests(
+    driver: &DriverName,
+    claim: &ClaimKey,
+    allocated: &[AllocatedDevice],
+    prepared: &PreparedDevice,
+    times: &mut BTreeMap<(String, String, Option<String>), usize>,
+) -> Result<(), InvalidAnswer> {
+    let (pool, device) = (prepared.pool.clone(), prepared.device.clone());
+    let is_it = |each: &&AllocatedDevice| {
+        each.pool == pool
+            && each.device == device
+            && (prepared.share.is_none() || each.share == prepared.share)
+    };
+    let places: Vec<&AllocatedDevice> = allocated.iter().filter(is_it).collect();
+    let is_other = |name: &&String| !places.iter().any(|each| is_for(each, name));
+    let other = prepared.requests.iter().find(is_other).cloned();
+    let count = times
+        .entry((pool.clone(), device.clone(), prepared.share.clone()))
+        .or_default();
+    *count += 1;
+    let is_too_often = *count > places.len();
+    let (driver, claim) = (driver.clone(), claim.clone());
+    if let Some(request) = other {
+        return Err(InvalidAnswer::OtherRequest {
+            driver,
+            claim,
+            device,
+            request,
+        });
+    }
+    if is_too_often {
+        return Err(InvalidAnswer::DeviceTwice {
+            driver,
+            claim,
+            pool,
+            device,
+        });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

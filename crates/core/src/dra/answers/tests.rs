@@ -16,6 +16,8 @@ fn allocated() -> Vec<AllocatedDevice> {
         device("two/half", "b", Some("s1")),
         device("three", "c", Some("s2")),
         device("three", "c", Some("s3")),
+        device("four", "e", None),
+        device("five", "e", None),
     ]
 }
 
@@ -47,7 +49,12 @@ fn what_was_allocated_is_accepted() {
             prepared(&["one"], "a", &["v/c=a", "v/c=all"]),
             prepared(&["three"], "c", &["v/c=all"]),
         ],
-        vec![prepared(&["two"], "b", &[]), prepared(&["two/half"], "b", &[])],
+        vec![prepared(&["two"], "b", &[])],
+        vec![prepared(&["two", "two/half"], "b", &[])],
+        // Shares that the service cannot name.
+        vec![prepared(&["three"], "c", &[]), prepared(&["three"], "c", &[])],
+        vec![prepared(&["four", "five"], "e", &[])],
+        vec![prepared(&["four"], "e", &[]), prepared(&["five"], "e", &[])],
     ] {
         assert!(outcome(devices.clone()).is_ok(), "{devices:?}");
     }
@@ -63,12 +70,16 @@ fn what_was_not_allocated_is_refused_with_the_driver_and_the_claim_named() {
     no_share.share = Some("s1".into());
     let cases = [
         (
-            prepared(&["four"], "a", &[]),
-            "prepared a device of ResourceClaim ns/claim for request \"four\", which the claim has not",
+            prepared(&["six"], "a", &[]),
+            "prepared a device of ResourceClaim ns/claim for request \"six\", which the claim has not",
         ),
         (
             prepared(&["two/other"], "b", &[]),
             "prepared a device of ResourceClaim ns/claim for request \"two/other\", which the claim has not",
+        ),
+        (
+            prepared(&["one", "two"], "a", &[]),
+            "prepared device \"a\" for request \"two\" of ResourceClaim ns/claim, for which it is not allocated",
         ),
         (
             prepared(&[], "x", &[]),
@@ -101,6 +112,32 @@ fn what_was_not_allocated_is_refused_with_the_driver_and_the_claim_named() {
     ];
     for (device, text) in cases {
         assert_eq!(outcome(vec![device]), Err(alloc::format!("driver d {text}")));
+    }
+}
+
+#[test]
+fn a_device_that_comes_more_often_than_it_is_allocated_is_refused() {
+    let shared = |share: &str| PreparedDevice {
+        share: Some(share.into()),
+        ..prepared(&["three"], "c", &[])
+    };
+    assert!(outcome(vec![shared("s2"), shared("s3")]).is_ok());
+    for (devices, device) in [
+        (vec![prepared(&["one"], "a", &[]), prepared(&[], "a", &[])], "a"),
+        (
+            vec![prepared(&["two"], "b", &[]), prepared(&["two/half"], "b", &[])],
+            "b",
+        ),
+        (vec![shared("s2"), shared("s3"), shared("s2")], "c"),
+        (vec![prepared(&[], "c", &[]); 3], "c"),
+        (vec![prepared(&[], "e", &[]); 3], "e"),
+    ] {
+        assert_eq!(
+            outcome(devices),
+            Err(alloc::format!(
+                "driver d prepared device \"{device}\" of pool \"pool\" more often than it is allocated to ResourceClaim ns/claim"
+            ))
+        );
     }
 }
 
