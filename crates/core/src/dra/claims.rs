@@ -531,7 +531,11 @@ impl Claims {
                         preparation.state = PreparationState::Prepared;
                         entry.dirty = true;
                     }
-                    Operation::Unprepare => preparation.state = PreparationState::Unprepared,
+                    Operation::Unprepare => {
+                        preparation.state = PreparationState::Unprepared;
+                        // Written only if others still have to: otherwise the record is deleted.
+                        entry.dirty = true;
+                    }
                 }
             }
         }

@@ -760,6 +760,37 @@ fn an_admission_that_was_never_answered_is_unprepared_after_a_restart() {
 }
 
 #[test]
+fn what_one_driver_has_unprepared_is_known_after_a_restart_while_another_is_gone() {
+    let mut node = node_with(&["d1"]);
+    let gone = connect_driver(&mut node, "d0", "0.sock");
+    let claim = claim_of("k", "c", &[("d0", "a", &[]), ("d1", "b", &[])]);
+    admit_with(&mut node, &pod_with("p", &[claim]));
+    node.driver_deregistered(gone, START);
+    release(&mut node, "p");
+    let calls = node.unprepare_calls(&"p".into(), START);
+    assert_eq!(asked(&calls), [("d1", vec!["c"])]);
+    answer_all(&mut node, calls);
+
+    let record = node.begin_record().unwrap();
+    let states: Vec<PreparationState> = record.put[0]
+        .preparations
+        .values()
+        .map(|each| each.state)
+        .collect();
+    assert_eq!(states, [PreparationState::Prepared, PreparationState::Unprepared]);
+    let mut node = Node::restore(Restored {
+        claims: record.put,
+        ..Restored::default()
+    });
+    let remaining = node.remaining(&"p".into());
+    let drivers: Vec<&str> = remaining.iter().map(|wait| wait.driver.as_str()).collect();
+    assert_eq!(drivers, ["d0"]);
+    connect_driver(&mut node, "d0", "0.sock");
+    connect_driver(&mut node, "d1", "0.sock");
+    assert_eq!(asked(&node.due_calls(START)), [("d0", vec!["c"])]);
+}
+
+#[test]
 fn claims_of_pods_are_in_use_after_a_restart() {
     let mut node = node_with(&["d0"]);
     let request = pod_with("p", &[on("d0")]);

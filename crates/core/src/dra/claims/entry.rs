@@ -115,13 +115,18 @@ impl Entry {
             .map(|(driver, _)| driver)
     }
 
-    /// Whether nothing is left to do for it, and nothing in flight.
-    pub(super) fn is_done(&self) -> bool {
+    /// Whether no pod wants it, and no driver has anything left to do for it.
+    fn is_over(&self) -> bool {
         let done = |(driver, preparation): (&DriverName, &Preparation)| {
             let busy = self.tasks.get(driver).is_some_and(Task::is_busy);
             !busy && !self.needs_unprepare(driver, preparation)
         };
-        self.is_unused() && self.writing == 0 && !self.deleting && self.claim.preparations.iter().all(done)
+        self.is_unused() && self.claim.preparations.iter().all(done)
+    }
+
+    /// Whether nothing is left to do for it, and nothing in flight.
+    pub(super) fn is_done(&self) -> bool {
+        self.writing == 0 && !self.deleting && self.is_over()
     }
 
     /// Whether a driver is to be called without anybody waiting for it, and since when.
@@ -140,8 +145,8 @@ impl Entry {
     }
 
     pub(super) fn is_to_be_written(&self) -> bool {
-        // What an admission has learned is written with its pod.
-        self.dirty && self.on_disk && !self.deleting && self.joiners.is_empty() && !self.is_done()
+        // What an admission has learned is written with its pod, and what is over is deleted.
+        self.dirty && self.on_disk && !self.deleting && self.joiners.is_empty() && !self.is_over()
     }
 }
 
