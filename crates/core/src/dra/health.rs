@@ -4,7 +4,9 @@
 //! without its devices becoming unknown. A device of which nothing is known, or nothing any longer, is unknown.
 //! If several plugins of a driver report the same device, the newest plugin that still reports is believed.
 //!
-//! Memory is bounded: [`MOST_DEVICES`] of a driver are kept, and [`LONGEST_MESSAGE`] bytes of each message.
+//! Memory is bounded: [`MOST_DEVICES`] of a driver are kept, for [`LONGEST_LEASE_MS`] at most, and
+//! [`LONGEST_MESSAGE`] bytes of each message. When the places are taken, what a plugin has left that reports no
+//! longer makes room, what expires first before the rest.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -14,6 +16,8 @@ use crate::id::{ConnectionId, Moment};
 
 /// How long a report holds that does not say.
 pub const DEFAULT_LEASE_MS: u64 = 30 * 1000;
+/// How long a report holds at most, whatever it says.
+pub const LONGEST_LEASE_MS: u64 = 60 * 60 * 1000;
 /// How many devices of one driver are kept.
 pub const MOST_DEVICES: usize = 16_384;
 /// How long a message may be, in bytes; what is longer is cut and ends in dots.
@@ -50,7 +54,7 @@ pub struct HealthReport {
     pub health: DeviceHealth,
     /// Why, for people.
     pub message: String,
-    /// How long that holds, in milliseconds; 0 stands for the default.
+    /// How long that holds, in milliseconds; 0 stands for the default, and more than the longest for the longest.
     pub lease_ms: u64,
 }
 
@@ -86,10 +90,11 @@ impl Health {
         self.reporting.insert(by);
         let mut changed = self.expire(now);
         let mut left_out = 0;
+        let mut left_behind = None;
         for report in reports {
             let lease_ms = match report.lease_ms {
                 0 => DEFAULT_LEASE_MS,
-                lease => lease,
+                lease => lease.min(LONGEST_LEASE_MS),
             };
             let known = self.devices.get(&report.device);
             let outranked =
@@ -98,9 +103,14 @@ impl Health {
                 continue;
             }
             if known.is_none() && self.devices.len() >= MOST_DEVICES {
-                left_out += 1;
-                continue;
+                let left_behind = left_behind.get_or_insert_with(|| self.left_behind().into_iter());
+                let Some(gone) = left_behind.find(|place| self.is_left_behind(place)) else {
+                    left_out += 1;
+                    continue;
+                };
+                changed.extend(self.forget(gone));
             }
+            let known = self.devices.get(&report.device);
             let message = cut(report.message);
             let same = |known: &Known| {
                 known.health == report.health && known.message == message && known.lease_ms == lease_ms
@@ -136,22 +146,33 @@ impl Health {
     /// Forgets what has expired: the devices that are unknown from now on.
     pub(crate) fn expire(&mut self, now: Moment) -> Vec<PoolDevice> {
         let mut changed = Vec::new();
-        while let Some((until, _)) = self.expiries.first() {
-            if *until > now {
-                break;
-            }
-            let Some((_, device)) = self.expiries.pop_first() else {
-                break;
-            };
-            let Some(known) = self.devices.remove(&device) else {
-                continue;
-            };
-            self.uncount(known.health);
-            if known.health != DeviceHealth::Unknown {
-                changed.push(device);
-            }
+        while let Some(expired) = self.expiries.first().filter(|(until, _)| *until <= now).cloned() {
+            changed.extend(self.forget(expired));
         }
         changed
+    }
+
+    /// What plugins have said that report no longer, by when it expires.
+    fn left_behind(&self) -> Vec<(Moment, PoolDevice)> {
+        let places = self.expiries.iter();
+        places
+            .filter(|place| self.is_left_behind(place))
+            .cloned()
+            .collect()
+    }
+
+    fn is_left_behind(&self, (until, device): &(Moment, PoolDevice)) -> bool {
+        let known = self.devices.get(device);
+        known.is_some_and(|known| known.until == *until && !self.reporting.contains(&known.by))
+    }
+
+    /// Nothing is known of a device any longer. The device, if that changes how it is.
+    fn forget(&mut self, place: (Moment, PoolDevice)) -> Option<PoolDevice> {
+        self.expiries.remove(&place);
+        let (_, device) = place;
+        let known = self.devices.remove(&device)?;
+        self.uncount(known.health);
+        (known.health != DeviceHealth::Unknown).then_some(device)
     }
 
     fn uncount(&mut self, health: DeviceHealth) {

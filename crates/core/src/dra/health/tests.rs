@@ -124,6 +124,46 @@ fn memory_is_bounded() {
 }
 
 #[test]
+fn no_lease_is_longer_than_the_longest() {
+    let mut health = Health::default();
+    health.reported(OLD, vec![report("a", DeviceHealth::Healthy, u64::MAX)], START);
+    assert_eq!(health.next_expiry(), Some(START.after(LONGEST_LEASE_MS)));
+}
+
+#[test]
+fn what_a_plugin_left_that_reports_no_longer_makes_room() {
+    let mut health = Health::default();
+    let flood = (1..MOST_DEVICES)
+        .map(|number| healthy(&format!("{number}")))
+        .collect();
+    health.reported(OLD, flood, START);
+    health.reported(
+        OLD,
+        vec![report("last", DeviceHealth::Unhealthy, u64::MAX)],
+        START,
+    );
+    assert_eq!(health.reported(NEW, vec![healthy("new")], START), (vec![], 1));
+    health.stream_ended(OLD);
+    let (changed, left_out) = health.reported(NEW, vec![healthy("new"), healthy("1"), healthy("2")], START);
+    assert_eq!(
+        (changed, left_out),
+        (vec![at("1"), at("new"), at("10"), at("1")], 0)
+    );
+    let fresh = (0..MOST_DEVICES)
+        .map(|number| healthy(&format!("new-{number}")))
+        .collect();
+    let (_, left_out) = health.reported(NEW, fresh, START);
+    assert_eq!(
+        (left_out, health.devices.len()),
+        (3, MOST_DEVICES),
+        "its own stay"
+    );
+    assert_eq!(of(&health, "new", START), DeviceHealth::Healthy);
+    assert_eq!(of(&health, "last", START), DeviceHealth::Unknown);
+    assert_eq!(health.counts()[&DeviceHealth::Healthy], MOST_DEVICES);
+}
+
+#[test]
 fn messages_are_cut_between_characters() {
     for (message, length) in [
         (String::new(), 0),
