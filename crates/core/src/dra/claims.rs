@@ -221,7 +221,12 @@ impl Claims {
                 });
             }
             for (driver, preparation) in &entry.claim.preparations {
-                let pending = preparation.state == PreparationState::Pending;
+                let allocated = wanted
+                    .drivers
+                    .get(driver)
+                    .filter(|_| preparation.allocated.is_none());
+                let pending = preparation.state == PreparationState::Pending
+                    || allocated.is_some_and(|allocated| preparation.lacks(&allocated.devices));
                 if pending && drivers.serving(driver).is_none() {
                     return missing(driver);
                 }
@@ -257,6 +262,9 @@ impl Claims {
         entry.joiners.insert(pod.clone());
         for (driver, preparation) in &mut entry.claim.preparations {
             if let (None, Some(allocated)) = (&preparation.allocated, wanted.drivers.get(driver)) {
+                if preparation.lacks(&allocated.devices) {
+                    preparation.state = PreparationState::Pending;
+                }
                 preparation.allocated = Some(allocated.devices.clone());
                 entry.dirty = true;
             }

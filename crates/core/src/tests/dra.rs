@@ -924,6 +924,35 @@ fn an_imported_claim_that_names_devices_is_prepared() {
 }
 
 #[test]
+fn an_imported_claim_that_lacks_a_device_is_prepared_again() {
+    let more = [result("d0", "req", "a"), result("d0", "req", "b")];
+    let request = pod_with("p", &[AllocatedClaim::new(key("c"), "c".into(), more)]);
+    let mut node = node_that_imported(imported_claim("c", &["a"]));
+    let id = reserve(&mut node, &request);
+    intend(&mut node, id);
+    let calls = node.prepare_calls(id, START);
+    assert_eq!(asked(&calls), [("d0", vec!["c"])]);
+    answer_all(&mut node, calls);
+    node.begin_commit(id, &request, Vec::new()).unwrap();
+    node.finish_commit(id);
+    assert_sound(&node);
+    assert_eq!(node.cdi_devices(&"p".into(), "main"), ["d0/dev=a", "d0/dev=b"]);
+
+    // An old file does not name devices: nobody can say that one is missing.
+    let mut node = node_that_imported(imported_claim("c", &[""]));
+    let id = reserve(&mut node, &request);
+    assert_eq!(node.prepare_calls(id, START), []);
+
+    let mut node = node_that_imported(imported_claim("c", &["a"]));
+    let connection = node.driver(&"d0".into()).unwrap().plugins[0].connection;
+    node.driver_deregistered(connection, START);
+    assert!(matches!(
+        refusal(&mut node, &request),
+        ReserveError::NoDriver { .. }
+    ));
+}
+
+#[test]
 fn an_imported_claim_without_devices_waits_for_its_pod() {
     let mut node = node_that_imported(imported_claim("c", &[]));
     assert_eq!(node.due_calls(START), [], "nobody has said that the pod is there");

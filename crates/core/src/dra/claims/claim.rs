@@ -173,6 +173,17 @@ impl Preparation {
     pub(super) fn skips(&self, operation: &str) -> bool {
         self.skip.contains(operation) || self.skip.contains(ALL_OPERATIONS)
     }
+
+    /// Whether a device is allocated that an import has not seen prepared. Old files do not name devices.
+    pub(super) fn lacks(&self, allocated: &[AllocatedDevice]) -> bool {
+        let is_unseen = |each: &AllocatedDevice| {
+            let is_it = |known: &PreparedDevice| {
+                known.device.is_empty() || (known.pool == each.pool && known.device == each.device)
+            };
+            !self.devices.iter().any(is_it)
+        };
+        self.state == PreparationState::Prepared && !self.skips(PREPARE) && allocated.iter().any(is_unseen)
+    }
 }
 
 impl Claim {
@@ -238,7 +249,7 @@ impl Claim {
                     let mut among = allocated.iter();
                     among.any(|each| each.pool == device.pool && each.device == device.device)
                 };
-                if preparation.devices.iter().all(is_allocated) {
+                if preparation.devices.iter().all(is_allocated) && !preparation.lacks(allocated) {
                     preparation.allocated = Some(allocated.clone());
                 }
             }
@@ -265,7 +276,7 @@ impl Claim {
     }
 
     /// Whether a pod that brings the claim means the same allocation. Of an imported claim only the devices are
-    /// known that it was prepared with.
+    /// known that it was prepared with; if more are allocated, its driver is called again ([`Preparation::lacks`]).
     pub(super) fn matches(&self, other: &AllocatedClaim) -> bool {
         let same = |(driver, preparation): (&DriverName, &Preparation)| {
             other.drivers.get(driver).is_some_and(|allocated| {
