@@ -165,7 +165,11 @@ pub enum ReserveError {
         last: Option<Last>,
     },
     /// The claim, or an earlier one of that name, is on its way out. Waiting helps.
-    #[error("ResourceClaim {claim} (UID {uid}) is being unprepared{}", listed(" by ", .drivers))]
+    #[error(
+        "ResourceClaim {claim} (UID {uid}) is being unprepared{}{}",
+        listed(" by ", .drivers),
+        given_up_on(.abandoned)
+    )]
     Unpreparing {
         /// The claim.
         claim: ClaimKey,
@@ -173,6 +177,8 @@ pub enum ReserveError {
         uid: ClaimUid,
         /// By whom.
         drivers: Vec<DriverName>,
+        /// Who was given up on, if that is in the way.
+        abandoned: Vec<DriverName>,
     },
     /// Drivers have not prepared its claims. Waiting helps.
     #[error("{}", waits_listed(.waits))]
@@ -231,6 +237,15 @@ fn listed<T: core::fmt::Display>(before: &str, names: &[T]) -> String {
         text.push_str(if place == 0 { before } else { ", " });
         text.push_str(&alloc::format!("{name}"));
     }
+    text
+}
+
+fn given_up_on(drivers: &[DriverName]) -> String {
+    if drivers.is_empty() {
+        return String::new();
+    }
+    let mut text = listed("; it was abandoned at driver ", drivers);
+    text.push_str(", which must come back to unprepare it: start the driver, or use a new ResourceClaim, with another UID");
     text
 }
 

@@ -199,6 +199,7 @@ impl Claims {
             claim: entry.claim.key.clone(),
             uid: entry.claim.uid.clone(),
             drivers: entry.blocking().cloned().collect(),
+            abandoned: Vec::new(),
         };
         let missing = |driver: &DriverName| {
             let known = drivers.drivers.get(driver);
@@ -212,7 +213,12 @@ impl Claims {
         };
         if let Some(entry) = self.entries.get(&wanted.uid) {
             if entry.is_unused() {
-                return Err(unpreparing(entry));
+                return Err(ReserveError::Unpreparing {
+                    claim: entry.claim.key.clone(),
+                    uid: entry.claim.uid.clone(),
+                    drivers: entry.blocking().cloned().collect(),
+                    abandoned: entry.abandoned().cloned().collect(),
+                });
             }
             if !entry.claim.matches(wanted) {
                 return Err(ReserveError::Reallocated {

@@ -709,6 +709,11 @@ fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
         Some(Phase::Abandoned),
         "it is still to be seen"
     );
+    assert_eq!(
+        refusal(&mut node, &pod_with("q", &[on("d0")])).to_string(),
+        "ResourceClaim default/k (UID c) is being unprepared; it was abandoned at driver d0, which must come back \
+         to unprepare it: start the driver, or use a new ResourceClaim, with another UID"
+    );
     connect_driver(&mut node, "d0", "0.sock");
     reserve(
         &mut node,

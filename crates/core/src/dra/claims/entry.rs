@@ -115,6 +115,14 @@ impl Entry {
             .map(|(driver, _)| driver)
     }
 
+    /// The drivers that were given up on, and must come back before an unused claim is gone.
+    pub(super) fn abandoned(&self) -> impl Iterator<Item = &DriverName> {
+        let preparations = self.claim.preparations.iter();
+        preparations
+            .filter(|(_, preparation)| preparation.state == PreparationState::Abandoned)
+            .map(|(driver, _)| driver)
+    }
+
     /// Whether no pod wants it, and no driver has anything left to do for it.
     fn is_over(&self) -> bool {
         let done = |(driver, preparation): (&DriverName, &Preparation)| {
