@@ -184,14 +184,46 @@ pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
             holders.entry(claim.uid).or_default().insert(pod.to_owned());
         }
     })?;
-    let claims = claims.into_iter().map(|(uid, claim)| {
+    // Of two entries of one name, readers keep the last: so there is but one, of the claim that matters most.
+    let mut chosen: BTreeMap<ClaimKey, (Weight, Claim)> = BTreeMap::new();
+    for (uid, claim) in claims {
+        let weight = weight(&claim, holders.contains_key(uid.as_str()));
+        match chosen.get(&claim.key) {
+            Some((other, _)) if *other > weight => {}
+            _ => drop(chosen.insert(claim.key.clone(), (weight, claim))),
+        }
+    }
+    let mut claims: Vec<Claim> = chosen.into_values().map(|(_, claim)| claim).collect();
+    claims.sort_by(|one, other| one.uid.cmp(&other.uid));
+    let claims = claims.into_iter().map(|claim| {
         // A kubelet unprepares a claim for a pod that is gone: so one must be named.
-        let pods = holders.remove(uid.as_str());
+        let pods = holders.remove(claim.uid.as_str());
         let pods = pods.unwrap_or_else(|| BTreeSet::from([claim.pod.as_str().to_owned()]));
         written(claim, pods)
     });
     let claims: Vec<dra::Claim> = claims.collect();
     Ok(Some(envelope::write(Some(&claims))))
+}
+
+/// How much it matters that a claim is in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Weight {
+    /// An operator gave up on it.
+    Abandoned,
+    /// No pod on record holds it: it is being prepared or unprepared.
+    Free,
+    Held,
+}
+
+fn weight(claim: &Claim, is_held: bool) -> Weight {
+    let mut preparations = claim.preparations.values();
+    if is_held {
+        Weight::Held
+    } else if preparations.any(|each| each.state == PreparationState::Abandoned) {
+        Weight::Abandoned
+    } else {
+        Weight::Free
+    }
 }
 
 /// The file without any claims.

@@ -1,5 +1,7 @@
 //! `dra_manager_state`: every row of the table in `open.rs` once more, and what is between the two files.
 
+use std::collections::BTreeSet;
+
 use devlet_core::dra::claims::{Operation, PreparationState};
 use devlet_core::{Blocked, ReserveError};
 use devlet_kubelet_files::Format;
@@ -113,24 +115,60 @@ async fn a_first_start_imports_a_file_of_any_version() {
 
 #[tokio::test]
 async fn every_flat_file_of_a_kubelet_is_taken_in() {
-    for folder in [
-        "flat-1.27",
-        "flat-1.28-1.29",
-        "flat-1.28-extra",
-        "flat-1.30-extra",
+    for (folder, files) in [
+        ("flat-1.27", 3),
+        ("flat-1.28-1.29", 2),
+        ("flat-1.28-extra", 7),
+        ("flat-1.30", 2),
+        ("flat-1.30-extra", 23),
     ] {
+        let mut seen = 0;
         for entry in std::fs::read_dir(Path::new(TESTDATA).join(folder)).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
+            let file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            let entries = file["entries"].as_array().cloned().unwrap_or_default();
+            let expected = entries
+                .iter()
+                .map(|entry| entry["ClaimName"].as_str().unwrap().to_owned());
+            let expected: BTreeSet<String> = expected.collect();
             let root = Root::new();
             std::fs::copy(&path, root.claims_file()).unwrap();
-            let (_store, report) = root.open_with_report();
+            let (store, report) = root.open_with_report();
             assert_eq!(report.blocked, None, "{}", path.display());
-            assert!(report.imported_claims.is_some(), "{}", path.display());
+            let imported = report.imported_claims.unwrap();
+            assert_eq!(imported.claims.len(), expected.len(), "{}", path.display());
+            assert_eq!(
+                imported.replaced_entries,
+                entries.len() - expected.len(),
+                "{}",
+                path.display()
+            );
+            let names: BTreeSet<String> = names(&store).into_iter().collect();
+            assert_eq!(names, expected, "{}", path.display());
+            seen += 1;
         }
+        assert_eq!(seen, files, "{folder}");
     }
+}
+
+#[tokio::test]
+async fn an_imported_claim_that_no_pod_holds_is_unprepared() {
+    let mut claim = kubelets("one", &[], true);
+    claim.pods = None;
+    let root = Root::new();
+    write(&root, &[claim]);
+    let store = root.open();
+    drive(&store);
+    let calls = store.update(|node| node.due_calls(NOW));
+    assert_eq!(calls[0].operation, Operation::Unprepare);
+    answer_calls(&store, calls);
+    assert!(store.record_claims().await.unwrap());
+    assert_eq!(names(&store), [""; 0]);
+    store.stop().await.unwrap();
+    assert_eq!(read(&root), []);
 }
 
 #[tokio::test]
@@ -524,4 +562,39 @@ async fn what_is_to_be_prepared_again_names_no_devices() {
     store.mirror().await.unwrap();
     let driver = read(&root).remove(0).drivers.unwrap().remove(DRIVER).unwrap();
     assert_eq!(driver.devices, None);
+}
+
+#[tokio::test]
+async fn of_two_claims_of_one_name_the_file_has_the_one_that_a_pod_holds() {
+    for (old, new) in [("uid-1", "uid-2"), ("uid-2", "uid-1")] {
+        let root = Root::new();
+        let store = root.open();
+        let connection = drive(&store);
+        admit_with_uid(&store, "a", old).await;
+        store.update(|node| node.driver_deregistered(connection, NOW));
+        store.release(&"a".into()).await.unwrap();
+        let abandoned = store.update(|node| node.abandon(&"a".into(), &DRIVER.into()));
+        assert_eq!(abandoned, [old.into()]);
+        assert!(store.record_claims().await.unwrap());
+        drive(&store);
+        admit_with_uid(&store, "b", new).await;
+        assert_eq!(names(&store), ["one", "one"]);
+
+        store.mirror().await.unwrap();
+
+        let file = read(&root);
+        assert_eq!(file.len(), 1, "{file:?}");
+        assert_eq!(file[0].uid, new);
+        assert_eq!(file[0].pods, Some(BTreeSet::from(["b".to_owned()])));
+    }
+}
+
+/// A pod with the claim `one`, which has this UID.
+async fn admit_with_uid(store: &Store, pod: &str, uid: &str) {
+    let mut request = claiming(pod, uid.trim_start_matches("uid-"));
+    request.claims[0].claim.key.name = "one".into();
+    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    held.intent().await.unwrap();
+    prepare(store, held.id());
+    held.commit(&request, Vec::new()).await.unwrap();
 }
