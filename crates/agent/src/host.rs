@@ -72,6 +72,9 @@ fn who(uid: Option<&u32>) -> String {
 /// Why a text does not lead to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodLookupError {
+    /// The text is empty.
+    #[error("no pod is named: say its UID, its name, or namespace/name")]
+    Empty,
     /// None is called that.
     #[error("no such pod: {name}")]
     Unknown {
@@ -342,6 +345,10 @@ fn find(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
     let unknown = || PodLookupError::Unknown {
         name: name.to_owned(),
     };
+    // Claims of which nobody knows the pod have an empty UID there, which is not to be taken for a pod.
+    if name.strip_prefix("uid:").unwrap_or(name).is_empty() {
+        return Err(PodLookupError::Empty);
+    }
     // No name has a colon in it.
     if let Some(uid) = name.strip_prefix("uid:") {
         let pod = node.pod(&PodUid::from(uid));
@@ -357,10 +364,7 @@ fn find(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
             .map(|pod| pod.uid.clone())
             .ok_or_else(unknown);
     }
-    let named: Vec<_> = node
-        .pods()
-        .filter(|pod| !name.is_empty() && pod.name.name == name)
-        .collect();
+    let named: Vec<_> = node.pods().filter(|pod| pod.name.name == name).collect();
     let full = |pod: &Pod| format!("{}/{}", pod.name.namespace, pod.name.name);
     if let Some(pod) = node.pod(&PodUid::from(name)) {
         let others = named.iter().filter(|other| other.uid != pod.uid);
@@ -396,6 +400,14 @@ fn find_elsewhere(node: &Node, name: &str) -> Option<PodUid> {
         .into_iter()
         .find(|uid| node.is_in_flight(uid) || !node.remaining(uid).is_empty())
         .or_else(|| claims::pod_that_left(node, name))
+}
+
+/// The pod that is to be removed, on record or not.
+fn find_to_remove(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
+    match find(node, name) {
+        Err(PodLookupError::Empty) => Err(PodLookupError::Empty),
+        found => found.or_else(|error| find_elsewhere(node, name).ok_or(error)),
+    }
 }
 
 /// Completes "waiting for ...".
@@ -558,8 +570,7 @@ impl Devlet for Host {
         self.allow(&request)?;
         let request = request.into_inner();
         let (pod, id) = self.read(|node| {
-            let pod =
-                find(node, &request.pod).or_else(|error| find_elsewhere(node, &request.pod).ok_or(error))?;
+            let pod = find_to_remove(node, &request.pod)?;
             let id = convert::pod_id(node, &pod);
             Ok::<_, PodLookupError>((pod, id))
         })?;

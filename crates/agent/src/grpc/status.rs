@@ -105,7 +105,7 @@ impl Coded for PodLookupError {
     fn code(&self) -> Code {
         match self {
             Self::Unknown { .. } => Code::NotFound,
-            Self::Ambiguous { .. } | Self::UidOrName { .. } => Code::InvalidArgument,
+            Self::Empty | Self::Ambiguous { .. } | Self::UidOrName { .. } => Code::InvalidArgument,
         }
     }
 }

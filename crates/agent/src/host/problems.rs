@@ -124,7 +124,22 @@ pub(super) fn of_start(report: &OpenReport) -> Vec<Problem> {
             format!("the state from before it is in {}", takeover.archive.display()),
         )
     });
-    aside.chain(takeover).collect()
+    let imports = [&report.imported, &report.imported_claims];
+    let replaced = imports.into_iter().flatten().filter_map(replaced).map(|what| {
+        let hint = "a kubelet does the same; devlet checkpoint verify FILE names them in a copy of the file";
+        note(format!("at start, of an imported file {what}"), hint.to_owned())
+    });
+    aside.chain(takeover).chain(replaced).collect()
+}
+
+/// Entries of a file that did not count.
+fn replaced(report: &ImportReport) -> Option<String> {
+    let what = "replaced by later ones for the same container and resource, or claim";
+    match report.replaced_entries {
+        0 => None,
+        1 => Some(format!("1 entry is {what}")),
+        many => Some(format!("{many} entries are {what}")),
+    }
 }
 
 /// How many pods, and which.
@@ -154,12 +169,7 @@ pub(super) fn import_notes(report: &ImportReport) -> Vec<String> {
             each.resource, each.container, each.pod, each.reason
         )
     });
-    let replaced = (report.replaced_entries > 0).then(|| {
-        format!(
-            "{} entries are replaced by later ones for the same container and resource, or claim",
-            report.replaced_entries
-        )
-    });
+    let replaced = replaced(report);
     let claims = match report.claims.len() {
         0 => None,
         1 => Some("1 claim is new".to_owned()),

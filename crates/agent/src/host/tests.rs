@@ -1,5 +1,6 @@
 use std::sync::Mutex;
 
+use devlet_core::dra::claims::{Claim, ClaimKey};
 use devlet_core::{Pod, Restored};
 use devlet_testkit::PATIENCE;
 use futures_util::FutureExt as _;
@@ -7,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::config::Config;
+use crate::store::{Difference, Found, ImportReport};
 
 fn node(pods: &[(&str, &str, &str)]) -> Node {
     let pod = |(uid, namespace, name): &(&str, &str, &str)| Pod {
@@ -47,12 +49,70 @@ fn a_pod_is_found_by_uid_by_full_name_and_by_a_name_that_is_clear() {
     ] {
         assert_eq!(found(name).as_deref(), Ok(uid), "{name}");
     }
-    for name in ["", "/", "c/job", "u9", "a/other"] {
+    for name in ["", "uid:"] {
+        assert_eq!(found(name), Err(PodLookupError::Empty), "{name}");
+    }
+    for name in ["/", "c/job", "u9", "a/other"] {
         let name = name.to_owned();
         assert_eq!(found(&name), Err(PodLookupError::Unknown { name }));
     }
     let ambiguous = found("job").unwrap_err().to_string();
     assert_eq!(ambiguous, "several pods are called job: name one of a/job, b/job");
+}
+
+#[test]
+fn claims_that_no_pod_is_known_of_are_not_those_of_an_empty_name() {
+    let key = ClaimKey {
+        namespace: "default".to_owned(),
+        name: "one".to_owned(),
+    };
+    let drivers = [(DriverName::from("gpu.acme.com"), BTreeSet::new(), Vec::new())];
+    let claim = Claim::imported(key, "c-1".into(), PodUid::from(""), drivers);
+    let node = Node::restore(Restored {
+        claims: vec![claim],
+        ..Restored::default()
+    });
+    for name in ["", "uid:"] {
+        let refused = find_to_remove(&node, name).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "no pod is named: say its UID, its name, or namespace/name"
+        );
+    }
+}
+
+#[test]
+fn entries_that_were_lost_in_an_import_at_the_start_are_shown() {
+    let imported = ImportReport {
+        format: devlet_kubelet_files::Format::DraEnvelopeV1,
+        difference: Difference::default(),
+        doubly_held: Vec::new(),
+        undecodable: Vec::new(),
+        replaced_entries: 1,
+        claims: Vec::new(),
+        left_out: Vec::new(),
+    };
+    let report = |imported_claims| OpenReport {
+        found: Found::KubeletFile,
+        imported: None,
+        imported_claims,
+        takeover: None,
+        set_aside: Vec::new(),
+        reboot: None,
+        repaired: false,
+        migrated_from: None,
+        doubly_held: Vec::new(),
+        blocked: None,
+    };
+    assert_eq!(problems::of_start(&report(None)), []);
+    let found = problems::of_start(&report(Some(imported)));
+    let found: Vec<&str> = found.iter().map(|each| each.what.as_str()).collect();
+    assert_eq!(
+        found,
+        [
+            "at start, of an imported file 1 entry is replaced by later ones for the same container and resource, or claim"
+        ]
+    );
 }
 
 #[test]
