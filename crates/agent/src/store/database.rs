@@ -569,7 +569,8 @@ fn guarded<T>(action: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb
 
 impl Database {
     fn initialize(&self, rows: &[Row]) -> Result<(), redb::Error> {
-        let transaction = self.database.begin_write()?;
+        let mut transaction = self.database.begin_write()?;
+        transaction.set_two_phase_commit(true);
         set_schema(&transaction, newest(MIGRATIONS))?;
         transaction.open_table(PODS)?;
         transaction.open_table(CLAIMS)?;
@@ -585,9 +586,15 @@ impl Database {
         let entries = rows.into_iter().flat_map(Row::entries).collect();
         guarded(|| {
             let record = JournalRecord { entries };
-            let has_room = self.journal.append(&record.encode_to_vec())?;
+            let bytes = record.encode_to_vec();
+            let mut is_written = self.journal.append(&bytes)?;
+            if !is_written {
+                self.take_over()?;
+                is_written = self.journal.append(&bytes)?;
+            }
             self.pending.extend(record.entries);
-            if has_room { Ok(()) } else { self.take_over() }
+            // What is larger than the journal has no other place.
+            if is_written { Ok(()) } else { self.take_over() }
         })
     }
 
@@ -596,7 +603,6 @@ impl Database {
         if self.pending.is_empty() && self.journal.is_empty() {
             return Ok(());
         }
-        // In one phase, which is the default.
         self.apply(Durability::Immediate)?;
         self.journal.begin_anew();
         Ok(())
@@ -606,6 +612,8 @@ impl Database {
         guarded(|| {
             let mut transaction = self.database.begin_write()?;
             transaction.set_durability(durability)?;
+            // Damage is noticed then, rather than the transaction forgotten.
+            transaction.set_two_phase_commit(true);
             write_entries(&transaction, std::mem::take(&mut self.pending))?;
             let number = self.journal.number().to_le_bytes();
             transaction.open_table(META)?.insert(JOURNAL_KEY, &number[..])?;
@@ -635,7 +643,8 @@ fn migrate(database: &redb::Database, migrations: Migrations<'_>) -> Result<Opti
     let Some(steps) = first.and_then(|first| migrations.get(first..)) else {
         return Err(LoadError::Unreadable(format!("it has schema {found}")));
     };
-    let transaction = database.begin_write().map_err(redb::Error::from)?;
+    let mut transaction = database.begin_write().map_err(redb::Error::from)?;
+    transaction.set_two_phase_commit(true);
     for step in steps {
         step(&transaction)?;
     }

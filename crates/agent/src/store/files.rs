@@ -43,6 +43,12 @@ impl Identity {
         Self { device, inode }
     }
 
+    /// Of the file that has this name, unless it has been cut short.
+    pub(crate) fn of_at_least(path: &Path, length: u64) -> Option<Self> {
+        let about = fs::metadata(path).ok()?;
+        (about.len() >= length).then(|| Self::of(&about))
+    }
+
     /// Of the file that has this name.
     pub(crate) fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::of)

@@ -1,19 +1,20 @@
 //! The journal: what was changed last, in front of the database and in the same file.
 //!
 //! ```text
-//!   0        512                                        1 MiB
-//!   ┌────────┬──────────┬──────────┬───┬────────────────┬──────────┐
-//!   │ header │ record 7 │ record 8 │ … │ room, old ones │ database │
-//!   └────────┴──────────┴──────────┴───┴────────────────┴──────────┘
+//!   0        512                                               1 MiB
+//!   ┌────────┬──────────┬──────────┬───┬──────────┬─────────────┬──────────┐
+//!   │ header │ record 7 │ record 8 │ … │ the last │ older ones  │ database │
+//!   └────────┴──────────┴──────────┴───┴──────────┴─────────────┴──────────┘
 //! ```
 //!
 //! A tree that never overwrites a page needs half a dozen of them for one small change, all over the file. A record is
 //! one write to a place that exists already, and one sync. From time to time the database takes over what the journal
 //! has, and says up to which number; then the journal begins anew.
 //!
-//! A record counts if it is whole, and has the number after the one before it. Behind the last one there may be the
-//! beginning of one that was not answered for, and older ones. A newer one cannot be there, because each is synced
-//! before the next: if it is, one in between has been damaged.
+//! Records have consecutive numbers. Each is written together with a sector that says that it is the last, in the
+//! place of the one that said so before. So a damaged record is noticed: something of it, or of a later one, is behind
+//! it. What was written in part, and nobody was answered for, is a record of several sectors, or lacks the sector that
+//! says that it is the last. (A record of several sectors that was damaged later looks the same, if it is the last.)
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -31,14 +32,18 @@ const SECTOR: usize = 512;
 const MAGIC: &[u8; 16] = b"devlet state 1\n\0";
 const SALT: usize = 16;
 const RECORD: &[u8; 4] = b"next";
-/// The mark, the length of the content, the number, and the hash.
-const HEAD: usize = 4 + 4 + 8 + 32;
+const LAST: &[u8; 4] = b"last";
+const HASH: usize = 32;
+/// The mark, the length of the content, the number, a hash of these, and one of the content.
+const HEAD: usize = 4 + 4 + 8 + HASH + HASH;
 
 /// Why a journal is none.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JournalError {
     #[error("it is no database of devlet's")]
     Foreign,
+    #[error("its first sector is damaged")]
+    Header,
     #[error("record {missing} of its journal is damaged")]
     Damaged { missing: u64 },
     #[error(transparent)]
@@ -73,6 +78,8 @@ impl Journal {
         let mut all = vec![0; length()];
         all[..MAGIC.len()].copy_from_slice(MAGIC);
         all[MAGIC.len()..MAGIC.len() + SALT].copy_from_slice(&salt);
+        all[MAGIC.len() + SALT..][..HASH].copy_from_slice(&hash(&salt, &[MAGIC]));
+        all[SECTOR..][..HEAD].copy_from_slice(&head(&salt, LAST, 0, &[]));
         file.set_len(LENGTH)?;
         file.write(0, &all)?;
         Ok(Self {
@@ -99,6 +106,9 @@ impl Journal {
         }
         let mut salt = [0; SALT];
         salt.copy_from_slice(&all[MAGIC.len()..MAGIC.len() + SALT]);
+        if all[MAGIC.len() + SALT..][..HASH] != hash(&salt, &[MAGIC]) {
+            return Err(JournalError::Header);
+        }
         Ok(Unread { file, salt, all })
     }
 
@@ -110,20 +120,16 @@ impl Journal {
     /// Writes a record and syncs. `false`: there is no room, and nothing was done.
     pub(crate) fn append(&mut self, content: &[u8]) -> io::Result<bool> {
         let bytes = (HEAD + content.len()).next_multiple_of(SECTOR);
-        let Ok(length_of_content) = u32::try_from(content.len()) else {
-            return Ok(false);
-        };
-        if bytes > length() - self.end {
+        if u32::try_from(content.len()).is_err() || bytes + SECTOR > length() - self.end {
             return Ok(false);
         }
         let number = self.number + 1;
-        let mut record = Vec::with_capacity(bytes);
-        record.extend_from_slice(RECORD);
-        record.extend_from_slice(&length_of_content.to_le_bytes());
-        record.extend_from_slice(&number.to_le_bytes());
-        record.extend_from_slice(&hash(&self.salt, number, content));
+        let mut record = Vec::with_capacity(bytes + SECTOR);
+        record.extend_from_slice(&head(&self.salt, RECORD, number, content));
         record.extend_from_slice(content);
         record.resize(bytes, 0);
+        record.extend_from_slice(&head(&self.salt, LAST, number, &[]));
+        record.resize(bytes + SECTOR, 0);
         self.file.write(self.end as u64, &record)?;
         self.file.sync_data()?;
         self.number = number;
@@ -149,54 +155,130 @@ pub(crate) struct Unread {
     all: Vec<u8>,
 }
 
+/// What a sector says that it is.
+enum Found<'a> {
+    Record(u64, &'a [u8]),
+    /// The beginning of a record, of which the rest is another one's.
+    Half(u64),
+    Last(u64),
+}
+
 impl Unread {
     /// The contents of all records behind the number up to which the database has everything.
     pub(crate) fn read(self, taken_over: u64) -> Result<(Journal, Vec<Vec<u8>>), JournalError> {
-        let (mut number, mut end) = (taken_over, SECTOR);
+        let (mut number, mut end) = (None, SECTOR);
         let mut contents = Vec::new();
-        while let Some((found, content)) = self.record_at(end)
-            && found == number + 1
-        {
-            contents.push(content.to_vec());
-            number = found;
-            end += (HEAD + content.len()).next_multiple_of(SECTOR);
-        }
-        for place in (end..length()).step_by(SECTOR) {
-            if let Some((found, _)) = self.record_at(place)
-                && found > number
-            {
-                return Err(JournalError::Damaged { missing: number + 1 });
+        let last = loop {
+            let next = number.map_or(taken_over + 1, |number: u64| number + 1);
+            match self.found_at(end) {
+                // The first one may be any that the database has.
+                Some(Found::Record(found, content)) if found == next || number.is_none() && found < next => {
+                    if found > taken_over {
+                        contents.push(content.to_vec());
+                    }
+                    number = Some(found);
+                    end += (HEAD + content.len()).next_multiple_of(SECTOR);
+                }
+                Some(Found::Half(found)) if found == next && found > taken_over => break found - 1,
+                Some(Found::Last(found)) if number.is_none_or(|number| number == found) => break found,
+                // The sector behind a record that nobody was answered for may not have been written.
+                _ if number.is_some_and(|number| number > taken_over) => {
+                    if self.has_any_behind(end, next) {
+                        return Err(JournalError::Damaged { missing: next });
+                    }
+                    break next - 1;
+                }
+                // A record that begins where the journal does may have been written in part, over older ones.
+                Some(Found::Half(_)) | None if number.is_some() || self.is_old(end, taken_over) => {
+                    if self.has_records_behind(end, taken_over) {
+                        return Err(JournalError::Damaged { missing: next });
+                    }
+                    break taken_over;
+                }
+                _ => return Err(JournalError::Damaged { missing: next }),
             }
+        };
+        if last < taken_over {
+            return Err(JournalError::Damaged { missing: last + 1 });
         }
         let journal = Journal {
             file: self.file,
             salt: self.salt,
-            number,
-            end,
+            number: last,
+            end: if contents.is_empty() { SECTOR } else { end },
         };
         Ok((journal, contents))
     }
 
-    fn record_at(&self, place: usize) -> Option<(u64, &[u8])> {
+    /// Whether a record begins here that the database has.
+    fn is_old(&self, place: usize, taken_over: u64) -> bool {
+        matches!(self.found_at(place), Some(Found::Half(found)) if found <= taken_over)
+    }
+
+    /// Whether anything of this record or a later one was written: if so, it was whole.
+    fn has_any_behind(&self, end: usize, number: u64) -> bool {
+        self.behind(end).any(|found| match found {
+            Found::Record(found, _) | Found::Half(found) | Found::Last(found) => found >= number,
+        })
+    }
+
+    /// Whether there are records behind this number.
+    fn has_records_behind(&self, end: usize, number: u64) -> bool {
+        self.behind(end).any(|found| match found {
+            Found::Record(found, _) | Found::Half(found) => found > number,
+            Found::Last(_) => false,
+        })
+    }
+
+    fn behind(&self, end: usize) -> impl Iterator<Item = Found<'_>> {
+        let places = (end..length()).step_by(SECTOR);
+        places.filter_map(|place| self.found_at(place))
+    }
+
+    fn found_at(&self, place: usize) -> Option<Found<'_>> {
         let record = self.all.get(place..)?;
         let (mark, rest) = record.split_first_chunk::<4>()?;
         let (length, rest) = rest.split_first_chunk::<4>()?;
-        let (number, rest) = rest.split_first_chunk::<8>()?;
-        let (expected, rest) = rest.split_first_chunk::<32>()?;
-        if mark != RECORD {
+        let (number, _) = rest.split_first_chunk::<8>()?;
+        let (found, rest) = record.split_at_checked(HEAD)?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        let number = u64::from_le_bytes(*number);
+        let (fields, hashes) = found.split_at_checked(HEAD - 2 * HASH)?;
+        let (of_fields, of_content) = hashes.split_at_checked(HASH)?;
+        if of_fields != hash(&self.salt, &[fields]) {
             return None;
         }
-        let content = rest.get(..usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
-        let number = u64::from_le_bytes(*number);
-        (hash(&self.salt, number, content) == *expected).then_some((number, content))
+        if mark == LAST {
+            return Some(Found::Last(number));
+        }
+        let content = rest.get(..length)?;
+        if of_content == hash(&self.salt, &[fields, content]) {
+            return Some(Found::Record(number, content));
+        }
+        // A sector is written as a whole.
+        (HEAD + length > SECTOR).then_some(Found::Half(number))
     }
 }
 
-fn hash(salt: &[u8; SALT], number: u64, content: &[u8]) -> [u8; 32] {
+fn head(salt: &[u8; SALT], mark: &[u8; 4], number: u64, content: &[u8]) -> [u8; HEAD] {
+    let length = u32::try_from(content.len()).unwrap_or(u32::MAX).to_le_bytes();
+    let mut head = [0; HEAD];
+    let (fields, hashes) = head.split_at_mut(HEAD - 2 * HASH);
+    fields[..4].copy_from_slice(mark);
+    fields[4..8].copy_from_slice(&length);
+    fields[8..].copy_from_slice(&number.to_le_bytes());
+    let (of_fields, of_content) = hashes.split_at_mut(HASH);
+    of_fields.copy_from_slice(&hash(salt, &[fields]));
+    of_content.copy_from_slice(&hash(salt, &[fields, content]));
+    head
+}
+
+fn hash(salt: &[u8; SALT], parts: &[&[u8]]) -> [u8; HASH] {
     let mut hash = Sha256::new();
     hash.update(salt);
-    hash.update(number.to_le_bytes());
-    hash.update(content);
+    for part in parts {
+        hash.update(part);
+    }
     hash.finalize().into()
 }
 

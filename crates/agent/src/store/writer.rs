@@ -35,7 +35,7 @@ use super::database::{Database, Place, Row, Snapshot, Surroundings};
 use super::files::Identity;
 use super::mirror::Doorbell;
 use super::record::known_resources;
-use super::{Shared, State, Steady};
+use super::{Shared, State, Steady, journal};
 
 /// How often the disk is tried again while it refuses writes and nobody asks.
 const RETRY: Duration = Duration::from_secs(1);
@@ -341,7 +341,7 @@ impl Writer {
         let Some(database) = &self.database else {
             return false;
         };
-        let is_in_place = Identity::at(&self.place.path) == Some(database.identity);
+        let is_in_place = Identity::of_at_least(&self.place.path, journal::LENGTH) == Some(database.identity);
         if !is_in_place {
             let path = self.place.path.display();
             tracing::error!(%path, "the database was removed or replaced while devlet ran");

@@ -49,7 +49,6 @@ fn what_was_written_is_read_and_what_was_taken_over_is_not() {
     let long = vec![b'x'; 3 * SECTOR];
     append(&mut disk.journal(), &[b"one", &long, b""]);
     assert_eq!(disk.contents(0), [b"one".to_vec(), long, Vec::new()]);
-    // As if the journal had begun anew behind the third.
     assert_eq!(disk.contents(3), Vec::<Vec<u8>>::new());
 }
 
@@ -79,21 +78,78 @@ fn half_a_record_at_the_end_does_not_count() {
     append(&mut disk.journal(), &[b"one", &[b'x'; 2 * SECTOR]]);
     // The second sector of the second record.
     disk.change(3 * SECTOR as u64 + 7, |byte| *byte = 0);
-    assert_eq!(disk.contents(0), [b"one"]);
+    let (mut journal, contents) = disk.read(0).unwrap();
+    assert_eq!(contents, [b"one"]);
+    append(&mut journal, &[b"two"]);
+    assert_eq!(disk.contents(0), [b"one", b"two"]);
 }
 
 #[test]
-fn a_damaged_record_that_others_follow_is_not_skipped_over() {
-    for place in [0, 5, 9, 20, HEAD as u64 + 1] {
+fn a_journal_whose_database_knows_a_part_of_it_goes_on() {
+    let disk = Disk::new();
+    let mut journal = disk.journal();
+    append(&mut journal, &[b"one", b"two", b"three"]);
+    // The database has taken over two, and the journal did not begin anew.
+    let (mut journal, contents) = disk.read(2).unwrap();
+    assert_eq!(contents, [b"three"]);
+    append(&mut journal, &[b"four"]);
+    assert_eq!(disk.contents(2), [b"three".to_vec(), b"four".to_vec()]);
+}
+
+#[test]
+fn no_byte_can_be_damaged_unnoticed() {
+    for place in (0..64)
+        .chain(512..512 + 80)
+        .chain(1024..1024 + 80)
+        .chain(2048..2048 + 48)
+    {
         let disk = Disk::new();
         append(&mut disk.journal(), &[b"one", b"two", b"three"]);
-        disk.change(2 * SECTOR as u64 + place, |byte| *byte ^= 0x40);
+        disk.change(place, |byte| *byte ^= 0x40);
+        let intact = vec![b"one".to_vec(), b"two".to_vec(), b"three".to_vec()];
+        match disk.read(0) {
+            Err(JournalError::Damaged { .. } | JournalError::Header | JournalError::Foreign) => {}
+            Ok((_, contents)) => assert_eq!(contents, intact, "byte {place}"),
+            Err(error) => panic!("byte {place}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_journal_with_a_hole_is_damaged() {
+    for sectors in [1..2, 2..3, 1..4] {
+        let disk = Disk::new();
+        append(&mut disk.journal(), &[b"one", b"two"]);
+        for sector in sectors.clone() {
+            disk.file().write((sector * SECTOR) as u64, &[0; SECTOR]).unwrap();
+        }
         let refused = disk.read(0).map(|_| ()).unwrap_err();
         assert!(
-            matches!(refused, JournalError::Damaged { missing: 2 }),
-            "byte {place}: {refused:?}"
+            matches!(refused, JournalError::Damaged { .. }),
+            "{sectors:?}: {refused:?}"
         );
     }
+}
+
+#[test]
+fn records_that_the_database_misses_are_missed() {
+    let disk = Disk::new();
+    let mut journal = disk.journal();
+    append(&mut journal, &[b"one", b"two"]);
+    journal.begin_anew();
+    append(&mut journal, &[b"three"]);
+    // As if the database had fallen back to before it took over.
+    let refused = disk.read(1).map(|_| ()).unwrap_err();
+    assert!(
+        matches!(refused, JournalError::Damaged { missing: 2 }),
+        "{refused:?}"
+    );
+    // Or as if the journal were an older one.
+    let refused = disk.read(4).map(|_| ()).unwrap_err();
+    assert!(
+        matches!(refused, JournalError::Damaged { missing: 4 }),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -102,10 +158,7 @@ fn what_is_recorded_cannot_look_like_a_record() {
     let mut journal = disk.journal();
     // As well as it can be made without knowing the salt.
     let mut forged = vec![0; SECTOR - HEAD];
-    forged.extend_from_slice(RECORD);
-    forged.extend_from_slice(&3_u32.to_le_bytes());
-    forged.extend_from_slice(&7_u64.to_le_bytes());
-    forged.extend_from_slice(&hash(&[0; SALT], 7, b"bad"));
+    forged.extend_from_slice(&head(&[0; SALT], RECORD, 3, b"bad"));
     forged.extend_from_slice(b"bad");
     append(&mut journal, &[&forged]);
     journal.begin_anew();
