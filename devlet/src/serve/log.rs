@@ -44,6 +44,16 @@ pub(super) fn opened(report: &OpenReport, root: &Path) {
         let difference = &takeover.difference;
         tracing::warn!(%archive, ?difference, "a kubelet was in charge in between; its word counts");
     }
+    for imported in [&report.imported, &report.imported_claims].into_iter().flatten() {
+        let (format, entries) = (imported.format, imported.replaced_entries);
+        if entries > 0 {
+            tracing::warn!(
+                ?format,
+                entries,
+                "of an imported file, later entries of the same name replace others"
+            );
+        }
+    }
     for aside in &report.set_aside {
         let (file, kept) = (aside.original.display(), aside.kept.display());
         tracing::error!(%file, %kept, reason = aside.reason, "state that cannot be read was set aside");
