@@ -24,7 +24,7 @@ pub struct DriverScript {
     pub kind: String,
     /// Tells several plugins of one driver apart: part of the names of their sockets.
     pub instance: String,
-    /// What it says it serves; and what it serves, unless [`DriverScript::serves`] says otherwise.
+    /// What it says it serves; and what it serves, unless `serves` says otherwise.
     pub services: Vec<String>,
     /// What it serves, by the names above. Anything that is no name of a service means the one of 2024, as it does
     /// to a kubelet.
