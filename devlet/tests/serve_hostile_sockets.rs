@@ -97,9 +97,18 @@ fn connections_that_say_nothing_are_closed() {
 #[test]
 fn a_caller_that_sends_a_byte_at_a_time_is_closed() {
     let mut neighbours = Neighbourhood::configured("limits: {preface: 200ms}");
-    for socket in neighbours.sockets() {
-        let mut stream = UnixStream::connect(&socket).unwrap();
-        for byte in b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" {
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    // Settings, and the head of a request of 64 bytes.
+    let head = [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 64, 1, 4, 0, 0, 0, 1];
+    let [kubelet, own] = neighbours.sockets();
+    for (socket, at_once, slowly) in [
+        (&kubelet, &b""[..], &preface[..]),
+        (&own, b"", preface),
+        (&kubelet, preface, &[&head[..], &[0; 63]].concat()),
+    ] {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.write_all(at_once).unwrap();
+        for byte in slowly {
             if stream.write_all(&[*byte]).is_err() {
                 break;
             }

@@ -324,14 +324,6 @@ fn a_manifest_is_no_longer_than_it_may_be() {
     neighbours.unharmed();
 }
 
-/// What a connection hears until it ends.
-fn heard(mut stream: &UnixStream) -> String {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut heard = Vec::new();
-    let _ = stream.read_to_end(&mut heard);
-    String::from_utf8_lossy(&heard).into_owned()
-}
-
 #[test]
 fn many_who_wait_for_a_plugin_shut_nobody_out() {
     let mut neighbours = Neighbourhood::configured("");
@@ -364,18 +356,21 @@ fn many_who_wait_for_a_plugin_shut_nobody_out() {
 }
 
 #[test]
-fn a_process_with_too_many_connections_is_told_and_makes_room_for_others() {
-    let mut neighbours = Neighbourhood::configured("limits: {connectionsPerUid: 8, callersPerUid: 8}");
+fn a_process_with_too_many_connections_makes_room_for_others() {
+    let mut neighbours =
+        Neighbourhood::configured("limits: {connectionsPerUid: 8, callersPerUid: 8, preface: 1h}");
     // The neighbours have one connection to one of these sockets.
     for socket in neighbours.sockets() {
         let all: Vec<UnixStream> = (0..9).map(|_| UnixStream::connect(&socket).unwrap()).collect();
-        let said = heard(all.last().unwrap());
+        // The oldest that said nothing.
+        let mut oldest = &all[0];
+        oldest.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(oldest.read(&mut [0]).unwrap(), 0);
         let limit = if socket.ends_with("devlet.sock") {
             "callersPerUid"
         } else {
             "connectionsPerUid"
         };
-        assert!(said.contains(&format!("limits.{limit} allows 8")), "{said:?}");
         assert!(neighbours.hits(limit) > 0);
         // Other processes of the same user: a command, and a plugin.
         assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
@@ -383,6 +378,55 @@ fn a_process_with_too_many_connections_is_told_and_makes_room_for_others() {
         neighbours.until_capacity(BAD, 1);
         neighbours.pods_go_on();
     }
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_command_for_which_there_is_no_place_says_which_limit_it_is() {
+    let mut neighbours = Neighbourhood::configured("limits: {callersPerUid: 3}");
+    // Beside the neighbours, who have a connection.
+    let mut waiting: Vec<_> = (0..2)
+        .map(|number| {
+            let name = format!("w{number}");
+            let limit = "nobody.example/device=1";
+            let args = ["admit", "--name", &name, "--limit", limit, "--wait", "10m"];
+            let mut command = neighbours.daemon.command(&args);
+            command.stderr(std::process::Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    let wait = "devlet_admissions_waiting{resource_name=\"nobody.example/device\",reason=\"not_served\"} 2";
+    while !neighbours.metrics().contains(wait) {
+        neighbours.one_pod_goes_on();
+    }
+    let said = neighbours.daemon.refused(&["get", "pods"]);
+    assert!(said.contains("limits.callersPerUid allows 3"), "{said}");
+    assert!(neighbours.hits("callersPerUid") > 0);
+    neighbours.pods_go_on();
+    for each in &mut waiting {
+        each.kill().unwrap();
+        each.wait().unwrap();
+    }
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_plugin_for_which_there_is_no_place_is_told_which_limit_it_is() {
+    let mut neighbours = Neighbourhood::configured("limits: {connectionsPerUid: 2}");
+    let hanging = [0, 1].map(|number| {
+        let script = Script {
+            resource: format!("evil.example/{number}"),
+            ..neighbours
+                .bad(1)
+                .with_fault("GetDevicePluginOptions", Fault::Hang)
+        };
+        let mut plugin = Plugin::start(&script);
+        plugin.called("GetDevicePluginOptions");
+        plugin
+    });
+    let refused = Plugin::start(&neighbours.bad(1)).refused();
+    assert!(refused.contains("limits.connectionsPerUid allows 2"), "{refused}");
+    neighbours.pods_go_on();
+    drop(hanging);
     neighbours.unharmed();
 }
 

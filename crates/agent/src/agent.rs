@@ -26,7 +26,7 @@ use crate::dra::drivers::Drivers;
 use crate::dra::registration::DriverRegistrar;
 use crate::dra::slices::{self, ResourceSlices};
 use crate::grpc::oversize::Bounded;
-use crate::grpc::server::{self, ServeError};
+use crate::grpc::server::{self, ServeError, ServerLimits};
 use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
 use crate::limits::Limit;
 use crate::limits::rate::Paces;
@@ -181,10 +181,15 @@ impl Agent {
         let access = config.access.clone();
         let kubelet_socket = listener.published();
         let listener = listener.admit(move |peer| access.may_knock(peer.uid));
+        // Whoever comes here comes to register.
+        let limits = ServerLimits {
+            expects_call: true,
+            ..config.limits.server.clone()
+        };
         let serving = server::serve(
             listener,
             routes,
-            config.limits.server.clone(),
+            limits,
             metrics.clone(),
             stop.clone().cancelled_owned(),
         );

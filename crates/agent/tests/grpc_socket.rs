@@ -505,24 +505,54 @@ async fn peers_that_are_not_admitted_hear_nothing() {
     assert_eq!(asked.recv().await.map(|peer| peer.uid), Some(me().0));
 }
 
+/// Dials and makes a call that waits.
+async fn busy(directory: &TempDir, server: &mut Running) -> (Dialed, JoinHandle<Result<(), Status>>) {
+    let dialed = connect(socket(directory), soon()).await.expect("dials");
+    let caller = dialed.clone();
+    let call = tokio::spawn(async move { register(&caller, "wait").await });
+    server.calls.recv().await.expect("the call arrives");
+    (dialed, call)
+}
+
 #[tokio::test]
-async fn one_user_may_have_so_many_connections() {
+async fn one_user_may_have_so_many_connections_that_wait_and_more_are_told() {
     let directory = directory();
     let limits = ServerLimits {
         connections_per_uid: 2,
         ..ServerLimits::default()
     };
-    let _server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
-    let first = connect(socket(&directory), soon()).await.expect("dials");
-    register(&first, "a").await.expect("registers");
-    let second = connect(socket(&directory), soon()).await.expect("dials");
-    register(&second, "a").await.expect("registers");
+    let mut server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+    let (first, _) = busy(&directory, &mut server).await;
+    let (_second, second) = busy(&directory, &mut server).await;
 
-    let third = UnixStream::connect(socket(&directory)).await.expect("connects");
+    // A few are answered, with a code and a text; those after them get GOAWAY, and the text in it.
+    let mut told = Vec::new();
+    for _ in 0..8 {
+        let next = connect(socket(&directory), soon()).await.expect("dials");
+        let refused = register(&next, "a").await.expect_err("over the limit");
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        assert!(
+            refused.message().contains("limits.connectionsPerUid allows 2"),
+            "{refused}"
+        );
+        told.push(next);
+    }
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        silent.push(UnixStream::connect(socket(&directory)).await.expect("connects"));
+    }
     let mut heard = Vec::new();
-    let _ = { third }.read_to_end(&mut heard).await;
+    for mut each in silent {
+        let _ = each.read_to_end(&mut heard).await;
+    }
     let heard = String::from_utf8_lossy(&heard);
     assert!(heard.contains("limits.connectionsPerUid allows 2"), "{heard:?}");
+    // Whoever was told is let go, though it stays.
+    for each in &told {
+        let gone = each.gone();
+        let ended = tokio::time::timeout(LONG, gone.wait()).await;
+        ended.expect("told and let go");
+    }
 
     first.hang_up();
     first.gone().wait().await;
@@ -533,7 +563,106 @@ async fn one_user_may_have_so_many_connections() {
             break;
         }
     }
-    register(&second, "a").await.expect("the second is still there");
+    server.go_on.notify_waiters();
+    second.await.expect("ends").expect("the second was still there");
+}
+
+#[tokio::test]
+async fn at_the_limit_the_oldest_connection_that_waits_for_nothing_makes_room() {
+    let directory = directory();
+    let limits = ServerLimits {
+        connections_per_uid: 3,
+        expects_call: true,
+        ..ServerLimits::default()
+    };
+    let mut server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+    let (_busy, call) = busy(&directory, &mut server).await;
+    let idle = connect(socket(&directory), soon()).await.expect("dials");
+    register(&idle, "a").await.expect("registers");
+    let mut half = half_a_request(&directory).await;
+
+    let next = connect(socket(&directory), soon()).await.expect("dials");
+    register(&next, "a").await.expect("there is room");
+    idle.gone().wait().await;
+    let last = connect(socket(&directory), soon()).await.expect("dials");
+    register(&last, "a").await.expect("there is room");
+    let _ = half.read_to_end(&mut Vec::new()).await;
+    register(&next, "a").await.expect("a newer one stays");
+    server.go_on.notify_waiters();
+    call.await.expect("ends").expect("a call under way goes on");
+}
+
+/// A connection with a request of which no end comes.
+async fn half_a_request(directory: &TempDir) -> UnixStream {
+    let mut stream = UnixStream::connect(socket(directory)).await.expect("connects");
+    stream.write_all(&opening()).await.expect("writes");
+    stream.write_all(&head_of_a_call(0x4)).await.expect("writes");
+    // The server has answered the settings.
+    stream.read_exact(&mut [0; 9]).await.expect("reads");
+    stream
+}
+
+/// How a client begins: the preface and empty settings.
+fn opening() -> Vec<u8> {
+    [
+        &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+        &[0, 0, 0, 4, 0, 0, 0, 0, 0],
+    ]
+    .concat()
+}
+
+/// The HEADERS frame of a `Register`.
+fn head_of_a_call(flags: u8) -> Vec<u8> {
+    let path = "/v1beta1.Registration/Register";
+    let kind = "application/grpc";
+    // :method POST, :scheme http, then literals: :path (4) and content-type (31).
+    let mut block = vec![0x83, 0x86, 0x04, path.len() as u8];
+    block.extend(path.as_bytes());
+    block.extend([0x0f, 0x10, kind.len() as u8]);
+    block.extend(kind.as_bytes());
+    let mut frame = vec![0, 0, block.len() as u8, 0x1, flags, 0, 0, 0, 1];
+    frame.extend(block);
+    frame
+}
+
+#[tokio::test]
+async fn where_a_call_is_expected_a_peer_without_a_whole_one_is_dropped() {
+    let directory = directory();
+    let limits = ServerLimits {
+        preface: Duration::from_millis(200),
+        expects_call: true,
+        ..ServerLimits::default()
+    };
+    let _server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+    let patient = connect(socket(&directory), soon()).await.expect("dials");
+    register(&patient, "a").await.expect("registers");
+    let head = head_of_a_call(0x4);
+    let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for (name, said) in [
+        ("nothing", vec![]),
+        ("an opening", opening()),
+        ("half a head", [opening(), head[..20].to_vec()].concat()),
+        ("a head without its end", [opening(), head_of_a_call(0)].concat()),
+        ("a head without a message", [opening(), head.clone()].concat()),
+        (
+            "half a message",
+            [opening(), head, vec![0, 0, 5, 0, 0, 0, 0, 0, 1, 0, 0]].concat(),
+        ),
+    ] {
+        let mut stream = UnixStream::connect(socket(&directory)).await.expect("connects");
+        stream.write_all(&said).await.expect("writes");
+        let ended = tokio::time::timeout(LONG, stream.read_to_end(&mut Vec::new())).await;
+        // A reset is an end, too.
+        assert!(ended.is_ok(), "{name}: it stays");
+    }
+    // One that keeps us busy, and hears nothing.
+    let mut stream = UnixStream::connect(socket(&directory)).await.expect("connects");
+    stream.write_all(&opening()).await.expect("writes");
+    let ended = tokio::time::timeout(LONG, async { while stream.write_all(&ping).await.is_ok() {} });
+    ended.await.expect("dropped in time");
+    register(&patient, "a")
+        .await
+        .expect("a peer that made a call may be idle");
 }
 
 #[tokio::test]

@@ -164,6 +164,7 @@ impl Default for LimitSettings {
                     connections_limit: _,
                     streams_per_connection,
                     preface,
+                    expects_call: _,
                     drain,
                 },
             callers_per_uid,

@@ -85,7 +85,10 @@ const MEANINGS: &[(&str, &str)] = &[
         "limits.streamsPerConnection",
         "Calls that one connection to kubelet.sock may have under way.",
     ),
-    ("limits.preface", "How long a peer may take to say hello."),
+    (
+        "limits.preface",
+        "How long a peer may take to say hello, and on kubelet.sock to make its first call.",
+    ),
     ("limits.drain", "How long calls may go on after a stop."),
     ("limits.requestBytes", "Bytes of a request on devlet's own API."),
     ("limits.manifestBytes", "Bytes of a pod's manifest."),

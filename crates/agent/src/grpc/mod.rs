@@ -5,6 +5,7 @@ pub mod call;
 pub mod channel;
 mod huffman;
 pub(crate) mod oversize;
+mod presence;
 pub mod server;
 mod severable;
 pub mod status;

@@ -3,15 +3,19 @@
 //! tonic does the serving; this module decides who gets in, and when a connection ends:
 //!
 //! ```text
-//!             admitted, below the limit          preface in time
+//!             admitted, below the limit          heard in time
 //!   accepted ───────────────────────────► silent ───────────────► serving
-//!      │                                     │                       │ shutdown: GOAWAY, drain,
-//!      └──────────────► dropped ◄────────────┴───────────────────────┘ then cut
+//!      │ over the limit                      │                       │ shutdown: GOAWAY, drain,
+//!      ├──────► told why ──────► dropped ◄───┴───────────────────────┘ then cut
+//!      └── not admitted ────────────▲
 //! ```
 //!
 //! Invariants:
-//! - a peer that is not admitted, or has too many connections, is dropped before a byte of it is read;
-//! - a process that has most of its user's connections makes room for other processes of that user;
+//! - a peer that is not admitted is dropped before a byte of it is read;
+//! - where a call is expected, a connection without a whole request ends in time, whatever else it sends;
+//! - at the limit, a connection makes room that never had a call, or where calls are expected has none under way; and a
+//!   process that has most of its user's connections makes room for other processes of that user;
+//! - who is over the limit all the same is answered why, a few at a time and for a moment; more of them get GOAWAY;
 //! - [`serve`] returns at most [`ServerLimits::drain`] and a moment after `shutdown`, whatever the peers do;
 //! - when [`serve`] has returned or was dropped, its connections are closed and its socket is removed.
 //!
@@ -35,9 +39,10 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
 use super::authority::AnyAuthority;
+use super::presence::{Attend, Calls, Connection};
 use super::severable::Severable;
 use super::uds::{CONNECTION_WINDOW, Listener, PeerCred, STREAM_WINDOW};
-use crate::limits::Limit;
+use crate::limits::{Limit, OverLimit};
 use crate::metrics::Metrics;
 
 /// How many bytes of a client come before anything that means something.
@@ -50,6 +55,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// whom each attempt disturbs.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 const LOOK_AGAIN_PAUSE: Duration = Duration::from_secs(5);
+
+/// How many connections over the limit a user may have to be told so, and for how long.
+const TOLD_PER_UID: usize = 8;
+const TOLD_TIME: Duration = Duration::from_secs(2);
 
 /// How long cut connections get to notice.
 const CUT_TIME: Duration = Duration::from_secs(1);
@@ -65,6 +74,8 @@ pub struct ServerLimits {
     pub streams_per_connection: u32,
     /// How long a peer may take to send the HTTP/2 preface. Default: 10 s.
     pub preface: Duration,
+    /// Whether peers come to make a call, with a short answer: the first request must be whole by then, too. Default: no.
+    pub expects_call: bool,
     /// How long calls may go on after a shutdown. Default: 5 s.
     pub drain: Duration,
 }
@@ -76,6 +87,7 @@ impl Default for ServerLimits {
             connections_limit: Limit::CONNECTIONS_PER_UID,
             streams_per_connection: 256,
             preface: Duration::from_secs(10),
+            expects_call: false,
             drain: Duration::from_secs(5),
         }
     }
@@ -113,12 +125,13 @@ pub async fn serve(
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(limits.streams_per_connection)
+        .layer(Attend)
         .add_routes(routes);
     let incoming = Incoming {
         listener,
         limits,
         metrics,
-        seats: HashMap::new(),
+        users: HashMap::new(),
         pause: None,
         look: Box::pin(tokio::time::sleep(LOOK_PAUSE)),
         cut: cut.clone(),
@@ -145,43 +158,76 @@ struct Incoming {
     listener: Listener,
     limits: ServerLimits,
     metrics: Metrics,
-    /// The connections of each user, the oldest first.
-    seats: HashMap<u32, Vec<Seat>>,
+    users: HashMap<u32, User>,
     pause: Option<Pin<Box<Sleep>>>,
     /// When the socket is looked after.
     look: Pin<Box<Sleep>>,
     cut: CancellationToken,
 }
 
+/// The connections of a user, the oldest first.
+#[derive(Default)]
+struct User {
+    seats: Vec<Seat>,
+    /// Those over the limit, who are being told.
+    told: Vec<Weak<()>>,
+}
+
 /// A connection of a user.
 struct Seat {
     pid: Option<i32>,
     cut: CancellationToken,
+    calls: Arc<Calls>,
     /// Gone with the connection.
     taken: Weak<()>,
 }
 
+impl User {
+    /// Forgets connections that are gone. Whether any is left.
+    fn is_there(&mut self) -> bool {
+        self.seats.retain(|seat| seat.taken.strong_count() > 0);
+        self.told.retain(|taken| taken.strong_count() > 0);
+        !self.seats.is_empty() || !self.told.is_empty()
+    }
+}
+
 impl Incoming {
-    /// A place for another connection of this user, and what cuts it; `None` if there are too many.
-    fn seat(&mut self, peer: &PeerCred) -> Option<(Arc<()>, CancellationToken)> {
+    /// A connection for another peer of this user, and what cuts it; if there are too many, another one may have to go.
+    fn seat(
+        &mut self,
+        peer: &PeerCred,
+        calls: &Arc<Calls>,
+    ) -> Result<(Arc<()>, CancellationToken), OverLimit> {
         let most = self.limits.connections_per_uid;
-        self.seats.retain(|_, seats| {
-            seats.retain(|seat| seat.taken.strong_count() > 0);
-            !seats.is_empty()
-        });
-        let seats = self.seats.entry(peer.uid).or_default();
+        self.users.retain(|_, user| user.is_there());
+        let seats = &mut self.users.entry(peer.uid).or_default().seats;
         if seats.len() >= most {
             self.metrics.limit_hit(self.limits.connections_limit.name());
-            let place = place_to_give_up(seats, peer.pid, most)?;
+            let place = place_to_give_up(seats, peer.pid, &self.limits).ok_or_else(|| {
+                let what = format!("user {} has too many connections", peer.uid);
+                self.limits.connections_limit.exceeded(what, most)
+            })?;
             seats.remove(place).cut.cancel();
         }
         let (taken, cut) = (Arc::new(()), self.cut.child_token());
         seats.push(Seat {
             pid: peer.pid,
             cut: cut.clone(),
+            calls: calls.clone(),
             taken: Arc::downgrade(&taken),
         });
-        Some((taken, cut))
+        Ok((taken, cut))
+    }
+
+    /// A place for a moment, in which a peer over the limit is told so.
+    fn moment(&mut self, peer: &PeerCred) -> Option<Arc<()>> {
+        let told = &mut self.users.entry(peer.uid).or_default().told;
+        if told.len() >= TOLD_PER_UID {
+            return None;
+        }
+        let taken = Arc::new(());
+        told.push(Arc::downgrade(&taken));
+        Some(taken)
     }
 
     fn receive(&mut self, stream: UnixStream) -> Option<Accepted> {
@@ -197,38 +243,63 @@ impl Incoming {
             tracing::warn!(socket = %path.display(), %peer, "peer not admitted");
             return None;
         }
-        let most = self.limits.connections_per_uid;
-        let Some((seat, cut)) = self.seat(&peer) else {
-            let what = format!("user {} has too many connections", peer.uid);
-            let error = self.limits.connections_limit.exceeded(what, most);
-            tracing::warn!(socket = %self.listener.path().display(), %peer, %error, "connection refused");
-            say_goodbye(stream, &error.to_string());
-            return None;
+        let calls = Arc::new(Calls::default());
+        let (seat, cut, refused) = match self.seat(&peer, &calls) {
+            Ok((seat, cut)) => (seat, cut, None),
+            Err(error) => {
+                tracing::warn!(socket = %self.listener.path().display(), %peer, %error, "connection refused");
+                let Some(seat) = self.moment(&peer) else {
+                    say_goodbye(stream, &error.to_string());
+                    return None;
+                };
+                (seat, self.cut.child_token(), Some(Arc::new(error)))
+            }
+        };
+        let preface = self.limits.preface;
+        let (until, time) = match &refused {
+            Some(_) => (Until::Never, preface.min(TOLD_TIME)),
+            None if self.limits.expects_call => (Until::Call, preface),
+            None => (Until::Preface, preface),
         };
         Some(Accepted {
             stream: Severable::new(AnyAuthority::new(stream), cut, CancellationToken::new()),
-            peer,
-            silence: Some(Silence {
+            connection: Connection {
+                peer,
+                calls,
+                has_streams: !self.limits.expects_call,
+                refused,
+            },
+            patience: Some(Patience {
+                until,
                 heard: 0,
-                timer: Box::pin(tokio::time::sleep(self.limits.preface)),
+                timer: Box::pin(tokio::time::sleep(time)),
             }),
             _seat: seat,
         })
     }
 }
 
-/// Whose connection ends so that another process of the same user gets one: the newest of the process that has most
-/// of them. If no process has that many, or the newcomer is that process, nobody's.
-fn place_to_give_up(seats: &[Seat], newcomer: Option<i32>, most: usize) -> Option<usize> {
+/// Whose connection ends so that there is room for another one of the same user. The oldest that is of no use, first
+/// among those of a process that has most of all; else that process's newest, unless the newcomer is of it, too.
+///
+/// Plugins dial again when they have something to say. Callers who keep a connection count on it.
+fn place_to_give_up(seats: &[Seat], newcomer: Option<i32>, limits: &ServerLimits) -> Option<usize> {
     let mut counts: BTreeMap<Option<i32>, usize> = BTreeMap::new();
     for seat in seats {
         *counts.entry(seat.pid).or_default() += 1;
     }
-    let (greediest, count) = counts.into_iter().max_by_key(|(_, count)| *count)?;
-    if greediest == newcomer || count * 2 <= most {
-        return None;
-    }
-    seats.iter().rposition(|seat| seat.pid == greediest)
+    let mut counts = counts.into_iter();
+    let greedy = counts.find(|(_, count)| count * 2 > limits.connections_per_uid);
+    let is_greedy = |seat: &Seat| greedy.is_some_and(|(pid, _)| pid == seat.pid);
+    let is_idle = |seat: &Seat| seat.calls.are_none() && (limits.expects_call || !seat.calls.were_any());
+    let first = |is_right: &dyn Fn(&Seat) -> bool| seats.iter().position(is_right);
+    first(&|seat| is_idle(seat) && is_greedy(seat))
+        .or_else(|| first(&is_idle))
+        .or_else(|| {
+            seats
+                .iter()
+                .rposition(|seat| is_greedy(seat) && seat.pid != newcomer)
+        })
 }
 
 /// Says why a connection ends, as HTTP/2 does: empty settings, then GOAWAY with a text. A peer that cannot be told at
@@ -288,22 +359,56 @@ impl Stream for Incoming {
 /// A connection on which [`serve`] answers.
 struct Accepted {
     stream: Severable<AnyAuthority<UnixStream>>,
-    peer: PeerCred,
-    /// Until the preface is complete.
-    silence: Option<Silence>,
+    connection: Connection,
+    /// Until it has ended.
+    patience: Option<Patience>,
     _seat: Arc<()>,
 }
 
-struct Silence {
+/// How long something is waited for.
+struct Patience {
+    until: Until,
     heard: usize,
     timer: Pin<Box<Sleep>>,
 }
 
-impl Connected for Accepted {
-    type ConnectInfo = PeerCred;
+/// What a peer has to do.
+enum Until {
+    /// Say that it speaks HTTP/2.
+    Preface,
+    /// Make a call.
+    Call,
+    /// It has to go.
+    Never,
+}
 
-    fn connect_info(&self) -> PeerCred {
-        self.peer
+impl Accepted {
+    /// An error once the peer has taken too long. To be asked whenever something is read or written: a peer can keep us
+    /// from either.
+    fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(patience) = &mut self.patience else {
+            return Ok(());
+        };
+        let is_over = match patience.until {
+            Until::Preface => patience.heard >= PREFACE_LENGTH,
+            Until::Call => self.connection.calls.were_any(),
+            Until::Never => false,
+        };
+        if is_over {
+            self.patience = None;
+        } else if patience.timer.as_mut().poll(cx).is_ready() {
+            tracing::debug!(peer = %self.connection.peer, "peer dropped: it took too long");
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+}
+
+impl Connected for Accepted {
+    type ConnectInfo = Connection;
+
+    fn connect_info(&self) -> Connection {
+        self.connection.clone()
     }
 }
 
@@ -312,26 +417,25 @@ impl AsyncRead for Accepted {
         let this = self.get_mut();
         let before = buf.filled().len();
         let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
-        if let Some(silence) = &mut this.silence {
-            silence.heard += buf.filled().len() - before;
-            if silence.heard >= PREFACE_LENGTH {
-                this.silence = None;
-            } else if polled.is_pending() && silence.timer.as_mut().poll(cx).is_ready() {
-                tracing::debug!(peer = %this.peer, "peer dropped: no preface in time");
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
+        if let Some(patience) = &mut this.patience {
+            patience.heard += buf.filled().len() - before;
         }
+        this.in_time(cx)?;
         polled
     }
 }
 
 impl AsyncWrite for Accepted {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+        let this = self.get_mut();
+        this.in_time(cx)?;
+        Pin::new(&mut this.stream).poll_write(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let this = self.get_mut();
+        this.in_time(cx)?;
+        Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -343,7 +447,9 @@ impl AsyncWrite for Accepted {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        this.in_time(cx)?;
+        Pin::new(&mut this.stream).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
