@@ -317,6 +317,51 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
     let (_, claims) = driver.asked("NodeUnprepareResources");
     assert_eq!(claims[0].uid, "claim-1");
     daemon.until("claims", |list| list["claims"] == json!([]));
+    let again = admitted(&daemon, &[&texts[0], &texts[1]]);
+    assert_eq!(again["claims"][0]["uid"], "claim-1", "it can be used again");
+}
+
+#[test]
+fn a_claim_that_was_abandoned_at_a_driver_can_be_allocated_without_it() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    let texts = [pod("job"), claim(&["job"])];
+    admitted(&daemon, &[&texts[0], &texts[1]]);
+    driver.kill();
+    let removed = daemon.run(&["remove", "job", "--abandon-driver", DRIVER]);
+    assert!(removed.status.success(), "{}", stderr(&removed));
+    let refused = admit(&daemon, &[&texts[0], &texts[1]], &["--wait", "100ms"]);
+    assert!(
+        stderr(&refused).contains("use a ResourceClaim that is allocated without it"),
+        "{}",
+        stderr(&refused)
+    );
+
+    let elsewhere = texts[1].replace(DRIVER, "nic.acme.com");
+    let elsewhere = elsewhere.replace("device: gpu-0", "device: gpu-0, skipNodeOperations: ['*']");
+    let elsewhere = elsewhere.replace("device: gpu-1", "device: gpu-1, skipNodeOperations: ['*']");
+    let answer = admitted(&daemon, &[&texts[0], &elsewhere]);
+
+    assert_eq!(answer["claims"][0]["drivers"][0]["name"], "nic.acme.com");
+    let used = &daemon.json(&["get", "claims"])["claims"][0];
+    assert_eq!(
+        (&used["uid"], &used["phase"]),
+        (&json!("claim-1"), &json!("prepared"))
+    );
+    assert_eq!(used["drivers"][0]["name"], DRIVER);
+    assert_eq!(used["drivers"][0]["state"], "abandoned");
+    let problem = daemon.json(&["status"])["problems"][0]["what"].to_string();
+    assert!(problem.contains("was abandoned: gpu.acme.com"), "{problem}");
+    // The driver is back: it has nothing to do with the pod, and is asked all the same.
+    let mut driver = Plugin::registered_driver(&script(root.path()));
+    let (_, claims) = driver.asked("NodeUnprepareResources");
+    assert_eq!(claims[0].uid, "claim-1");
+    daemon.until("claims", |list| {
+        list["claims"][0]["drivers"].as_array().unwrap().len() == 1
+    });
+    assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["phase"], "prepared");
 }
 
 #[test]

@@ -245,7 +245,7 @@ fn given_up_on(drivers: &[DriverName]) -> String {
         return String::new();
     }
     let mut text = listed("; it was abandoned at driver ", drivers);
-    text.push_str(", which must come back to unprepare it: start the driver, or use a new ResourceClaim, with another UID");
+    text.push_str(", which must come back to unprepare it: start the driver, or use a ResourceClaim that is allocated without it");
     text
 }
 

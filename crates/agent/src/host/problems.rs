@@ -2,7 +2,6 @@
 
 use devlet_client::v1::Problem;
 use devlet_core::dra::claims::PreparationState;
-use devlet_core::dra::view::Phase;
 use devlet_core::{Blocked, DeviceView, Node, PodUid};
 
 use crate::grpc::uds::Unreachable;
@@ -57,7 +56,9 @@ pub(super) fn of_now(node: &Node, health: Option<&WriteError>, mirror: Option<&s
 
 /// Claims that an operator gave up on.
 fn abandoned(node: &Node) -> impl Iterator<Item = Problem> {
-    let abandoned = node.claims().filter(|view| view.phase == Phase::Abandoned);
+    let abandoned = node
+        .claims()
+        .filter(|view| view.claim.abandoned().next().is_some());
     abandoned.map(|view| {
         let preparations = view.claim.preparations.iter();
         let given_up = preparations.filter(|(_, each)| each.state == PreparationState::Abandoned);
@@ -176,7 +177,10 @@ pub(super) fn import_notes(report: &ImportReport) -> Vec<String> {
         many => Some(format!("{many} claims are new")),
     };
     let left_out = report.left_out.iter().map(|key| {
-        format!("ResourceClaim {key} is left out: pods hold another one of that name; remove them, then import again")
+        format!(
+            "ResourceClaim {key} is left out: pods hold another one of that name, or it is being unprepared; import again \
+             when they are gone, or it is (`devlet describe claim {key}`)"
+        )
     });
     doubly
         .chain(undecodable)

@@ -198,8 +198,9 @@ pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
     let claims = claims.into_iter().map(|claim| {
         // A kubelet unprepares a claim for a pod that is gone: so one must be named.
         let pods = holders.remove(claim.uid.as_str());
+        let is_held = pods.is_some();
         let pods = pods.unwrap_or_else(|| BTreeSet::from([claim.pod.as_str().to_owned()]));
-        written(claim, pods)
+        written(claim, pods, is_held)
     });
     let claims: Vec<dra::Claim> = claims.collect();
     Ok(Some(envelope::write(Some(&claims))))
@@ -231,9 +232,13 @@ pub(crate) fn empty() -> String {
     envelope::write(None)
 }
 
-fn written(claim: Claim, pods: BTreeSet<String>) -> dra::Claim {
-    let has_to_do =
-        |(_, preparation): &(DriverName, Preparation)| preparation.state != PreparationState::Unprepared;
+fn written(claim: Claim, pods: BTreeSet<String>, is_held: bool) -> dra::Claim {
+    // A driver that was given up on has nothing to do for pods that use the claim again: a kubelet would call it.
+    let has_to_do = |(_, preparation): &(DriverName, Preparation)| match preparation.state {
+        PreparationState::Unprepared => false,
+        PreparationState::Abandoned => !is_held,
+        PreparationState::Pending | PreparationState::Prepared => true,
+    };
     let drivers = claim.preparations.into_iter().filter(has_to_do);
     let drivers = drivers.map(|(name, preparation)| {
         // One that is to be prepared again names no devices: whoever reads it would take it for prepared.

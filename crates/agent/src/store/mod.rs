@@ -44,10 +44,10 @@ use std::time::Instant;
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::dra::claims::Claim;
+use devlet_core::dra::claims::{Claim, Preparation, PreparationState};
 use devlet_core::{
-    Advice, Blocked, Moment, Node, Pod, PodRequest, PodUid, ReleaseError as ReleaseRefused, ReservationId,
-    ReserveError,
+    Advice, Blocked, ClaimUid, Moment, Node, Pod, PodRequest, PodUid, ReleaseError as ReleaseRefused,
+    ReservationId, ReserveError,
 };
 use tokio::sync::watch;
 
@@ -194,6 +194,18 @@ impl State {
         }
     }
 
+    /// Whether a claim is half unprepared: no pod can hold it before all of it is.
+    fn is_leaving(&self, uid: &ClaimUid) -> bool {
+        let is_over = |each: &Preparation| {
+            matches!(
+                each.state,
+                PreparationState::Unprepared | PreparationState::Abandoned
+            )
+        };
+        let claim = self.node.claim(uid).filter(|view| view.pods.is_empty());
+        claim.is_some_and(|view| view.claim.preparations.values().any(is_over))
+    }
+
     /// Claims the pods of a file: until [`State::give_back`] nobody else writes them.
     fn begin_import(&mut self, imported: &Imported) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
         let (settled, unblocked) = self.settled_by(KubeletFile::Devices, imported.pods.is_empty())?;
@@ -230,6 +242,7 @@ impl State {
         let is_taken = |claim: &Claim| {
             let named = self.node.claim_named(&claim.key);
             named.is_some_and(|other| other.claim.uid != claim.uid && !other.pods.is_empty())
+                || self.is_leaving(&claim.uid)
         };
         let taken = imported.claims.values().filter(|claim| is_taken(claim));
         let left_out: Vec<Claim> = taken.cloned().collect();

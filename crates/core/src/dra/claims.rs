@@ -185,6 +185,7 @@ impl Claims {
                 entry.claim.pod_name = name.clone();
                 entry.dirty = true;
             }
+            Self::unuse(entry);
             // Unpreparing starts afresh, whatever happened to preparing.
             entry.tasks.values_mut().for_each(Task::succeeded);
         }
@@ -195,11 +196,11 @@ impl Claims {
 
     /// Whether a pod can join a claim now.
     pub(crate) fn plan(&self, wanted: &AllocatedClaim, drivers: &Drivers) -> Result<(), ReserveError> {
-        let unpreparing = |entry: &Entry| ReserveError::Unpreparing {
+        let unpreparing = |entry: &Entry, abandoned: Vec<DriverName>| ReserveError::Unpreparing {
             claim: entry.claim.key.clone(),
             uid: entry.claim.uid.clone(),
             drivers: entry.blocking().cloned().collect(),
-            abandoned: Vec::new(),
+            abandoned,
         };
         let missing = |driver: &DriverName| {
             let known = drivers.drivers.get(driver);
@@ -211,15 +212,16 @@ impl Claims {
                 last: known.and_then(|known| known.last.clone()),
             })
         };
-        if let Some(entry) = self.entries.get(&wanted.uid) {
-            if entry.is_unused() {
-                return Err(ReserveError::Unpreparing {
-                    claim: entry.claim.key.clone(),
-                    uid: entry.claim.uid.clone(),
-                    drivers: entry.blocking().cloned().collect(),
-                    abandoned: entry.abandoned().cloned().collect(),
-                });
+        let known = self.entries.get(&wanted.uid);
+        if let Some(entry) = known.filter(|entry| entry.is_unused()) {
+            // Drivers that were given up on are in the way of those who need them, and of nobody else.
+            let is_needed = |driver: &&DriverName| wanted.drivers.contains_key(*driver);
+            let needed: Vec<DriverName> = entry.claim.abandoned().filter(is_needed).cloned().collect();
+            if !entry.is_abandoned() || !needed.is_empty() || entry.claim.key != wanted.key {
+                return Err(unpreparing(entry, needed));
             }
+        }
+        if let Some(entry) = known.filter(|entry| !entry.is_unused()) {
             if !entry.claim.matches(wanted) {
                 return Err(ReserveError::Reallocated {
                     claim: wanted.key.clone(),
@@ -248,7 +250,7 @@ impl Claims {
                 });
             }
             if entry.blocking().next().is_some() {
-                return Err(unpreparing(entry));
+                return Err(unpreparing(entry, Vec::new()));
             }
         }
         for (driver, preparation) in Claim::new(wanted, &PodUid::from(""), &PodName::default()).preparations {
@@ -263,6 +265,9 @@ impl Claims {
     /// An admission joins a claim. Only after [`Claims::plan`] said that it can.
     pub(crate) fn join(&mut self, pod: &PodUid, name: &PodName, wanted: &AllocatedClaim) {
         let uid = &wanted.uid;
+        if self.entries.get(uid).is_some_and(Entry::is_unused) {
+            self.use_again(Claim::new(wanted, pod, name));
+        }
         let entry = self.entries.entry(uid.clone());
         let entry = entry.or_insert_with(|| Entry::new(Claim::new(wanted, pod, name), false));
         entry.joiners.insert(pod.clone());
@@ -279,13 +284,51 @@ impl Claims {
         self.settle(uid);
     }
 
+    /// A claim that was abandoned is allocated anew, at other drivers. Those that were given up on stay on record, without
+    /// what they prepared: nobody gets that.
+    fn use_again(&mut self, anew: Claim) {
+        let uid = anew.uid.clone();
+        let Some(entry) = self.entries.get_mut(&uid) else {
+            return;
+        };
+        for (driver, preparation) in &mut entry.claim.preparations {
+            unindex_devices(&mut self.devices, &uid, driver, &preparation.devices);
+            preparation.devices.clear();
+        }
+        let old = core::mem::replace(&mut entry.claim, anew);
+        let given_up = old
+            .preparations
+            .into_iter()
+            .filter(|(_, each)| each.is_abandoned());
+        entry.claim.preparations.extend(given_up);
+        // What the others had to do is done: no call is on its way or to be made.
+        let tasks = entry.claim.preparations.iter().map(|(driver, each)| {
+            let known = entry.tasks.remove(driver).filter(|_| each.is_abandoned());
+            (driver.clone(), known.unwrap_or_default())
+        });
+        entry.tasks = tasks.collect();
+        entry.is_intended = false;
+        entry.dirty = true;
+    }
+
+    /// An admission of a claim that was abandoned ended before anything was asked for: what it brought is gone.
+    fn unuse(entry: &mut Entry) {
+        if !entry.is_intended && entry.on_disk {
+            let Entry { claim, tasks, .. } = entry;
+            claim.preparations.retain(|driver, each| {
+                each.is_abandoned() || tasks.get(driver).is_some_and(|task| task.called)
+            });
+            tasks.retain(|driver, _| claim.preparations.contains_key(driver));
+        }
+    }
+
     /// The claims that must be on disk before a driver is called. What another admission is writing is not
     /// written twice: should that fail, it is here the next time.
     pub(crate) fn begin_intent(&mut self, id: ReservationId, uids: &[ClaimUid]) -> Vec<Claim> {
         let mut claims = Vec::new();
         for uid in uids {
             if let Some(entry) = self.entries.get_mut(uid)
-                && !entry.on_disk
+                && !entry.is_intended
                 && entry.writing == 0
             {
                 entry.writing += 1;
@@ -304,6 +347,7 @@ impl Claims {
             if let Some(entry) = self.entries.get_mut(&uid) {
                 entry.writing = entry.writing.saturating_sub(1);
                 entry.on_disk |= is_written;
+                entry.is_intended |= is_written;
             }
             self.settle(&uid);
         }
@@ -314,7 +358,7 @@ impl Claims {
     pub(crate) fn begin_commit(&self, uids: &[ClaimUid]) -> Option<Vec<Claim>> {
         let mut claims = Vec::new();
         for uid in uids {
-            let entry = self.entries.get(uid).filter(|entry| entry.on_disk)?;
+            let entry = self.entries.get(uid).filter(|entry| entry.is_intended)?;
             if !entry.claim.is_prepared() {
                 return None;
             }
@@ -367,7 +411,7 @@ impl Claims {
             };
             for (driver, preparation) in &entry.claim.preparations {
                 let needed = match operation {
-                    Operation::Prepare => preparation.state == PreparationState::Pending,
+                    Operation::Prepare => entry.is_intended && preparation.state == PreparationState::Pending,
                     Operation::Unprepare => entry.is_unused() && entry.needs_unprepare(driver, preparation),
                 };
                 let is_free = |task: &Task| !task.is_busy() && task.retry_at <= now;
@@ -385,8 +429,8 @@ impl Claims {
         calls
     }
 
-    /// Calls for which nobody waits: unused claims are unprepared, and those that pods hold are prepared again
-    /// after a reboot.
+    /// Calls for which nobody waits: unused claims are unprepared, by drivers that were given up on also those that are in
+    /// use again; and claims that pods hold are prepared again after a reboot.
     pub(crate) fn due_calls(&mut self, drivers: &Drivers, now: Moment) -> Vec<Call> {
         let mut calls = Vec::new();
         let names: Vec<DriverName> = self.due.keys().cloned().collect();
@@ -399,9 +443,11 @@ impl Claims {
             let due = due
                 .take_while(|(since, _)| *since <= now)
                 .take(room * MOST_CLAIMS);
-            let (unprepare, prepare): (Vec<ClaimUid>, Vec<ClaimUid>) = due
-                .map(|(_, uid)| uid.clone())
-                .partition(|uid| self.entries.get(uid).is_some_and(Entry::is_unused));
+            let (unprepare, prepare): (Vec<ClaimUid>, Vec<ClaimUid>) =
+                due.map(|(_, uid)| uid.clone()).partition(|uid| {
+                    let entry = self.entries.get(uid);
+                    entry.is_some_and(|entry| entry.is_unused() || entry.claim.is_abandoned_at(&driver))
+                });
             for (operation, uids) in [(Operation::Prepare, prepare), (Operation::Unprepare, unprepare)] {
                 self.call(operation, &driver, connection, uids, Some(MOST_CALLS), &mut calls);
             }
@@ -503,7 +549,8 @@ impl Claims {
             if counts && let Some(entry) = self.entries.get_mut(uid) {
                 let outcome = outcome(entry, &call.driver, call.operation);
                 // What was to be prepared is not wanted any longer.
-                let is_late = call.operation == Operation::Prepare && entry.is_unused();
+                let is_late = call.operation == Operation::Prepare
+                    && (entry.is_unused() || entry.claim.is_abandoned_at(&call.driver));
                 if let Err(failure) = &outcome {
                     failures.push(failure.clone());
                 }
@@ -547,8 +594,16 @@ impl Claims {
                     }
                     Operation::Unprepare => {
                         preparation.state = PreparationState::Unprepared;
+                        unindex_devices(&mut self.devices, uid, driver, &preparation.devices);
+                        preparation.devices.clear();
                         // Written only if others still have to: otherwise the record is deleted.
                         entry.dirty = true;
+                        if !entry.is_unused() {
+                            // It was given up on, and has nothing to do with those who use the claim now.
+                            entry.claim.preparations.remove(driver);
+                            entry.tasks.remove(driver);
+                            remove(&mut self.failing, driver, uid);
+                        }
                     }
                 }
             }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::answers::base;
-use super::claims::{Claim, ClaimKey, Entry, Failure, Preparation, PreparationState, PreparedDevice, Task};
+use super::claims::{Claim, ClaimKey, Entry, Failure, PreparationState, PreparedDevice, Task};
 use super::drivers::{Driver, WIPE_DELAY_MS};
 use super::health::{DeviceHealth, PoolDevice};
 use crate::device_plugin::inventory::Last;
@@ -243,14 +243,13 @@ impl Node {
     }
 
     fn claim_view<'a>(&'a self, entry: &'a Entry) -> ClaimView<'a> {
-        let is_abandoned = |each: &Preparation| each.state == PreparationState::Abandoned;
         let phase = if !entry.is_unused() {
             if entry.claim.is_prepared() {
                 Phase::Prepared
             } else {
                 Phase::Preparing
             }
-        } else if entry.blocking().next().is_none() && entry.claim.preparations.values().any(is_abandoned) {
+        } else if entry.blocking().next().is_none() && entry.claim.abandoned().next().is_some() {
             Phase::Abandoned
         } else {
             Phase::Unpreparing
@@ -276,7 +275,7 @@ impl Node {
         };
         let wait = |driver: &DriverName| {
             let task = entry.tasks.get(driver);
-            let reason = if !entry.on_disk {
+            let reason = if !entry.is_intended {
                 Reason::NotWritten
             } else if task.is_some_and(Task::is_busy) {
                 Reason::Calling
@@ -425,6 +424,7 @@ impl Node {
         uses.flat_map(|(usage, claim)| {
             let entry = self.dra.claims.entries.get(&claim.uid).into_iter();
             let preparations = entry.flat_map(|entry| &entry.claim.preparations);
+            let preparations = preparations.filter(|(_, each)| !each.is_abandoned());
             let devices =
                 preparations.flat_map(|(driver, each)| each.devices.iter().map(move |each| (driver, each)));
             let is_named = |device: &PreparedDevice| {

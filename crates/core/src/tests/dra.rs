@@ -712,7 +712,7 @@ fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
     assert_eq!(
         refusal(&mut node, &pod_with("q", &[on("d0")])).to_string(),
         "ResourceClaim default/k (UID c) is being unprepared; it was abandoned at driver d0, which must come back \
-         to unprepare it: start the driver, or use a new ResourceClaim, with another UID"
+         to unprepare it: start the driver, or use a ResourceClaim that is allocated without it"
     );
     connect_driver(&mut node, "d0", "0.sock");
     reserve(
@@ -722,6 +722,130 @@ fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
     rest(&mut node);
     assert_eq!(phase(&node, "c"), None, "the driver is back");
     assert_eq!(node.claim_named(&key("k")).unwrap().claim.uid.as_str(), "newer");
+}
+
+#[test]
+fn what_a_driver_has_unprepared_is_not_prepared() {
+    let mut node = node_with(&["d0", "d1"]);
+    let both = claim_of("k", "c", &[("d0", "x", &[]), ("d1", "x", &[])]);
+    admit_with(&mut node, &pod_with("p", &[both]));
+    release(&mut node, "p");
+    let calls = node.unprepare_calls(&"p".into(), START);
+    answer(&mut node, &calls[0]);
+    assert_sound(&node);
+    let preparations = &node.claim(&"c".into()).unwrap().claim.preparations;
+    assert_eq!(preparations["d0"].state, PreparationState::Unprepared);
+    assert_eq!(preparations["d0"].devices, []);
+    assert_eq!(preparations["d1"].devices.len(), 1);
+}
+
+/// A claim of two drivers, prepared for pod p, which has left; d0 is gone and was given up on.
+fn abandoned_at_d0() -> Node {
+    let mut node = node_with(&["d1"]);
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    let both = claim_of("k", "c", &[("d0", "x", &[]), ("d1", "x", &[])]);
+    admit_with(&mut node, &pod_with("p", &[both]));
+    node.driver_deregistered(connection, START);
+    release(&mut node, "p");
+    node.abandon(&"p".into(), &"d0".into());
+    rest(&mut node);
+    assert_eq!(phase(&node, "c"), Some(Phase::Abandoned));
+    node
+}
+
+#[test]
+fn a_claim_that_was_abandoned_can_be_used_again_without_that_driver() {
+    let mut node = abandoned_at_d0();
+    let wanted = pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]);
+    let id = reserve(&mut node, &wanted);
+    assert_eq!(node.prepare_calls(id, START), [], "it is not on disk");
+    let intent = node.begin_intent(id);
+    let states = |claim: &Claim| {
+        let preparations = claim.preparations.iter();
+        let states = preparations.map(|(driver, each)| (driver.to_string(), each.state));
+        states.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        states(&intent[0]),
+        [
+            ("d0".into(), PreparationState::Abandoned),
+            ("d1".into(), PreparationState::Pending)
+        ],
+        "what was given up on stays on record"
+    );
+    node.finish_intent(id);
+    prepare(&mut node, id);
+    node.begin_commit(id, &wanted, Vec::new()).unwrap();
+    node.finish_commit(id);
+    assert_sound(&node);
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
+    let claim = node.claim(&"c".into()).unwrap().claim;
+    assert_eq!(claim.preparations["d0"].devices, [], "nobody gets its devices");
+
+    let mut node = Node::restore(restart(&node));
+    connect_driver(&mut node, "d0", "0.sock");
+    let calls = node.due_calls(START);
+    assert_eq!(asked(&calls), [("d0", vec!["c"])]);
+    assert_eq!(calls[0].operation, Operation::Unprepare);
+    answer_all(&mut node, calls);
+    let record = node.begin_record().unwrap();
+    assert_eq!(
+        states(&record.put[0]),
+        [("d1".into(), PreparationState::Prepared)]
+    );
+    node.finish_record(record.id);
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared), "its pod keeps it");
+    assert_eq!(node.due_calls(START), []);
+}
+
+#[test]
+fn an_abandoned_claim_that_is_given_up_again_is_as_it_was() {
+    let mut node = abandoned_at_d0();
+    let before = node.claim(&"c".into()).unwrap().claim.preparations.len();
+    let id = reserve(
+        &mut node,
+        &pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]),
+    );
+    node.abort(id);
+    assert_eq!((before, phase(&node, "c")), (2, Some(Phase::Abandoned)));
+    let claim = node.claim(&"c".into()).unwrap().claim;
+    let drivers: Vec<&str> = claim.preparations.keys().map(DriverName::as_str).collect();
+    assert_eq!(drivers, ["d0"], "d1 was not called");
+    assert_eq!(node.remaining(&"q".into()), []);
+}
+
+#[test]
+fn a_late_answer_of_a_driver_that_was_given_up_on_prepares_nothing() {
+    let mut node = node_with(&["d0", "d1"]);
+    let both = claim_of("k", "c", &[("d0", "x", &[]), ("d1", "x", &[])]);
+    let id = reserve(&mut node, &pod_with("p", &[both]));
+    intend(&mut node, id);
+    let calls = node.prepare_calls(id, START);
+    let (late, other) = (calls[0].clone(), calls[1].clone());
+    assert_eq!(late.driver.as_str(), "d0");
+    node.abort(id);
+    answer(&mut node, &other);
+    node.abandon(&"p".into(), &"d0".into());
+    let calls = node.unprepare_calls(&"p".into(), START);
+    answer_all(&mut node, calls);
+    let wanted = pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]);
+    let id = reserve(&mut node, &wanted);
+    answer(&mut node, &late);
+    let claim = node.claim(&"c".into()).unwrap().claim;
+    assert_eq!(claim.preparations["d0"].state, PreparationState::Abandoned);
+    assert_eq!(node.begin_intent(id).len(), 1);
+}
+
+#[test]
+fn a_kubelets_file_does_not_forget_who_was_given_up_on() {
+    let node = abandoned_at_d0();
+    let known = node.claim(&"c".into()).unwrap().claim.clone();
+    let mut imported = Claim::imported(key("k"), "c".into(), "q".into(), []);
+    imported.remember(&known);
+    assert_eq!(
+        imported.abandoned().map(DriverName::as_str).collect::<Vec<_>>(),
+        ["d0"]
+    );
 }
 
 #[test]

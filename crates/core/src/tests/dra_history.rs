@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::dra::{answer_of, claim_of, is_cdi_name, offer_of};
 use super::*;
-use crate::dra::claims::{AllocatedClaim, Call, Claim, Operation, PreparedDevice};
+use crate::dra::claims::{AllocatedClaim, Call, Claim, Operation, PreparationState, PreparedDevice};
 use crate::dra::view::{ClaimView, Phase};
 use crate::{ClaimRequest, ClaimUid, DriverName, PodUid, RecordId, Restored};
 
@@ -36,6 +36,8 @@ enum Step {
     Release(usize),
     Unprepare(usize),
     Abandon(usize, usize),
+    /// A claim of two drivers is abandoned at one of them, and allocated anew at the other.
+    AbandonAndReturn(usize, usize),
     Due,
     Record,
     Answer(u8, Style),
@@ -87,6 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..PODS).prop_map(Step::Release),
         3 => (0..PODS).prop_map(Step::Unprepare),
         1 => (0..PODS, 0..DRIVERS.len()).prop_map(|(pod, driver)| Step::Abandon(pod, driver)),
+        2 => (0..PODS, 0..4_usize).prop_map(|(pod, steps)| Step::AbandonAndReturn(pod, steps)),
         2 => Just(Step::Due),
         2 => Just(Step::Record),
         12 => (any::<u8>(), style).prop_map(|(number, style)| Step::Answer(number, style)),
@@ -287,6 +290,18 @@ impl World {
                         .all(|wait| wait.driver.as_str() != DRIVERS[driver])
                 );
             }
+            Step::AbandonAndReturn(pod, steps) => {
+                for step in [
+                    Step::Admit(pod, 1, 9),
+                    Step::Remove(pod, steps),
+                    Step::Abandon(pod, 1),
+                ] {
+                    self.apply(&step);
+                }
+                self.apply(&Step::Unprepare(pod));
+                self.apply(&Step::Answer(0, Style::Good));
+                self.apply(&Step::Admit(pod, 0, 9));
+            }
             Step::Due => {
                 let calls = self.node.due_calls(self.now);
                 self.start(calls);
@@ -368,11 +383,16 @@ impl World {
     }
 
     fn reserve(&mut self, request: PodRequest) {
-        let uids = request.claims.iter().map(|each| &each.claim.uid);
-        let unpreparing: Vec<ClaimUid> = uids
-            .filter(|uid| self.node.claim(uid).is_some() && self.members(uid).is_empty())
-            .cloned()
-            .collect();
+        let in_the_way = |wanted: &&AllocatedClaim| {
+            let known = self.node.claim(&wanted.uid);
+            known.is_some_and(|view| {
+                let mut abandoned = view.claim.abandoned();
+                let is_needed = abandoned.any(|driver| wanted.drivers.contains_key(driver));
+                view.pods.is_empty() && (view.phase != Phase::Abandoned || is_needed)
+            })
+        };
+        let wanted = request.claims.iter().map(|each| &each.claim);
+        let unpreparing: Vec<AllocatedClaim> = wanted.filter(in_the_way).cloned().collect();
         let before = self.node.changes();
         match self.node.reserve(&request, &Advice::new()) {
             Ok(Some(id)) => {
@@ -385,7 +405,8 @@ impl World {
                     let is_it = |(driver, each): (&DriverName, &crate::dra::claims::Allocated)| {
                         claim.preparations[driver].allocated.as_ref() == Some(&each.devices)
                     };
-                    assert_eq!(claim.preparations.len(), wanted.drivers.len());
+                    let given_up = claim.abandoned().count();
+                    assert_eq!(claim.preparations.len() - given_up, wanted.drivers.len());
                     assert!(
                         wanted.drivers.iter().all(is_it),
                         "a pod joined a claim that was allocated otherwise"
@@ -548,8 +569,10 @@ impl World {
                         self.touched.insert((uid.clone(), call.driver.clone()));
                     }
                     Operation::Unprepare => {
+                        let claim = self.node.claim(uid).unwrap().claim;
+                        let is_given_up = claim.abandoned().any(|driver| *driver == call.driver);
                         assert!(
-                            members.is_empty(),
+                            members.is_empty() || is_given_up,
                             "{uid} is unprepared while {members:?} hold it"
                         );
                     }
@@ -695,6 +718,10 @@ impl World {
             );
             if view.phase == Phase::Prepared {
                 for (driver, preparation) in &view.claim.preparations {
+                    if preparation.state == PreparationState::Abandoned {
+                        assert_eq!(preparation.devices, [], "a pod could get what is not its own");
+                        continue;
+                    }
                     let is_prepared = self.truth.contains(&(uid.clone(), driver.clone()));
                     assert!(
                         is_prepared || preparation.skip.contains("*"),
@@ -797,19 +824,17 @@ impl World {
                 Some(view.claim),
                 "memory and disk differ"
             );
+            let left = view.claim.abandoned().next();
+            assert_eq!(left, None, "{} is not asked to unprepare", view.claim.uid);
             held.insert(view.claim.uid.clone());
         }
         let on_disk: BTreeSet<ClaimUid> = self.disk.claims.keys().cloned().collect();
         assert_eq!(on_disk, held, "the disk has other claims than the node");
-        let prepared = self
-            .truth
-            .iter()
-            .map(|(uid, _)| uid)
-            .filter(|uid| uid.as_str() != "c5");
-        for uid in prepared {
+        for (uid, driver) in self.truth.iter().filter(|(uid, _)| uid.as_str() != "c5") {
+            let view = self.node.claim(uid);
             assert!(
-                held.contains(uid),
-                "{uid} was forgotten, and a driver still has it"
+                view.is_some_and(|view| view.claim.preparations.contains_key(driver)),
+                "{uid} was forgotten, and {driver} still has it"
             );
         }
     }

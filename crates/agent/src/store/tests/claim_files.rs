@@ -589,6 +589,53 @@ async fn of_two_claims_of_one_name_the_file_has_the_one_that_a_pod_holds() {
     }
 }
 
+/// A root with a claim that no pod holds, and that was given up on.
+async fn root_with_an_abandoned_claim() -> (Root, Store) {
+    let root = Root::new();
+    let store = root.open();
+    let connection = drive(&store);
+    admit_claiming(&store, "a", "one").await.unwrap();
+    store.update(|node| node.driver_deregistered(connection, NOW));
+    store.release(&"a".into()).await.unwrap();
+    store.update(|node| node.abandon(&"a".into(), &DRIVER.into()));
+    assert!(store.record_claims().await.unwrap());
+    (root, store)
+}
+
+#[tokio::test]
+async fn a_driver_that_was_given_up_on_has_no_part_in_a_claim_that_is_used_again() {
+    let (root, store) = root_with_an_abandoned_claim().await;
+    let mut request = claiming("b", "one");
+    request.claims[0].claim.drivers.clear();
+    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    held.intent().await.unwrap();
+    held.commit(&request, Vec::new()).await.unwrap();
+    store.mirror().await.unwrap();
+    let file = read(&root);
+    assert_eq!(file[0].pods, Some(BTreeSet::from(["b".to_owned()])));
+    assert_eq!(file[0].drivers, Some(BTreeMap::new()), "a kubelet would call it");
+    store.stop().await.unwrap();
+    let store = root.open();
+    let state = claims(&store)[0].preparations[DRIVER].state;
+    assert_eq!(state, PreparationState::Abandoned, "it is still on record");
+    drive(&store);
+    let calls = store.update(|node| node.due_calls(NOW));
+    assert_eq!(calls[0].operation, Operation::Unprepare);
+}
+
+#[tokio::test]
+async fn an_import_does_not_bring_back_a_claim_that_was_abandoned() {
+    let (_root, store) = root_with_an_abandoned_claim().await;
+    let file = envelope::write(Some(&[kubelets("one", &["k"], true)]));
+    let report = store.import(file.as_bytes()).await.unwrap();
+    assert_eq!(report.left_out[0].to_string(), "default/one");
+    assert_eq!(
+        pods(&store),
+        [],
+        "it would wait for a claim that is being unprepared"
+    );
+}
+
 /// A pod with the claim `one`, which has this UID.
 async fn admit_with_uid(store: &Store, pod: &str, uid: &str) {
     let mut request = claiming(pod, uid.trim_start_matches("uid-"));

@@ -165,11 +165,16 @@ pub enum PreparationState {
     Prepared,
     /// It has undone that.
     Unprepared,
-    /// An operator gave up on it: nobody waits. Should the driver come back, it is still asked to unprepare.
+    /// An operator gave up on it: nobody waits. Should the driver come back, it is still asked to unprepare, also if pods
+    /// use the claim again without this driver.
     Abandoned,
 }
 
 impl Preparation {
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.state == PreparationState::Abandoned
+    }
+
     pub(super) fn skips(&self, operation: &str) -> bool {
         self.skip.contains(operation) || self.skip.contains(ALL_OPERATIONS)
     }
@@ -238,8 +243,8 @@ impl Claim {
         }
     }
 
-    /// Takes over what is known to be allocated, from an earlier record of the same claim, as far as the devices that are
-    /// prepared are among that.
+    /// Takes over from an earlier record of the same claim what is known to be allocated, as far as the devices that are
+    /// prepared are among that, and the drivers that were given up on.
     pub fn remember(&mut self, earlier: &Self) {
         for (driver, preparation) in &mut self.preparations {
             let known = earlier.preparations.get(driver);
@@ -254,12 +259,42 @@ impl Claim {
                 }
             }
         }
+        for (driver, preparation) in earlier
+            .preparations
+            .iter()
+            .filter(|(_, each)| each.is_abandoned())
+        {
+            let preparations = self.preparations.entry(driver.clone());
+            preparations.or_insert_with(|| preparation.clone());
+        }
     }
 
-    /// Whether every driver has answered.
+    /// Whether every driver has answered. Those that were given up on have nothing to do with whoever uses the claim now.
     pub fn is_prepared(&self) -> bool {
-        let prepared = |each: &Preparation| each.state == PreparationState::Prepared;
+        let prepared = |each: &Preparation| each.state == PreparationState::Prepared || each.is_abandoned();
         self.preparations.values().all(prepared)
+    }
+
+    /// The drivers that were given up on, and have not unprepared it.
+    pub fn abandoned(&self) -> impl Iterator<Item = &DriverName> {
+        let preparations = self.preparations.iter();
+        preparations
+            .filter(|(_, each)| each.is_abandoned())
+            .map(|(driver, _)| driver)
+    }
+
+    pub(super) fn is_abandoned_at(&self, driver: &DriverName) -> bool {
+        self.preparations
+            .get(driver)
+            .is_some_and(Preparation::is_abandoned)
+    }
+
+    /// The others.
+    pub(super) fn used_drivers(&self) -> impl Iterator<Item = &DriverName> {
+        let preparations = self.preparations.iter();
+        preparations
+            .filter(|(_, each)| !each.is_abandoned())
+            .map(|(driver, _)| driver)
     }
 
     /// The machine was booted since this was recorded: what was prepared must be prepared again. Whether that
@@ -292,9 +327,8 @@ impl Claim {
                 devices && preparation.skip == allocated.skip
             })
         };
-        self.key == other.key
-            && self.preparations.len() == other.drivers.len()
-            && self.preparations.iter().all(same)
+        let in_use = || self.preparations.iter().filter(|(_, each)| !each.is_abandoned());
+        self.key == other.key && in_use().count() == other.drivers.len() && in_use().all(same)
     }
 }
 

@@ -48,6 +48,8 @@ pub(crate) struct Entry {
     pub(crate) joiners: BTreeSet<PodUid>,
     /// Whether there is a record of it on disk.
     pub(crate) on_disk: bool,
+    /// Whether that record has the drivers that are to prepare it. Not if it only has those that were given up on.
+    pub(crate) is_intended: bool,
     /// Whether memory knows more than the disk.
     pub(super) dirty: bool,
     /// Writes of its record that are in flight.
@@ -75,6 +77,7 @@ impl Entry {
             holders: BTreeSet::new(),
             joiners: BTreeSet::new(),
             on_disk,
+            is_intended: on_disk,
             dirty: false,
             writing: 0,
             deleting: false,
@@ -109,18 +112,17 @@ impl Entry {
         preparations
             .filter(|(driver, preparation)| {
                 let busy = self.tasks.get(*driver).is_some_and(Task::is_busy);
-                preparation.state != PreparationState::Abandoned
-                    && (busy || self.needs_unprepare(driver, preparation))
+                !preparation.is_abandoned() && (busy || self.needs_unprepare(driver, preparation))
             })
             .map(|(driver, _)| driver)
     }
 
-    /// The drivers that were given up on, and must come back before an unused claim is gone.
-    pub(super) fn abandoned(&self) -> impl Iterator<Item = &DriverName> {
-        let preparations = self.claim.preparations.iter();
-        preparations
-            .filter(|(_, preparation)| preparation.state == PreparationState::Abandoned)
-            .map(|(driver, _)| driver)
+    /// Whether what is left of the claim is in nobody's way: only drivers that were given up on have not unprepared it.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.is_unused()
+            && !self.deleting
+            && self.blocking().next().is_none()
+            && self.claim.abandoned().next().is_some()
     }
 
     /// Whether no pod wants it, and no driver has anything left to do for it.
@@ -140,7 +142,7 @@ impl Entry {
     /// Whether a driver is to be called without anybody waiting for it, and since when.
     pub(super) fn due(&self, driver: &DriverName, preparation: &Preparation) -> Option<Moment> {
         let task = self.tasks.get(driver).filter(|task| !task.is_busy())?;
-        let wanted = if self.is_unused() {
+        let wanted = if self.is_unused() || preparation.is_abandoned() {
             self.needs_unprepare(driver, preparation)
         } else {
             // An admission calls for itself. An imported claim waits for one: until then nobody has said that
@@ -178,14 +180,14 @@ pub(crate) struct InUse {
 impl InUse {
     pub(super) fn add(&mut self, claim: &Claim) {
         self.all += 1;
-        for driver in claim.preparations.keys() {
+        for driver in claim.used_drivers() {
             *self.by_driver.entry(driver.clone()).or_default() += 1;
         }
     }
 
     pub(super) fn remove(&mut self, claim: &Claim) {
         self.all = self.all.saturating_sub(1);
-        for driver in claim.preparations.keys() {
+        for driver in claim.used_drivers() {
             if let Some(count) = self.by_driver.get_mut(driver) {
                 *count = count.saturating_sub(1);
                 if *count == 0 {
