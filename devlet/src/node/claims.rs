@@ -45,12 +45,15 @@ impl From<v1::Claim> for AdmittedClaim {
             name: driver.name,
             devices: driver.devices.into_iter().map(device).collect(),
         };
+        // One that was given up on has nothing to do with the pod.
+        let is_used = |driver: &v1::ClaimDriver| driver.state() != v1::PreparationState::Abandoned;
+        let drivers = claim.drivers.into_iter().filter(is_used);
         let id = claim.id.unwrap_or_default();
         Self {
             name: id.name,
             namespace: id.namespace,
             uid: id.uid,
-            drivers: claim.drivers.into_iter().map(driver).collect(),
+            drivers: drivers.map(driver).collect(),
         }
     }
 }
@@ -399,6 +402,17 @@ impl DriverPlugin {
             (false, false) => "not connected",
         }
     }
+}
+
+/// The claims of a pod, each once, though it may call one by several names.
+pub(super) fn each_once(claims: &[PodClaim]) -> Vec<&PodClaim> {
+    let mut once: Vec<&PodClaim> = Vec::new();
+    for claim in claims {
+        if !once.iter().any(|known| known.id.uid == claim.id.uid) {
+            once.push(claim);
+        }
+    }
+    once
 }
 
 /// A claim of a pod, as `get` and `describe` have it.

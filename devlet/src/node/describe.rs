@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use devlet_client::{Client, v1};
 use serde::Serialize;
 
-use super::claims::{Claim, ClaimDriver, Driver, Wait};
+use super::claims::{Claim, ClaimDriver, Driver, Wait, each_once};
 use super::shown::{Device, Plugin, Pod, PodContainer, PodId, Resource, or_dash};
 use super::{ConnectArg, time};
 use crate::Outcome;
@@ -102,7 +102,7 @@ fn pod_text(pod: &Pod) -> String {
         });
         let header = ["CLAIM", "RESOURCECLAIM", "PHASE", "DRIVERS", "UID"];
         text.push_str(&format!("\n{}", table(header, claims)));
-        for claim in &pod.claims {
+        for claim in each_once(&pod.claims) {
             text.push_str(&waits_text(&claim.waits));
         }
     }
@@ -262,7 +262,12 @@ fn claim_driver_text(driver: &ClaimDriver) -> String {
                 device.health_text(),
             ]
         });
-        let header = ["PREPARED", "REQUESTS", "CDI DEVICES", "HEALTH"];
+        // After a reboot, until it is prepared again.
+        let prepared_text = match driver.state {
+            "pending" => "PREPARED BEFORE",
+            _ => "PREPARED",
+        };
+        let header = [prepared_text, "REQUESTS", "CDI DEVICES", "HEALTH"];
         text.push_str(&format!("{separator}{}", indented(&table(header, prepared))));
     }
     text
@@ -596,6 +601,14 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }
+    }
+
+    #[test]
+    fn what_was_prepared_before_a_reboot_is_not_called_prepared() {
+        let mut claim = claims::claim();
+        claim.drivers[0].state = v1::PreparationState::Pending.into();
+        let text = claim_text(&Claim::from(claim));
+        assert!(text.contains("  PREPARED BEFORE  REQUESTS"), "{text}");
     }
 
     #[test]

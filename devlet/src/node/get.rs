@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use devlet_client::{Status, Streaming, v1};
 use serde::Serialize;
 
-use super::claims::{Claim, Driver};
+use super::claims::{Claim, Driver, each_once};
 use super::shown::{Device, Plugin, Pod, Resource, or_dash};
 use super::{ConnectArg, time};
 use crate::Outcome;
@@ -296,7 +296,8 @@ impl Listing for Pods {
                 .iter()
                 .map(|(resource, ids)| format!("{resource}={}", ids.len()))
                 .collect();
-            let claims: Vec<&str> = each.claims.iter().map(|claim| claim.id.name.as_str()).collect();
+            let claims = each_once(&each.claims).into_iter();
+            let claims: Vec<&str> = claims.map(|claim| claim.id.name.as_str()).collect();
             let id = &each.id;
             let (namespace, name) = (or_dash(id.namespace.clone()), or_dash(id.name.clone()));
             [
@@ -440,6 +441,20 @@ mod tests {
             ["default", "job1", "u-1", "api", "acme.com/gpu=1", "gpu"]
         );
         assert!(pods().table(true).contains("gpu-0"));
+    }
+
+    #[test]
+    fn a_claim_that_a_pod_names_twice_is_listed_once() {
+        let mut pod = samples::pod();
+        pod.claims.push(pod.claims[0].clone());
+        pod.claims[1].name = "again".into();
+        let pods = Pods::from(v1::PodList {
+            revision: 7,
+            pods: vec![pod],
+        });
+        let table = pods.table(false);
+        let line = table.lines().nth(1).unwrap().trim_end();
+        assert!(line.ends_with(" gpu") && !line.contains("gpu, gpu"), "{line}");
     }
 
     #[test]
