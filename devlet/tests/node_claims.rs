@@ -222,8 +222,9 @@ fn drivers_claims_and_the_health_of_devices_are_shown() {
     );
     let driver = daemon.json(&["describe", "driver", DRIVER]);
     assert_eq!(driver["plugins"][0]["serving"], true);
-    let service = driver["plugins"][0]["service"].as_str().unwrap();
-    assert!(service.starts_with("v1.DRAPlugin, the newest of "), "{service}");
+    assert_eq!(driver["plugins"][0]["service"], "v1.DRAPlugin");
+    let reason = driver["plugins"][0]["serviceReason"].as_str().unwrap();
+    assert!(reason.starts_with("the newest of [\"v1.DRAPlugin\""), "{reason}");
     assert_eq!(driver["resourceClaims"][0]["phase"], "prepared");
     let status = daemon.json(&["status"]);
     assert_eq!((&status["drivers"], &status["claims"]), (&json!(1), &json!(1)));
@@ -482,6 +483,122 @@ fn a_claim_that_a_pod_names_twice_is_asked_for_once_and_its_devices_come_once() 
     text(&daemon, &["remove", "job"]);
     let (_, asked) = driver.asked("NodeUnprepareResources");
     assert_eq!(asked.len(), 1);
+}
+
+#[test]
+fn a_driver_that_is_refused_is_shown_with_the_reason_until_it_is_taken_in_or_gone() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let mut driver = Plugin::driver(&DriverScript {
+        serves: Some(vec!["v1.DRAResourceHealth".into()]),
+        ..script(root.path()).with_services(&["v9.DRAPlugin"])
+    });
+    let told = driver.refused();
+    assert!(
+        told.contains("none of services supported by the plugin"),
+        "{told}"
+    );
+    let list = daemon.json(&["get", "drivers"]);
+    assert_eq!(list["drivers"], json!([]));
+    let refused = &list["refused"][0];
+    assert_eq!(refused["name"], DRIVER);
+    let reason = refused["reason"].as_str().unwrap();
+    assert!(
+        told.ends_with(reason) && reason.contains("v9.DRAPlugin"),
+        "{reason}"
+    );
+    assert!(refused["hint"].as_str().unwrap().contains("1.31 or later"));
+    let listed = text(&daemon, &["get", "drivers"]);
+    assert!(listed.contains("REFUSED") && listed.contains(DRIVER), "{listed}");
+    let described = text(&daemon, &["describe", "driver", DRIVER]);
+    for expected in [
+        "State:        never registered",
+        "Refused plugin /",
+        "What to do:  use a release",
+    ] {
+        assert!(described.contains(expected), "{described}");
+    }
+    assert_eq!(
+        daemon.json(&["describe", "driver", DRIVER])["refused"][0]["name"],
+        DRIVER
+    );
+    driver.exit();
+    daemon.until("drivers", |list| list["refused"] == json!([]));
+    let _driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    assert_eq!(daemon.json(&["get", "drivers"])["refused"], json!([]));
+}
+
+#[test]
+fn a_claim_of_a_kubelets_file_without_a_pod_can_be_given_up_on() {
+    use devlet_kubelet_files::dra;
+    let root = root();
+    let driver = dra::Driver {
+        devices: None,
+        skip_node_operations: None,
+    };
+    let left = dra::Claim {
+        uid: "claim-left".into(),
+        name: "left".into(),
+        namespace: "default".into(),
+        pods: None,
+        drivers: Some(
+            [DRIVER, "nic.acme.com"]
+                .map(|name| (name.to_owned(), driver.clone()))
+                .into(),
+        ),
+    };
+    let file = dra::envelope::write(Some(&[left]));
+    fs::write(root.path().join("dra_manager_state"), file).unwrap();
+    let daemon = Daemon::on(root.path());
+    assert_eq!(
+        daemon.json(&["get", "claims"])["claims"][0]["phase"],
+        "unpreparing"
+    );
+    let hint = format!("To do without: devlet remove --claim default/left --abandon-driver {DRIVER}\n");
+    assert!(text(&daemon, &["describe", "claim", "left"]).contains(&hint));
+
+    let usage = daemon.run(&["remove", "--claim", "left"]);
+    assert_eq!(usage.status.code(), Some(2), "{}", stderr(&usage));
+    let typo = daemon.refused(&["remove", "--claim", "left", "--abandon-driver", "gpu.acme.org"]);
+    assert!(
+        typo.contains(
+            "ResourceClaim default/left has no devices of driver gpu.acme.org, only of gpu.acme.com, nic.acme.com"
+        ),
+        "{typo}"
+    );
+    let unknown = daemon.refused(&["remove", "--claim", "right", "--abandon-driver", DRIVER]);
+    assert!(unknown.contains("no such claim on this node: right"), "{unknown}");
+    let removed = daemon.run(&["remove", "--claim", "left", "--abandon-driver", DRIVER]);
+    assert!(removed.status.success(), "{}", stderr(&removed));
+    assert!(stdout(&removed).contains("abandoned claim default/left (claim-left)"));
+    assert!(
+        stderr(&removed).contains("still waiting for: ResourceClaim default/left: DRA driver nic.acme.com")
+    );
+    text(
+        &daemon,
+        &["remove", "--claim", "left", "--abandon-driver", "nic.acme.com"],
+    );
+    // It is on record.
+    daemon.kill();
+    let daemon = Daemon::on(root.path());
+    assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["phase"], "abandoned");
+    assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["waits"], json!([]));
+}
+
+#[test]
+fn a_claim_that_a_pod_holds_is_not_given_up_on() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let _driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+    let refused = daemon.refused(&["remove", "--claim", "gpu", "--abandon-driver", DRIVER]);
+    assert!(
+        refused.contains("is not to be unprepared as long as pods want it; remove them: default/job"),
+        "{refused}"
+    );
+    assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["phase"], "prepared");
 }
 
 #[test]

@@ -359,6 +359,12 @@ impl Agent {
         remove::abandon(&self.inner.store, pod, driver).await
     }
 
+    /// The same for one claim that no pod holds, whoever left it: one of a kubelet's file may never have had a pod here.
+    /// Whether the driver had something to do for it.
+    pub async fn abandon_claim(&self, claim: &ClaimUid, driver: &DriverName) -> Result<bool, WriteError> {
+        remove::abandon_claim(&self.inner.store, claim, driver).await
+    }
+
     /// Whether a pod may still have to be unprepared: as long as that is so, it has not ended.
     pub fn might_need_unprepare(&self, pod: &PodUid) -> bool {
         self.inner.store.read(|node| node.might_need_unprepare(pod))

@@ -231,8 +231,8 @@ impl Host {
     /// Sends what `list` says now and when it says something else, as long as somebody listens.
     fn watch<T, L>(
         &self,
-        list: impl Fn(&Host) -> Vec<T> + Send + Sync + 'static,
-        wrap: fn(u64, Vec<T>) -> L,
+        list: impl Fn(&Host) -> T + Send + Sync + 'static,
+        wrap: fn(u64, T) -> L,
     ) -> Response<Answers<L>>
     where
         T: Clone + PartialEq + Send + Sync + 'static,
@@ -273,8 +273,8 @@ impl Host {
         self.read(|node| node.plugins().into_iter().map(convert::plugin).collect())
     }
 
-    fn drivers(&self, name: &str) -> Vec<v1::Driver> {
-        self.read(|node| claims::drivers(node, name))
+    fn drivers(&self, name: &str) -> (Vec<v1::Driver>, Vec<v1::RefusedDriver>) {
+        self.read(|node| (claims::drivers(node, name), claims::refused(node, name)))
     }
 
     fn claims(&self, name: &str) -> Vec<v1::Claim> {
@@ -314,8 +314,8 @@ fn bytes(texts: &[String]) -> usize {
 /// Sends what `list` says now, and when it says something else after a change.
 async fn follow<T: Clone + PartialEq, L, P: Future<Output = ()>>(
     mut changes: watch::Receiver<u64>,
-    list: impl Fn() -> Vec<T>,
-    wrap: fn(u64, Vec<T>) -> L,
+    list: impl Fn() -> T,
+    wrap: fn(u64, T) -> L,
     pause: impl Fn(Duration) -> P,
     sender: &mpsc::Sender<Result<L, Status>>,
 ) {
@@ -592,6 +592,27 @@ impl Devlet for Host {
         }))
     }
 
+    async fn abandon_claim(
+        &self,
+        request: Request<v1::AbandonClaimRequest>,
+    ) -> Result<Response<v1::AbandonClaimResponse>, Status> {
+        self.allow(&request)?;
+        let request = request.into_inner();
+        let drivers: BTreeSet<DriverName> = request.drivers.into_iter().map(DriverName::from).collect();
+        let uids = self.read(|node| claims::find_to_abandon(node, &request.claim, &drivers))?;
+        for uid in &uids {
+            for driver in &drivers {
+                self.agent.abandon_claim(uid, driver).await?;
+            }
+        }
+        let now = self.agent.store().now();
+        let left = self.read(|node| {
+            let views = uids.iter().filter_map(|uid| node.claim(uid));
+            views.map(|view| claims::claim(node, &view, now)).collect()
+        });
+        Ok(Response::new(v1::AbandonClaimResponse { claims: left }))
+    }
+
     async fn list_resources(
         &self,
         _: Request<v1::ListResourcesRequest>,
@@ -635,11 +656,11 @@ impl Devlet for Host {
     ) -> Result<Response<v1::DriverList>, Status> {
         let driver = request.into_inner().driver;
         let revision = self.read(Node::changes);
-        let drivers = self.drivers(&driver);
-        if drivers.is_empty() && !driver.is_empty() {
+        let found = self.drivers(&driver);
+        if found.0.is_empty() && found.1.is_empty() && !driver.is_empty() {
             return Err(UnknownDriver { driver }.into());
         }
-        Ok(Response::new(driver_list(revision, drivers)))
+        Ok(Response::new(driver_list(revision, found)))
     }
 
     async fn list_claims(
@@ -828,8 +849,15 @@ fn pod_list(revision: u64, pods: Vec<v1::Pod>) -> v1::PodList {
     v1::PodList { revision, pods }
 }
 
-fn driver_list(revision: u64, drivers: Vec<v1::Driver>) -> v1::DriverList {
-    v1::DriverList { revision, drivers }
+fn driver_list(
+    revision: u64,
+    (drivers, refused): (Vec<v1::Driver>, Vec<v1::RefusedDriver>),
+) -> v1::DriverList {
+    v1::DriverList {
+        revision,
+        drivers,
+        refused,
+    }
 }
 
 fn claim_list(revision: u64, claims: Vec<v1::Claim>) -> v1::ClaimList {

@@ -61,9 +61,10 @@ async fn a_driver_is_found_registered_told_and_connected() {
     assert!(plugin.serving);
     let endpoint = root.path().join("plugins/dra.sock");
     assert_eq!(plugin.endpoint, endpoint.display().to_string());
+    assert_eq!(plugin.service, "v1.DRAPlugin");
     assert_eq!(
-        plugin.service,
-        r#"v1.DRAPlugin, the newest of ["v1.DRAPlugin" "v1beta1.DRAPlugin"]"#
+        plugin.service_reason,
+        r#"the newest of ["v1.DRAPlugin" "v1beta1.DRAPlugin"]"#
     );
     assert_eq!(plugin.health_service, None);
     agent.stop().await.unwrap();
@@ -141,9 +142,10 @@ async fn a_driver_of_1_31_is_spoken_with_in_its_alpha_service() {
     .start();
     assert_eq!(process.told().await, Ok(()));
     let view = until_driver(&agent, is_connected).await;
+    assert_eq!(view.plugins[0].service, "v1alpha3.Node");
     assert_eq!(
-        view.plugins[0].service,
-        r#"v1alpha3.Node, because it lists only ["1.0.0"]"#
+        view.plugins[0].service_reason,
+        r#"because it lists only ["1.0.0"]"#
     );
     agent.stop().await.unwrap();
 }

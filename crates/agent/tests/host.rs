@@ -400,6 +400,10 @@ async fn only_users_that_are_allowed_change_anything() {
         if !allowed {
             let import = host.import(from(uid, v1::ImportRequest::default())).await;
             assert_eq!(code(import.map(drop)), expected, "{uid}");
+            let abandon = host
+                .abandon_claim(from(uid, v1::AbandonClaimRequest::default()))
+                .await;
+            assert_eq!(code(abandon.map(drop)), expected, "{uid}");
             let forget = host.forget(from(uid, v1::ForgetRequest::default())).await;
             assert_eq!(code(forget.map(drop)), expected, "{uid}");
         }

@@ -116,6 +116,7 @@ async fn traced() {
             uid: 0,
             may_share: false,
             service: "v1.DRAPlugin".into(),
+            service_reason: String::new(),
             health_service: None,
         };
         let (connection, _) = node.driver_registered(offer, now).unwrap();

@@ -144,6 +144,8 @@ impl Client {
         start_container(StartContainerRequest) -> v1::StartContainerResponse;
         /// Removes a pod.
         remove_pod(RemovePodRequest) -> v1::RemovePodResponse;
+        /// Gives up on drivers for a claim that no pod wants.
+        abandon_claim(AbandonClaimRequest) -> v1::AbandonClaimResponse;
         /// All resources.
         list_resources(ListResourcesRequest) -> v1::ResourceList;
         /// All devices, or those of a resource.

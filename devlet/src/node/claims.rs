@@ -321,8 +321,9 @@ pub(super) struct DriverPlugin {
     pub(super) endpoint: String,
     /// The user that it runs as.
     pub(super) uid: u32,
-    /// What is spoken with it, and why.
+    /// What is spoken with it.
     pub(super) service: String,
+    pub(super) service_reason: String,
     pub(super) health_service: Option<String>,
     pub(super) registered_at: String,
     #[serde(skip)]
@@ -332,12 +333,41 @@ pub(super) struct DriverPlugin {
     pub(super) connection: String,
 }
 
+/// A plugin of a driver that is not taken in.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RefusedDriver {
+    pub(super) name: String,
+    pub(super) socket: String,
+    pub(super) reason: String,
+    pub(super) hint: Option<String>,
+    pub(super) refused_at: String,
+    #[serde(skip)]
+    pub(super) refused_at_ms: u64,
+    pub(super) attempts: u64,
+}
+
+impl From<v1::RefusedDriver> for RefusedDriver {
+    fn from(refused: v1::RefusedDriver) -> Self {
+        Self {
+            name: refused.name,
+            socket: refused.socket,
+            reason: refused.reason,
+            hint: Some(refused.hint).filter(|hint| !hint.is_empty()),
+            refused_at: time::moment(refused.refused_at_ms),
+            refused_at_ms: refused.refused_at_ms,
+            attempts: refused.attempts,
+        }
+    }
+}
+
 impl From<v1::Driver> for Driver {
     fn from(driver: v1::Driver) -> Self {
         let plugin = |plugin: v1::DriverPlugin| DriverPlugin {
             endpoint: plugin.endpoint,
             uid: plugin.uid,
             service: plugin.service,
+            service_reason: plugin.service_reason,
             health_service: Some(plugin.health_service).filter(|service| !service.is_empty()),
             registered_at: time::moment(plugin.registered_at_ms),
             registered_at_ms: plugin.registered_at_ms,
@@ -372,10 +402,10 @@ impl Driver {
         }
     }
 
-    /// For people: what is spoken with it, without the reason.
+    /// For people: what is spoken with it.
     pub(super) fn service_text(&self) -> String {
         let plugin = self.serving().or(self.plugins.last());
-        or_dash(plugin.map_or_else(String::new, DriverPlugin::service_text))
+        or_dash(plugin.map_or_else(String::new, |plugin| plugin.service.clone()))
     }
 
     pub(super) fn health_text(&self) -> String {
@@ -389,11 +419,6 @@ impl Driver {
 }
 
 impl DriverPlugin {
-    fn service_text(&self) -> String {
-        let end = self.service.find([',', ' ', '(']);
-        self.service[..end.unwrap_or(self.service.len())].to_owned()
-    }
-
     /// For people.
     pub(super) fn state_text(&self) -> &'static str {
         match (self.serving, self.connected) {
@@ -548,11 +573,23 @@ pub(super) mod samples {
         }
     }
 
+    pub(in crate::node) fn refused() -> v1::RefusedDriver {
+        v1::RefusedDriver {
+            name: "gpu.acme.com".into(),
+            socket: "/registry/gpu.sock".into(),
+            reason: "user 7 may not serve gpu.acme.com".into(),
+            hint: "ask".into(),
+            refused_at_ms: 0,
+            attempts: 3,
+        }
+    }
+
     pub(in crate::node) fn driver() -> v1::Driver {
         let plugin = |endpoint: &str, connected, serving| v1::DriverPlugin {
             endpoint: endpoint.into(),
             uid: 0,
-            service: "v1.DRAPlugin, the newest of [\"v1beta1.DRAPlugin\" \"v1.DRAPlugin\"]".into(),
+            service: "v1.DRAPlugin".into(),
+            service_reason: "the newest of [\"v1beta1.DRAPlugin\" \"v1.DRAPlugin\"]".into(),
             health_service: "v1.DRAResourceHealth".into(),
             registered_at_ms: 1,
             connected,

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use devlet_client::{Client, v1};
 use serde::Serialize;
 
-use super::claims::{Claim, ClaimDriver, Driver, Wait, each_once};
+use super::claims::{Claim, ClaimDriver, Driver, RefusedDriver, Wait, each_once};
 use super::shown::{Device, Plugin, Pod, PodContainer, PodId, Resource, or_dash};
 use super::{ConnectArg, time};
 use crate::Outcome;
@@ -222,6 +222,15 @@ fn claim_text(claim: &Claim) -> String {
         None => text.push_str(&format!("Pods:         {}\n", shown(&claim.pods_text()))),
     }
     text.push_str(&waits_text(&claim.waits));
+    if claim.phase == "unpreparing" {
+        for wait in claim.waits.iter().filter(|wait| wait.reason == "noDriver") {
+            let claim = claim.id.short();
+            let (claim, driver) = (shown(&claim), shown(&wait.driver));
+            text.push_str(&format!(
+                "To do without: devlet remove --claim {claim} --abandon-driver {driver}\n"
+            ));
+        }
+    }
     for driver in &claim.drivers {
         text.push_str(&claim_driver_text(driver));
     }
@@ -279,21 +288,30 @@ fn claim_driver_text(driver: &ClaimDriver) -> String {
 struct DriverShown {
     #[serde(flatten)]
     driver: Driver,
+    /// Its plugins that are not taken in.
+    refused: Vec<RefusedDriver>,
     /// The claims that have devices of it.
     resource_claims: Vec<Claim>,
 }
 
 async fn driver(client: &Client, name: String, output: Output) -> anyhow::Result<Outcome> {
     let request = v1::ListDriversRequest { driver: name.clone() };
-    let drivers = client.list_drivers(request).await?.drivers;
-    let Some(driver) = drivers.into_iter().next() else {
-        return Ok(no_such("driver", &name));
+    let list = client.list_drivers(request).await?;
+    let driver = match list.drivers.into_iter().next() {
+        Some(driver) => driver,
+        // All of its plugins were refused.
+        None if !list.refused.is_empty() => v1::Driver {
+            name: name.clone(),
+            ..v1::Driver::default()
+        },
+        None => return Ok(no_such("driver", &name)),
     };
     let claims = client.list_claims(v1::ListClaimsRequest::default()).await?.claims;
     let has_it = |claim: &v1::Claim| claim.drivers.iter().any(|driver| driver.name == name);
     let claims = claims.into_iter().filter(has_it);
     let shown = DriverShown {
         driver: driver.into(),
+        refused: list.refused.into_iter().map(RefusedDriver::from).collect(),
         resource_claims: claims.map(Claim::from).collect(),
     };
     output::print(output, &shown, DriverShown::table)?;
@@ -319,13 +337,26 @@ impl DriverShown {
         for plugin in &driver.plugins {
             let health = plugin.health_service.as_deref().unwrap_or("not reported");
             text.push_str(&format!(
-                "\nPlugin {} ({})\n  Service:     {}\n  Health:      {}\n  Registered:  {} ago\n  User:        {}\n",
+                "\nPlugin {} ({})\n  Service:     {}, {}\n  Health:      {}\n  Registered:  {} ago\n  User:        {}\n",
                 shown(&plugin.endpoint),
                 plugin.state_text(),
                 shown(&plugin.service),
+                shown(&plugin.service_reason),
                 shown(health),
                 time::age(plugin.registered_at_ms),
                 plugin.uid,
+            ));
+        }
+        for refused in &self.refused {
+            let again = "  It is asked again from time to time, and at once when its socket is made anew.\n";
+            let hint = refused.hint.as_ref();
+            let hint = hint.map_or_else(String::new, |hint| format!("  What to do:  {}\n", shown(hint)));
+            text.push_str(&format!(
+                "\nRefused plugin {}\n  Reason:      {}\n{hint}  Refused:     {} ago, attempt {}\n{again}",
+                shown(&refused.socket),
+                shown(&refused.reason),
+                time::age(refused.refused_at_ms),
+                refused.attempts,
             ));
         }
         if !self.resource_claims.is_empty() {
@@ -615,6 +646,7 @@ mod tests {
     fn a_driver_is_described_with_the_service_that_was_chosen_and_why() {
         let shown = DriverShown {
             driver: claims::driver().into(),
+            refused: vec![claims::refused().into()],
             resource_claims: vec![claims::claim().into()],
         };
         let text = shown.table();
@@ -624,6 +656,7 @@ mod tests {
             "Plugin /run/new.sock (serving)\n",
             "Service:     v1.DRAPlugin, the newest of [\"v1beta1.DRAPlugin\" \"v1.DRAPlugin\"]\n",
             "Health:      v1.DRAResourceHealth\n",
+            "Refused plugin /registry/gpu.sock\n  Reason:      user 7 may not serve gpu.acme.com\n  What to do:  ask\n",
             "default/gpu",
             "node-1/gpu-0 (unhealthy)",
             "Waiting for:  ",

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use devlet_client::{Status, Streaming, v1};
 use serde::Serialize;
 
-use super::claims::{Claim, Driver, each_once};
+use super::claims::{Claim, Driver, RefusedDriver, each_once};
 use super::shown::{Device, Plugin, Pod, Resource, or_dash};
 use super::{ConnectArg, time};
 use crate::Outcome;
@@ -164,8 +164,49 @@ listings! {
     Devices { devices: Device } from DeviceList;
     Plugins { plugins: Plugin } from PluginList;
     Pods { pods: Pod } from PodList;
-    Drivers { drivers: Driver } from DriverList;
     Claims { claims: Claim } from ClaimList;
+}
+
+/// What `-o json` prints. The keys are an interface.
+#[derive(Debug, Serialize)]
+struct Drivers {
+    revision: u64,
+    drivers: Vec<Driver>,
+    /// Plugins that are not taken in.
+    refused: Vec<RefusedDriver>,
+}
+
+impl From<v1::DriverList> for Drivers {
+    fn from(list: v1::DriverList) -> Self {
+        Self {
+            revision: list.revision,
+            drivers: list.drivers.into_iter().map(Driver::from).collect(),
+            refused: list.refused.into_iter().map(RefusedDriver::from).collect(),
+        }
+    }
+}
+
+impl Drivers {
+    /// Below the others, if there are any.
+    fn refused_text(&self) -> String {
+        if self.refused.is_empty() {
+            return String::new();
+        }
+        let row = |each: &RefusedDriver| {
+            let reason = match &each.hint {
+                Some(hint) => format!("{}: {hint}", each.reason),
+                None => each.reason.clone(),
+            };
+            [
+                or_dash(each.name.clone()),
+                each.socket.clone(),
+                each.attempts.to_string(),
+                reason,
+            ]
+        };
+        let header = ["REFUSED", "SOCKET", "ATTEMPTS", "REASON"];
+        format!("\n{}", table(header, self.refused.iter().map(row)))
+    }
 }
 
 impl Listing for Resources {
@@ -363,7 +404,7 @@ impl Listing for Drivers {
         };
         let header = ["NAME", "STATE", "SERVICE", "PLUGINS", "CLAIMS", "WAITING"];
         if !wide {
-            return table(header, self.drivers.iter().map(short));
+            return table(header, self.drivers.iter().map(short)) + &self.refused_text();
         }
         let row = |each: &Driver| {
             let [name, state, service, plugins, claims, waiting] = short(each);
@@ -386,7 +427,7 @@ impl Listing for Drivers {
             "HEALTH",
             "ENDPOINTS",
         ];
-        table(header, self.drivers.iter().map(row))
+        table(header, self.drivers.iter().map(row)) + &self.refused_text()
     }
 }
 
@@ -441,6 +482,24 @@ mod tests {
             ["default", "job1", "u-1", "api", "acme.com/gpu=1", "gpu"]
         );
         assert!(pods().table(true).contains("gpu-0"));
+    }
+
+    #[test]
+    fn drivers_that_are_refused_are_listed_with_the_reason() {
+        let drivers = Drivers::from(v1::DriverList {
+            revision: 1,
+            drivers: Vec::new(),
+            refused: vec![claims::samples::refused()],
+        });
+        let text = drivers.table(false);
+        assert!(text.contains("user 7 may not serve gpu.acme.com: ask"), "{text}");
+        assert!(text.contains("/registry/gpu.sock"), "{text}");
+        let json = serde_json::to_value(&drivers).unwrap();
+        let refused = serde_json::json!([{
+            "name": "gpu.acme.com", "socket": "/registry/gpu.sock", "hint": "ask", "attempts": 3,
+            "reason": "user 7 may not serve gpu.acme.com", "refusedAt": "1970-01-01T00:00:00Z",
+        }]);
+        assert_eq!(json["refused"], refused);
     }
 
     #[test]
@@ -501,6 +560,7 @@ mod tests {
     #[test]
     fn drivers_and_claims_are_one_line_each_and_wide_has_more() {
         let drivers = Drivers::from(v1::DriverList {
+            refused: Vec::new(),
             revision: 1,
             drivers: vec![claims::samples::driver()],
         });

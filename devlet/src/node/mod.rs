@@ -74,7 +74,8 @@ pub(crate) enum Command {
     /// Take its devices and claims from a pod
     #[command(
         after_help = "Examples:\n  devlet remove job1\n  devlet remove team-a/job1\n  \
-        devlet remove job1 --abandon-driver gpu.acme.com\n\n\
+        devlet remove job1 --abandon-driver gpu.acme.com\n  \
+        devlet remove --claim team-a/gpus --abandon-driver gpu.acme.com\n\n\
         Stop its containers first. Exit codes: 0 removed, 1 there is no such pod, or it cannot be removed, or a driver has \
         not unprepared its claims, 2 devlet cannot be reached."
     )]

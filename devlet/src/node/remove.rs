@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use devlet_client::{Client, Code, Status, v1};
 
-use super::claims::Wait;
+use super::claims::{Claim, ClaimId, Wait};
 use super::progress::Progress;
 use super::{ConnectArg, refused, shown, time};
 use crate::duration::Span;
@@ -16,12 +16,17 @@ const TICK: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Its name, namespace/name or UID
-    pod: String,
+    #[arg(required_unless_present = "claim")]
+    pod: Option<String>,
+    /// Instead of a pod: a claim that no pod wants any longer, and whose drivers are gone, such as one of a kubelet's file
+    #[arg(long, value_name = "CLAIM", conflicts_with_all = ["pod", "wait"], requires = "abandon_driver")]
+    claim: Option<String>,
     /// How long to wait for drivers to unprepare its claims, and for an admission of the pod that is under way [default: as
     /// configured, 60s]
     #[arg(long, value_name = "DURATION")]
     wait: Option<Span>,
-    /// Do not wait for this DRA driver, which is gone for good: what it prepared for the pod is abandoned; may be repeated
+    /// Do not wait for this DRA driver, which is gone for good: what it prepared for the pod, or the claim, is abandoned; may
+    /// be repeated
     #[arg(long, value_name = "NAME")]
     abandon_driver: Vec<String>,
     #[command(flatten)]
@@ -31,9 +36,12 @@ pub(crate) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     let client = args.connect.connect().await?;
     let wait_ms = args.wait.map(time::milliseconds);
-    let pod = args.pod.clone();
+    let pod = match (args.pod, args.claim) {
+        (_, Some(claim)) => return abandon(&client, claim, args.abandon_driver).await,
+        (pod, None) => pod.unwrap_or_default(),
+    };
     let request = v1::RemovePodRequest {
-        pod: args.pod,
+        pod: pod.clone(),
         wait_ms,
         abandon_drivers: args.abandon_driver,
     };
@@ -46,13 +54,28 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
         removed => removed?,
     };
     for claim in removed.abandoned {
-        let (name, uid) = (format!("{}/{}", claim.namespace, claim.name), claim.uid);
-        output::warn(&format!(
-            "abandoned claim {name} ({uid}): should the driver come back, it is asked to unprepare it"
-        ));
+        output::warn(&abandoned_text(&ClaimId::from(claim)));
     }
     let id = shown::pod_text(&removed.pod.unwrap_or_default());
     output::out(&format!("removed {}\n", output::line(&id)))?;
+    Ok(Outcome::Fine)
+}
+
+fn abandoned_text(claim: &ClaimId) -> String {
+    let (name, uid) = (claim.short(), &claim.uid);
+    format!("abandoned claim {name} ({uid}): should the driver come back, it is asked to unprepare it")
+}
+
+/// Gives up on drivers of a claim that no pod wants, and says who is still waited for.
+async fn abandon(client: &Client, claim: String, drivers: Vec<String>) -> anyhow::Result<Outcome> {
+    let request = v1::AbandonClaimRequest { claim, drivers };
+    for claim in client.abandon_claim(request).await?.claims {
+        let claim = Claim::from(claim);
+        output::out(&format!("{}\n", output::line(&abandoned_text(&claim.id))))?;
+        for wait in &claim.waits {
+            output::warn(&format!("still waiting for: {}", wait.text));
+        }
+    }
     Ok(Outcome::Fine)
 }
 

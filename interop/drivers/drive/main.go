@@ -293,7 +293,7 @@ func (s *scenario) until(connected bool) error {
 
 func (s *scenario) chosen() error {
 	view, err := s.view()
-	if err == nil && (len(view.Plugins) != 1 || !strings.HasPrefix(view.Plugins[0].Service, s.service+",")) {
+	if err == nil && (len(view.Plugins) != 1 || view.Plugins[0].Service != s.service) {
 		err = fmt.Errorf("devlet sees %+v, not %s", view, s.service)
 	}
 	return err

@@ -8,8 +8,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use devlet_core::dra::drivers::{self, DriverOffer};
-use devlet_core::{ConnectionId, DriverName};
+use devlet_core::dra::drivers::{self, DriverOffer, Refusal};
+use devlet_core::{ConnectionId, DriverName, Node};
 use devlet_kubelet_api::plugin_registration::PluginInfo;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -155,6 +155,32 @@ pub enum RegisterError {
     Refused(#[from] drivers::RegisterError),
 }
 
+impl InvalidDriver {
+    /// What to do about it, where the text does not say.
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::NoName | Self::Name(_) => "have the driver register under the name that claims have for it",
+            Self::Endpoint(_) => "have the driver register the absolute path of its socket, or none",
+            Self::Services { .. } => "use a release of the driver for Kubernetes 1.31 or later",
+        }
+    }
+}
+
+impl RegisterError {
+    /// What to do about it, where the text does not say.
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::Services(problem) => problem.hint(),
+            Self::Link(_) => "see whether the driver runs, and who owns its socket",
+            Self::Asked { .. } => "see the driver's log",
+            Self::OverLimit(_) => {
+                "the limit can be raised in devlet's configuration, if the driver is not at fault"
+            }
+            Self::NotAllowed { .. } | Self::Refused(_) => "",
+        }
+    }
+}
+
 /// Takes plugins of drivers in.
 #[derive(Debug, Clone)]
 pub struct DriverRegistrar {
@@ -208,6 +234,36 @@ impl DriverRegistrar {
         registered
     }
 
+    /// A plugin says something impossible.
+    pub(crate) fn invalid(&self, name: &str, socket: &Path, problem: &InvalidDriver) {
+        self.note(name, socket, problem.to_string(), problem.hint());
+    }
+
+    /// A plugin was not taken in: that is to be seen.
+    pub(crate) fn refused(&self, name: &str, socket: &Path, error: &RegisterError) {
+        self.note(name, socket, error.to_string(), error.hint());
+    }
+
+    fn note(&self, name: &str, socket: &Path, reason: String, hint: &str) {
+        let refusal = Refusal {
+            driver: name.to_owned(),
+            reason,
+            hint: hint.to_owned(),
+        };
+        let (socket, now) = (socket.display().to_string(), self.store.now());
+        self.store
+            .update(|node| node.driver_refused(&socket, refusal, now));
+    }
+
+    /// The plugin at a socket was taken in, or the socket is gone.
+    pub(crate) fn refusal_ended(&self, socket: &Path) {
+        let socket = socket.display().to_string();
+        let is_known = |node: &Node| node.refused_drivers().any(|(known, _)| known == socket);
+        if self.store.read(is_known) {
+            self.store.update(|node| node.refusal_ended(&socket));
+        }
+    }
+
     async fn take_in(&self, candidate: Candidate) -> Result<Registered, RegisterError> {
         let (config, driver) = (&self.config, &candidate.driver);
         self.in_time(&candidate)?;
@@ -249,7 +305,8 @@ impl DriverRegistrar {
             endpoint: candidate.endpoint.display().to_string(),
             uid,
             may_share: config.access.may_share(uid, driver.as_str()),
-            service: candidate.services.choice.clone(),
+            service: candidate.services.node.name().to_owned(),
+            service_reason: candidate.services.why.clone(),
             health_service: candidate.services.health.map(|each| each.name().to_owned()),
         };
         let now = self.store.now();
@@ -261,7 +318,8 @@ impl DriverRegistrar {
         self.drivers.enter(id, dismissed.clone());
         tracing::info!(
             %driver, endpoint = %candidate.endpoint.display(), conn = %id,
-            service = candidate.services.choice, connected = dialed.is_some(), "DRA driver registered"
+            service = candidate.services.node.name(), why = candidate.services.why, connected = dialed.is_some(),
+            "DRA driver registered"
         );
         let registered = Registered {
             registrar: self.clone(),

@@ -84,8 +84,8 @@ impl HealthService {
 pub struct Services {
     /// To prepare claims.
     pub node: NodeService,
-    /// Which one that is and why, for people.
-    pub choice: String,
+    /// Why that one, for people.
+    pub why: String,
     /// To hear of its devices.
     pub health: Option<HealthService>,
 }
@@ -114,21 +114,17 @@ pub fn choose(listed: &[String]) -> Result<Services, NoService> {
     }
     let lists = |name: &str| listed.iter().any(|each| each == name);
     let newest = [NodeService::V1, NodeService::V1beta1];
-    let (node, choice) = match newest.into_iter().find(|service| lists(service.name())) {
-        Some(service) => (
-            service,
-            format!("{}, the newest of [{}]", service.name(), quoted(listed)),
-        ),
+    let (node, why) = match newest.into_iter().find(|service| lists(service.name())) {
+        Some(service) => (service, format!("the newest of [{}]", quoted(listed))),
         None => {
-            let service = NodeService::V1alpha3;
-            let why = format!("{}, because it lists only [{}]", service.name(), quoted(listed));
-            (service, why)
+            let why = format!("because it lists only [{}]", quoted(listed));
+            (NodeService::V1alpha3, why)
         }
     };
     let health = [HealthService::V1, HealthService::V1alpha1];
     Ok(Services {
         node,
-        choice,
+        why,
         health: health.into_iter().find(|service| lists(service.name())),
     })
 }
@@ -164,10 +160,7 @@ mod tests {
         }
         let older = chosen(&["v1beta1.DRAPlugin", "v2.DRAPlugin"]).unwrap();
         assert_eq!(older.node, NodeService::V1beta1);
-        assert_eq!(
-            older.choice,
-            r#"v1beta1.DRAPlugin, the newest of ["v1beta1.DRAPlugin" "v2.DRAPlugin"]"#
-        );
+        assert_eq!(older.why, r#"the newest of ["v1beta1.DRAPlugin" "v2.DRAPlugin"]"#);
     }
 
     #[test]
@@ -179,11 +172,7 @@ mod tests {
         ] {
             let services = chosen(listed).unwrap();
             assert_eq!(services.node, NodeService::V1alpha3, "{listed:?}");
-            assert!(
-                services
-                    .choice
-                    .starts_with("v1alpha3.Node, because it lists only [\"")
-            );
+            assert!(services.why.starts_with("because it lists only [\""));
         }
     }
 

@@ -276,6 +276,7 @@ mod tests {
                 uid: 0,
                 may_share: false,
                 service: String::new(),
+                service_reason: String::new(),
                 health_service: None,
             };
             let now = self.store.now();

@@ -127,7 +127,10 @@ impl Coded for UnknownDriver {
 
 impl Coded for NothingToAbandon {
     fn code(&self) -> Code {
-        Code::InvalidArgument
+        match self {
+            Self::ByPod { .. } | Self::ByClaim { .. } | Self::NoDriver { .. } => Code::InvalidArgument,
+            Self::Held { .. } => Code::FailedPrecondition,
+        }
     }
 }
 

@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_client::v1;
-use devlet_core::dra::claims::{AllocatedDevice, ClaimKey, Preparation, PreparationState, PreparedDevice};
+use devlet_core::dra::claims::{
+    AllocatedDevice, Claim, ClaimKey, Preparation, PreparationState, PreparedDevice,
+};
 use devlet_core::dra::health::DeviceHealth;
 use devlet_core::dra::view::{
     ClaimView, ClaimedDeviceView, DriverPluginView, DriverView, Phase, Reason, Wait,
 };
 use devlet_core::{ClaimUid, DriverName, Moment, Node, PodName, PodUid};
+use tonic::Status;
 
 use super::convert::{number, pod_id};
 
@@ -39,16 +42,48 @@ pub struct UnknownDriver {
     pub driver: String,
 }
 
-/// A driver that the removal of a pod does not wait for cannot be given up on.
+/// Why a driver cannot be given up on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("pod {pod} has no claim with devices of driver {driver}{}", those(.drivers))]
-pub struct NothingToAbandon {
-    /// The pod.
-    pub pod: PodUid,
-    /// The driver.
-    pub driver: DriverName,
-    /// Those that it has.
-    pub drivers: BTreeSet<DriverName>,
+pub enum NothingToAbandon {
+    /// The removal of a pod does not wait for it.
+    #[error("pod {pod} has no claim with devices of driver {driver}{}", those(.drivers))]
+    ByPod {
+        /// The pod.
+        pod: PodUid,
+        /// The driver.
+        driver: DriverName,
+        /// Those that it has.
+        drivers: BTreeSet<DriverName>,
+    },
+    /// The claim has nothing of it.
+    #[error("ResourceClaim {claim} has no devices of driver {driver}{}", those(.drivers))]
+    ByClaim {
+        /// The claim.
+        claim: ClaimKey,
+        /// The driver.
+        driver: DriverName,
+        /// Those that it has.
+        drivers: BTreeSet<DriverName>,
+    },
+    /// No driver is named.
+    #[error("ResourceClaim {claim}: name the drivers to give up on{}", those(.drivers))]
+    NoDriver {
+        /// The claim.
+        claim: ClaimKey,
+        /// Those that it has.
+        drivers: BTreeSet<DriverName>,
+    },
+    /// The claim is in use.
+    #[error(
+        "ResourceClaim {claim} is not to be unprepared as long as pods want it; remove them: {}",
+        .pods.join(", ")
+    )]
+    Held {
+        /// The claim.
+        claim: ClaimKey,
+        /// The pods.
+        pods: Vec<String>,
+    },
 }
 
 fn those(drivers: &BTreeSet<DriverName>) -> String {
@@ -98,11 +133,60 @@ pub(super) fn check_abandoned(
     let known = drivers_of(node, pod);
     match drivers.iter().find(|driver| !known.contains(*driver)) {
         None => Ok(()),
-        Some(driver) => Err(NothingToAbandon {
+        Some(driver) => Err(NothingToAbandon::ByPod {
             pod: pod.clone(),
             driver: driver.clone(),
             drivers: known,
         }),
+    }
+}
+
+/// The claims of a name that no pod wants, if there is something to give up on for each driver.
+pub(super) fn find_to_abandon(
+    node: &Node,
+    name: &str,
+    drivers: &BTreeSet<DriverName>,
+) -> Result<Vec<ClaimUid>, Status> {
+    let uids = find(node, name)?;
+    let views: Vec<ClaimView<'_>> = uids.iter().filter_map(|uid| node.claim(uid)).collect();
+    let left: Vec<&Claim> = views
+        .iter()
+        .filter(|view| view.pods.is_empty())
+        .map(|view| view.claim)
+        .collect();
+    let Some(claim) = left.first().map(|claim| claim.key.clone()) else {
+        let unknown = ClaimLookupError::Unknown {
+            name: name.to_owned(),
+        };
+        let Some(view) = views.first() else {
+            return Err(unknown.into());
+        };
+        let pods = view.pods.iter().map(|pod| {
+            let id = pod_id(node, pod);
+            match id.name.is_empty() {
+                true => id.uid,
+                false => format!("{}/{}", id.namespace, id.name),
+            }
+        });
+        let (claim, pods) = (view.claim.key.clone(), pods.collect());
+        return Err(NothingToAbandon::Held { claim, pods }.into());
+    };
+    let known: BTreeSet<DriverName> = left
+        .iter()
+        .flat_map(|claim| claim.preparations.keys().cloned())
+        .collect();
+    if drivers.is_empty() {
+        let drivers = known;
+        return Err(NothingToAbandon::NoDriver { claim, drivers }.into());
+    }
+    match drivers.iter().find(|driver| !known.contains(*driver)) {
+        None => Ok(left.iter().map(|claim| claim.uid.clone()).collect()),
+        Some(driver) => Err(NothingToAbandon::ByClaim {
+            claim,
+            driver: driver.clone(),
+            drivers: known,
+        }
+        .into()),
     }
 }
 
@@ -136,18 +220,18 @@ fn drivers_of(node: &Node, pod: &PodUid) -> BTreeSet<DriverName> {
 
 /// The claims that a pod has left and that a driver was given up on for.
 pub(super) fn abandoned(node: &Node, pod: &PodUid, drivers: &BTreeSet<DriverName>) -> Vec<v1::ClaimId> {
-    let is_abandoned = |view: &ClaimView<'_>| {
-        let mut preparations = view.claim.preparations.iter();
-        preparations
-            .any(|(driver, each)| each.state == PreparationState::Abandoned && drivers.contains(driver))
-    };
     let left = node
         .claims()
         .filter(|view| view.pods.is_empty() && view.claim.pod == *pod);
-    let abandoned = left.filter(is_abandoned);
+    let abandoned = left.filter(|view| is_abandoned(view, drivers));
     abandoned
         .map(|view| id(&view.claim.key, &view.claim.uid))
         .collect()
+}
+
+/// Whether one of these drivers was given up on.
+pub(super) fn is_abandoned(view: &ClaimView<'_>, drivers: &BTreeSet<DriverName>) -> bool {
+    view.claim.abandoned().any(|driver| drivers.contains(driver))
 }
 
 /// All claims, or those of a name.
@@ -188,11 +272,27 @@ pub(super) fn drivers(node: &Node, name: &str) -> Vec<v1::Driver> {
     drivers.into_values().collect()
 }
 
+/// All plugins of drivers that are not taken in, or those of one.
+pub(super) fn refused(node: &Node, name: &str) -> Vec<v1::RefusedDriver> {
+    let refused = node.refused_drivers();
+    let refused = refused.filter(|(_, each)| name.is_empty() || each.refusal.driver == name);
+    let refused = refused.map(|(socket, each)| v1::RefusedDriver {
+        name: each.refusal.driver.clone(),
+        socket: socket.to_owned(),
+        reason: each.refusal.reason.clone(),
+        hint: each.refusal.hint.clone(),
+        refused_at_ms: each.at.0,
+        attempts: each.attempts,
+    });
+    refused.collect()
+}
+
 fn driver(view: DriverView) -> v1::Driver {
     let plugin = |plugin: DriverPluginView| v1::DriverPlugin {
         endpoint: plugin.endpoint,
         uid: plugin.uid,
         service: plugin.service,
+        service_reason: plugin.service_reason,
         health_service: plugin.health_service.unwrap_or_default(),
         registered_at_ms: plugin.registered_at.0,
         connected: plugin.connected,

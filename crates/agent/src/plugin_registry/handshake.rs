@@ -138,16 +138,22 @@ enum TakenIn {
 impl Handshake {
     /// Until the plugin is taken in, and a driver until it is gone, or `cancel`.
     pub(crate) async fn run(self, socket: PathBuf, cancel: CancellationToken) {
+        self.until_gone(&socket, &cancel).await;
+        self.drivers.refusal_ended(&socket);
+    }
+
+    async fn until_gone(&self, socket: &Path, cancel: &CancellationToken) {
         let mut pause = FIRST_PAUSE;
         loop {
             let ended = tokio::select! {
-                ended = self.attempt(&socket) => ended,
+                ended = self.attempt(socket) => ended,
                 () = cancel.cancelled() => return,
             };
             let metrics = &self.registrar.metrics;
             let error = match ended {
                 Ok(taken_in) => {
-                    metrics.socket_taken_in(&socket);
+                    metrics.socket_taken_in(socket);
+                    self.drivers.refusal_ended(socket);
                     if let TakenIn::Driver(_registered) = taken_in {
                         cancel.cancelled().await;
                     }
@@ -222,9 +228,11 @@ impl Handshake {
             }
             DRA_PLUGIN => {
                 let candidate = registration::Candidate::new(&info, socket, &dialed.peer)
+                    .inspect_err(|problem| self.drivers.invalid(&info.name, socket, problem))
                     .map_err(|problem| HandshakeError::Invalid(InvalidPlugin::Driver(problem)))?;
                 let registered = self.drivers.register(candidate).await;
                 registered
+                    .inspect_err(|error| self.drivers.refused(&info.name, socket, error))
                     .map(TakenIn::Driver)
                     .map_err(HandshakeError::RegisterDriver)
             }

@@ -86,11 +86,27 @@ async fn release(store: &Store, pod: &PodUid, deadline: Instant) -> Result<(), R
 /// Gives up on a driver, for the claims that a pod was the last to leave. It is on disk when this returns.
 pub async fn abandon(store: &Store, pod: &PodUid, driver: &DriverName) -> Result<Vec<ClaimUid>, WriteError> {
     let abandoned = store.update(|node| node.abandon(pod, driver));
-    if !abandoned.is_empty() {
-        store.record_claims().await?;
-        for claim in &abandoned {
-            tracing::warn!(%pod, %driver, %claim, "nobody waits any longer for the driver to unprepare the claim");
-        }
-    }
+    recorded(store, driver, &abandoned).await?;
     Ok(abandoned)
+}
+
+/// Gives up on a driver, for one claim that no pod wants. It is on disk when this returns. Whether the driver had something
+/// to do for it.
+pub async fn abandon_claim(store: &Store, claim: &ClaimUid, driver: &DriverName) -> Result<bool, WriteError> {
+    let is_abandoned = store.update(|node| node.abandon_claim(claim, driver));
+    if is_abandoned {
+        recorded(store, driver, std::slice::from_ref(claim)).await?;
+    }
+    Ok(is_abandoned)
+}
+
+async fn recorded(store: &Store, driver: &DriverName, abandoned: &[ClaimUid]) -> Result<(), WriteError> {
+    if abandoned.is_empty() {
+        return Ok(());
+    }
+    store.record_claims().await?;
+    for claim in abandoned {
+        tracing::warn!(%driver, %claim, "nobody waits any longer for the driver to unprepare the claim");
+    }
+    Ok(())
 }

@@ -701,22 +701,27 @@ impl Claims {
 
     /// An operator gives up on a driver, for all claims that a pod has left. The claims that this is about.
     pub(crate) fn abandon(&mut self, pod: &PodUid, driver: &DriverName) -> Vec<ClaimUid> {
-        let mut abandoned = Vec::new();
-        for uid in self.left.get(pod).cloned().unwrap_or_default() {
-            let Some(entry) = self.entries.get_mut(&uid).filter(|entry| !entry.deleting) else {
-                continue;
-            };
-            if !entry.blocking().any(|blocking| blocking == driver) {
-                continue;
-            }
-            if let Some(preparation) = entry.claim.preparations.get_mut(driver) {
-                preparation.state = PreparationState::Abandoned;
-                entry.dirty = true;
-                abandoned.push(uid.clone());
-            }
-            self.settle(&uid);
+        let left = self.left.get(pod).cloned().unwrap_or_default();
+        left.into_iter()
+            .filter(|uid| self.abandon_claim(uid, driver))
+            .collect()
+    }
+
+    /// An operator gives up on a driver, for a claim that no pod wants. Whether the driver had something to do for it.
+    pub(crate) fn abandon_claim(&mut self, uid: &ClaimUid, driver: &DriverName) -> bool {
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return false;
+        };
+        let is_left = entry.is_unused() && !entry.deleting;
+        if !is_left || !entry.blocking().any(|blocking| blocking == driver) {
+            return false;
         }
-        abandoned
+        if let Some(preparation) = entry.claim.preparations.get_mut(driver) {
+            preparation.state = PreparationState::Abandoned;
+            entry.dirty = true;
+        }
+        self.settle(uid);
+        true
     }
 
     pub(crate) fn has_unrecorded(&self) -> bool {

@@ -11,13 +11,14 @@
 //! ```
 //!
 //! A driver is usable while one of its plugins is connected. What it has published is out of date when it has not
-//! been usable for [`WIPE_DELAY_MS`]. Of drivers without a plugin the last [`MOST_GONE`] are remembered.
+//! been usable for [`WIPE_DELAY_MS`]. Of drivers without a plugin the last [`MOST_GONE`] are remembered, of plugins that
+//! were not taken in the last [`MOST_REFUSED`], as long as they are there.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 
 use crate::device_plugin::inventory::Last;
-use crate::dra::health::Health;
+use crate::dra::health::{Health, cut};
 use crate::id::{ConnectionId, DriverName, Moment};
 
 /// How long a driver may be away before its slices are wiped.
@@ -25,6 +26,9 @@ pub const WIPE_DELAY_MS: u64 = 30 * 1000;
 
 /// How many drivers without a plugin are remembered.
 pub const MOST_GONE: usize = 256;
+
+/// How many plugins that were refused are remembered.
+pub const MOST_REFUSED: usize = 64;
 
 /// A well-formed wish to serve a driver, from a plugin that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,8 +41,10 @@ pub struct DriverOffer {
     pub uid: u32,
     /// Whether it may serve the driver beside a plugin of another user.
     pub may_share: bool,
-    /// What is spoken with it, and why, in words for people.
+    /// What is spoken with it.
     pub service: String,
+    /// Why that, in words for people.
+    pub service_reason: String,
     /// How it reports the health of devices, in words for people; `None` if it does not.
     pub health_service: Option<String>,
 }
@@ -60,12 +66,35 @@ pub enum RegisterError {
     },
 }
 
+/// A plugin that is not taken in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The driver that it says it is of: any text.
+    pub driver: String,
+    /// Why, in words for people.
+    pub reason: String,
+    /// What to do about it; may be empty.
+    pub hint: String,
+}
+
+/// What is remembered of a plugin that is not taken in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The last time that it was.
+    pub refusal: Refusal,
+    /// When that was.
+    pub at: Moment,
+    /// How often it was.
+    pub attempts: u64,
+}
+
 /// A plugin that is registered.
 #[derive(Debug, Clone)]
 pub(crate) struct Plugin {
     pub(crate) endpoint: String,
     pub(crate) uid: u32,
     pub(crate) service: String,
+    pub(crate) service_reason: String,
     pub(crate) health_service: Option<String>,
     pub(crate) registered_at: Moment,
     pub(crate) connected: bool,
@@ -115,6 +144,8 @@ impl Driver {
 pub(crate) struct Drivers {
     pub(crate) drivers: BTreeMap<DriverName, Driver>,
     pub(crate) connections: BTreeMap<ConnectionId, DriverName>,
+    /// Plugins that are not taken in, by the socket where they were found.
+    pub(crate) refused: BTreeMap<String, Refused>,
 }
 
 impl Drivers {
@@ -145,6 +176,7 @@ impl Drivers {
             endpoint: offer.endpoint,
             uid: offer.uid,
             service: offer.service,
+            service_reason: offer.service_reason,
             health_service: offer.health_service,
             registered_at: now,
             connected: false,
@@ -188,6 +220,29 @@ impl Drivers {
         let longest = gone.min_by_key(away).map(|(name, _)| name.clone());
         if let Some(name) = longest {
             self.drivers.remove(&name);
+        }
+    }
+
+    /// A plugin was not taken in. Of too many, the one that was refused longest ago is forgotten.
+    pub(crate) fn refuse(&mut self, socket: &str, refusal: Refusal, now: Moment) {
+        let refusal = Refusal {
+            driver: cut(refusal.driver),
+            reason: cut(refusal.reason),
+            hint: cut(refusal.hint),
+        };
+        let attempts = self.refused.get(socket).map_or(0, |known| known.attempts);
+        let refused = Refused {
+            refusal,
+            at: now,
+            attempts: attempts.saturating_add(1),
+        };
+        self.refused.insert(socket.into(), refused);
+        if self.refused.len() > MOST_REFUSED {
+            let others = self.refused.iter().filter(|(other, _)| *other != socket);
+            let oldest = others.min_by_key(|(_, refused)| refused.at);
+            if let Some(oldest) = oldest.map(|(socket, _)| socket.clone()) {
+                self.refused.remove(&oldest);
+            }
         }
     }
 

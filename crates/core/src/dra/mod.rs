@@ -30,7 +30,7 @@ pub mod health;
 pub mod view;
 
 use claims::{Call, Claim, Claims, Failure, PreparedDevice, Record};
-use drivers::{DriverOffer, Drivers, RegisterError};
+use drivers::{DriverOffer, Drivers, Refusal, RegisterError};
 use health::{HealthReport, PoolDevice};
 
 /// Drivers and claims.
@@ -91,6 +91,18 @@ impl Node {
         let news = self.dra.drivers.deregister(connection, now).is_some();
         self.changes += u64::from(news);
         news
+    }
+
+    /// A plugin that was found at a socket was not taken in.
+    pub fn driver_refused(&mut self, socket: &str, refusal: Refusal, now: Moment) {
+        self.dra.drivers.refuse(socket, refusal, now);
+        self.changes += 1;
+    }
+
+    /// The plugin at a socket was taken in, or the socket is gone.
+    pub fn refusal_ended(&mut self, socket: &str) {
+        let known = self.dra.drivers.refused.remove(socket);
+        self.changes += u64::from(known.is_some());
     }
 
     /// What a driver that is gone had published has been wiped.
@@ -245,6 +257,13 @@ impl Node {
         let abandoned = self.dra.claims.abandon(pod, driver);
         self.changes += u64::from(!abandoned.is_empty());
         abandoned
+    }
+
+    /// The same for one claim that no pod wants, whoever left it. Whether the driver had something to do for it.
+    pub fn abandon_claim(&mut self, claim: &ClaimUid, driver: &DriverName) -> bool {
+        let is_abandoned = self.dra.claims.abandon_claim(claim, driver);
+        self.changes += u64::from(is_abandoned);
+        is_abandoned
     }
 
     // ---- what nobody waits for

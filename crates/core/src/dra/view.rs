@@ -7,7 +7,7 @@ use core::fmt;
 
 use super::answers::base;
 use super::claims::{Claim, ClaimKey, Entry, Failure, PreparationState, PreparedDevice, Task};
-use super::drivers::{Driver, WIPE_DELAY_MS};
+use super::drivers::{Driver, Refused, WIPE_DELAY_MS};
 use super::health::{DeviceHealth, PoolDevice};
 use crate::device_plugin::inventory::Last;
 use crate::id::{ClaimUid, ConnectionId, DriverName, Moment, PodUid, ReservationId};
@@ -35,8 +35,10 @@ pub struct DriverPluginView {
     pub endpoint: String,
     /// The user that it runs as.
     pub uid: u32,
-    /// What is spoken with it, and why.
+    /// What is spoken with it.
     pub service: String,
+    /// Why that.
+    pub service_reason: String,
     /// How it reports health.
     pub health_service: Option<String>,
     /// Since when it is registered.
@@ -172,6 +174,12 @@ impl Node {
     pub fn driver(&self, name: &DriverName) -> Option<DriverView> {
         let driver = self.dra.drivers.drivers.get(name)?;
         Some(driver_view(name, driver))
+    }
+
+    /// Plugins of drivers that are there and are not taken in, by their sockets.
+    pub fn refused_drivers(&self) -> impl Iterator<Item = (&str, &Refused)> {
+        let refused = self.dra.drivers.refused.iter();
+        refused.map(|(socket, refused)| (socket.as_str(), refused))
     }
 
     /// The plugin to call for a driver.
@@ -452,6 +460,7 @@ fn driver_view(name: &DriverName, driver: &Driver) -> DriverView {
         endpoint: plugin.endpoint.clone(),
         uid: plugin.uid,
         service: plugin.service.clone(),
+        service_reason: plugin.service_reason.clone(),
         health_service: plugin.health_service.clone(),
         registered_at: plugin.registered_at,
         connected: plugin.connected,

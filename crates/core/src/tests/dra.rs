@@ -7,7 +7,7 @@ use crate::dra::claims::{
     AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, FIRST_PAUSE_MS, Failure,
     MOST_CALLS, MOST_CLAIMS, Operation, Preparation, PreparationState, PreparedDevice,
 };
-use crate::dra::drivers::{DriverOffer, MOST_GONE, WIPE_DELAY_MS};
+use crate::dra::drivers::{DriverOffer, MOST_GONE, MOST_REFUSED, Refusal, WIPE_DELAY_MS};
 use crate::dra::health::{DEFAULT_LEASE_MS, DeviceHealth, HealthReport, PoolDevice};
 use crate::dra::view::{Phase, Reason};
 use crate::{Blocked, ClaimReference, ClaimRequest, ClaimUid, CommitError, DriverName, PodClaim, Restored};
@@ -49,6 +49,7 @@ pub(crate) fn offer_of(driver: &str, endpoint: &str) -> DriverOffer {
         uid: 0,
         may_share: false,
         service: "v1.DRAPlugin".into(),
+        service_reason: "it is the newest".into(),
         health_service: None,
     }
 }
@@ -846,6 +847,36 @@ fn a_kubelets_file_does_not_forget_who_was_given_up_on() {
         imported.abandoned().map(DriverName::as_str).collect::<Vec<_>>(),
         ["d0"]
     );
+}
+
+#[test]
+fn plugins_that_are_refused_are_remembered_while_they_are_there_and_not_too_many() {
+    let mut node = Node::default();
+    let refuse = |node: &mut Node, socket: &str, now: Moment| {
+        let refusal = Refusal {
+            driver: "x".repeat(5000),
+            reason: "y".repeat(5000),
+            hint: String::new(),
+        };
+        node.driver_refused(socket, refusal, now);
+    };
+    refuse(&mut node, "a.sock", START);
+    refuse(&mut node, "a.sock", START.after(1));
+    let (socket, refused) = node.refused_drivers().next().unwrap();
+    assert_eq!(
+        (socket, refused.attempts, refused.at),
+        ("a.sock", 2, START.after(1))
+    );
+    assert!(refused.refusal.driver.len() <= 1024 && refused.refusal.reason.len() <= 1024);
+    let before = node.changes();
+    node.refusal_ended("a.sock");
+    assert!(node.refused_drivers().next().is_none() && node.changes() > before);
+    for number in 0..MOST_REFUSED as u64 + 10 {
+        refuse(&mut node, &format!("{number:03}.sock"), START.after(number));
+    }
+    assert_eq!(node.refused_drivers().count(), MOST_REFUSED);
+    let (oldest, _) = node.refused_drivers().next().unwrap();
+    assert_eq!(oldest, "010.sock", "the oldest are forgotten");
 }
 
 #[test]

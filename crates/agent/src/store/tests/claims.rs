@@ -23,6 +23,7 @@ pub(super) fn drive(store: &Store) -> ConnectionId {
         uid: 0,
         may_share: false,
         service: "v1.DRAPlugin".into(),
+        service_reason: String::new(),
         health_service: None,
     };
     store.update(|node| {

@@ -182,6 +182,7 @@ impl Bed {
             uid: 0,
             may_share: false,
             service: "v1.DRAPlugin".into(),
+            service_reason: String::new(),
             health_service: None,
         };
         let now = self.store.now();

@@ -84,6 +84,20 @@ pub struct RemovePodResponse {
     pub abandoned: ::prost::alloc::vec::Vec<ClaimId>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AbandonClaimRequest {
+    #[prost(string, tag = "1")]
+    pub claim: ::prost::alloc::string::String,
+    /// At least one. Should such a driver come back, it is asked to unprepare after all.
+    #[prost(string, repeated, tag = "2")]
+    pub drivers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AbandonClaimResponse {
+    /// What is left of the claim: one, unless older ones of the same name were left too.
+    #[prost(message, repeated, tag = "1")]
+    pub claims: ::prost::alloc::vec::Vec<Claim>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MightNeedUnprepareRequest {
     #[prost(string, tag = "1")]
     pub pod: ::prost::alloc::string::String,
@@ -386,6 +400,9 @@ pub struct DriverList {
     /// By name: those that have registered since devlet started, and those that claims on this node have devices of.
     #[prost(message, repeated, tag = "2")]
     pub drivers: ::prost::alloc::vec::Vec<Driver>,
+    /// By socket: plugins that are there and are not taken in.
+    #[prost(message, repeated, tag = "3")]
+    pub refused: ::prost::alloc::vec::Vec<RefusedDriver>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Driver {
@@ -414,7 +431,7 @@ pub struct DriverPlugin {
     /// The user that it runs as.
     #[prost(uint32, tag = "2")]
     pub uid: u32,
-    /// What is spoken with it, and why.
+    /// The gRPC service that is spoken with it, as on the wire.
     #[prost(string, tag = "3")]
     pub service: ::prost::alloc::string::String,
     /// How it reports the health of its devices; empty if it does not.
@@ -431,6 +448,31 @@ pub struct DriverPlugin {
     /// Numbers connections.
     #[prost(string, tag = "8")]
     pub connection: ::prost::alloc::string::String,
+    /// Why that service.
+    #[prost(string, tag = "9")]
+    pub service_reason: ::prost::alloc::string::String,
+}
+/// A plugin of a driver that is not taken in. It is asked again from time to time.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RefusedDriver {
+    /// The driver that it says it is of, cut if that is long.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its socket in `plugins_registry`.
+    #[prost(string, tag = "2")]
+    pub socket: ::prost::alloc::string::String,
+    /// Why.
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+    /// What to do about it; empty if the reason says so.
+    #[prost(string, tag = "4")]
+    pub hint: ::prost::alloc::string::String,
+    /// When it was refused last.
+    #[prost(uint64, tag = "5")]
+    pub refused_at_ms: u64,
+    /// How often, since its socket was made.
+    #[prost(uint64, tag = "6")]
+    pub attempts: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListClaimsRequest {
@@ -1051,6 +1093,33 @@ pub mod devlet_client {
                 .insert(GrpcMethod::new("devlet.v1.Devlet", "RemovePod"));
             self.inner.unary(req, path, codec).await
         }
+        /// Gives up on drivers that are gone for good, for a claim that no pod wants: nobody waits for them any longer. For claims
+        /// of a pod that was removed RemovePod does the same; those of a kubelet's file may never have had a pod here.
+        /// NOT_FOUND: there is no such claim. FAILED_PRECONDITION: pods hold it, or are being admitted with it.
+        pub async fn abandon_claim(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AbandonClaimRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AbandonClaimResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/devlet.v1.Devlet/AbandonClaim",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("devlet.v1.Devlet", "AbandonClaim"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn list_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::ListResourcesRequest>,
@@ -1490,6 +1559,16 @@ pub mod devlet_server {
             tonic::Response<super::RemovePodResponse>,
             tonic::Status,
         >;
+        /// Gives up on drivers that are gone for good, for a claim that no pod wants: nobody waits for them any longer. For claims
+        /// of a pod that was removed RemovePod does the same; those of a kubelet's file may never have had a pod here.
+        /// NOT_FOUND: there is no such claim. FAILED_PRECONDITION: pods hold it, or are being admitted with it.
+        async fn abandon_claim(
+            &self,
+            request: tonic::Request<super::AbandonClaimRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AbandonClaimResponse>,
+            tonic::Status,
+        >;
         async fn list_resources(
             &self,
             request: tonic::Request<super::ListResourcesRequest>,
@@ -1822,6 +1901,51 @@ pub mod devlet_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RemovePodSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/devlet.v1.Devlet/AbandonClaim" => {
+                    #[allow(non_camel_case_types)]
+                    struct AbandonClaimSvc<T: Devlet>(pub Arc<T>);
+                    impl<
+                        T: Devlet,
+                    > tonic::server::UnaryService<super::AbandonClaimRequest>
+                    for AbandonClaimSvc<T> {
+                        type Response = super::AbandonClaimResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AbandonClaimRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Devlet>::abandon_claim(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AbandonClaimSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
