@@ -181,6 +181,35 @@ fn answers_that_pods_keep_take_no_more_memory_than_they_may() {
 }
 
 #[test]
+fn what_a_process_makes_us_hold_counts_together_over_its_resources() {
+    let mut neighbours = Neighbourhood::configured("limits: {bytesPerPlugin: 1700}");
+    let mut plugin = Plugin::registered(&neighbours.bad(1).with_fault("Allocate", Fault::LargeEnv(600)));
+    for resource in ["evil.example/two", "evil.example/three"] {
+        plugin.command(&format!("offer {resource}"));
+        plugin.until(&Event::Registered);
+        neighbours.until_resource(resource, |each| each.state() == ResourceState::Serving);
+    }
+    neighbours.admit("one", BAD).unwrap();
+    neighbours.admit("two", "evil.example/two").unwrap();
+    let refused = neighbours.admit("three", "evil.example/three").unwrap_err();
+    assert!(refused.contains("limits.bytesPerPlugin allows 1700"), "{refused}");
+    neighbours.pods_go_on();
+    neighbours.remove("one");
+    neighbours.admit("three", "evil.example/three").unwrap();
+    neighbours.remove("two");
+    neighbours.remove("three");
+
+    // A list that fits by itself, and not with those of the other resources.
+    let long: Vec<Device> = (0..15).map(|number| Device::new(&number.to_string())).collect();
+    let hits = neighbours.hits("bytesPerPlugin");
+    plugin.list(&long);
+    while neighbours.hits("bytesPerPlugin") == hits {
+        neighbours.one_pod_goes_on();
+    }
+    neighbours.unharmed();
+}
+
+#[test]
 fn a_process_serves_no_more_resources_than_it_may() {
     let mut neighbours = Neighbourhood::configured("limits: {resourcesPerPlugin: 2}");
     let mut plugin = Plugin::registered(&neighbours.bad(1));

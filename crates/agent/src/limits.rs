@@ -51,8 +51,8 @@ pub struct Limits {
     pub path_bytes: usize,
     /// Memory that a DRA driver can fill for a claim, roughly. Default: 128 KiB.
     pub claim_bytes: usize,
-    /// Memory that a plugin can fill for a resource: with its list, and as much with the answers that pods keep.
-    /// Default: 256 MiB.
+    /// Memory that the plugins of one process can fill: with their lists, and as much with the answers that pods keep of
+    /// their resources. Default: 256 MiB.
     pub bytes_per_plugin: usize,
 }
 
@@ -104,6 +104,28 @@ impl Limit {
     pub const PATH_BYTES: Self = Self("pathBytes");
     pub const CLAIM_BYTES: Self = Self("claimBytes");
     pub const BYTES_PER_PLUGIN: Self = Self("bytesPerPlugin");
+
+    /// Every one of them.
+    pub const ALL: [Self; 18] = [
+        Self::CONNECTIONS_PER_UID,
+        Self::CALLERS_PER_UID,
+        Self::REQUEST_BYTES,
+        Self::MANIFEST_BYTES,
+        Self::REGISTRATION_BYTES,
+        Self::LIST_BYTES,
+        Self::ANSWER_BYTES,
+        Self::REGISTRATIONS_PER_MINUTE,
+        Self::PLUGINS,
+        Self::RESOURCES_PER_PLUGIN,
+        Self::DEVICES_PER_RESOURCE,
+        Self::ID_BYTES,
+        Self::LISTS_PER_SECOND,
+        Self::ENTRIES_PER_ANSWER,
+        Self::ENV_BYTES,
+        Self::PATH_BYTES,
+        Self::CLAIM_BYTES,
+        Self::BYTES_PER_PLUGIN,
+    ];
 
     /// Without `limits.` before it.
     pub fn name(self) -> &'static str {
@@ -188,11 +210,11 @@ impl Limits {
         Ok(())
     }
 
-    /// Whether answers of a resource's plugins that take so much memory are within bounds. Pods that are admitted at
-    /// the same moment do not see each other's.
+    /// Whether answers of a process's plugins that take so much memory are within bounds. Pods that are admitted at the
+    /// same moment do not see each other's.
     pub fn check_answers(&self, memory: usize) -> Result<(), OverLimit> {
         Limit::BYTES_PER_PLUGIN.check(memory, self.bytes_per_plugin, || {
-            format!("the answers that pods keep of this plugin, with this one, take {memory} bytes of memory")
+            format!("the answers that pods keep of the plugin's process, with this one, take {memory} bytes of memory")
         })
     }
 }

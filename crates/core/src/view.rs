@@ -343,8 +343,14 @@ impl Node {
     }
 
     /// How much memory the answers take that pods keep of a resource's plugins, roughly.
-    pub fn memory_of_answers(&self, resource: &ResourceName) -> usize {
+    pub fn memory_of_answers(&self, resource: &str) -> usize {
         self.ledger.answers.get(resource).copied().unwrap_or_default()
+    }
+
+    /// Whether there is a list of a resource's devices, whoever sent it and however long ago.
+    pub fn keeps_list(&self, resource: &str) -> bool {
+        let resource = self.resources.get(resource);
+        resource.is_some_and(|resource| !resource.list.is_empty())
     }
 
     /// Whether a pod is being admitted or removed.

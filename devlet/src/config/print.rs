@@ -140,7 +140,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "limits.bytesPerPlugin",
-        "Memory that a plugin can fill for a resource: with its list, and as much with the answers that pods keep.",
+        "Memory that the plugins of one process can fill: with lists, and as much with the answers that pods keep.",
     ),
 ];
 

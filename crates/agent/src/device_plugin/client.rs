@@ -21,6 +21,7 @@ use crate::grpc::call::{self, CallError, InvalidAnswer, Patience};
 use crate::grpc::channel::Channel;
 use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::Dialed;
+use crate::limits::seats::Account;
 use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Calls;
 
@@ -40,17 +41,23 @@ pub struct PluginClient {
     api: Api,
     calls: Calls,
     limits: Arc<Limits>,
+    account: Arc<Account>,
 }
 
 impl PluginClient {
-    /// `calls` measures what is called.
-    pub fn new(dialed: &Dialed, api: Api, calls: Calls, limits: &Limits) -> Self {
+    /// `calls` measures what is called; what the plugin makes us hold is on its process's `account`.
+    pub(crate) fn new(dialed: &Dialed, api: Api, calls: Calls, limits: &Limits, account: &Account) -> Self {
         Self {
             dialed: dialed.clone(),
             api,
             calls,
             limits: Arc::new(limits.clone()),
+            account: Arc::new(account.clone()),
         }
+    }
+
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     fn client(&self, (_, largest): (Limit, usize)) -> DevicePluginClient<Channel> {
@@ -275,17 +282,27 @@ impl RawList {
         self.bytes.len()
     }
 
-    /// What it says, with the number of devices that it named again. This takes time if the list is long.
-    pub fn decode(self) -> Result<(DeviceList, usize), ListError> {
+    /// What it says, with the number of devices that it named again, if it is within bounds and `hold` agrees to how much
+    /// memory it takes. This takes time if the list is long.
+    pub fn decode(
+        self,
+        hold: impl FnOnce(usize) -> Result<(), OverLimit>,
+    ) -> Result<(DeviceList, usize), ListError> {
         Ok(match self.api {
             Api::V1beta1 => {
                 let message = v1beta1::ListAndWatchResponse::decode(self.bytes)?;
-                wire::check(message.devices.iter().map(wire::outline), &self.limits)?;
+                hold(wire::check(
+                    message.devices.iter().map(wire::outline),
+                    &self.limits,
+                )?)?;
                 wire::device_list(message)
             }
             Api::V1alpha2 => {
                 let message = v1alpha2::ListAndWatchResponse::decode(self.bytes)?;
-                wire::check(message.devices.iter().map(wire::outline_2017), &self.limits)?;
+                hold(wire::check(
+                    message.devices.iter().map(wire::outline_2017),
+                    &self.limits,
+                )?)?;
                 wire::device_list_2017(message)
             }
         })

@@ -26,7 +26,7 @@ use super::plugins::Entered;
 use crate::grpc::uds::Dialed;
 use crate::limits::Limit;
 use crate::limits::rate::Pace;
-use crate::limits::seats::Seat;
+use crate::limits::seats::{Account, Seat};
 use crate::store::Store;
 use crate::workflow::register::{Candidate, RegisterError, Registrar};
 
@@ -139,7 +139,7 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
                 }
             };
             pace.owe(weight(list.size()), Instant::now());
-            let (changed, repeated) = take(list, registrar, connection.id).await?;
+            let (changed, repeated) = take(list, registrar, connection).await?;
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
@@ -193,19 +193,28 @@ fn weight(size: usize) -> Duration {
 async fn take(
     list: RawList,
     registrar: &Registrar,
-    connection: ConnectionId,
+    connection: &Connection,
 ) -> Result<(bool, usize), ListError> {
+    let (id, account) = (connection.id, connection.client.account());
+    let most = registrar.config.limits.bytes_per_plugin;
     if list.size() < LARGE {
-        return take_now(list, &registrar.store, connection);
+        return take_now(list, &registrar.store, id, account, most);
     }
     let _turn = registrar.decoding.acquire().await;
-    let store = registrar.store.clone();
-    let taken = tokio::task::spawn_blocking(move || take_now(list, &store, connection)).await;
+    let (store, account) = (registrar.store.clone(), Arc::clone(account));
+    let taken = tokio::task::spawn_blocking(move || take_now(list, &store, id, &account, most)).await;
     taken.unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()).into()))
 }
 
-fn take_now(list: RawList, store: &Store, connection: ConnectionId) -> Result<(bool, usize), ListError> {
-    let (list, repeated) = list.decode()?;
+fn take_now(
+    list: RawList,
+    store: &Store,
+    connection: ConnectionId,
+    account: &Account,
+    most: usize,
+) -> Result<(bool, usize), ListError> {
+    let is_kept = |resource: &str| store.read(|node| node.keeps_list(resource));
+    let (list, repeated) = list.decode(|memory| account.list(memory, most, is_kept))?;
     let list = Arc::new(list);
     // Compared, and freed in the end, while nobody has to wait for the node.
     let before = store.read(|node| node.lists_before(connection));

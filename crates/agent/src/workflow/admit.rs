@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::claims::{Claims, PrepareError};
 use crate::config::Config;
+use crate::device_plugin::client::PluginClient;
 use crate::device_plugin::plugins::Plugins;
 use crate::dra::DriverCalls;
 use crate::grpc::call::{CallError, InvalidAnswer, Patience};
@@ -130,14 +131,19 @@ impl PluginCalls for RealCalls<'_> {
             caller: Some(deadline),
         };
         let raw = client.allocate(&grant.devices, patience).await?;
-        self.understood(&grant.resource, &raw)
+        self.understood(&grant.resource, &client, &raw)
             .inspect_err(|error| client.calls().failed(error))
     }
 }
 
 impl RealCalls<'_> {
     /// What a plugin's answer means, if it is one that can be kept.
-    fn understood(&self, resource: &ResourceName, raw: &[u8]) -> Result<Answer, CallError> {
+    fn understood(
+        &self,
+        resource: &ResourceName,
+        client: &PluginClient,
+        raw: &[u8],
+    ) -> Result<Answer, CallError> {
         let invalid = |problem| CallError::Invalid {
             method: "Allocate",
             problem,
@@ -145,7 +151,12 @@ impl RealCalls<'_> {
         let damaged = |error: InvalidResponse| invalid(InvalidAnswer::Damaged(error.to_string()));
         let answer = store::answer(raw).map_err(damaged)?;
         let limits = &self.config.limits;
-        let kept = self.store.read(|node| node.memory_of_answers(resource));
+        let mut served = client.account().served();
+        served.retain(|name| name != resource.as_str());
+        let kept: usize = self.store.read(|node| {
+            let names = served.iter().map(String::as_str).chain([resource.as_str()]);
+            names.map(|name| node.memory_of_answers(name)).sum()
+        });
         limits
             .check_answer(&answer.options())
             .and_then(|()| limits.check_answers(kept + answer.memory()))

@@ -162,7 +162,13 @@ impl Registrar {
         let seat = self
             .seats
             .take(process, resource.as_str(), socket.clone(), limits)?;
-        let client = PluginClient::new(&dialed, *api, self.metrics.plugin(resource), limits);
+        let client = PluginClient::new(
+            &dialed,
+            *api,
+            self.metrics.plugin(resource),
+            limits,
+            seat.account(),
+        );
         let options = client
             .options(deadlines.options)
             .await
