@@ -380,6 +380,32 @@ fn a_configuration_with_an_unknown_key_is_refused_with_a_hint() {
 }
 
 #[test]
+fn a_stop_without_a_place_for_the_database_is_an_error_that_says_what_to_do() {
+    let root = root();
+    let (daemon, log) = Daemon::logged(root.path(), &[]);
+    let _plugin = Plugin::registered(&Script::new(root.path(), "acme.com/gpu", vec![Device::new("a")]));
+    daemon.until_capacity("acme.com/gpu", 1);
+    daemon.admit("kept", "acme.com/gpu=1");
+    let database = root.path().join("devlet/state.redb");
+    std::fs::remove_file(&database).unwrap();
+    std::fs::create_dir(&database).unwrap();
+
+    assert_eq!(daemon.stop(), Some(2));
+    let said = log.until(&["stopped without a database"]);
+    assert!(
+        said.contains("another file is in its place; move that away"),
+        "{said}"
+    );
+    let saved = said.split("what was answered is in ").nth(1).unwrap();
+    let saved = saved.split(": move it there, too").next().unwrap();
+    std::fs::remove_dir(&database).unwrap();
+    std::fs::rename(saved, &database).unwrap();
+    let daemon = Daemon::on(root.path());
+    let pods = daemon.json(&["get", "pods"]);
+    assert_eq!(items(&pods).len(), 1, "{pods}");
+}
+
+#[test]
 fn the_configuration_that_is_printed_is_the_one_that_is_read() {
     let root = root();
     let file = root.path().join("devlet.yaml");

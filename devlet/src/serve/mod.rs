@@ -22,6 +22,7 @@ use anyhow::Context as _;
 use devlet_agent::agent::{Agent, StartError};
 use devlet_agent::grpc::uds::ListenError;
 use devlet_agent::host;
+use devlet_agent::store::StopError;
 use devlet_client::locate;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -97,7 +98,8 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
         .await
         .map_err(|error| explained(&error))?;
     if let Err(error) = host::serve(&agent, &report) {
-        stop(&agent).await;
+        // Nothing has been answered yet.
+        let _ = stop(&agent).await;
         return Err(error).context("devlet's own API cannot be served");
     }
     let address = match web {
@@ -112,7 +114,7 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
         true => match sample::start(&agent, &root.path).await {
             Ok(samples) => Some(samples),
             Err(error) => {
-                stop(&agent).await;
+                let _ = stop(&agent).await;
                 return Err(error);
             }
         },
@@ -126,14 +128,17 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
     let reason = signals.next().await;
     notify(&[sd_notify::NotifyState::Stopping]);
     tracing::info!(signal = reason, "stopping");
-    tokio::select! {
-        () = stop(&agent) => {}
-        reason = signals.another() => tracing::warn!(signal = reason, "stopped before everything was done"),
-    }
+    let stopped = tokio::select! {
+        stopped = stop(&agent) => stopped,
+        reason = signals.another() => {
+            tracing::warn!(signal = reason, "stopped before everything was done");
+            Ok(())
+        }
+    };
     if let Some(samples) = samples {
         samples.stop().await;
     }
-    Ok(())
+    stopped
 }
 
 /// Every plugin and caller takes a descriptor. The lower limit is there for programs that use `select`.
@@ -149,13 +154,18 @@ fn raise_descriptor_limit() {
     }
 }
 
-async fn stop(agent: &Agent) {
+/// An error if what was answered is not where the next start looks for it.
+async fn stop(agent: &Agent) -> anyhow::Result<()> {
     match agent.stop().await {
         Ok(()) => tracing::info!("stopped"),
-        Err(error) => {
+        Err(error @ (StopError::Mirror(_) | StopError::Stopped)) => {
             tracing::error!(error = %output::chain(&error), "stopped; what was answered is on disk");
         }
+        Err(error @ (StopError::Unplaced { .. } | StopError::Lost { .. })) => {
+            return Err(error).context("stopped without a database");
+        }
     }
+    Ok(())
 }
 
 fn root(named: Option<&Path>, sample: bool) -> anyhow::Result<Root> {

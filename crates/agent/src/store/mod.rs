@@ -38,6 +38,7 @@ mod writer;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -65,7 +66,7 @@ use import::Imported;
 use mirror::{Call, Doorbell};
 use record::ResourceRecord;
 use statistics::Counters;
-use writer::{Answer as Written, Outbox, Phase, settled};
+use writer::{Answer as Written, Outbox, Phase, Unplaced, settled};
 
 /// Tells the time; asked when a store is opened.
 pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
@@ -143,12 +144,28 @@ pub enum DumpError {
     },
 }
 
-/// Why a store did not end well. What was answered is on disk in any case.
+/// Why a store did not end well.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
-    /// The kubelet's file is not up to date: a kubelet must not take over.
+    /// The kubelet's file is not up to date: a kubelet must not take over. What was answered is on disk.
     #[error("the kubelet's file is out of date")]
     Mirror(#[from] MirrorError),
+    /// The database is not in its place.
+    #[error("{problem}; what was answered is in {}: move it there, too, before the next start", saved.display())]
+    Unplaced {
+        /// Why not.
+        problem: WriteError,
+        /// Where it is.
+        saved: PathBuf,
+    },
+    /// There is no database.
+    #[error(
+        "{problem}; the next start has what the kubelet's files say: see with devlet get pods who is missing"
+    )]
+    Lost {
+        /// Why not.
+        problem: WriteError,
+    },
     /// It has been stopped before.
     #[error("the store has been stopped")]
     Stopped,
@@ -583,11 +600,17 @@ impl Store {
     pub async fn stop(&self) -> Result<(), StopError> {
         let mirrored = self.threads.mirrorer.call(Call::Stop).await;
         let stopped = self.threads.writer.stop().await;
-        match mirrored {
-            Ok(mirrored) => mirrored?,
-            Err(_) => return Err(StopError::Stopped),
+        let (Ok(mirrored), Ok(stopped)) = (mirrored, stopped) else {
+            return Err(StopError::Stopped);
+        };
+        match stopped {
+            Ok(()) => Ok(mirrored?),
+            Err(Unplaced {
+                problem,
+                saved: Some(saved),
+            }) => Err(StopError::Unplaced { problem, saved }),
+            Err(Unplaced { problem, saved: None }) => Err(StopError::Lost { problem }),
         }
-        stopped.map_err(|_| StopError::Stopped)
     }
 
     /// Begins a change that is written in the order in which it was begun; `None` if there is nothing to be written.

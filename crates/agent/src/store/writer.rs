@@ -32,7 +32,7 @@ use devlet_core::{Blocked, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
 use super::database::{Database, Place, Row, Snapshot, Surroundings};
-use super::files::Identity;
+use super::files::{self, Identity};
 use super::mirror::Doorbell;
 use super::record::known_resources;
 use super::{Shared, State, Steady, journal};
@@ -63,6 +63,14 @@ pub enum WriteError {
     /// The store has been stopped.
     #[error("the store has been stopped")]
     Stopped,
+}
+
+/// In the end, the database is not in its place.
+#[derive(Debug)]
+pub(crate) struct Unplaced {
+    pub(crate) problem: WriteError,
+    /// Where it is instead.
+    pub(crate) saved: Option<PathBuf>,
 }
 
 /// A change on its way to disk.
@@ -170,7 +178,7 @@ pub(crate) enum Message {
     /// What is known of resources has changed.
     Note,
     Read(oneshot::Sender<Result<Snapshot, WriteError>>),
-    Stop(oneshot::Sender<()>),
+    Stop(oneshot::Sender<Result<(), Unplaced>>),
 }
 
 /// What became of a change.
@@ -228,7 +236,7 @@ impl Outbox {
         answer
     }
 
-    pub(crate) fn stop(&self) -> oneshot::Receiver<()> {
+    pub(crate) fn stop(&self) -> oneshot::Receiver<Result<(), Unplaced>> {
         let (done, answer) = oneshot::channel();
         let _ = self.sender.send(Message::Stop(done));
         answer
@@ -299,7 +307,7 @@ impl Writer {
                     self.heal();
                 }
                 self.database = None;
-                let _ = done.send(());
+                let _ = done.send(self.outcome());
                 return;
             }
         }
@@ -444,12 +452,7 @@ impl Writer {
         if Identity::at(path).is_some_and(|found| self.ours != Some(found)) {
             return Err(self.refusal("another file is in its place; move that away"));
         }
-        let mut rows = self.around.rows();
-        self.shared.read(|node| {
-            rows.extend(node.recorded_claims().map(Row::claim));
-            rows.extend(node.pods().map(Row::pod));
-        });
-        match self.place.create(&rows) {
+        match self.place.create(&self.rows()) {
             Ok(database) => {
                 self.ours = Some(database.identity);
                 self.database = Some(database);
@@ -461,6 +464,16 @@ impl Writer {
                 Err(self.failure(&error))
             }
         }
+    }
+
+    /// Everything, from memory.
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = self.around.rows();
+        self.shared.read(|node| {
+            rows.extend(node.recorded_claims().map(Row::claim));
+            rows.extend(node.pods().map(Row::pod));
+        });
+        rows
     }
 
     fn refusal(&self, reason: &str) -> WriteError {
@@ -490,8 +503,31 @@ impl Writer {
     fn read(&mut self) -> Result<Snapshot, WriteError> {
         match &mut self.database {
             Some(database) => database.snapshot().map_err(|error| self.give_up(&error)),
-            None => Err(self.shared.health.borrow().clone().unwrap_or(WriteError::Stopped)),
+            None => Err(self.problem()),
         }
+    }
+
+    fn problem(&self) -> WriteError {
+        self.shared.health.borrow().clone().unwrap_or(WriteError::Stopped)
+    }
+
+    /// In the end: what was answered is on disk, or at least somewhere. A file of ours has that, whatever it did not take
+    /// since.
+    fn outcome(&self) -> Result<(), Unplaced> {
+        let found = Identity::at(&self.place.path);
+        if found.is_some() && found == self.ours {
+            return Ok(());
+        }
+        let name = format!(".saved-{}", files::timestamp(self.clock.now()));
+        let place = Place {
+            path: files::beside(&self.place.path, &name),
+            ..self.place.clone()
+        };
+        let saved = place.create(&self.rows());
+        Err(Unplaced {
+            problem: self.problem(),
+            saved: saved.is_ok().then_some(place.path),
+        })
     }
 
     /// Brings the database up to date, so that nobody who comes later has to wait for it.

@@ -12,7 +12,7 @@ use devlet_core::{Advice, Blocked, ReserveError};
 
 use super::disk::Disk;
 use super::*;
-use crate::store::{Difference, HoldError, ReleaseError, WriteError};
+use crate::store::{Difference, HoldError, ReleaseError, StopError, WriteError};
 
 /// Polls once: what can be done without waiting is done.
 fn start<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Poll<T> {
@@ -327,6 +327,46 @@ async fn a_file_that_somebody_put_in_the_place_of_the_database_is_not_overwritte
     healed(&store).await;
     store.stop().await.unwrap();
     assert_eq!(uids(&root.open()), ["before"]);
+}
+
+#[tokio::test]
+async fn a_store_whose_place_is_taken_in_the_end_leaves_its_database_beside_it() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    admit(&store, "before", 1).await.unwrap();
+    std::fs::remove_file(root.database()).unwrap();
+    std::fs::create_dir(root.database()).unwrap();
+
+    let error = store.stop().await.unwrap_err();
+
+    let said = error.to_string();
+    let StopError::Unplaced { saved, .. } = error else {
+        panic!("{said}");
+    };
+    assert!(
+        said.contains("another file is in its place; move that away"),
+        "{said}"
+    );
+    assert!(said.contains(saved.to_str().unwrap()), "{said}");
+    std::fs::remove_dir(root.database()).unwrap();
+    std::fs::rename(saved, root.database()).unwrap();
+    assert_eq!(uids(&root.open()), ["before"]);
+}
+
+#[tokio::test]
+async fn a_store_without_any_database_in_the_end_says_so() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    admit(&store, "before", 1).await.unwrap();
+    let directory = root.database().parent().unwrap().to_owned();
+    std::fs::remove_dir_all(&directory).unwrap();
+    std::fs::write(&directory, "theirs").unwrap();
+
+    let error = store.stop().await.unwrap_err();
+
+    assert!(matches!(error, StopError::Lost { .. }), "{error}");
 }
 
 #[tokio::test]
