@@ -191,6 +191,70 @@ fn printed(families: &BTreeMap<String, Family>) -> BTreeMap<String, (String, BTr
     families.iter().map(entry).collect()
 }
 
+/// The values in backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// Everything that the documents name is there before it happens, so that its first time is a step that alerts see.
+#[test]
+fn what_can_happen_is_zero_before_it_does() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
+    let families = scrape(&address(&daemon));
+    let series = |name: &str| -> BTreeSet<String> {
+        let samples = families[name.trim_end_matches("_total")].samples.iter();
+        let named = samples.filter(|sample| sample.name == name);
+        named
+            .inspect(|sample| assert_eq!(sample.value, 0.0, "{name} {:?}", sample.labels))
+            .map(|sample| {
+                let labels = &sample.labels;
+                match labels.get("limit") {
+                    Some(limit) => limit.clone(),
+                    None => format!("{} {}", labels["outcome"], labels["reason"]),
+                }
+            })
+            .collect()
+    };
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let read = |name: &str| std::fs::read_to_string(repository.join(name)).unwrap();
+
+    let operations = read("docs/operations.md");
+    let table = operations.split("| key | default |").nth(1).unwrap();
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let limits: BTreeSet<String> = rows
+        .filter_map(|row| quoted(row).next())
+        // Nobody is refused because of these.
+        .filter(|limit| !["streamsPerConnection", "preface", "drain"].contains(limit))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(series("devlet_limit_hits_total"), limits);
+
+    let metrics = read("docs/metrics.md");
+    let table = metrics.split("| `outcome` | `reason` |").nth(1).unwrap();
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let mut ends = BTreeSet::new();
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').collect();
+        let outcome = quoted(cells[0]).next().unwrap();
+        let mut reasons: Vec<&str> = quoted(cells[1]).collect();
+        if reasons.is_empty() {
+            reasons.push("");
+        }
+        ends.extend(reasons.iter().map(|reason| format!("{outcome} {reason}")));
+    }
+    assert_eq!(series("devlet_admissions_total"), ends);
+
+    let is_about = |line: &&str| line.starts_with("| `devlet_plugin_registrations_total`");
+    let row = metrics.lines().find(is_about).unwrap();
+    let reasons = row.split("Reasons:").nth(1).unwrap();
+    let mut ends: BTreeSet<String> = quoted(reasons)
+        .map(|reason| format!("refused {reason}"))
+        .collect();
+    ends.insert("taken_in ".into());
+    assert_eq!(series("devlet_plugin_registrations_total"), ends);
+}
+
 fn address(daemon: &Daemon) -> String {
     let after = daemon.banner.split("http://").nth(1).unwrap();
     after.split('/').next().unwrap().to_owned()

@@ -122,7 +122,7 @@ impl Metrics {
     /// A plugin of a driver was taken in, or not.
     pub(crate) fn driver_registered<T>(&self, ended: &Result<T, RegisterError>) {
         match ended {
-            Ok(_) => self.registration(super::ended_well()),
+            Ok(_) => self.registration(super::TAKEN_IN),
             Err(error) => self.registration_refused(reason::of_driver_registration(error)),
         }
     }

@@ -30,6 +30,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
 use crate::grpc::call::{CallError, InvalidAnswer};
+use crate::limits::Limit;
 use crate::store::{DURATION_BOUNDS, OpenReport};
 use crate::workflow::admit::AdmitError;
 use crate::workflow::register::RegisterError;
@@ -39,7 +40,7 @@ pub use names::{MOST_AWAITED, MOST_RESOURCES, MOST_SOCKETS};
 pub use scrape::{CONTENT_TYPE, View};
 
 use names::{Label, Names};
-use reason::{ADMITTED, Ended, GIVEN_UP};
+use reason::{ADMITTED, Ended, GIVEN_UP, TAKEN_IN};
 
 /// What a kubelet calls a pod that a device plugin's part of it does not admit, whatever the reason.
 const REJECTION: &str = "UnexpectedAdmissionError";
@@ -155,9 +156,18 @@ impl Default for Recorded {
         };
         // So that the first one is a step from 0 to 1, which rates see.
         drop(recorded.rejections.get_or_create(&ByReason { reason: REJECTION }));
-        drop(recorded.admissions.get_or_create(&by_end(ADMITTED)));
-        let limit = "connectionsPerUid";
-        drop(recorded.limit_hits.get_or_create(&ByLimit { limit }));
+        for ended in reason::ADMISSION_ENDS {
+            drop(recorded.admissions.get_or_create(&by_end(ended)));
+            let outcome = ended.outcome;
+            drop(recorded.admission_times.get_or_create(&ByOutcome { outcome }));
+        }
+        for ended in reason::REGISTRATION_ENDS {
+            drop(recorded.registrations.get_or_create(&by_end(ended)));
+        }
+        for limit in Limit::ALL {
+            let limit = limit.name();
+            drop(recorded.limit_hits.get_or_create(&ByLimit { limit }));
+        }
         recorded
     }
 }
@@ -180,7 +190,7 @@ impl Metrics {
                 let resource_name = self.recorded.names.offered(resource);
                 let labels = ByResource { resource_name };
                 self.recorded.registered.get_or_create(&labels).inc();
-                self.registration(ended_well());
+                self.registration(TAKEN_IN);
             }
             Err(error) => self.registration_refused(reason::of_registration(error)),
         }
@@ -264,13 +274,6 @@ impl Metrics {
     /// A socket in `plugins_registry` is gone.
     pub fn socket_left(&self, path: &Path) {
         self.recorded.sockets().remove(path);
-    }
-}
-
-fn ended_well() -> Ended {
-    Ended {
-        outcome: "taken_in",
-        reason: "",
     }
 }
 

@@ -24,6 +24,50 @@ const fn ended(outcome: &'static str, reason: &'static str) -> Ended {
 pub(super) const ADMITTED: Ended = ended("admitted", "");
 pub(super) const GIVEN_UP: Ended = ended("given_up", "caller_left");
 
+/// Every way in which an admission ends, so that each is there before it happens.
+pub(super) const ADMISSION_ENDS: [Ended; 23] = [
+    ADMITTED,
+    ended("refused", "insufficient"),
+    ended("refused", "blocked"),
+    ended("refused", "changed"),
+    ended("refused", "reallocated"),
+    ended("refused", "name_taken"),
+    ended("refused", "invalid"),
+    ended("refused", "not_allowed"),
+    ended("timed_out", "not_served"),
+    ended("timed_out", "not_listed"),
+    ended("timed_out", "in_flight"),
+    ended("timed_out", "no_driver"),
+    ended("timed_out", "unpreparing"),
+    ended("timed_out", "not_prepared"),
+    ended("failed", "plugin_silent"),
+    ended("failed", "plugin_refused"),
+    ended("failed", "plugin_answer"),
+    ended("failed", "plugin_gone"),
+    ended("failed", "devices_vanished"),
+    ended("failed", "disk"),
+    ended("failed", "stopping"),
+    ended("failed", "reservation_ended"),
+    GIVEN_UP,
+];
+
+pub(super) const TAKEN_IN: Ended = ended("taken_in", "");
+
+/// The same for attempts to register.
+pub(super) const REGISTRATION_ENDS: [Ended; 11] = [
+    TAKEN_IN,
+    ended("refused", "invalid"),
+    ended("refused", "kind"),
+    ended("refused", "not_allowed"),
+    ended("refused", "not_theirs"),
+    ended("refused", "other_user"),
+    ended("refused", "over_limit"),
+    ended("refused", "services"),
+    ended("refused", "dial"),
+    ended("refused", "handshake"),
+    ended("refused", "options"),
+];
+
 pub(super) fn of_admission(error: &AdmitError) -> Ended {
     match error {
         AdmitError::Refused(reason) => ended("refused", of_reservation(reason)),
