@@ -538,6 +538,49 @@ const POD_WITH_CLAIM: &str = "
   allocation: {devices: {results: [{request: one, driver: gpu.acme.com, pool: pool, device: gpu}]}}}}
 ";
 
+/// How many claims are in these states: waiting, preparing, prepared, unpreparing, abandoned.
+fn claims(families: &BTreeMap<String, Family>) -> [f64; 5] {
+    ["waiting", "preparing", "prepared", "unpreparing", "abandoned"]
+        .map(|state| value(families, "devlet_claims", &[("state", state)]))
+}
+
+#[test]
+fn claims_are_counted_by_state_and_containers_with_unhealthy_devices_by_driver() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
+    let address = address(&daemon);
+    assert_eq!(claims(&scrape(&address)), [0.0; 5], "all of them are there");
+    let script = DriverScript::new(root.path(), "gpu.acme.com")
+        .with_health(vec![DeviceHealth::unhealthy("pool", "gpu", "hot")]);
+    let driver = Plugin::registered_driver(&script);
+    let manifest = root.path().join("pod.yaml");
+    std::fs::write(&manifest, POD_WITH_CLAIM).unwrap();
+    let admitted = daemon.run(&["admit", "-f", manifest.to_str().unwrap()]);
+    assert!(admitted.status.success(), "{admitted:?}");
+    let ill = |families: &BTreeMap<String, Family>| {
+        let gpu = [("driver_name", "gpu.acme.com")];
+        value(families, "devlet_driver_containers_with_unhealthy_devices", &gpu)
+    };
+    daemon.until("pods", |list| {
+        list["pods"][0]["containers"][0]["claimDevices"][0]["health"] == "unhealthy"
+    });
+    let families = scrape(&address);
+    assert_eq!(claims(&families), [0.0, 0.0, 1.0, 0.0, 0.0]);
+    assert_eq!(ill(&families), 1.0);
+
+    driver.kill();
+    daemon.until("drivers", |list| {
+        list["drivers"][0]["plugins"][0]["connected"] == false
+    });
+    assert!(!daemon.run(&["remove", "job", "--wait", "100ms"]).status.success());
+    let families = scrape(&address);
+    assert_eq!(claims(&families), [0.0, 0.0, 0.0, 1.0, 0.0]);
+    assert_eq!(ill(&families), 0.0, "nobody uses it");
+    let abandoned = daemon.run(&["remove", "job", "--abandon-driver", "gpu.acme.com"]);
+    assert!(abandoned.status.success(), "{abandoned:?}");
+    assert_eq!(claims(&scrape(&address)), [0.0, 0.0, 0.0, 0.0, 1.0]);
+}
+
 #[test]
 fn claims_are_counted_under_the_kubelets_names() {
     let root = root();

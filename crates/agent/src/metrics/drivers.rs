@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use devlet_core::DriverName;
 use devlet_core::dra::health::DeviceHealth;
-use devlet_core::dra::view::DriverView;
+use devlet_core::dra::view::{DriverView, Phase};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -65,6 +65,11 @@ struct ByHealth {
     health: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByState {
+    state: &'static str,
+}
+
 fn durations<L: Clone + std::hash::Hash + Eq>() -> Durations<L> {
     Family::new_with_constructor(|| Histogram::new(BOUNDS))
 }
@@ -92,7 +97,13 @@ impl Default for Drivers {
         };
         // So that the first one is a step from 0 to 1, which rates see.
         for operation in [ClaimOperation::Prepare, ClaimOperation::Unprepare] {
-            drop(drivers.operations.get_or_create(&by_operation(operation, false)));
+            for is_error in [false, true] {
+                drop(
+                    drivers
+                        .operations
+                        .get_or_create(&by_operation(operation, is_error)),
+                );
+            }
         }
         drivers
     }
@@ -243,8 +254,11 @@ impl DriverRpcs {
     }
 }
 
-/// A driver, and how many devices it reports that are how.
-pub(super) type LookedAt = (DriverView, BTreeMap<DeviceHealth, usize>);
+/// A driver, how many devices it reports that are how, and how many containers use one that is not well.
+pub(super) type LookedAt = (DriverView, BTreeMap<DeviceHealth, usize>, usize);
+
+/// How many claims are how far, and how many of those that are being prepared wait for a driver.
+pub(super) type ClaimCounts = (BTreeMap<Phase, usize>, usize);
 
 /// How many prepared claims pods hold: by driver, and in all.
 pub(super) type ClaimsInUse = (BTreeMap<DriverName, usize>, usize);
@@ -282,7 +296,12 @@ impl Drivers {
         // Where several drivers share a label, it is up if all of them are.
         let mut all: BTreeMap<DriverLabel, (bool, usize)> = BTreeMap::new();
         let devices: Family<ByHealth, Gauge> = Family::default();
-        for (driver, healths) in drivers {
+        let containers: Family<ByDriver, Gauge> = Family::default();
+        for (driver, healths, ill) in drivers {
+            let driver_name = self.names.offered(&driver.name);
+            containers
+                .get_or_create(&ByDriver { driver_name })
+                .inc_by(number(*ill));
             for (health, count) in healths {
                 let labels = ByHealth {
                     driver_name: self.names.offered(&driver.name),
@@ -321,6 +340,11 @@ impl Drivers {
             "Devices whose health the driver reports",
             devices,
         );
+        registry.register(
+            "devlet_driver_containers_with_unhealthy_devices",
+            "Containers that use a device that the driver calls unhealthy",
+            containers,
+        );
         let claims: Family<ByDriver, Gauge> = Family::default();
         let (by_driver, any) = in_use;
         let driver_name = Label::any();
@@ -337,6 +361,27 @@ impl Drivers {
             claims,
         );
     }
+}
+
+/// All states are there, also those that no claim is in.
+pub(super) fn look_at_claims(registry: &mut Registry, (phases, waiting): &ClaimCounts) {
+    let of = |phase: Phase| phases.get(&phase).copied().unwrap_or(0);
+    let states = [
+        ("waiting", *waiting),
+        ("preparing", of(Phase::Preparing).saturating_sub(*waiting)),
+        ("prepared", of(Phase::Prepared)),
+        ("unpreparing", of(Phase::Unpreparing)),
+        ("abandoned", of(Phase::Abandoned)),
+    ];
+    let claims: Family<ByState, Gauge> = Family::default();
+    for (state, count) in states {
+        claims.get_or_create(&ByState { state }).set(number(count));
+    }
+    registry.register(
+        "devlet_claims",
+        "Claims on this node, by how far they are",
+        claims,
+    );
 }
 
 fn number(count: usize) -> i64 {

@@ -15,7 +15,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
-use super::drivers::{ClaimsInUse, LookedAt};
+use super::drivers::{ClaimCounts, ClaimsInUse, LookedAt};
 use super::names::{Label, MOST_SOCKETS, OTHER};
 use super::process::Process;
 use super::{ByResource, Metrics};
@@ -30,6 +30,7 @@ pub struct View {
     resources: Vec<ResourceView>,
     drivers: Vec<LookedAt>,
     claims_in_use: ClaimsInUse,
+    claims: ClaimCounts,
     pods: usize,
     blocked: bool,
     healthy: bool,
@@ -41,15 +42,17 @@ impl View {
     /// Looks at a node and at the file that its state is in. No longer the more pods and devices there are.
     pub fn of(store: &Store, database: &Path) -> Self {
         let now = store.now();
-        let (resources, drivers, claims_in_use, pods, blocked) = store.read(|node| {
+        let (resources, drivers, claims_in_use, claims, pods, blocked) = store.read(|node| {
             let drivers = node.drivers().into_iter().map(|driver| {
                 let healths = node.health_counts(&driver.name);
-                (driver, healths)
+                let ill = node.containers_with_unhealthy_devices(&driver.name);
+                (driver, healths, ill)
             });
             (
                 node.resources(now),
                 drivers.collect(),
                 node.claims_in_use(),
+                node.claim_counts(),
                 node.pod_count(),
                 node.blocked().is_some(),
             )
@@ -58,6 +61,7 @@ impl View {
             resources,
             drivers,
             claims_in_use,
+            claims,
             pods,
             blocked,
             healthy: store.health().is_ok(),
@@ -88,6 +92,7 @@ impl Metrics {
         let drivers = &self.recorded.drivers;
         drivers.register(&mut page.registry);
         drivers.look(&mut page.registry, &view.drivers, &view.claims_in_use);
+        super::drivers::look_at_claims(&mut page.registry, &view.claims);
         state(&mut page, view);
         let set_aside = self.recorded.set_aside.load(Ordering::Relaxed);
         page.gauge(

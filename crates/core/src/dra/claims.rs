@@ -23,8 +23,8 @@
 //! For each driver of a claim there is at most one call at a time. Calls that failed are repeated with a growing
 //! pause, and alone, so that one claim holds up no other.
 //!
-//! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices` and `in_use` are derived: with ten thousand claims
-//! nobody wants to look through all of them. `Claims::settle` keeps them, and `check` recomputes them, after
+//! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices`, `in_use`, `phases` and `preparing` are derived: with
+//! ten thousand claims nobody wants to look through all of them. `Claims::settle` keeps them, and `check` recomputes them, after
 //! every step of the history tests.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -34,6 +34,7 @@ use alloc::vec::Vec;
 use super::answers::{self, InvalidAnswer};
 use super::drivers::Drivers;
 use super::health::{PoolDevice, cut};
+use super::view::Phase;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, Moment, PodUid, RecordId, ReservationId};
 use crate::node::ReserveError;
 use crate::pod::PodName;
@@ -74,6 +75,9 @@ pub(crate) struct Claims {
     /// Who uses a device.
     devices: BTreeMap<DriverName, BTreeMap<PoolDevice, BTreeSet<ClaimUid>>>,
     pub(crate) in_use: InUse,
+    pub(crate) phases: BTreeMap<Phase, usize>,
+    /// Claims that are being prepared.
+    pub(crate) preparing: BTreeSet<ClaimUid>,
     calls: BTreeMap<CallId, InFlight>,
     background: BTreeMap<DriverName, usize>,
     intents: BTreeMap<ReservationId, Vec<ClaimUid>>,
@@ -793,6 +797,7 @@ impl Claims {
         if entry.counts {
             self.in_use.remove(&entry.claim);
         }
+        self.counted_as(uid, entry.counted, None);
         for (driver, preparation) in &entry.claim.preparations {
             unindex_devices(&mut self.devices, uid, driver, &preparation.devices);
             remove(&mut self.failing, driver, uid);
@@ -803,6 +808,25 @@ impl Claims {
         }
         self.to_write.remove(uid);
         self.done.remove(uid);
+    }
+
+    /// A claim is further than it was.
+    fn counted_as(&mut self, uid: &ClaimUid, before: Option<Phase>, after: Option<Phase>) {
+        if before == after {
+            return;
+        }
+        if let Some(count) = before.and_then(|phase| self.phases.get_mut(&phase)) {
+            *count = count.saturating_sub(1);
+        }
+        if let Some(phase) = after {
+            *self.phases.entry(phase).or_default() += 1;
+        }
+        if before == Some(Phase::Preparing) {
+            self.preparing.remove(uid);
+        }
+        if after == Some(Phase::Preparing) {
+            self.preparing.insert(uid.clone());
+        }
     }
 
     /// Brings up to date what is derived from a claim. One that was never written and that nobody wants is gone.
@@ -822,6 +846,7 @@ impl Claims {
             (true, false) => self.in_use.remove(&entry.claim),
             _ => {}
         }
+        let (before, phase) = (entry.counted, Some(entry.phase()));
         let left = entry.is_unused().then(|| entry.claim.pod.clone());
         if entry.left != left {
             if let Some(pod) = &entry.left {
@@ -837,11 +862,13 @@ impl Claims {
             .iter()
             .map(|(driver, preparation)| entry.due(driver, preparation))
             .collect();
+        self.counted_as(uid, before, phase);
         let Some(entry) = self.entries.get_mut(uid) else {
             return;
         };
         entry.left = left;
         entry.counts = counts;
+        entry.counted = phase;
         for ((driver, task), due) in entry.tasks.iter_mut().zip(due) {
             if task.failures > 0 {
                 self.failing
@@ -889,6 +916,7 @@ impl Claims {
         for entry in again.entries.values_mut() {
             entry.left = None;
             entry.counts = false;
+            entry.counted = None;
             entry.tasks.values_mut().for_each(|task| task.queued = None);
         }
         for (uid, entry) in &self.entries {
@@ -923,6 +951,19 @@ impl Claims {
         assert_eq!(
             again.in_use, self.in_use,
             "the number of claims in use is out of step"
+        );
+        let counted = |phases: &BTreeMap<Phase, usize>| {
+            let counts = phases.iter().filter(|(_, count)| **count > 0);
+            counts.map(|(phase, count)| (*phase, *count)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            counted(&again.phases),
+            counted(&self.phases),
+            "the number of claims by phase is out of step"
+        );
+        assert_eq!(
+            again.preparing, self.preparing,
+            "the index of claims that are being prepared is out of step"
         );
         for (key, uid) in &self.by_key {
             assert_eq!(self.entries.get(uid).map(|entry| &entry.claim.key), Some(key));
@@ -980,6 +1021,10 @@ fn unindex_devices(index: &mut DeviceIndex, uid: &ClaimUid, driver: &DriverName,
 }
 
 impl PreparedDevice {
+    pub(crate) fn is_at(&self, place: &PoolDevice) -> bool {
+        self.pool == place.pool && self.device == place.device
+    }
+
     /// Where it is.
     pub fn place(&self) -> PoolDevice {
         PoolDevice {

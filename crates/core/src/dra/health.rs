@@ -181,6 +181,14 @@ impl Health {
         }
     }
 
+    pub(crate) fn unhealthy(&self) -> impl Iterator<Item = &PoolDevice> {
+        let is_any = self.counts.contains_key(&DeviceHealth::Unhealthy);
+        let devices = self.devices.iter().filter(move |_| is_any);
+        devices
+            .filter(|(_, known)| known.health == DeviceHealth::Unhealthy)
+            .map(|(device, _)| device)
+    }
+
     pub(crate) fn counts(&self) -> &BTreeMap<DeviceHealth, usize> {
         &self.counts
     }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::answers::base;
-use super::claims::{Claim, ClaimKey, Entry, Failure, PreparationState, PreparedDevice, Task};
+use super::claims::{Claim, ClaimKey, Entry, Failure, Preparation, PreparationState, PreparedDevice, Task};
 use super::drivers::{Driver, Refused, WIPE_DELAY_MS};
 use super::health::{DeviceHealth, PoolDevice};
 use crate::device_plugin::inventory::Last;
@@ -251,20 +251,9 @@ impl Node {
     }
 
     fn claim_view<'a>(&'a self, entry: &'a Entry) -> ClaimView<'a> {
-        let phase = if !entry.is_unused() {
-            if entry.claim.is_prepared() {
-                Phase::Prepared
-            } else {
-                Phase::Preparing
-            }
-        } else if entry.blocking().next().is_none() && entry.claim.abandoned().next().is_some() {
-            Phase::Abandoned
-        } else {
-            Phase::Unpreparing
-        };
         ClaimView {
             claim: &entry.claim,
-            phase,
+            phase: entry.phase(),
             pods: entry.pods(),
             waits: self.waits(entry),
         }
@@ -361,6 +350,37 @@ impl Node {
     pub fn claims_in_use(&self) -> (BTreeMap<DriverName, usize>, usize) {
         let in_use = &self.dra.claims.in_use;
         (in_use.by_driver.clone(), in_use.all)
+    }
+
+    /// How many claims there are, by how far they are; and how many of those that are being prepared wait for a driver that
+    /// is not connected.
+    pub fn claim_counts(&self) -> (BTreeMap<Phase, usize>, usize) {
+        let claims = &self.dra.claims;
+        let is_away = |(driver, preparation): (&DriverName, &Preparation)| {
+            preparation.state == PreparationState::Pending && self.dra.drivers.serving(driver).is_none()
+        };
+        let preparing = claims.preparing.iter().filter_map(|uid| claims.entries.get(uid));
+        let waiting = preparing.filter(|entry| entry.claim.preparations.iter().any(is_away));
+        (claims.phases.clone(), waiting.count())
+    }
+
+    /// How many containers use a device that its driver calls unhealthy.
+    pub fn containers_with_unhealthy_devices(&self, driver: &DriverName) -> usize {
+        let known = self.dra.drivers.drivers.get(driver);
+        let mut containers = BTreeSet::new();
+        for device in known.into_iter().flat_map(|known| known.health.unhealthy()) {
+            let claims = self.dra.claims.using(driver, device);
+            let pods = claims.flat_map(|entry| &entry.holders);
+            for pod in pods.filter_map(|pod| self.ledger.pods.get(pod)) {
+                let uses_it = |container: &str| {
+                    let mut used = self.used_devices(&pod.uid, container);
+                    used.any(|(_, _, of, used)| of == driver && used.is_at(device))
+                };
+                let named = pod.claim_uses.iter().map(|each| each.container.as_str());
+                containers.extend(named.filter(|each| uses_it(each)).map(|each| (&pod.uid, each)));
+            }
+        }
+        containers.len()
     }
 
     /// How many devices a driver reports, by how they are; those that have expired meanwhile count until [`Node::tick`].

@@ -880,6 +880,62 @@ fn plugins_that_are_refused_are_remembered_while_they_are_there_and_not_too_many
 }
 
 #[test]
+fn claims_are_counted_by_how_far_they_are() {
+    let mut node = Node::default();
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    let counts = |node: &Node| {
+        let (phases, waiting) = node.claim_counts();
+        let of = |phase: Phase| phases.get(&phase).copied().unwrap_or(0);
+        let [preparing, prepared] = [Phase::Preparing, Phase::Prepared].map(of);
+        (
+            waiting,
+            preparing,
+            prepared,
+            of(Phase::Unpreparing),
+            of(Phase::Abandoned),
+        )
+    };
+    let request = pod_with("p", &[on("d0")]);
+    let id = reserve(&mut node, &request);
+    assert_eq!(counts(&node), (0, 1, 0, 0, 0));
+    node.link_lost(connection, START);
+    assert_eq!(counts(&node), (1, 1, 0, 0, 0), "its driver is away");
+    node.link_up(connection, START);
+    prepare(&mut node, id);
+    node.begin_commit(id, &request, Vec::new()).unwrap();
+    node.finish_commit(id);
+    assert_eq!(counts(&node), (0, 0, 1, 0, 0));
+    node.driver_deregistered(connection, START);
+    release(&mut node, "p");
+    assert_eq!(counts(&node), (0, 0, 0, 1, 0));
+    node.abandon(&"p".into(), &"d0".into());
+    assert_eq!(counts(&node), (0, 0, 0, 0, 1));
+    connect_driver(&mut node, "d0", "0.sock");
+    rest(&mut node);
+    assert_eq!(counts(&node), (0, 0, 0, 0, 0));
+}
+
+#[test]
+fn containers_with_unhealthy_devices_are_counted_once_each() {
+    let mut node = Node::default();
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    let two = claim_of("k", "c", &[("d0", "a", &[]), ("d0", "b", &[])]);
+    for pod in ["p", "q"] {
+        admit_with(&mut node, &pod_with(pod, std::slice::from_ref(&two)));
+    }
+    let ill = |node: &Node| node.containers_with_unhealthy_devices(&"d0".into());
+    assert_eq!(ill(&node), 0);
+    let unhealthy = ["a", "b", "unused"].map(|device| report(device, DeviceHealth::Unhealthy));
+    node.health_reported(connection, unhealthy.to_vec(), START);
+    assert_eq!(ill(&node), 2, "two devices, two pods with one container each");
+    release(&mut node, "q");
+    assert_eq!(ill(&node), 1);
+    let well = ["a", "b"].map(|device| report(device, DeviceHealth::Healthy));
+    node.health_reported(connection, well.to_vec(), START);
+    assert_eq!(ill(&node), 0);
+}
+
+#[test]
 fn background_calls_of_a_driver_are_bounded() {
     let claims: Vec<Claim> = (0..MOST_CLAIMS * MOST_CALLS + 1)
         .map(|number| imported_claim(&format!("c{number}"), &[]))

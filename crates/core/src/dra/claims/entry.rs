@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use super::claim::UNPREPARE;
 use super::{Claim, FIRST_PAUSE_MS, Failure, LONGEST_PAUSE_MS, Operation, Preparation, PreparationState};
+use crate::dra::view::Phase;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, Moment, PodUid};
 
 /// What is known of a driver's part of a claim besides the record.
@@ -61,6 +62,8 @@ pub(crate) struct Entry {
     pub(super) left: Option<PodUid>,
     /// Whether it counts in `in_use`.
     pub(super) counts: bool,
+    /// As what it counts in `phases`.
+    pub(super) counted: Option<Phase>,
 }
 
 impl Entry {
@@ -83,6 +86,18 @@ impl Entry {
             deleting: false,
             left: None,
             counts: false,
+            counted: None,
+        }
+    }
+
+    /// How far it is.
+    pub(crate) fn phase(&self) -> Phase {
+        match (self.is_unused(), self.claim.is_prepared()) {
+            (false, true) => Phase::Prepared,
+            (false, false) => Phase::Preparing,
+            (true, _) if self.blocking().next().is_some() => Phase::Unpreparing,
+            (true, _) if self.claim.abandoned().next().is_some() => Phase::Abandoned,
+            (true, _) => Phase::Unpreparing,
         }
     }
 
