@@ -201,6 +201,7 @@ impl Agent {
             metrics.clone(),
             tasks.clone(),
             stop.clone(),
+            config.limits.bytes_per_driver,
         );
         tasks.spawn(claims.clone().run());
         let inner = Inner {

@@ -51,6 +51,8 @@ pub struct Limits {
     pub path_bytes: usize,
     /// Memory that a DRA driver can fill for a claim, roughly. Default: 128 KiB.
     pub claim_bytes: usize,
+    /// Memory that a DRA driver can fill for all claims together, roughly. Default: 256 MiB.
+    pub bytes_per_driver: usize,
     /// Memory that the plugins of one process can fill: with their lists, and as much with the answers that pods keep of
     /// their resources. Default: 256 MiB.
     pub bytes_per_plugin: usize,
@@ -76,6 +78,7 @@ impl Default for Limits {
             env_bytes: 128 << 10,
             path_bytes: 4095,
             claim_bytes: 128 << 10,
+            bytes_per_driver: 256 << 20,
             bytes_per_plugin: 256 << 20,
         }
     }
@@ -103,10 +106,11 @@ impl Limit {
     pub const ENV_BYTES: Self = Self("envBytes");
     pub const PATH_BYTES: Self = Self("pathBytes");
     pub const CLAIM_BYTES: Self = Self("claimBytes");
+    pub const BYTES_PER_DRIVER: Self = Self("bytesPerDriver");
     pub const BYTES_PER_PLUGIN: Self = Self("bytesPerPlugin");
 
     /// Every one of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::CONNECTIONS_PER_UID,
         Self::CALLERS_PER_UID,
         Self::REQUEST_BYTES,
@@ -124,6 +128,7 @@ impl Limit {
         Self::ENV_BYTES,
         Self::PATH_BYTES,
         Self::CLAIM_BYTES,
+        Self::BYTES_PER_DRIVER,
         Self::BYTES_PER_PLUGIN,
     ];
 

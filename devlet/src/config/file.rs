@@ -105,6 +105,7 @@ struct LimitSettings {
     env_bytes: usize,
     path_bytes: usize,
     claim_bytes: usize,
+    bytes_per_driver: usize,
     bytes_per_plugin: usize,
 }
 
@@ -183,6 +184,7 @@ impl Default for LimitSettings {
             env_bytes,
             path_bytes,
             claim_bytes,
+            bytes_per_driver,
             bytes_per_plugin,
         } = Limits::default();
         Self {
@@ -206,6 +208,7 @@ impl Default for LimitSettings {
             env_bytes,
             path_bytes,
             claim_bytes,
+            bytes_per_driver,
             bytes_per_plugin,
         }
     }
@@ -297,6 +300,7 @@ impl Settings {
             env_bytes: limits.env_bytes,
             path_bytes: limits.path_bytes,
             claim_bytes: limits.claim_bytes,
+            bytes_per_driver: limits.bytes_per_driver,
             bytes_per_plugin: limits.bytes_per_plugin,
         };
         config
@@ -360,7 +364,7 @@ onReboot: release
 limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, preface: 10s, drain: 11s, requestBytes: 12, manifestBytes: 13,
   registrationBytes: 14, listBytes: 15, answerBytes: 16, registrationsPerMinute: 17, plugins: 18,
   resourcesPerPlugin: 19, devicesPerResource: 20, idBytes: 21, listsPerSecond: 22, entriesPerAnswer: 23, envBytes: 24,
-  pathBytes: 25, bytesPerPlugin: 26, claimBytes: 27}
+  pathBytes: 25, bytesPerPlugin: 26, claimBytes: 27, bytesPerDriver: 29}
 ";
         let settings = Settings::parse(text).unwrap();
         let config = settings.node("/srv/node".into());
@@ -414,6 +418,7 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, prefa
             env_bytes: 24,
             path_bytes: 25,
             claim_bytes: 27,
+            bytes_per_driver: 29,
             bytes_per_plugin: 26,
         };
         assert_eq!(config.limits, limits);

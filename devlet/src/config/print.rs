@@ -138,6 +138,7 @@ const MEANINGS: &[(&str, &str)] = &[
         "limits.claimBytes",
         "Memory that a DRA driver can fill for a claim, roughly: with names of devices and CDI devices.",
     ),
+    ("limits.bytesPerDriver", "The same for all claims together."),
     (
         "limits.bytesPerPlugin",
         "Memory that the plugins of one process can fill: with lists, and as much with the answers that pods keep.",

@@ -451,7 +451,8 @@ mod tests {
     fn no_drivers(store: &Store) -> Claims<Drivers> {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let drivers = Drivers::new(Arc::new(Config::new("")));
-        Claims::new(store.clone(), drivers, Metrics::default(), tasks, stop)
+        let metrics = Metrics::default();
+        Claims::new(store.clone(), drivers, metrics, tasks, stop, usize::MAX)
     }
 
     /// A plugin that gives up for its caller when it is called, and then answers or not.

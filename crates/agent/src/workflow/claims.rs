@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use devlet_core::dra::claims::{Call, Operation};
+use devlet_core::dra::claims::{Call, Operation, PreparedDevice};
 use devlet_core::dra::view::{Reason, Wait, listed};
 use devlet_core::{CallId, ClaimUid, DriverName, Moment, Node, PodUid, ReserveError};
 use futures_util::StreamExt as _;
@@ -21,7 +21,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::dra::{DriverCallError, DriverCalls};
+use crate::dra::{DriverCallError, DriverCalls, Prepared};
+use crate::limits::Limit;
 use crate::metrics::{ClaimOperation, Metrics};
 use crate::store::{Held, Store, WriteError};
 
@@ -59,6 +60,8 @@ struct Inner<D> {
     tasks: TaskTracker,
     stop: CancellationToken,
     hurry: Notify,
+    /// Memory that a driver can fill.
+    bytes_per_driver: usize,
 }
 
 impl<D> Clone for Claims<D> {
@@ -133,13 +136,14 @@ impl Calls {
 }
 
 impl<D: DriverCalls + 'static> Claims<D> {
-    /// Calls drivers by these means, for the claims of this node.
+    /// Calls drivers by these means, for the claims of this node. None may fill more memory than that.
     pub fn new(
         store: Store,
         drivers: D,
         metrics: Metrics,
         tasks: TaskTracker,
         stop: CancellationToken,
+        bytes_per_driver: usize,
     ) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -149,6 +153,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
                 tasks,
                 stop,
                 hurry: Notify::new(),
+                bytes_per_driver,
             }),
         }
     }
@@ -365,6 +370,35 @@ impl<D: DriverCalls + 'static> Claims<D> {
 }
 
 impl<D: DriverCalls> Inner<D> {
+    /// What a driver prepared, without that for which it takes too much memory.
+    fn within_limit(&self, node: &Node, driver: &DriverName, results: Prepared) -> Prepared {
+        let most = self.bytes_per_driver;
+        let (before, mut new) = (node.memory_with(driver, &ClaimUid::from(""), &[]), 0);
+        let mut fits = |uid: &ClaimUid, devices: Vec<PreparedDevice>| {
+            let memory = node.memory_with(driver, uid, &devices) + new;
+            let checked = Limit::BYTES_PER_DRIVER.check(memory, most, || {
+                format!("too much: with it, all that the driver has prepared takes {memory} bytes of memory")
+            });
+            match checked {
+                Ok(()) => {
+                    new = memory.saturating_sub(before);
+                    Ok(devices)
+                }
+                Err(over) => {
+                    self.metrics.limit_hit(over.limit.name());
+                    Err(over.to_string())
+                }
+            }
+        };
+        let results = results.into_iter();
+        results
+            .map(|(uid, result)| {
+                let result = result.and_then(|devices| fits(&uid, devices));
+                (uid, result)
+            })
+            .collect()
+    }
+
     async fn call(&self, call: Call) {
         let ending = Ending {
             store: &self.store,
@@ -381,6 +415,7 @@ impl<D: DriverCalls> Inner<D> {
         match call.operation {
             Operation::Prepare => match self.drivers.prepare(&call, deadline).await {
                 Ok(results) => ending.tell(|node, now| {
+                    let results = self.within_limit(node, &call.driver, results);
                     failures = node.prepared(call.id, results, is_cdi_name, now);
                 }),
                 Err(error) => failed(error, ending),

@@ -72,8 +72,7 @@ pub(crate) struct Claims {
     failing: BTreeMap<DriverName, BTreeSet<ClaimUid>>,
     to_write: BTreeSet<ClaimUid>,
     done: BTreeSet<ClaimUid>,
-    /// Who uses a device.
-    devices: BTreeMap<DriverName, BTreeMap<PoolDevice, BTreeSet<ClaimUid>>>,
+    devices: DeviceIndex,
     pub(crate) in_use: InUse,
     pub(crate) phases: BTreeMap<Phase, usize>,
     /// Claims that are being prepared.
@@ -900,9 +899,25 @@ impl Claims {
         }
     }
 
+    /// What memory a driver would fill with these devices for a claim, and all that it has prepared for others.
+    pub(crate) fn memory_with(
+        &self,
+        driver: &DriverName,
+        uid: &ClaimUid,
+        devices: &[PreparedDevice],
+    ) -> usize {
+        let memory = |devices: &[PreparedDevice]| devices.iter().map(PreparedDevice::memory).sum::<usize>();
+        let preparations = self.entries.get(uid).map(|entry| &entry.claim.preparations);
+        let known = preparations.and_then(|preparations| preparations.get(driver));
+        let before = known.map_or(0, |known| memory(&known.devices));
+        let all = self.devices.bytes.get(driver).copied().unwrap_or(0);
+        all.saturating_sub(before) + memory(devices)
+    }
+
     /// The claims that use a device.
     pub(crate) fn using(&self, driver: &DriverName, device: &PoolDevice) -> impl Iterator<Item = &Entry> {
-        let uids = self.devices.get(driver).and_then(|devices| devices.get(device));
+        let of_driver = self.devices.users.get(driver);
+        let uids = of_driver.and_then(|devices| devices.get(device));
         uids.into_iter().flatten().filter_map(|uid| self.entries.get(uid))
     }
 
@@ -999,30 +1014,48 @@ impl Claims {
     }
 }
 
-type DeviceIndex = BTreeMap<DriverName, BTreeMap<PoolDevice, BTreeSet<ClaimUid>>>;
+/// Who uses a device, and what memory the devices of a driver take.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct DeviceIndex {
+    users: BTreeMap<DriverName, BTreeMap<PoolDevice, BTreeSet<ClaimUid>>>,
+    bytes: BTreeMap<DriverName, usize>,
+}
 
 fn index_devices(index: &mut DeviceIndex, uid: &ClaimUid, driver: &DriverName, devices: &[PreparedDevice]) {
     for device in devices {
-        let devices = index.entry(driver.clone()).or_default();
-        devices.entry(device.place()).or_default().insert(uid.clone());
+        let users = index.users.entry(driver.clone()).or_default();
+        users.entry(device.place()).or_default().insert(uid.clone());
+        *index.bytes.entry(driver.clone()).or_default() += device.memory();
     }
 }
 
 fn unindex_devices(index: &mut DeviceIndex, uid: &ClaimUid, driver: &DriverName, devices: &[PreparedDevice]) {
-    let Some(of_driver) = index.get_mut(driver) else {
+    let Some(of_driver) = index.users.get_mut(driver) else {
         return;
     };
     for device in devices {
         remove(of_driver, &device.place(), uid);
     }
     if of_driver.is_empty() {
-        index.remove(driver);
+        index.users.remove(driver);
+        index.bytes.remove(driver);
+    } else if let Some(bytes) = index.bytes.get_mut(driver) {
+        let freed: usize = devices.iter().map(PreparedDevice::memory).sum();
+        *bytes = bytes.saturating_sub(freed);
     }
 }
 
 impl PreparedDevice {
     pub(crate) fn is_at(&self, place: &PoolDevice) -> bool {
         self.pool == place.pool && self.device == place.device
+    }
+
+    /// What it takes, roughly.
+    pub fn memory(&self) -> usize {
+        const ENTRY: usize = 64;
+        let names = self.requests.iter().chain(&self.cdi_devices);
+        let names: usize = names.map(|name| name.len() + ENTRY).sum();
+        ENTRY + self.pool.len() + self.device.len() + self.share.as_ref().map_or(0, String::len) + names
     }
 
     /// Where it is.

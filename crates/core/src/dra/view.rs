@@ -352,6 +352,11 @@ impl Node {
         (in_use.by_driver.clone(), in_use.all)
     }
 
+    /// What memory a driver would fill with these devices for a claim, and all that it has prepared for others.
+    pub fn memory_with(&self, driver: &DriverName, claim: &ClaimUid, devices: &[PreparedDevice]) -> usize {
+        self.dra.claims.memory_with(driver, claim, devices)
+    }
+
     /// How many claims there are, by how far they are; and how many of those that are being prepared wait for a driver that
     /// is not connected.
     pub fn claim_counts(&self) -> (BTreeMap<Phase, usize>, usize) {

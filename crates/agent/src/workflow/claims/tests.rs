@@ -122,6 +122,11 @@ impl Bed {
     }
 
     fn on(directory: tempfile::TempDir, boot: &str) -> Self {
+        Self::limited(directory, boot, usize::MAX)
+    }
+
+    /// Whose drivers may fill so much memory.
+    fn limited(directory: tempfile::TempDir, boot: &str, bytes_per_driver: usize) -> Self {
         let options = OpenOptions::new(directory.path().join("state.redb"), boot);
         let (store, _) = Store::open(options).unwrap();
         let now = store.now();
@@ -149,6 +154,7 @@ impl Bed {
             Metrics::default(),
             tasks.clone(),
             stop.clone(),
+            bytes_per_driver,
         );
         let mut bed = Self {
             directory,
@@ -680,6 +686,34 @@ async fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
     );
     asked.done();
     bed.nothing_known().await;
+}
+
+#[tokio::test]
+async fn what_a_driver_may_fill_for_all_claims_together_is_limited() {
+    // A device of these takes 220 bytes.
+    let mut bed = Bed::limited(tempfile::tempdir().unwrap(), "boot-1", 300);
+    bed.run();
+    let both = pod("a", &[("c1", &[GPU]), ("c2", &[GPU])]);
+    let admission = bed.admit_by(&both, soon());
+    bed.asked().await.done();
+    let refused = admission.await.unwrap().unwrap_err().to_string();
+    assert_eq!(
+        refused.matches("limits.bytesPerDriver allows 300").count(),
+        1,
+        "the first one fits: {refused}"
+    );
+    assert!(refused.contains("driver gpu.acme.com reports for ResourceClaim default/c2: too much"));
+    // Both are unprepared, and there is room again.
+    while !bed.known().is_empty() {
+        let gone = bed.store.clone();
+        let mut changes = gone.changed();
+        tokio::select! {
+            asked = bed.asked.recv() => asked.unwrap().done(),
+            _ = changes.changed() => {}
+        }
+    }
+    let pod = bed.admitted(&pod("a", &[("c2", &[GPU]), ("c3", &[NIC])])).await;
+    assert_eq!(pod.claims.len(), 2, "each driver has its own");
 }
 
 #[tokio::test]
