@@ -56,6 +56,10 @@ impl Counted {
         self.inner.read(offset, out)
     }
 
+    pub(crate) fn length(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
     pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
         self.inner.set_len(len)
     }
@@ -88,7 +92,7 @@ impl Behind {
 
 impl StorageBackend for Behind {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.inner().len()?.saturating_sub(self.first))
+        Ok(self.file.length()?.saturating_sub(self.first))
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {

@@ -434,10 +434,15 @@ impl Place {
         if !Journal::is_in(&file)? {
             return self.open_without_journal(file, migrations);
         }
-        let unread = Journal::open(Arc::clone(&file))?;
-        let (database, mut repaired) = verified(file, journal::LENGTH)?;
+        Journal::check(&file)?;
+        if file.length()? <= journal::LENGTH {
+            // The database would take that for a new file, and grow it.
+            return Err(LoadError::Unreadable("it ends with its journal".into()));
+        }
+        // This locks the file: before it, another process may still write to the journal.
+        let (database, mut repaired) = verified(Arc::clone(&file), journal::LENGTH)?;
         let taken_over = taken_over(&database)?;
-        let (journal, records) = unread.read(taken_over)?;
+        let (journal, records) = Journal::open(file)?.read(taken_over)?;
         let mut database = Database {
             database,
             journal,

@@ -97,19 +97,27 @@ impl Journal {
         Ok(&magic != b"redb")
     }
 
-    /// The journal of a file, and what is in it that the database does not have.
+    /// The journal of a file that nobody else can be writing to.
     pub(crate) fn open(file: Arc<Counted>) -> Result<Unread, JournalError> {
+        let salt = Self::check(&file)?;
         let mut all = vec![0; length()];
         file.read(0, &mut all)?;
-        if !all.starts_with(MAGIC) {
+        Ok(Unread { file, salt, all })
+    }
+
+    /// Whether a file begins as one with a journal does; the salt. This never changes.
+    pub(crate) fn check(file: &Counted) -> Result<[u8; SALT], JournalError> {
+        let mut first = [0; SECTOR];
+        file.read(0, &mut first)?;
+        if !first.starts_with(MAGIC) {
             return Err(JournalError::Foreign);
         }
         let mut salt = [0; SALT];
-        salt.copy_from_slice(&all[MAGIC.len()..MAGIC.len() + SALT]);
-        if all[MAGIC.len() + SALT..][..HASH] != hash(&salt, &[MAGIC]) {
+        salt.copy_from_slice(&first[MAGIC.len()..MAGIC.len() + SALT]);
+        if first[MAGIC.len() + SALT..][..HASH] != hash(&salt, &[MAGIC]) {
             return Err(JournalError::Header);
         }
-        Ok(Unread { file, salt, all })
+        Ok(salt)
     }
 
     /// The last record's number.

@@ -1,7 +1,13 @@
 //! Every row of the table in `open.rs`, and reboots.
 
+use std::io;
+use std::ops::Bound;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use devlet_core::Blocked;
 use devlet_kubelet_files::Format;
+use redb::{BackendError, StorageBackend};
 
 use super::disk::Disk;
 use super::*;
@@ -304,6 +310,7 @@ fn damage(root: &Root, how: &str) {
     match how {
         "empty" => bytes.clear(),
         "cut" => bytes.truncate(100),
+        "journal" => bytes.truncate(journal::LENGTH as usize),
         "text" => bytes = b"this is no database".to_vec(),
         "ones" => bytes.iter_mut().skip(64).for_each(|byte| *byte = 0xff),
         "zeros" => bytes.iter_mut().skip(4096).for_each(|byte| *byte = 0),
@@ -314,7 +321,7 @@ fn damage(root: &Root, how: &str) {
 
 #[tokio::test]
 async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_new_is_admitted() {
-    for how in ["empty", "cut", "text", "ones", "zeros"] {
+    for how in ["empty", "cut", "journal", "text", "ones", "zeros"] {
         let root = root_with_a_pod().await;
         damage(&root, how);
         let damaged = std::fs::read(root.database()).unwrap();
@@ -335,6 +342,71 @@ async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_
         );
         assert_eq!(devices(&store, "a"), ["00"], "{how}");
     }
+}
+
+/// A file of which it is known what was read when it was locked.
+#[derive(Debug)]
+struct Watched {
+    file: FileBackend,
+    /// The reads before it was locked, by their lengths.
+    unlocked: Arc<Mutex<Vec<usize>>>,
+    is_locked: AtomicBool,
+}
+
+impl StorageBackend for Watched {
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        if !self.is_locked.load(Ordering::Relaxed) {
+            self.unlocked.lock().unwrap().push(out.len());
+        }
+        self.file.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write(offset, data)
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.file.close()
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.is_locked.store(true, Ordering::Relaxed);
+        self.file.try_lock_range(start, end)
+    }
+}
+
+#[tokio::test]
+async fn a_journal_is_not_read_while_another_process_may_write_it() {
+    let root = root_with_a_pod().await;
+    let unlocked: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let mut options = root.options();
+    options.storage = Storage::new({
+        let unlocked = Arc::clone(&unlocked);
+        move |file| {
+            Box::new(Watched {
+                file,
+                unlocked: Arc::clone(&unlocked),
+                is_locked: AtomicBool::new(false),
+            })
+        }
+    });
+    let (store, _) = Store::open(options).unwrap();
+    assert_eq!(devices(&store, "a"), ["00"]);
+    let unlocked = unlocked.lock().unwrap();
+    // The mark at the beginning, which never changes.
+    assert!(unlocked.iter().all(|length| *length <= 512), "{unlocked:?}");
 }
 
 #[tokio::test]
