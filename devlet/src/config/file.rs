@@ -231,15 +231,39 @@ impl Settings {
             return Ok(Self::default());
         }
         let settings: Self = serde_saphyr::from_str(text).map_err(|error| {
-            let text = error.without_snippet().to_string();
-            match nearest(&text) {
-                Some(key) => anyhow::anyhow!("{text}; did you mean {key}?"),
-                None => anyhow::anyhow!(text),
+            let complaint = error.without_snippet().to_string();
+            if let Some(key) = nearest(&complaint) {
+                return anyhow::anyhow!("{complaint}; did you mean {key}?");
+            }
+            let complaint = complaint
+                .replace("invalid u64", "not a whole number")
+                .replace("invalid u32", "not a whole number");
+            match key_of(&complaint, text) {
+                Some(key) => anyhow::anyhow!("{key}: {complaint}"),
+                None => anyhow::anyhow!(complaint),
             }
         })?;
+        settings.names_are_names()?;
         lets_something_through("deadlines", &serde_json::to_value(&settings.deadlines)?)?;
         lets_something_through("limits", &serde_json::to_value(&settings.limits)?)?;
         Ok(settings)
+    }
+
+    /// Nothing is called nothing.
+    fn names_are_names(&self) -> anyhow::Result<()> {
+        let deadlines = &self.deadlines;
+        for (key, name) in (deadlines.allocate_by_resource.keys())
+            .map(|name| ("deadlines.allocateByResource", name))
+            .chain((deadlines.prepare_by_driver.keys()).map(|name| ("deadlines.prepareByDriver", name)))
+            .chain(self.foreign.iter().map(|name| ("foreign", name)))
+            .chain((self.access.register.iter()).map(|rule| ("access.register.resource", &rule.resource)))
+        {
+            anyhow::ensure!(
+                !name.trim().is_empty(),
+                "{key}: a name is empty; write one, or a pattern such as acme.com/*"
+            );
+        }
+        Ok(())
     }
 
     /// The node that these settings describe.
@@ -323,6 +347,21 @@ fn nearest(complaint: &str) -> Option<&str> {
         .filter(|(likeness, _)| *likeness > 0.75)
         .max_by(|one, other| one.0.total_cmp(&other.0))
         .map(|(_, key)| key)
+}
+
+/// The key in front of the value that serde complains about, of which it says only where it is.
+fn key_of<'a>(complaint: &str, text: &'a str) -> Option<&'a str> {
+    let (_, place) = complaint.rsplit_once(" at line ")?;
+    let (line, column) = place.split_once(", column ")?;
+    let line = text.lines().nth(line.parse::<usize>().ok()?.checked_sub(1)?)?;
+    let (end, _) = line
+        .char_indices()
+        .nth(column.parse::<usize>().ok()?.checked_sub(1)?)?;
+    let before = line[..end].trim_end().strip_suffix(':')?;
+    let key = before
+        .rsplit(|character: char| !character.is_alphanumeric())
+        .next();
+    key.filter(|key| !key.is_empty())
 }
 
 /// A limit or a deadline of zero would turn everybody away, and leaving one out is no way to be rid of it.
@@ -476,6 +515,47 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, prefa
             assert!(problem.contains(key), "{problem}");
         }
         assert!(Settings::parse("limits: {drain: 0s}\nwait: 0s").is_ok());
+    }
+
+    #[test]
+    fn a_number_that_is_none_is_refused_with_its_key() {
+        for (text, said) in [
+            (
+                "limits: {plugins: abc}",
+                "plugins: not a whole number at line 1, column 19",
+            ),
+            (
+                "limits:\n  callersPerUid: -1",
+                "callersPerUid: not a whole number at line 2, column 18",
+            ),
+            ("limits: {listsPerSecond: 1.5}", "listsPerSecond: "),
+            ("wait: soon", "wait: "),
+        ] {
+            let problem = Settings::parse(text).unwrap_err().to_string();
+            assert!(problem.starts_with(said), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_empty_is_refused_with_its_key() {
+        for (text, key) in [
+            (
+                "deadlines: {allocateByResource: {'': 1s}}",
+                "deadlines.allocateByResource: ",
+            ),
+            (
+                "deadlines: {prepareByDriver: {' ': 1s}}",
+                "deadlines.prepareByDriver: ",
+            ),
+            ("foreign: ['']", "foreign: "),
+            (
+                "access: {register: [{resource: '', uids: [1]}]}",
+                "access.register.resource: ",
+            ),
+        ] {
+            let problem = Settings::parse(text).unwrap_err().to_string();
+            assert!(problem.starts_with(key), "{problem}");
+        }
     }
 
     #[test]
