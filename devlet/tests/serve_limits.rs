@@ -461,7 +461,8 @@ fn a_plugin_for_which_there_is_no_place_is_told_which_limit_it_is() {
 
 #[test]
 fn without_descriptors_to_spare_nobody_gets_in_and_pods_go_on() {
-    let mut neighbours = Neighbourhood::with_descriptors(64);
+    let mut neighbours = Neighbourhood::new();
+    neighbours.limit_descriptors(64);
     let socket = neighbours.kubelet_socket();
     let all: Vec<UnixStream> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     while neighbours.usage().descriptors < 64 {
@@ -471,5 +472,22 @@ fn without_descriptors_to_spare_nobody_gets_in_and_pods_go_on() {
     drop(all);
     let _plugin = Plugin::registered(&neighbours.bad(1));
     neighbours.until_capacity(BAD, 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn with_few_descriptors_one_user_cannot_take_them_all() {
+    let mut neighbours = Neighbourhood::with_descriptors(64);
+    let sockets = neighbours.sockets();
+    let all: Vec<UnixStream> = (0..200)
+        .map(|number| UnixStream::connect(&sockets[number % 2]).unwrap())
+        .collect();
+    neighbours.pods_go_on();
+    assert!(neighbours.usage().descriptors < 64, "{:?}", neighbours.usage());
+    assert!(neighbours.hits("connectionsPerUid") > 0 && neighbours.hits("callersPerUid") > 0);
+    let _plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
+    drop(all);
     neighbours.unharmed();
 }

@@ -10,6 +10,7 @@
 //! there. A second signal does not wait for a clean stop.
 
 mod banner;
+mod descriptors;
 mod http;
 mod log;
 pub(crate) mod sample;
@@ -71,13 +72,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     settings.log = args.log.unwrap_or(settings.log);
     settings.log_level = args.log_level.or(settings.log_level);
     log::start(&settings, args.sample)?;
-    raise_descriptor_limit();
+    let files = descriptors::raise();
     let root = root(settings.root_dir.as_deref(), args.sample)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start")?;
-    runtime.block_on(serve(&settings, &root, args.sample))?;
+    runtime.block_on(serve(&settings, &root, args.sample, files))?;
     if let Some(fresh) = root.fresh {
         let path = fresh.path().to_owned();
         fresh
@@ -87,16 +88,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Fine)
 }
 
-async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result<()> {
+async fn serve(settings: &Settings, root: &Root, sample: bool, files: usize) -> anyhow::Result<()> {
     // Before anything else: a signal that comes early must not cut the start in two.
     let mut signals = Signals::new().context("cannot wait for signals")?;
     let web = match settings.http {
         Some(address) => Some(listen(address).await?),
         None => None,
     };
-    let (agent, report) = Agent::start(settings.node(root.path.clone()))
-        .await
-        .map_err(|error| explained(&error))?;
+    let mut config = settings.node(root.path.clone());
+    descriptors::fit(&mut config.limits, files);
+    let (agent, report) = Agent::start(config).await.map_err(|error| explained(&error))?;
     if let Err(error) = host::serve(&agent, &report) {
         // Nothing has been answered yet.
         let _ = stop(&agent).await;
@@ -139,19 +140,6 @@ async fn serve(settings: &Settings, root: &Root, sample: bool) -> anyhow::Result
         samples.stop().await;
     }
     stopped
-}
-
-/// Every plugin and caller takes a descriptor. The lower limit is there for programs that use `select`.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
-    }
 }
 
 /// An error if what was answered is not where the next start looks for it.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use devlet_client::{Client, v1};
 use devlet_testkit::{Device, PATIENCE, Plugin, Script};
+use rustix::process::{Pid, Resource, Rlimit};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -98,6 +99,16 @@ impl Neighbourhood {
         all.pods_go_on();
         all.before = all.usage();
         all
+    }
+
+    /// From here on, it may open no more files than these.
+    pub(crate) fn limit_descriptors(&self, most: u64) {
+        let pid = Pid::from_raw(self.daemon.child.id() as i32).unwrap();
+        let limit = Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        rustix::process::prlimit(Some(pid), Resource::Nofile, limit).unwrap();
     }
 
     pub(crate) fn root(&self) -> &Path {
