@@ -10,6 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::store::Store;
 
+/// Between two looks at whether a grace period begins or ends another time.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
 /// How many devices of each known resource there are.
 pub type Capacities = BTreeMap<ResourceName, Capacity>;
 
@@ -51,8 +54,10 @@ pub(crate) async fn end_graces(store: Store, stop: CancellationToken) {
             (None, _) => None,
         };
         tokio::select! {
-            changed = changes.changed() => if changed.is_err() {
-                return;
+            changed = changes.changed() => match changed {
+                // Nearly all changes are about something else: they are looked at together.
+                Ok(()) => tokio::time::sleep(LOOK_PAUSE).await,
+                Err(_) => return,
             },
             end = passed(next) => {
                 store.update(|node| node.grace_ended(end));

@@ -512,17 +512,19 @@ impl Devlet for Host {
                 ended = admission(&agent, &request, deadline, &give_up, &sender) => ended,
                 () = caller_leaves => return,
             };
-            match &ended {
-                Ok(_) => tracing::info!(pod = %request.uid, "pod admitted"),
-                Err(status) => {
-                    tracing::info!(pod = %request.uid, reason = status.message(), "pod is not admitted");
-                }
-            }
+            let refused = ended.as_ref().err().map(|status| status.message().to_owned());
             let event = ended.map(|pod| v1::AdmitEvent {
                 event: Some(v1::admit_event::Event::Admitted(pod)),
             });
             // If nobody is there any longer, the pod is found admitted when it is admitted again.
             let _ = sender.send(event).await;
+            drop(sender);
+            // Whoever waits for the answer does not wait for the log.
+            tokio::task::yield_now().await;
+            match refused {
+                None => tracing::info!(pod = %request.uid, "pod admitted"),
+                Some(reason) => tracing::info!(pod = %request.uid, reason, "pod is not admitted"),
+            }
         });
         // The answer begins with its first event: an admission that need not wait wakes its caller once, not twice.
         let first = events

@@ -74,7 +74,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     log::start(&settings, args.sample)?;
     let files = descriptors::raise();
     let root = root(settings.root_dir.as_deref(), args.sample)?;
+    // More than one: whoever waits for the disk keeps a thread.
+    let threads = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
         .enable_all()
         .build()
         .context("cannot start")?;

@@ -53,6 +53,9 @@ const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors")
 
 const CLAIM_MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
 
+/// More bytes than a change usually has.
+const USUAL: usize = 64 << 10;
+
 const SCHEMA_KEY: &str = "schema";
 const BOOT_ID_KEY: &str = "boot-id";
 const BLOCKED_KEY: &str = "blocked";
@@ -601,6 +604,11 @@ impl Database {
             // What is larger than the journal has no other place.
             if is_written { Ok(()) } else { self.take_over() }
         })
+    }
+
+    /// Whether there is room in the journal for what a change usually is.
+    pub(crate) fn has_room(&self) -> bool {
+        self.journal.room() >= USUAL
     }
 
     /// What is in the journal goes into the database for good, and the journal begins anew: one sync.

@@ -150,6 +150,11 @@ impl Journal {
         self.end == SECTOR
     }
 
+    /// How many bytes there is room for.
+    pub(crate) fn room(&self) -> usize {
+        length().saturating_sub(self.end)
+    }
+
     /// The database has everything up to the last record.
     pub(crate) fn begin_anew(&mut self) {
         self.end = SECTOR;

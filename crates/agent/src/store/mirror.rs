@@ -33,8 +33,9 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::claims_file;
 use super::database::{Hash, InFile, KubeletFile, LoadError, Row, Snapshot, Surroundings};
+use super::desk::{Outbox, settled};
 use super::files;
-use super::writer::{Outbox, Phase, WriteError, settled};
+use super::writer::{Phase, WriteError};
 
 /// Mirrors take at most this part of the time.
 const SHARE_OF_TIME: u32 = 20;
@@ -294,8 +295,7 @@ impl Mirrorer {
     }
 
     fn write(&mut self, rows: &[Row]) -> Result<(), WriteError> {
-        let answer = self.outbox.write(rows.to_vec(), Phase::Nothing);
-        settled(answer.blocking_recv())?;
+        self.outbox.write(rows.to_vec(), Phase::Nothing).wait()?;
         rows.iter().for_each(|row| self.around.follow(row));
         Ok(())
     }

@@ -26,6 +26,7 @@ mod backend;
 mod claim_record;
 mod claims_file;
 mod database;
+mod desk;
 mod dump;
 mod files;
 mod import;
@@ -62,11 +63,12 @@ pub use writer::WriteError;
 
 use claims_file::ImportedClaims;
 use database::{KubeletFile, Row};
+use desk::{Outbox, Written, settled};
 use import::Imported;
 use mirror::{Call, Doorbell};
 use record::ResourceRecord;
 use statistics::Counters;
-use writer::{Answer as Written, Outbox, Phase, Unplaced, settled};
+use writer::{Phase, Unplaced};
 
 /// Tells the time; asked when a store is opened.
 pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
@@ -346,8 +348,14 @@ impl Shared {
         let before = state.node.changes();
         let answer = transition(&mut state);
         let after = state.node.changes();
+        // Whoever is woken wants the lock. Who comes later with an earlier change has nothing new to say.
+        drop(state);
         if after != before {
-            self.latest.send_replace(after);
+            self.latest.send_if_modified(|latest| {
+                let is_news = *latest < after;
+                *latest = after.max(*latest);
+                is_news
+            });
         }
         answer
     }
@@ -641,7 +649,7 @@ fn file_of(reason: &Blocked) -> KubeletFile {
 /// Waits until a change is on disk.
 async fn done(written: Option<Written>) -> Result<(), WriteError> {
     match written {
-        Some(written) => settled(written.await),
+        Some(written) => written.done().await,
         None => Ok(()),
     }
 }

@@ -42,11 +42,12 @@ use super::database::{
     Contents, Database, FIRST_WITH_CLAIMS, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row,
     Surroundings, reason,
 };
+use super::desk::{Desk, Outbox};
 use super::import::{Content, Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, MirroredFile, Mirrorer};
 use super::record::BlockedRecord;
 use super::statistics::Counters;
-use super::writer::{NOTE_PAUSE, Outbox, WriteError, Writer};
+use super::writer::{NOTE_PAUSE, WriteError, Writer};
 use super::{Clock, Shared, State, Steady, Store, Threads, dump, files};
 
 /// How long changes may be missing in the kubelet's file, unless the options say otherwise.
@@ -418,7 +419,6 @@ fn start(
         counters: Arc::clone(&place.counters),
     });
     let (sender, inbox) = mpsc::channel();
-    let outbox = Outbox::new(sender, Arc::clone(&shared));
     let (caller, calls) = mpsc::channel();
     let rung = Arc::new(AtomicBool::new(false));
     let doorbell = Doorbell::new(caller, Arc::clone(&rung));
@@ -434,28 +434,32 @@ fn start(
             seen: None,
         })
     });
-    let mirrorer = Mirrorer {
-        shared: Arc::clone(&shared),
-        outbox: outbox.clone(),
-        files: files.collect(),
-        interval: options.mirror_interval,
-        around: around.clone(),
-        calls,
-        rung,
-    };
     let writer = Writer {
         shared: Arc::clone(&shared),
         place,
         ours: Some(database.identity),
         database: failure.is_none().then_some(database),
-        around,
-        inbox,
+        around: around.clone(),
+        inbox: Some(inbox),
+        left: None,
         doorbell: doorbell.clone(),
         clock,
         // What a start makes of the records is news, too.
         note_due: Some(Instant::now() + NOTE_PAUSE),
+        active: Instant::now(),
     };
     writer.note_health(failure);
+    let desk = Desk::new(writer);
+    let outbox = Outbox::new(sender, Arc::clone(&shared), Arc::clone(&desk));
+    let mirrorer = Mirrorer {
+        shared: Arc::clone(&shared),
+        outbox: outbox.clone(),
+        files: files.collect(),
+        interval: options.mirror_interval,
+        around,
+        calls,
+        rung,
+    };
     let thread = |name: &str, body: Box<dyn FnOnce() + Send>| {
         let started = thread::Builder::new().name(name.into()).spawn(body);
         started.map_err(|source| OpenError::Thread { source })
@@ -464,7 +468,9 @@ fn start(
         writer: outbox,
         mirrorer: doorbell.clone(),
     });
-    thread("devlet-writer", Box::new(move || writer.run()))?;
+    let at_desk = Arc::clone(&desk);
+    let writing = thread("devlet-writer", Box::new(move || at_desk.run()))?;
+    desk.belongs_to(writing.thread());
     thread("devlet-mirror", Box::new(move || mirrorer.run()))?;
     // The file may be of an older version, or absent.
     doorbell.ring();

@@ -1,4 +1,4 @@
-//! The one thread that writes to the database.
+//! What writes to the database: one at a time, see [`super::desk`].
 //!
 //! ```text
 //!   callers ──change──► inbox ──everything queued──► one transaction ──► one sync
@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use devlet_core::dra::claims::Claim;
@@ -32,6 +32,7 @@ use devlet_core::{Blocked, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
 use super::database::{Database, Place, Row, Snapshot, Surroundings};
+use super::desk::Queued;
 use super::files::{self, Identity};
 use super::mirror::Doorbell;
 use super::record::known_resources;
@@ -75,19 +76,25 @@ pub(crate) struct Unplaced {
 
 /// A change on its way to disk.
 pub(crate) struct Change {
-    rows: Vec<Row>,
-    second: SecondPhase,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) second: SecondPhase,
     // After the second phase: whoever sees that no answer comes sees that it was cancelled, too.
-    done: oneshot::Sender<Result<(), WriteError>>,
+    pub(crate) done: oneshot::Sender<Result<(), WriteError>>,
+    pub(crate) queued: Queued,
 }
 
 /// Carried out when the change is on disk; a change that is lost on the way is cancelled.
-struct SecondPhase {
+pub(crate) struct SecondPhase {
     phase: Option<Phase>,
     shared: Arc<Shared>,
 }
 
 impl SecondPhase {
+    pub(crate) fn new(phase: Phase, shared: Arc<Shared>) -> Self {
+        let phase = Some(phase);
+        Self { phase, shared }
+    }
+
     fn is_about_the_node(&self) -> bool {
         !matches!(self.phase, None | Some(Phase::Nothing))
     }
@@ -181,75 +188,6 @@ pub(crate) enum Message {
     Stop(oneshot::Sender<Result<(), Unplaced>>),
 }
 
-/// What became of a change.
-pub(crate) type Answer = oneshot::Receiver<Result<(), WriteError>>;
-
-/// A change that nobody took; dropping it cancels it.
-#[must_use = "a change is cancelled where this is dropped"]
-pub(crate) struct Unsent(
-    #[expect(dead_code, reason = "it is there to be dropped")] Option<SendError<Message>>,
-);
-
-/// The way to the writer.
-#[derive(Debug, Clone)]
-pub(crate) struct Outbox {
-    sender: Sender<Message>,
-    shared: Arc<Shared>,
-}
-
-impl Outbox {
-    pub(crate) fn new(sender: Sender<Message>, shared: Arc<Shared>) -> Self {
-        Self { sender, shared }
-    }
-
-    /// Hands a change over. If there is nobody to take it, it is cancelled, and the answer never comes.
-    pub(crate) fn write(&self, rows: Vec<Row>, phase: Phase) -> Answer {
-        let (answer, unsent) = self.hand_over(rows, phase);
-        drop(unsent);
-        answer
-    }
-
-    /// The same under the lock: changes are written in the order in which they were begun. One that nobody takes is
-    /// to be dropped after the lock, which its end needs.
-    pub(crate) fn hand_over(&self, rows: Vec<Row>, phase: Phase) -> (Answer, Unsent) {
-        let (done, answer) = oneshot::channel();
-        let second = SecondPhase {
-            phase: Some(phase),
-            shared: Arc::clone(&self.shared),
-        };
-        let sent = self.sender.send(Message::Write(Change { rows, second, done }));
-        (answer, Unsent(sent.err()))
-    }
-
-    /// Says that what is known of resources has changed.
-    pub(crate) fn note(&self) {
-        if !self.shared.noted.swap(true, Ordering::AcqRel) {
-            // Nobody at home: the store has been stopped.
-            let _ = self.sender.send(Message::Note);
-        }
-    }
-
-    pub(crate) fn read(&self) -> oneshot::Receiver<Result<Snapshot, WriteError>> {
-        let (done, answer) = oneshot::channel();
-        // If nobody takes it, the answer is closed: the store has been stopped.
-        let _ = self.sender.send(Message::Read(done));
-        answer
-    }
-
-    pub(crate) fn stop(&self) -> oneshot::Receiver<Result<(), Unplaced>> {
-        let (done, answer) = oneshot::channel();
-        let _ = self.sender.send(Message::Stop(done));
-        answer
-    }
-}
-
-/// What an answer means: an answer that never comes is that of a writer that has been stopped.
-pub(crate) fn settled<T>(
-    answer: Result<Result<T, WriteError>, oneshot::error::RecvError>,
-) -> Result<T, WriteError> {
-    answer.unwrap_or(Err(WriteError::Stopped))
-}
-
 pub(crate) struct Writer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) place: Place,
@@ -258,70 +196,126 @@ pub(crate) struct Writer {
     /// The file that is in its place if nobody else put one there.
     pub(crate) ours: Option<Identity>,
     pub(crate) around: Surroundings,
-    pub(crate) inbox: Receiver<Message>,
+    /// `None` at the end.
+    pub(crate) inbox: Option<Receiver<Message>>,
+    /// Taken out of it, and not for who took it.
+    pub(crate) left: Option<Message>,
     pub(crate) doorbell: Doorbell,
     pub(crate) clock: Steady,
     /// When news of resources are written at the latest; `None` if there are none.
     pub(crate) note_due: Option<Instant>,
+    /// When it last did something.
+    pub(crate) active: Instant,
+}
+
+/// What was queued.
+#[derive(Default)]
+struct Queue {
+    changes: Vec<Change>,
+    readers: Vec<oneshot::Sender<Result<Snapshot, WriteError>>>,
+    stop: Option<oneshot::Sender<Result<(), Unplaced>>>,
+    /// Nobody is left who could send anything.
+    is_last: bool,
 }
 
 impl Writer {
-    /// Until stopped, or until nobody is left who could send anything.
-    pub(crate) fn run(mut self) {
-        loop {
-            let mut next = match self.inbox.recv_timeout(self.patience()) {
-                Ok(message) => Some(message),
-                Err(RecvTimeoutError::Timeout) => {
-                    self.write_by_itself();
-                    continue;
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
-            let (mut batch, mut readers, mut stop) = (Vec::new(), Vec::new(), None);
-            while let Some(message) = next {
-                match message {
-                    Message::Write(change) => batch.push(change),
-                    Message::Note => {
-                        self.note_due.get_or_insert_with(|| Instant::now() + NOTE_PAUSE);
-                    }
-                    Message::Read(reader) => readers.push(reader),
-                    Message::Stop(done) => stop = Some(done),
-                }
-                next = self.inbox.try_recv().ok().filter(|_| stop.is_none());
+    /// Does everything that is queued, and what is due. `false`: there is nothing more to do, ever.
+    pub(crate) fn work(&mut self) -> bool {
+        let Queue {
+            changes,
+            readers,
+            stop,
+            is_last,
+        } = self.take(true);
+        if !changes.is_empty() {
+            self.write(changes);
+        }
+        for reader in readers {
+            // A reader that has gone needs no answer.
+            let snapshot = self.read();
+            let _ = reader.send(snapshot);
+        }
+        if let Some(done) = stop {
+            if self.note_due.is_some() {
+                self.write(Vec::new());
             }
-            if !batch.is_empty() {
-                self.write(batch);
+            if self.is_in_place() {
+                self.take_over();
+            } else {
+                self.heal();
             }
-            for reader in readers {
-                // A reader that has gone needs no answer.
-                let snapshot = self.read();
-                let _ = reader.send(snapshot);
-            }
-            if let Some(done) = stop {
-                if self.note_due.is_some() {
-                    self.write(Vec::new());
-                }
-                if self.is_in_place() {
-                    self.take_over();
-                } else {
-                    self.heal();
-                }
-                self.database = None;
-                let _ = done.send(self.outcome());
-                return;
-            }
+            self.end();
+            let _ = done.send(self.outcome());
+            return false;
+        }
+        if is_last {
+            return false;
+        }
+        if Instant::now() >= self.due() {
+            self.write_by_itself();
+            self.active = Instant::now();
+        }
+        true
+    }
+
+    /// Writes the changes that are queued. The rest is left for [`Writer::work`].
+    pub(crate) fn write_queued(&mut self) {
+        let queue = self.take(false);
+        if !queue.changes.is_empty() {
+            self.write(queue.changes);
         }
     }
 
-    /// How long nothing is done if nobody asks.
-    fn patience(&self) -> Duration {
-        let until_note = self
-            .note_due
-            .map(|due| due.saturating_duration_since(Instant::now()));
-        match (&self.database, until_note) {
-            (None, _) => RETRY,
-            (Some(_), Some(until)) => until,
-            (Some(_), None) => TIDY,
+    /// Whether a small change takes as long as its sync.
+    pub(crate) fn is_quick(&self) -> bool {
+        let has_room = |database: &Database| database.has_room();
+        self.left.is_none() && self.database.as_ref().is_some_and(has_room)
+    }
+
+    /// Closes the database. Nobody who comes later is answered.
+    pub(crate) fn end(&mut self) {
+        (self.database, self.inbox, self.left) = (None, None, None);
+    }
+
+    fn take(&mut self, everything: bool) -> Queue {
+        let mut queue = Queue::default();
+        while queue.stop.is_none() {
+            let next = match (self.left.take(), &self.inbox) {
+                (Some(left), _) => Ok(left),
+                (None, Some(inbox)) => inbox.try_recv(),
+                (None, None) => Err(TryRecvError::Disconnected),
+            };
+            match next {
+                Ok(Message::Write(change)) => queue.changes.push(change),
+                Ok(Message::Note) => {
+                    self.note_due.get_or_insert_with(|| Instant::now() + NOTE_PAUSE);
+                }
+                // In the order in which it came.
+                Ok(other) if !everything => {
+                    self.left = Some(other);
+                    break;
+                }
+                Ok(Message::Read(reader)) => queue.readers.push(reader),
+                Ok(Message::Stop(done)) => queue.stop = Some(done),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    queue.is_last = true;
+                    break;
+                }
+            }
+        }
+        if !queue.changes.is_empty() || !queue.readers.is_empty() {
+            self.active = Instant::now();
+        }
+        queue
+    }
+
+    /// When something is to be done if nobody asks.
+    pub(crate) fn due(&self) -> Instant {
+        match (&self.database, self.note_due) {
+            (None, _) => self.active + RETRY,
+            (Some(_), Some(due)) => due,
+            (Some(_), None) => self.active + TIDY,
         }
     }
 
@@ -431,9 +425,16 @@ impl Writer {
     /// Carries out the second phase of every change, in order; then the callers are answered.
     fn settle(&self, batch: Vec<Change>, written: &Result<(), WriteError>) {
         let waiting = self.shared.change(|state| {
-            let settle = |mut change: Change| {
-                change.second.settle(state, written.is_ok());
-                change.done
+            let settle = |change: Change| {
+                let Change {
+                    mut second,
+                    done,
+                    queued,
+                    ..
+                } = change;
+                second.settle(state, written.is_ok());
+                drop(queued);
+                done
             };
             batch.into_iter().map(settle).collect::<Vec<_>>()
         });
