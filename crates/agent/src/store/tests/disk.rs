@@ -1,5 +1,6 @@
 //! Disks with faults.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -18,6 +19,8 @@ struct Will {
     holds_syncs: bool,
     syncs_waiting: usize,
     syncs: usize,
+    /// By whom, by name of the thread.
+    syncs_by: BTreeMap<String, usize>,
 }
 
 /// A disk that can be told to fail and to wait.
@@ -66,6 +69,12 @@ impl Disk {
         self.0.0.lock().unwrap().syncs
     }
 
+    /// How many there were by threads of a name.
+    pub(super) fn syncs_by(&self, thread: &str) -> usize {
+        let will = self.0.0.lock().unwrap();
+        will.syncs_by.get(thread).copied().unwrap_or_default()
+    }
+
     /// Returns when a sync is being held up.
     pub(super) fn wait_for_a_sync(&self) {
         let will = self.0.0.lock().unwrap();
@@ -76,6 +85,8 @@ impl Disk {
         let (lock, condition) = &*self.0;
         let mut will = lock.lock().unwrap();
         will.syncs += 1;
+        let thread = std::thread::current().name().unwrap_or_default().to_owned();
+        *will.syncs_by.entry(thread).or_default() += 1;
         let number = will.syncs;
         will.syncs_waiting += 1;
         condition.notify_all();

@@ -1,7 +1,7 @@
 //! What was answered is there afterwards; what failed never was.
 
 use std::future::Future;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use devlet_core::device_plugin::inventory::FORGOTTEN_AFTER_MS;
 use devlet_core::{Advice, Blocked, ReserveError};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::disk::Disk;
 use super::*;
@@ -95,6 +96,116 @@ async fn a_lone_change_costs_one_sync_and_a_question_none() {
         store.statistics().batches.count,
         store.statistics().write_durations.count
     );
+}
+
+const WRITER: &str = "devlet-writer";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lone_change_is_written_by_whoever_waits_for_it() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 8);
+    store.mirror().await.unwrap();
+    let by_the_thread = disk.syncs_by(WRITER);
+
+    for _ in 0..50 {
+        admit(&store, "a", 1).await.unwrap();
+        store.release(&"a".into()).await.unwrap();
+    }
+
+    // It has something to write of its own from time to time.
+    assert!(disk.syncs_by(WRITER) - by_the_thread < 50);
+}
+
+#[tokio::test]
+async fn the_only_thread_of_a_runtime_does_not_wait_for_the_disk() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 8);
+    // Those of the start.
+    let before = disk.syncs() - disk.syncs_by(WRITER);
+
+    admit(&store, "a", 1).await.unwrap();
+
+    assert_eq!(disk.syncs_by(WRITER), disk.syncs() - before);
+}
+
+/// For a thread, and for a task.
+fn pair() -> (std::os::unix::net::UnixStream, tokio::net::UnixStream) {
+    let (near, far) = tokio::net::UnixStream::pair().unwrap();
+    let near = near.into_std().unwrap();
+    near.set_nonblocking(false).unwrap();
+    near.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    (near, far)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_hangs_stops_nobody_who_does_not_need_it() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    offer(&store, GPU, 8);
+    store.mirror().await.unwrap();
+
+    // Both are asked from outside of the runtime.
+    let (mut echo, far) = pair();
+    tokio::spawn(async move {
+        let mut far = far;
+        while let Ok(byte) = far.read_u8().await {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            far.write_u8(byte + 1).await.unwrap();
+        }
+    });
+    for round in 0..20 {
+        disk.hold_syncs();
+        let name = format!("pod-{round}");
+        let (mut door, mut far) = pair();
+        let admission = tokio::spawn({
+            let (store, name) = (store.clone(), name.clone());
+            async move {
+                far.read_u8().await.unwrap();
+                admit(&store, &name, 1).await
+            }
+        });
+        door.write_all(&[1]).unwrap();
+        disk.wait_for_a_sync();
+        // Sockets and timers are looked after, by a thread that is left.
+        echo.write_all(&[round]).unwrap();
+        let mut answer = [0];
+        echo.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [round + 1]);
+        assert!(!admission.is_finished());
+        assert_eq!(pods(&store).len(), 0);
+
+        // Whoever comes meanwhile is written with all others, by the thread.
+        let another = tokio::spawn({
+            let store = store.clone();
+            async move { admit(&store, "another", 1).await }
+        });
+        disk.let_syncs_go();
+        admission.await.unwrap().unwrap();
+        another.await.unwrap().unwrap();
+        store.release(&name.as_str().into()).await.unwrap();
+        store.release(&"another".into()).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_whose_caller_leaves_before_it_wrote_is_written() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    let mut changed = store.changed();
+
+    let mut admission = Box::pin(admit(&store, "a", 1));
+    assert!(start(&mut admission.as_mut()).is_pending());
+    drop(admission);
+
+    while pods(&store).is_empty() {
+        changed.changed().await.unwrap();
+    }
 }
 
 #[tokio::test]
