@@ -12,9 +12,9 @@ use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::{Code, Request, Response, Status};
 
-use super::channel::Channel;
+use super::channel::{Channel, is_ended};
 use super::oversize::is_too_large;
-use super::uds::{Dialed, is_ended};
+use super::uds::Dialed;
 use crate::limits::{Limit, OverLimit};
 
 /// How long a connection may take to end after a call on it failed for that reason.

@@ -1,7 +1,8 @@
 //! One connection to a peer, on which calls are made.
 //!
-//! tonic's own channel answers calls that lose their connection with `UNKNOWN` or `CANCELLED`, and those that
-//! run out of time with `CANCELLED`. Here the status says what happened, for answers and for streams:
+//! It is hyper's, without tonic's channel around it: that one connects again by itself, keeps calls in a queue of its own,
+//! each of which wakes one task more, and answers calls that lose their connection with `UNKNOWN` or `CANCELLED`. Here the
+//! status says what happened, for answers and for streams:
 //!
 //! | what happened | status |
 //! | --- | --- |
@@ -11,21 +12,74 @@
 
 use std::error::Error;
 use std::io;
+use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use http::header::{HeaderMap, HeaderValue, USER_AGENT};
+use http::uri::{Authority, Scheme, Uri};
 use http_body_util::BodyExt;
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
-use tonic::{ConnectError, Status, TimeoutExpired};
+use tonic::{Code, Status};
 use tower::Service;
 
-/// For generated clients; see the module for what it adds to tonic's.
+use super::uds::{CONNECTION_WINDOW, STREAM_WINDOW};
+
+/// What a peer sees of who calls.
+const CALLER: HeaderValue = HeaderValue::from_static(concat!("devlet/", env!("CARGO_PKG_VERSION")));
+const TIMEOUT: &str = "grpc-timeout";
+
+/// For generated clients; see the module.
 #[derive(Debug, Clone)]
-pub struct Channel(tonic::transport::Channel);
+pub struct Channel {
+    requests: SendRequest<Body>,
+    path: Arc<Path>,
+}
+
+/// The connection to which a channel belonged has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection to {} {ENDED}", path.display())]
+struct Ended<'a> {
+    path: &'a Path,
+}
+
+const ENDED: &str = "has ended: dial again";
+
+/// Whether a call could not be made because its channel takes no more. The way through the library leaves only words.
+pub(crate) fn is_ended(status: &Status) -> bool {
+    status.code() == Code::Unavailable && status.message().ends_with(ENDED)
+}
 
 impl Channel {
-    pub(super) fn new(inner: tonic::transport::Channel) -> Self {
-        Self(inner)
+    /// Speaks HTTP/2 on a connection to `path`, until that ends, or this, all its clones and all calls have.
+    pub(super) async fn open(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        path: &Path,
+    ) -> hyper::Result<Self> {
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .adaptive_window(false);
+        let (requests, connection) = builder.handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(async move {
+            // Whoever calls is told why it ended.
+            let _ = connection.await;
+        });
+        Ok(Self {
+            requests,
+            path: path.into(),
+        })
+    }
+
+    fn ended(&self) -> Status {
+        Status::unavailable(Ended { path: &self.path }.to_string())
     }
 }
 
@@ -34,16 +88,59 @@ impl Service<http::Request<Body>> for Channel {
     type Error = Status;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Status>> + Send>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        self.0.poll_ready(cx).map_err(|error| status(error.into()))
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        // A connection that has ended is told by the call: generated clients turn what is told here into `UNKNOWN`.
+        Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let answer = self.0.call(request);
-        Box::pin(async {
-            let answer = answer.await.map_err(|error| status(error.into()))?;
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let mut target = std::mem::take(request.uri_mut()).into_parts();
+        target.scheme = Some(Scheme::HTTP);
+        target.authority = Some(Authority::from_static("localhost"));
+        match Uri::from_parts(target) {
+            Ok(target) => *request.uri_mut() = target,
+            Err(error) => {
+                let refused = Status::internal(error.to_string());
+                return Box::pin(std::future::ready(Err(refused)));
+            }
+        }
+        request.headers_mut().insert(USER_AGENT, CALLER);
+        let time = time_of(request.headers());
+        let answer = self.requests.send_request(request);
+        let channel = self.clone();
+        Box::pin(async move {
+            let answer = match time {
+                Some(time) => tokio::time::timeout(time, answer)
+                    .await
+                    .map_err(|_| Status::deadline_exceeded("no answer in time"))?,
+                None => answer.await,
+            };
+            let answer =
+                answer.map_err(
+                    |error| match error.is_canceled() && channel.requests.is_closed() {
+                        // It was not sent.
+                        true => channel.ended(),
+                        false => status(error.into()),
+                    },
+                )?;
             Ok(answer.map(|body| Body::new(body.map_err(|error| status(error.into())))))
         })
+    }
+}
+
+/// How long a call may take, as the peer is told: digits and a unit.
+fn time_of(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(TIMEOUT)?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let count: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(count.saturating_mul(3600))),
+        "M" => Some(Duration::from_secs(count.saturating_mul(60))),
+        "S" => Some(Duration::from_secs(count)),
+        "m" => Some(Duration::from_millis(count)),
+        "u" => Some(Duration::from_micros(count)),
+        "n" => Some(Duration::from_nanos(count)),
+        _ => None,
     }
 }
 
@@ -51,9 +148,6 @@ impl Service<http::Request<Body>> for Channel {
 fn status(error: Box<dyn Error + Send + Sync>) -> Status {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
     while let Some(error) = cause {
-        if error.is::<TimeoutExpired>() {
-            return Status::deadline_exceeded("no answer in time");
-        }
         if is_end_of_connection(error) {
             return Status::unavailable(deepest(error));
         }
@@ -68,7 +162,6 @@ fn is_end_of_connection(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref().is_some_and(in_hyper)
         || error.downcast_ref().is_some_and(in_h2)
         || error.is::<io::Error>()
-        || error.is::<ConnectError>()
 }
 
 /// The text of the innermost cause: the outer ones say no more than that something went wrong.

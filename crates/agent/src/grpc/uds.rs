@@ -23,7 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -31,8 +30,6 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Endpoint;
-use tonic::{Code, Status};
 
 use super::channel::Channel;
 use super::severable::Severable;
@@ -557,20 +554,6 @@ impl Gone {
     }
 }
 
-/// The connection to which a channel belonged has ended.
-#[derive(Debug, thiserror::Error)]
-#[error("the connection to {} {ENDED}", path.display())]
-struct Ended {
-    path: PathBuf,
-}
-
-const ENDED: &str = "has ended: dial again";
-
-/// Whether a call could not be made because its channel takes no more. The way through the library leaves only words.
-pub(crate) fn is_ended(status: &Status) -> bool {
-    status.code() == Code::Unavailable && status.message().ends_with(ENDED)
-}
-
 /// Connects to the process that listens on `path`, and waits for it to do so until `deadline`.
 ///
 /// Dropping the future gives up; dropping all clones of the channel and all its calls ends the connection.
@@ -583,23 +566,11 @@ pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<Dialed
     };
     let peer = PeerCred::of(&stream).map_err(failed)?;
     let (cut, gone) = (CancellationToken::new(), CancellationToken::new());
-    let mut only = Some(TokioIo::new(Severable::new(stream, cut.clone(), gone.clone())));
-    let dialled = path.to_owned();
-    let connector = tower::service_fn(move |_| {
-        let stream = only.take().ok_or_else(|| Ended {
-            path: dialled.clone(),
-        });
-        async move { stream }
-    });
-    let channel = Endpoint::from_static("http://localhost")
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .http2_adaptive_window(false)
-        .connect_with_connector(connector)
-        .await
-        .map_err(|error| failed(io::Error::other(error)))?;
+    let stream = Severable::new(stream, cut.clone(), gone.clone());
+    let opened = Channel::open(stream, path).await;
+    let channel = opened.map_err(|error| failed(io::Error::other(error)))?;
     Ok(Dialed {
-        channel: Channel::new(channel),
+        channel,
         peer,
         owner,
         gone: Gone(gone),
