@@ -530,6 +530,51 @@ fn a_driver_that_is_refused_is_shown_with_the_reason_until_it_is_taken_in_or_gon
 }
 
 #[test]
+fn an_admission_says_since_when_a_driver_is_not_connected() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    driver.kill();
+    daemon.until("drivers", |list| {
+        list["drivers"][0]["plugins"][0]["connected"] == false
+    });
+    let since = daemon.json(&["get", "drivers"])["drivers"][0]["unusableSince"].clone();
+    let refused = admit(&daemon, &[&pod("job"), &claim(&["job"])], &["--wait", "100ms"]);
+    let said = stderr(&refused);
+    let expected = format!(", not connected since {}", since.as_str().unwrap());
+    assert!(said.contains(&expected), "{expected}: {said}");
+}
+
+#[test]
+fn a_sample_that_is_killed_is_started_again() {
+    let root = root();
+    let daemon = Daemon::with(root.path(), &["--sample"]);
+    let first = daemon.json(&["get", "drivers"])["drivers"][0]["plugins"][0]["connection"].clone();
+    let is_it = |arguments: &[u8]| {
+        let mut arguments = arguments.split(|byte| *byte == 0);
+        arguments.any(|each| each == b"sample-driver")
+            && arguments.any(|each| each == root.path().as_os_str().as_encoded_bytes())
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let found = processes.filter_map(|process| {
+        let arguments = fs::read(process.path().join("cmdline")).ok()?;
+        is_it(&arguments).then(|| process.file_name().to_str().unwrap().to_owned())
+    });
+    let found: Vec<String> = found.collect();
+    let [pid] = &found[..] else { panic!("{found:?}") };
+    let killed = std::process::Command::new("kill").args(["-9", pid]).status();
+    assert!(killed.unwrap().success());
+    daemon.until("drivers", |list| {
+        let plugins = list["drivers"][0]["plugins"].as_array().unwrap();
+        plugins
+            .iter()
+            .any(|plugin| plugin["serving"] == true && plugin["connection"] != first)
+    });
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
 fn a_claim_of_a_kubelets_file_without_a_pod_can_be_given_up_on() {
     use devlet_kubelet_files::dra;
     let root = root();

@@ -35,6 +35,7 @@ use tonic::{Request, Response, Status};
 use crate::agent::Agent;
 use crate::grpc::oversize::Bounded;
 use crate::grpc::server::{self, ServerLimits};
+use crate::grpc::status::since;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
 use crate::manifest::{self, InvalidManifest, Manifests};
@@ -440,7 +441,7 @@ fn waiting(reason: &ReserveError, waited: Duration) -> v1::Waiting {
     };
     v1::Waiting {
         awaited: awaited(reason),
-        reason: reason.to_string(),
+        reason: format!("{reason}{}", since(reason)),
         resource,
         waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
         driver,

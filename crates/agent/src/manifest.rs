@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use devlet_core::dra::claims::ClaimKey;
-use devlet_core::{PodName, PodRequest, PodUid, Source};
+use devlet_core::{ClaimUid, PodName, PodRequest, PodUid, Source};
+use serde_saphyr::budget::BudgetBreach;
 use uuid::Uuid;
 
 use crate::claims::{ClaimSource, ResolveError, ResourceClaim, UnresolvedPod};
@@ -35,6 +36,9 @@ const LONGEST_LABEL: usize = 63;
 
 /// The longest name of a pod or a claim: a DNS name. A UID is not longer either.
 const LONGEST_NAME: usize = 253;
+
+/// How deep a manifest may be nested; those of Kubernetes are a dozen levels deep.
+const DEEPEST: usize = 64;
 
 /// How much of what a parser says is told: it may quote what it read.
 const LONGEST_MESSAGE: usize = 500;
@@ -89,6 +93,18 @@ pub enum InvalidManifest {
     /// A claim is there more than once.
     #[error("ResourceClaim {0} is there twice; leave one of them out")]
     DuplicateClaim(ClaimKey),
+    /// Two claims have the same UID.
+    #[error(
+        "ResourceClaims {first} and {second} have the same UID, {uid}; give each its own, or leave it out"
+    )]
+    DuplicateClaimUid {
+        /// One of them.
+        first: ClaimKey,
+        /// The other.
+        second: ClaimKey,
+        /// Their UID.
+        uid: ClaimUid,
+    },
     /// A field that must be there is not.
     #[error("{0} is missing")]
     Missing(&'static str),
@@ -339,6 +355,14 @@ impl Found {
 
     fn add_claim(&mut self, claim: ResourceClaim) -> Result<(), InvalidManifest> {
         let key = claim.key.clone();
+        let mut others = self.claims.claims.values();
+        if let Some(other) = others.find(|other| other.uid == claim.uid && other.key != key) {
+            return Err(InvalidManifest::DuplicateClaimUid {
+                first: other.key.clone(),
+                second: key,
+                uid: claim.uid,
+            });
+        }
         match self.claims.claims.insert(key.clone(), claim) {
             Some(_) => Err(InvalidManifest::DuplicateClaim(key)),
             None => Ok(()),
@@ -380,6 +404,15 @@ fn documents<T: serde::de::DeserializeOwned>(text: &str) -> Result<Vec<T>, Strin
         Ok(documents) => Ok(documents.into_iter().flatten().collect()),
         Err(error) => {
             let mut message = error.to_string();
+            let is_over = |breach: &BudgetBreach| matches!(breach, BudgetBreach::Depth { .. });
+            let is_too_deep = match error.without_snippet() {
+                serde_saphyr::Error::Budget { breach, .. } => is_over(breach),
+                // The scanner has a limit of its own.
+                _ => message.starts_with("recursion limit exceeded"),
+            };
+            if is_too_deep {
+                message = format!("it is nested more than {DEEPEST} levels deep");
+            }
             message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
             Err(message)
         }
@@ -393,6 +426,7 @@ fn options(length: usize) -> serde_saphyr::Options {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::Error,
         with_snippet: false,
         budget: serde_saphyr::budget! {
+            max_depth: DEEPEST,
             max_events: 2 * most,
             max_nodes: most,
             max_total_scalar_bytes: most,

@@ -215,6 +215,31 @@ async fn a_claim_that_was_allocated_anew_under_a_pod_is_noticed() {
 }
 
 #[tokio::test]
+async fn two_claims_with_one_uid_are_told_apart() {
+    let node = Running::start(|_| {}).await;
+    let other = CLAIM.replace("name: gpu,", "name: nic,");
+    let refused = node.admit(&[POD, CLAIM, &other], 60_000).await.0.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(
+        refused.message().contains(
+            "ResourceClaims default/gpu and default/nic have the same UID, claim-1; give each its own"
+        ),
+        "{refused}"
+    );
+    // The other one came with a pod of its own.
+    node.admit(&[POD, CLAIM], 60_000).await.0.unwrap();
+    let pod = POD.replace("resourceClaimName: gpu", "resourceClaimName: nic");
+    let pod = pod.replace("name: job, uid: pod-1", "name: other, uid: pod-2");
+    let other = other.replace("name: job, uid: pod-1", "name: other, uid: pod-2");
+    let refused = node.admit(&[&pod, &other], 60_000).await.0.unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists);
+    assert_eq!(
+        refused.message(),
+        "ResourceClaim default/gpu has the same UID, claim-1; the UID of ResourceClaim default/nic must be another one"
+    );
+}
+
+#[tokio::test]
 async fn what_is_wrong_with_manifests_is_told_and_limited() {
     let node = Running::start(|config| config.limits.manifest_bytes = 2000).await;
     let refused = async |texts: &[&str]| {

@@ -32,8 +32,8 @@ pub use id::{
     ReservationId, ResourceName,
 };
 pub use node::{
-    Advice, Blocked, CommitError, ConnectError, Node, PutError, Question, ReleaseError, ReserveError,
-    Restored,
+    Advice, Blocked, CommitError, ConnectError, LastSeen, Node, PutError, Question, ReleaseError,
+    ReserveError, Restored,
 };
 pub use pod::{
     Allocation, ClaimReference, ClaimRequest, ClaimUse, ContainerKind, ContainerRequest, Pod, PodClaim,

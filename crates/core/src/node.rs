@@ -150,19 +150,14 @@ pub enum ReserveError {
         other: PodUid,
     },
     /// No plugin of a driver is connected. One may come: waiting helps.
-    #[error(
-        "ResourceClaim {claim}: DRA driver {driver} is not {}{}", if_connected(.endpoint.as_ref()),
-        last_seen(.last.as_ref())
-    )]
+    #[error("ResourceClaim {claim}: DRA driver {driver} is not {seen}")]
     NoDriver {
         /// The driver.
         driver: DriverName,
         /// A claim that needs it.
         claim: ClaimKey,
-        /// Where a plugin is registered that is not connected.
-        endpoint: Option<String>,
-        /// The plugin that was.
-        last: Option<Last>,
+        /// What is known of its plugins.
+        seen: LastSeen,
     },
     /// The claim, or an earlier one of that name, is on its way out. Waiting helps.
     #[error(
@@ -194,6 +189,18 @@ pub enum ReserveError {
         /// The pods.
         pods: Vec<PodUid>,
     },
+    /// A claim of another name has the UID.
+    #[error(
+        "ResourceClaim {other} has the same UID, {uid}; the UID of ResourceClaim {claim} must be another one"
+    )]
+    ClaimUidTaken {
+        /// The claim.
+        claim: ClaimKey,
+        /// The other one.
+        other: ClaimKey,
+        /// Their UID.
+        uid: ClaimUid,
+    },
     /// Pods hold another claim of the same name.
     #[error(
         "an older ResourceClaim {claim} with UID {other} is still in use; remove the pods that hold it{}",
@@ -224,11 +231,32 @@ impl ReserveError {
     }
 }
 
-fn if_connected(endpoint: Option<&String>) -> String {
-    endpoint.map_or_else(
-        || "registered".into(),
-        |endpoint| alloc::format!("connected: its plugin at {endpoint} does not answer"),
-    )
+/// What is known of the plugins of a driver of which none is connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LastSeen {
+    /// There was none.
+    Never,
+    /// One is registered.
+    NotConnected {
+        /// Where it should answer.
+        endpoint: String,
+        /// Since when none is connected.
+        since: Moment,
+    },
+    /// None is registered any longer.
+    Gone(Last),
+}
+
+impl core::fmt::Display for LastSeen {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Never => f.write_str("registered"),
+            Self::NotConnected { endpoint, .. } => {
+                write!(f, "connected: its plugin at {endpoint} does not answer")
+            }
+            Self::Gone(last) => write!(f, "registered; the last one answered at {}", last.endpoint),
+        }
+    }
 }
 
 fn listed<T: core::fmt::Display>(before: &str, names: &[T]) -> String {

@@ -72,6 +72,13 @@ impl Node {
             }
             match planned.insert(&claim.uid, claim) {
                 Some(same) if same == claim => continue,
+                Some(other) if other.key != claim.key => {
+                    return Err(ReserveError::ClaimUidTaken {
+                        claim: claim.key.clone(),
+                        other: other.key.clone(),
+                        uid: claim.uid.clone(),
+                    });
+                }
                 Some(_) => {
                     return Err(ReserveError::Reallocated {
                         claim: claim.key.clone(),

@@ -2,7 +2,8 @@
 //!
 //! `serve --sample` starts it as a process of its own, `devlet sample-plugin`, which knows nothing of devlet: it
 //! speaks the kubelet's protocol on the kubelet's socket, as any plugin does. It ends when its standard input
-//! does, so that it never outlives the daemon, however that ends. So does the DRA driver in `driver`.
+//! does, so that it never outlives the daemon, however that ends. So does the DRA driver in `driver`. A process that ends
+//! before that is started again.
 
 pub(super) mod driver;
 
@@ -27,8 +28,10 @@ use devlet_kubelet_api::device_plugin::v1beta1::{
 use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
@@ -50,6 +53,10 @@ pub(super) const DEVICES: [(&str, i64, &str); 8] = [
 const SOCKET: &str = "sample-widget.sock";
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Before a sample that has ended is started again.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The root directory of the node
@@ -57,11 +64,11 @@ pub(crate) struct Args {
     root_dir: PathBuf,
 }
 
-/// Both processes, as the daemon sees them.
+/// Both processes, as the daemon sees them. One that ends is started again.
 #[derive(Debug)]
 pub(super) struct Samples {
-    plugin: Sample,
-    driver: Sample,
+    stop: CancellationToken,
+    tasks: [JoinHandle<()>; 2],
 }
 
 /// Starts the plugin and the driver, and returns once their devices can be had.
@@ -72,12 +79,19 @@ pub(super) async fn start(agent: &Agent, root: &Path) -> anyhow::Result<Samples>
     let name = driver::NAME.into();
     let serves = move |node: &Node| node.serving_driver(&name).is_some();
     let driver = Sample::start("driver", agent, root, serves).await?;
-    Ok(Samples { plugin, driver })
+    let stop = CancellationToken::new();
+    let tasks = [plugin, driver].map(|sample| tokio::spawn(sample.keep(root.to_owned(), stop.clone())));
+    Ok(Samples { stop, tasks })
 }
 
 impl Samples {
     pub(super) async fn stop(self) {
-        tokio::join!(self.plugin.stop(), self.driver.stop());
+        self.stop.cancel();
+        for task in self.tasks {
+            if let Err(error) = task.await {
+                tracing::warn!(%error, "a sample was not stopped");
+            }
+        }
     }
 }
 
@@ -98,6 +112,23 @@ impl Sample {
         root: &Path,
         serves: impl Fn(&Node) -> bool,
     ) -> anyhow::Result<Self> {
+        let mut sample = Self::spawn(what, root)?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut changes = agent.store().changed();
+        while !agent.store().read(&serves) {
+            tokio::select! {
+                changed = timeout_at(deadline, changes.changed()) => if changed.is_err() {
+                    bail!("the sample {what} did not register within {} s", PATIENCE.as_secs());
+                },
+                ended = sample.child.wait() => {
+                    bail!("the sample {what} ended: {}", ended.context("it cannot be waited for")?)
+                }
+            }
+        }
+        Ok(sample)
+    }
+
+    fn spawn(what: &'static str, root: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("the sample {what} cannot be started");
         let program = std::env::current_exe().with_context(cannot)?;
         let mut command = Command::new(program);
@@ -110,19 +141,33 @@ impl Sample {
             .process_group(0);
         let mut child = command.spawn().with_context(cannot)?;
         let stdin = child.stdin.take();
-        let deadline = Instant::now() + PATIENCE;
-        let mut changes = agent.store().changed();
-        while !agent.store().read(&serves) {
+        Ok(Self { what, child, stdin })
+    }
+
+    /// Until it is to stop; if it ends before that, it is started again.
+    async fn keep(mut self, root: PathBuf, stop: CancellationToken) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let began = Instant::now();
+            let ended = tokio::select! {
+                () = stop.cancelled() => return self.stop().await,
+                ended = self.child.wait() => ended,
+            };
+            if began.elapsed() > LONGEST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
+            let how = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
+            tracing::warn!(how, again_in = ?pause, "the sample {} has ended", self.what);
             tokio::select! {
-                changed = timeout_at(deadline, changes.changed()) => if changed.is_err() {
-                    bail!("the sample {what} did not register within {} s", PATIENCE.as_secs());
-                },
-                ended = child.wait() => {
-                    bail!("the sample {what} ended: {}", ended.context("it cannot be waited for")?)
-                }
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            match Self::spawn(self.what, &root) {
+                Ok(sample) => self = sample,
+                Err(error) => tracing::warn!("{error:#}"),
             }
         }
-        Ok(Self { what, child, stdin })
     }
 
     async fn stop(mut self) {

@@ -4,8 +4,7 @@
 
 use std::fmt::Display;
 
-use devlet_core::ReserveError;
-use devlet_core::device_plugin::inventory::Last;
+use devlet_core::{LastSeen, Moment, ReserveError};
 use tonic::{Code, Status};
 
 use crate::agent::RemoveError;
@@ -60,21 +59,42 @@ statuses!(
 impl From<AdmitError> for Status {
     fn from(error: AdmitError) -> Self {
         let since = match &error {
-            AdmitError::TimedOut {
-                reason: ReserveError::NotServed { last, .. },
-                ..
-            } => last.as_ref().map(gone_since),
-            _ => None,
+            AdmitError::TimedOut { reason, .. } => since(reason),
+            _ => String::new(),
         };
-        Self::new(error.code(), format!("{error}{}", since.unwrap_or_default()))
+        Self::new(error.code(), format!("{error}{since}"))
     }
 }
 
-/// The core knows when a plugin left, but not how to say it.
-fn gone_since(last: &Last) -> String {
-    let moment = i64::try_from(last.gone_since.0).ok();
+/// Since when the reason has been one. The core knows when a plugin left, but not how to say it.
+pub(crate) fn since(reason: &ReserveError) -> String {
+    match reason {
+        ReserveError::NotServed { last: Some(last), .. } => {
+            since_when(" and is gone since ", last.gone_since)
+        }
+        ReserveError::NoDriver { seen, .. } => match seen {
+            LastSeen::NotConnected { since, .. } => since_when(", not connected since ", *since),
+            LastSeen::Gone(last) => since_when(" and is gone since ", last.gone_since),
+            LastSeen::Never => String::new(),
+        },
+        ReserveError::NotPrepared { waits } => {
+            let since = waits.iter().filter_map(|wait| Some((&wait.driver, wait.since?)));
+            let mut since: Vec<_> = since.collect();
+            since.sort();
+            since.dedup();
+            let texts = since
+                .into_iter()
+                .map(|(driver, since)| since_when(&format!("; {driver} is not connected since "), since));
+            texts.collect()
+        }
+        _ => String::new(),
+    }
+}
+
+pub(crate) fn since_when(before: &str, since: Moment) -> String {
+    let moment = i64::try_from(since.0).ok();
     let moment = moment.and_then(|milliseconds| jiff::Timestamp::from_millisecond(milliseconds).ok());
-    moment.map_or_else(String::new, |moment| format!(" and is gone since {moment}"))
+    moment.map_or_else(String::new, |moment| format!("{before}{moment}"))
 }
 
 impl Coded for InvalidManifest {
@@ -155,6 +175,7 @@ impl Coded for ReserveError {
             | Self::SpecChanged
             | Self::NameTaken { .. }
             | Self::Reallocated { .. }
+            | Self::ClaimUidTaken { .. }
             | Self::ClaimNameTaken { .. } => Code::AlreadyExists,
         }
     }
@@ -243,7 +264,7 @@ impl Coded for DumpError {
 mod tests {
     use std::time::Duration;
 
-    use devlet_core::Moment;
+    use devlet_core::device_plugin::inventory::Last;
 
     use super::*;
 

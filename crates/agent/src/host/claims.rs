@@ -14,6 +14,7 @@ use devlet_core::{ClaimUid, DriverName, Moment, Node, PodName, PodUid};
 use tonic::Status;
 
 use super::convert::{number, pod_id};
+use crate::grpc::status::since_when;
 
 /// Why a text does not lead to a claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -410,7 +411,10 @@ pub(super) fn wait(wait: &Wait) -> v1::Wait {
     v1::Wait {
         claim: Some(id(&wait.claim, &wait.uid)),
         driver: wait.driver.to_string(),
-        text: wait.to_string(),
+        text: match (wait.since, &wait.failure) {
+            (Some(since), None) => format!("{wait}{}", since_when(" since ", since)),
+            _ => wait.to_string(),
+        },
         reason: reason.into(),
         retry_at_ms: retry_at.0,
         failure: wait.failure.as_ref().map(ToString::to_string).unwrap_or_default(),

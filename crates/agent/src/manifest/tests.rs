@@ -370,7 +370,10 @@ fn aliases_cannot_blow_a_manifest_up() {
     bomb.push_str("metadata: {name: a}\nspec: {containers: [{name: b}]}\n");
     assert!(refused(&bomb).contains("neither a Pod nor a ResourceClaim"));
     let deep = "[".repeat(100_000);
-    assert!(refused(&deep).contains("neither a Pod nor a ResourceClaim"));
+    let told = "the manifest is neither a Pod nor a ResourceClaim: it is nested more than 64 levels deep";
+    assert_eq!(refused(&deep), told);
+    let deep = format!("metadata: {{name: a}}\nspec: {}", "{x: ".repeat(70));
+    assert_eq!(refused(&deep), told);
     let deep = format!("{{\"metadata\": {}", "{\"a\":".repeat(100_000));
     assert!(refused(&deep).contains("neither a Pod nor a ResourceClaim"));
 }

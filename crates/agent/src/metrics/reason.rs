@@ -98,7 +98,9 @@ pub(super) fn of_reservation(error: &ReserveError) -> &'static str {
         ReserveError::InFlight => "in_flight",
         ReserveError::RequestChanged { .. } | ReserveError::SpecChanged => "changed",
         ReserveError::DuplicateContainer { .. } => "invalid",
-        ReserveError::NameTaken { .. } | ReserveError::ClaimNameTaken { .. } => "name_taken",
+        ReserveError::NameTaken { .. }
+        | ReserveError::ClaimNameTaken { .. }
+        | ReserveError::ClaimUidTaken { .. } => "name_taken",
         ReserveError::NoDriver { .. } => "no_driver",
         ReserveError::Unpreparing { .. } => "unpreparing",
         ReserveError::NotPrepared { .. } => "not_prepared",

@@ -36,7 +36,7 @@ use super::drivers::Drivers;
 use super::health::{PoolDevice, cut};
 use super::view::Phase;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, Moment, PodUid, RecordId, ReservationId};
-use crate::node::ReserveError;
+use crate::node::{LastSeen, ReserveError};
 use crate::pod::PodName;
 
 mod claim;
@@ -207,20 +207,34 @@ impl Claims {
         };
         let missing = |driver: &DriverName| {
             let known = drivers.drivers.get(driver);
-            let endpoint = known.and_then(|known| known.plugins.values().next_back());
+            let registered = known.and_then(|known| known.plugins.values().next_back());
+            let last = known.and_then(|known| known.last.clone());
             Err(ReserveError::NoDriver {
                 driver: driver.clone(),
                 claim: wanted.key.clone(),
-                endpoint: endpoint.map(|plugin| plugin.endpoint.clone()),
-                last: known.and_then(|known| known.last.clone()),
+                seen: match (registered, drivers.unusable_since(driver), last) {
+                    (Some(plugin), Some(since), _) => LastSeen::NotConnected {
+                        endpoint: plugin.endpoint.clone(),
+                        since,
+                    },
+                    (_, _, Some(last)) => LastSeen::Gone(last),
+                    _ => LastSeen::Never,
+                },
             })
         };
         let known = self.entries.get(&wanted.uid);
+        if let Some(other) = known.filter(|entry| entry.claim.key != wanted.key) {
+            return Err(ReserveError::ClaimUidTaken {
+                claim: wanted.key.clone(),
+                other: other.claim.key.clone(),
+                uid: wanted.uid.clone(),
+            });
+        }
         if let Some(entry) = known.filter(|entry| entry.is_unused()) {
             // Drivers that were given up on are in the way of those who need them, and of nobody else.
             let is_needed = |driver: &&DriverName| wanted.drivers.contains_key(*driver);
             let needed: Vec<DriverName> = entry.claim.abandoned().filter(is_needed).cloned().collect();
-            if !entry.is_abandoned() || !needed.is_empty() || entry.claim.key != wanted.key {
+            if !entry.is_abandoned() || !needed.is_empty() {
                 return Err(unpreparing(entry, needed));
             }
         }

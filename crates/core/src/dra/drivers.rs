@@ -263,6 +263,12 @@ impl Drivers {
         self.drivers.get(name)?.serving().map(|(id, _)| id)
     }
 
+    /// Since when none of a driver's plugins is connected.
+    pub(crate) fn unusable_since(&self, name: &DriverName) -> Option<Moment> {
+        let unusable = self.drivers.get(name)?.unusable?;
+        Some(unusable.since)
+    }
+
     /// When slices of drivers are to be wiped that have not been.
     pub(crate) fn wipes(&self) -> impl Iterator<Item = (Moment, &DriverName)> {
         self.drivers.iter().filter_map(|(name, driver)| {

@@ -88,6 +88,8 @@ pub struct Wait {
     pub reason: Reason,
     /// What went wrong last.
     pub failure: Option<Failure>,
+    /// Since when the driver is not connected, if that is why.
+    pub since: Option<Moment>,
 }
 
 impl fmt::Display for Wait {
@@ -287,6 +289,10 @@ impl Node {
                 driver: driver.clone(),
                 reason,
                 failure: task.and_then(|task| task.failure.clone()),
+                since: match reason {
+                    Reason::NoDriver => self.dra.drivers.unusable_since(driver),
+                    _ => None,
+                },
             }
         };
         drivers.into_iter().map(wait).collect()
