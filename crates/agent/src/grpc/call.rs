@@ -250,3 +250,23 @@ impl Decoder for AsBytes {
         Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }
 }
+/// A time as people say it: in seconds, with tenths if there are any.
+pub(crate) fn seconds(time: Duration) -> String {
+    let tenths = (time.as_millis() + 50) / 100;
+    match (tenths / 10, tenths % 10) {
+        (whole, 0) => format!("{whole} s"),
+        (whole, tenths) => format!("{whole}.{tenths} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_seconds_and_tenths() {
+        let said =
+            [0, 49, 300, 1_000, 1_940, 59_960, 60_020].map(|time| seconds(Duration::from_millis(time)));
+        assert_eq!(said, ["0 s", "0 s", "0.3 s", "1 s", "1.9 s", "60 s", "60 s"]);
+    }
+}

@@ -30,7 +30,7 @@ use crate::config::Config;
 use crate::device_plugin::client::PluginClient;
 use crate::device_plugin::plugins::Plugins;
 use crate::dra::DriverCalls;
-use crate::grpc::call::{CallError, InvalidAnswer, Patience};
+use crate::grpc::call::{CallError, InvalidAnswer, Patience, seconds};
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
 
@@ -44,7 +44,7 @@ pub enum AdmitError {
     #[error(transparent)]
     Refused(ReserveError),
     /// What it waited for did not come.
-    #[error("gave up after {} s: {reason}", .waited.as_secs())]
+    #[error("gave up after {}: {reason}", seconds(*.waited))]
     TimedOut {
         /// How long it waited.
         waited: Duration,

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Deadlines;
 use crate::device_plugin::plugins::Plugins;
-use crate::grpc::call::{CallError, Patience};
+use crate::grpc::call::{CallError, Patience, seconds};
 use crate::run_options;
 use crate::store::Store;
 
@@ -39,7 +39,7 @@ pub enum StartContainerError {
         problem: CallError,
     },
     /// After a reboot: drivers have not prepared the pod's claims again.
-    #[error("gave up after {} s: {}", .waited.as_secs(), listed(.waits))]
+    #[error("gave up after {}: {}", seconds(*.waited), listed(.waits))]
     Unprepared {
         /// How long it waited.
         waited: Duration,
@@ -47,7 +47,7 @@ pub enum StartContainerError {
         waits: Vec<Wait>,
     },
     /// The plugin that wants to be told is not there.
-    #[error("gave up after {} s: the device plugin of {resource} wants, or may want, to be told before the start, and is not there", .waited.as_secs())]
+    #[error("gave up after {}: the device plugin of {resource} wants, or may want, to be told before the start, and is not there", seconds(*.waited))]
     TimedOut {
         /// The resource.
         resource: ResourceName,
