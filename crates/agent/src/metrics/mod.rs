@@ -46,6 +46,16 @@ use reason::{ADMITTED, Ended, GIVEN_UP, TAKEN_IN};
 const REJECTION: &str = "UnexpectedAdmissionError";
 
 const ALLOCATE: &str = "Allocate";
+const LIST_AND_WATCH: &str = "ListAndWatch";
+
+/// What plugins are called for.
+const METHODS: [&str; 5] = [
+    "GetDevicePluginOptions",
+    "GetPreferredAllocation",
+    ALLOCATE,
+    "PreStartContainer",
+    LIST_AND_WATCH,
+];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByResource {
@@ -282,6 +292,57 @@ impl Recorded {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Nothing is told of a resource any longer.
+    fn forget(&self, resource_name: &Label) {
+        let labels = || ByResource {
+            resource_name: resource_name.clone(),
+        };
+        self.registered.remove(&labels());
+        self.lost.remove(&labels());
+        self.allocations.remove(&labels());
+        self.waits.remove(&labels());
+        for changed in [false, true] {
+            let resource_name = resource_name.clone();
+            self.lists.remove(&ByNews {
+                resource_name,
+                changed,
+            });
+        }
+        for method in METHODS {
+            let resource_name = resource_name.clone();
+            self.calls.remove(&ByCall {
+                resource_name,
+                method,
+            });
+        }
+        for (method, code) in METHODS
+            .into_iter()
+            .flat_map(|method| reason::codes().map(move |code| (method, code)))
+        {
+            let resource_name = resource_name.clone();
+            self.call_errors.remove(&ByError {
+                resource_name,
+                method,
+                code,
+            });
+        }
+        for reason in ["not_served", "not_listed"] {
+            let resource_name = resource_name.clone();
+            let labels = ByWait {
+                resource_name,
+                reason,
+            };
+            // Whoever waits still has to be counted when the wait ends.
+            if self
+                .waiting
+                .get(&labels)
+                .is_some_and(|waiting| waiting.get() == 0)
+            {
+                self.waiting.remove(&labels);
+            }
+        }
+    }
+
     fn admission_ended(&self, ended: Ended) {
         self.admissions.get_or_create(&by_end(ended)).inc();
         if !matches!(ended, ADMITTED | GIVEN_UP) {
@@ -332,7 +393,7 @@ impl Calls {
 
     /// The stream of lists ended with this code.
     pub(crate) fn lists_ended(&self, code: tonic::Code) {
-        self.count("ListAndWatch", reason::code(code));
+        self.count(LIST_AND_WATCH, reason::code(code));
     }
 
     fn count(&self, method: &'static str, code: &'static str) {

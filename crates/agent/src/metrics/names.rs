@@ -1,7 +1,8 @@
 //! Label values that others choose, and how many of them there are at most.
 //!
 //! Plugins choose the names of resources and drivers, and pods may ask for any. Each of the two gets so many labels;
-//! whatever comes later shares [`OTHER`]. Pods cannot use up those of plugins.
+//! whatever comes later shares [`OTHER`]. Pods cannot use up those of plugins. The label of a resource that the node has
+//! forgotten is free again.
 
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
@@ -47,7 +48,7 @@ impl<N: Borrow<str>> EncodeLabelValue for Label<N> {
     }
 }
 
-/// Which resources or drivers have labels. First come, first served, until the process ends.
+/// Which resources or drivers have labels. First come, first served.
 #[derive(Debug)]
 pub(super) struct Names<N = ResourceName> {
     known: RwLock<Known<N>>,
@@ -57,6 +58,8 @@ pub(super) struct Names<N = ResourceName> {
 struct Known<N> {
     offered: BTreeSet<N>,
     awaited: BTreeSet<N>,
+    /// Those of `offered` that the node knew when somebody last looked.
+    seen: BTreeSet<N>,
 }
 
 impl<N> Default for Names<N> {
@@ -64,6 +67,7 @@ impl<N> Default for Names<N> {
         let known = Known {
             offered: BTreeSet::new(),
             awaited: BTreeSet::new(),
+            seen: BTreeSet::new(),
         };
         Self {
             known: RwLock::new(known),
@@ -86,6 +90,24 @@ impl<N: Ord + Clone + for<'a> From<&'a str>> Names<N> {
     /// Of one that a pod waits for or uses.
     pub(super) fn awaited(&self, name: &N) -> Label<N> {
         self.label(name, |known| (&mut known.awaited, MOST_AWAITED))
+    }
+
+    /// The node knows these now: the labels of those that it has forgotten are given back. What plugins did that were
+    /// never taken in stays to be seen.
+    pub(super) fn forget_all_but<'a>(&self, now: impl Iterator<Item = &'a N>) -> Vec<Label<N>>
+    where
+        N: 'a,
+    {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let now: BTreeSet<N> = now
+            .filter(|name| known.offered.contains(*name))
+            .cloned()
+            .collect();
+        let before = std::mem::replace(&mut known.seen, now);
+        let gone: Vec<N> = before.difference(&known.seen).cloned().collect();
+        known.offered.retain(|name| !gone.contains(name));
+        let free = gone.into_iter().filter(|name| !known.awaited.contains(name));
+        free.map(Label).collect()
     }
 
     fn label(&self, name: &N, room: impl FnOnce(&mut Known<N>) -> (&mut BTreeSet<N>, usize)) -> Label<N> {

@@ -141,8 +141,16 @@ pub(super) fn of_call(error: &CallError) -> (&'static str, &'static str) {
         }
         CallError::Gone { method } => (method, code(Code::Unavailable)),
         CallError::Refused { method, status } => (method, code(status.code())),
-        CallError::Invalid { method, .. } => (method, "InvalidAnswer"),
+        CallError::Invalid { method, .. } => (method, INVALID_ANSWER),
     }
+}
+
+const INVALID_ANSWER: &str = "InvalidAnswer";
+
+/// All codes that calls end with.
+pub(super) fn codes() -> impl Iterator<Item = &'static str> {
+    let codes = (0..=16).map(|number| code(Code::from(number)));
+    codes.chain([INVALID_ANSWER])
 }
 
 pub(super) fn code(code: Code) -> &'static str {

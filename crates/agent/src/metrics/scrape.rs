@@ -86,6 +86,10 @@ impl Metrics {
     /// Everything, as OpenMetrics text. Reads files in `/proc`.
     pub fn text(&self, view: &View) -> Result<String, fmt::Error> {
         let mut page = Page::default();
+        let resources = view.resources.iter().map(|resource| &resource.name);
+        for forgotten in self.recorded.names.forget_all_but(resources) {
+            self.recorded.forget(&forgotten);
+        }
         self.recorded(&mut page);
         self.sockets(&mut page);
         self.resources(&mut page, &view.resources);

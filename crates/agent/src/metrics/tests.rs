@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
-use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
+use devlet_core::Moment;
+use devlet_core::device_plugin::inventory::{FORGOTTEN_AFTER_MS, Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
 use tempfile::TempDir;
 use tonic::Status;
@@ -239,6 +240,59 @@ fn a_plugin_that_invents_resources_gets_so_many_labels_and_pods_cannot_take_them
     ] {
         assert!(text.lines().any(|each| each == line), "{line}");
     }
+}
+
+#[test]
+fn the_label_of_a_resource_that_is_forgotten_goes_to_another() {
+    let world = World::new();
+    let offered = |resource: &str| {
+        let name = resource.into();
+        world.metrics.registered(&name, &Ok(()));
+        world.metrics.listed(&name, true);
+        let calls = world.metrics.plugin(&name);
+        calls.took("Allocate", Duration::from_millis(1));
+        calls.lists_ended(tonic::Code::Unavailable);
+        drop(world.metrics.admission().waits(&not_served(resource)));
+        world.offer(resource);
+    };
+    (0..MOST_RESOURCES).for_each(|number| offered(&format!("acme.com/r{number}")));
+    world
+        .metrics
+        .plugin(&"acme.com/never".into())
+        .lists_ended(tonic::Code::Unknown);
+    world.text();
+    let gone = world.store.now();
+    world.store.update(|node| {
+        let first = node
+            .plugins()
+            .into_iter()
+            .find(|each| each.resource.as_str() == "acme.com/r0");
+        node.connection_lost(first.unwrap().connection, gone);
+        world.metrics.lost(&"acme.com/r0".into());
+    });
+    assert!(world.text().contains("\"acme.com/r0\""), "it may come back");
+
+    world
+        .store
+        .update(|node| node.forget_idle(Moment(gone.0 + FORGOTTEN_AFTER_MS)));
+    let text = world.text();
+    assert!(!text.contains("\"acme.com/r0\""), "{text}");
+    offered("acme.com/new");
+    let text = world.text();
+    for metric in [
+        "kubelet_device_plugin_registration_total",
+        "kubelet_device_plugin_alloc_duration_seconds_count",
+        "devlet_plugin_rpc_duration_seconds_count",
+        "devlet_plugin_lists_total",
+        "devlet_resource_capacity",
+        "devlet_admissions_waiting",
+    ] {
+        let values = label_values(&text, metric, "resource_name");
+        assert!(values.contains("acme.com/new"), "{metric}: {values:?}");
+        assert_eq!(values.len(), MOST_RESOURCES, "{metric}: {values:?}");
+    }
+    // Of one that was never taken in, it is told what is wrong.
+    assert!(text.contains("devlet_plugin_rpc_errors_total{resource_name=\"other\",method=\"ListAndWatch\",code=\"Unknown\"} 1"), "{text}");
 }
 
 #[test]
