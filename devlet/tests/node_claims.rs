@@ -529,6 +529,44 @@ fn a_driver_that_is_refused_is_shown_with_the_reason_until_it_is_taken_in_or_gon
     assert_eq!(daemon.json(&["get", "drivers"])["refused"], json!([]));
 }
 
+/// What a driver of 1.28 to 1.30 answers: names of CDI devices where later ones have devices.
+fn answer_of_1_28(claim: &str, cdi: &str) -> Vec<u8> {
+    let field = |number: u8, bytes: &[u8]| {
+        let mut field = vec![number << 3 | 2, u8::try_from(bytes.len()).unwrap()];
+        field.extend(bytes);
+        field
+    };
+    let devices = field(1, cdi.as_bytes());
+    let entry = [field(1, claim.as_bytes()), field(2, &devices)].concat();
+    field(1, &entry)
+}
+
+#[test]
+fn a_driver_of_1_28_is_registered_and_what_it_prepares_is_refused_by_name() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let raw = answer_of_1_28("claim-1", "acme.com/gpu=gpu-0");
+    let script = script(root.path()).with_services(&["1.0.0"]);
+    let mut driver = Plugin::registered_driver(&script.with_fault("NodePrepareResources", Fault::Raw(raw)));
+    until_serving(&daemon);
+    let plugin = &daemon.json(&["get", "drivers"])["drivers"][0]["plugins"][0];
+    assert_eq!(plugin["service"], "v1alpha3.Node");
+    assert_eq!(plugin["serviceReason"], "because it lists only [\"1.0.0\"]");
+
+    let refused = admit(&daemon, &[&pod("job"), &claim(&["job"])], &["--wait", "1s"]);
+
+    assert_eq!(refused.status.code(), Some(1));
+    let said = stderr(&refused);
+    assert!(
+        said.contains("driver gpu.acme.com") && said.contains("the answer is damaged"),
+        "{said}"
+    );
+    // It is undone there; the first call asked whether the service is there.
+    let asked = [(); 2].map(|()| driver.asked("NodeUnprepareResources").1);
+    assert_eq!((asked[0].len(), &*asked[1][0].uid), (0, "claim-1"));
+    daemon.until("claims", |list| list["claims"] == json!([]));
+}
+
 #[test]
 fn an_admission_says_since_when_a_driver_is_not_connected() {
     let root = root();
