@@ -740,6 +740,28 @@ fn what_a_driver_has_unprepared_is_not_prepared() {
     assert_eq!(preparations["d1"].devices.len(), 1);
 }
 
+#[test]
+fn only_the_last_pod_to_leave_writes_that_it_did() {
+    let mut node = node_with(&["d0"]);
+    for pod in ["p", "q"] {
+        admit_with(&mut node, &pod_with(pod, &[on("d0")]));
+    }
+    assert_eq!(
+        node.begin_release(&"q".into()).unwrap(),
+        [],
+        "another pod holds it"
+    );
+    node.cancel_release(&"q".into());
+    assert_eq!(
+        node.begin_release(&"p".into()).unwrap(),
+        [],
+        "another pod holds it"
+    );
+    node.finish_release(&"p".into());
+    let last_words = node.begin_release(&"q".into()).unwrap();
+    assert_eq!((last_words.len(), last_words[0].pod.as_str()), (1, "q"));
+}
+
 /// A claim of two drivers, prepared for pod p, which has left; d0 is gone and was given up on.
 fn abandoned_at_d0() -> Node {
     let mut node = node_with(&["d1"]);
