@@ -10,8 +10,8 @@ use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult
 use devlet_core::dra::drivers::DriverOffer;
 use devlet_core::dra::health::{DeviceHealth, HealthReport, PoolDevice};
 use devlet_core::{
-    ClaimReference, ClaimRequest, ConnectionId, ContainerKind, ContainerRequest, Pod, PodName, PodRequest,
-    Question, Source,
+    Advice, ClaimReference, ClaimRequest, ConnectionId, ContainerKind, ContainerRequest, Pod, PodName,
+    PodRequest, Question, Source,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -571,6 +571,25 @@ async fn pods_that_share_a_claim_share_its_call() {
         bed.asked.try_recv().is_err(),
         "nobody is called while a pod holds the claim"
     );
+}
+
+#[tokio::test]
+async fn an_intent_that_another_admission_could_not_write_is_written() {
+    let mut bed = Bed::new();
+    let first = without_widget("a", &[("c1", &[GPU])]);
+    let held = bed.store.hold(&first, &Advice::new()).unwrap().unwrap();
+    let intent = bed.store.update(|node| node.begin_intent(held.id()));
+    assert_eq!(intent.len(), 1, "it is being written");
+    let other = bed.admit(&without_widget("b", &[("c1", &[GPU])]));
+    bed.until(|node| node.is_in_flight(&"b".into())).await;
+    assert!(bed.asked.try_recv().is_err(), "it is not on disk");
+
+    bed.store.update(|node| node.cancel_intent(held.id()));
+    drop(held);
+
+    let asked = tokio::time::timeout(Duration::from_secs(5), bed.asked.recv()).await;
+    asked.expect("the other one writes it").unwrap().done();
+    other.await.unwrap().unwrap();
 }
 
 #[tokio::test]
