@@ -122,6 +122,9 @@ async fn traced() {
         let (connection, _) = node.driver_registered(offer, now).unwrap();
         node.link_up(connection, now);
     });
+    // What there is to be noted goes with the first change.
+    admit(store.clone(), "first".into()).await;
+    store.release(&"first".into()).await.unwrap();
     mark("lone");
     admit(store.clone(), "lone".into()).await;
     mark("together");

@@ -17,6 +17,9 @@ use super::oversize::is_too_large;
 use super::uds::Dialed;
 use crate::limits::{Limit, OverLimit};
 
+/// How far ahead of ours a peer's timer may be.
+const AHEAD: Duration = Duration::from_millis(5);
+
 /// How long a connection may take to end after a call on it failed for that reason.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -136,8 +139,7 @@ pub(crate) async fn within<T>(
     let took = called.elapsed();
     let status = match ended {
         Ok(Ok(response)) => return (took, Ok(response.into_inner())),
-        // The peer was told of the deadline, too.
-        Ok(Err(status)) if !(status.code() == Code::DeadlineExceeded && Instant::now() >= end) => status,
+        Ok(Err(status)) if !is_timeout(&status, end) => status,
         Ok(Err(_)) | Err(_) => {
             let error = match end < called + own {
                 true => CallError::CutShort { method, waited: took },
@@ -150,6 +152,13 @@ pub(crate) async fn within<T>(
         }
     };
     (took, Err(explained(method, status, caller, limit, dialed).await))
+}
+
+/// Whether a peer gave up because time was up: it was told of the deadline, too, and its timer may be a little ahead of
+/// ours.
+fn is_timeout(status: &Status, end: Instant) -> bool {
+    let gave_up = matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled);
+    gave_up && Instant::now() + AHEAD >= end
 }
 
 async fn explained(
