@@ -111,13 +111,7 @@ async fn compare(args: &Compare) -> anyhow::Result<u8> {
     let mut watch = noise::Watch::start()?;
     let bench = Bench::new(plan, &args.work, kubelet, devlet).await?;
     let outcome = bench.run().await?;
-    let medians = outcome.bare_medians;
-    let noise = Noise {
-        other_load: watch.other_load()?,
-        spread: medians.iter().copied().fold(f64::NAN, f64::max)
-            / medians.iter().copied().fold(f64::NAN, f64::min),
-        bare_medians_ms: medians,
-    };
+    let noise = Noise::new(watch.other_load()?, outcome.bare_medians);
     let inconclusive = noise
         .too_busy()
         .map(|why| format!("the machine is too busy: {why}"))

@@ -141,7 +141,7 @@ impl Report {
         }
         text += &format!(
             "\n{}; {}; {}; a {} run of {} s. Noise: others took {:.1} % of the processors; medians of bare round \
-             trips with a sync differed by a factor of {:.2} from round to round.\n",
+             trips with a sync differed by a factor of {:.2} from round to round ({:.2} if the extremes count).\n",
             self.devlet,
             self.kubelet,
             self.machine,
@@ -149,6 +149,7 @@ impl Report {
             self.took_seconds,
             self.noise.other_load * 100.0,
             self.noise.spread,
+            self.noise.extremes,
         );
         if let Some(why) = &self.inconclusive {
             text += &format!("\n**No conclusion**: {why}.\n");
@@ -228,11 +229,7 @@ pub(crate) mod tests {
             machine: "a machine".to_owned(),
             mode: "full",
             took_seconds: 1,
-            noise: Noise {
-                other_load: 0.01,
-                spread: 1.1,
-                bare_medians_ms: vec![1.0],
-            },
+            noise: Noise::new(0.01, vec![1.0, 1.1]),
             inconclusive: None,
             rows,
         }
