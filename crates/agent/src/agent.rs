@@ -276,6 +276,9 @@ impl Agent {
 
     /// Admits a pod: everything it asks for, on disk when this returns, or nothing. Plugins that are not there yet are
     /// waited for, and all plugins must have answered by the deadline. See [`admit::admit`].
+    ///
+    /// On a runtime with several threads, the task that awaits this may write it itself, and does nothing else meanwhile:
+    /// if it has more to look after, spawn this.
     pub async fn admit(
         &self,
         request: &PodRequest,
@@ -438,7 +441,10 @@ impl Agent {
         let stop = || async {
             // What drivers have done and nobody waited for: otherwise they are asked again after the next start, by us
             // or by a kubelet.
-            if let Err(error) = store.record_claims().await {
+            // By a task of its own: it may keep its thread, and whoever waits here may want to leave.
+            let recording = store.clone();
+            let recorded = tokio::spawn(async move { recording.record_claims().await });
+            if let Ok(Err(error)) = recorded.await {
                 tracing::warn!(%error, "what drivers did last is not on disk; they are asked again after the next start");
             }
             store.stop().await

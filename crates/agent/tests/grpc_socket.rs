@@ -3,6 +3,7 @@
 // Helpers are not tests to clippy.
 #![allow(clippy::expect_used)]
 
+use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
@@ -367,6 +368,29 @@ async fn a_connection_of_which_nothing_is_left_is_gone() {
     let gone = dialed.gone();
     drop(dialed);
     gone.wait().await;
+}
+
+#[tokio::test]
+async fn a_peer_that_floods_and_does_not_read_does_not_keep_its_connection() {
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    let directory = directory();
+    let listener = std::os::unix::net::UnixListener::bind(socket(&directory)).expect("listens");
+    let flood = std::thread::spawn(move || {
+        let (mut peer, _) = listener.accept().expect("accepts");
+        peer.write_all(&SETTINGS).expect("is read");
+        // Until nobody is there any longer.
+        while peer.write_all(&PING).is_ok() {}
+    });
+    let dialed = connect(socket(&directory), soon()).await.expect("dials");
+    let gone = dialed.gone();
+    let call = tokio::time::timeout(Duration::from_millis(200), register(&dialed, "unheard"));
+    assert!(call.await.is_err(), "nobody answers");
+
+    drop(dialed);
+
+    tokio::time::timeout_at(soon(), gone.wait()).await.expect("ends");
+    flood.join().expect("sees the end");
 }
 
 #[tokio::test]

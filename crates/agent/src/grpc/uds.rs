@@ -29,7 +29,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::channel::Channel;
 use super::severable::Severable;
@@ -513,7 +513,8 @@ pub enum DialError {
     Io { path: PathBuf, problem: io::Error },
 }
 
-/// A connection to a peer.
+/// A connection to a peer. With the last clone it is cut, at once: a peer that does not read cannot be told goodbye, and
+/// would keep it.
 #[derive(Debug, Clone)]
 pub struct Dialed {
     /// For generated clients, which need the size of the largest message that is expected.
@@ -524,6 +525,7 @@ pub struct Dialed {
     pub owner: u32,
     gone: Gone,
     cut: CancellationToken,
+    _end: Arc<DropGuard>,
 }
 
 impl Dialed {
@@ -556,7 +558,7 @@ impl Gone {
 
 /// Connects to the process that listens on `path`, and waits for it to do so until `deadline`.
 ///
-/// Dropping the future gives up; dropping all clones of the channel and all its calls ends the connection.
+/// Dropping the future gives up.
 pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<Dialed, DialError> {
     let path = path.as_ref();
     let (stream, owner) = dial(path, deadline).await?;
@@ -574,6 +576,7 @@ pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<Dialed
         peer,
         owner,
         gone: Gone(gone),
+        _end: Arc::new(cut.clone().drop_guard()),
         cut,
     })
 }

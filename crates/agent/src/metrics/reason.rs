@@ -83,7 +83,9 @@ pub(super) fn of_admission(error: &AdmitError) -> Ended {
         ),
         AdmitError::Vanishing { .. } => ended("failed", "devices_vanished"),
         AdmitError::Commit(CommitError::Ended(_)) => ended("failed", "reservation_ended"),
-        AdmitError::Commit(CommitError::Write(WriteError::Disk { .. })) => ended("failed", "disk"),
+        AdmitError::Commit(CommitError::Write(WriteError::Disk { .. } | WriteError::Hangs { .. })) => {
+            ended("failed", "disk")
+        }
         AdmitError::Commit(CommitError::Write(WriteError::Stopped)) => ended("failed", "stopping"),
         AdmitError::GivenUp => GIVEN_UP,
     }

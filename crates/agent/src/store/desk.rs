@@ -8,8 +8,8 @@
 //! To wake a thread on another processor can take as long as to write. So a change that comes alone is written where it
 //! was made, which keeps a thread of the runtime for the time of a sync. That must not stop others, even if the disk
 //! hangs:
-//! - one task at a time writes, on a runtime that has another thread, and never what may take long: a database that has
-//!   to be made anew, a journal that is full, a large change, a snapshot, the end;
+//! - one task at a time writes, on a runtime that has another thread, and nothing that is known to take long: a database
+//!   that has to be made anew, a journal that is full, a change of many rows, a snapshot, the end;
 //! - it lets its thread do everything else first that only this thread can do;
 //! - the writer's thread looks on. If it takes long, it gives the runtime something to do: so another of its threads
 //!   wakes, and sees to sockets and timers from then on.
@@ -132,10 +132,9 @@ impl Desk {
         self.is_awaited.store(true, Ordering::SeqCst);
         let writer = match self.writer.try_lock() {
             Ok(writer) => writer,
-            // Somebody panicked while writing: what is on disk is not known, so nothing more is written.
             Err(TryLockError::Poisoned(poisoned)) => {
                 let mut writer = poisoned.into_inner();
-                writer.end();
+                writer.end_in_doubt();
                 writer
             }
             Err(TryLockError::WouldBlock) => return None,
@@ -207,8 +206,10 @@ struct End<'a>(&'a Desk);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        let writer = self.0.writer.lock();
-        writer.unwrap_or_else(PoisonError::into_inner).end();
+        match self.0.writer.lock() {
+            Ok(mut writer) => writer.end(),
+            Err(poisoned) => poisoned.into_inner().end_in_doubt(),
+        }
     }
 }
 
@@ -265,7 +266,7 @@ impl Outbox {
             rows,
             second: SecondPhase::new(phase, Arc::clone(&self.shared)),
             done,
-            queued: Queued(Arc::clone(&self.desk.queued)),
+            _queued: Queued(Arc::clone(&self.desk.queued)),
         };
         let sent = self.sender.send(Message::Write(change));
         let written = Written {
@@ -320,7 +321,7 @@ impl Written {
         {
             // What waits for this very thread comes first.
             tokio::task::yield_now().await;
-            if desk.write_here(runtime) {
+            if desk.is_alone() && desk.write_here(runtime) {
                 self.untold = None;
             }
         }

@@ -42,7 +42,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
@@ -328,6 +328,10 @@ pub(crate) struct Shared {
     health: watch::Sender<Option<WriteError>>,
     /// Why the kubelet's file is out of date.
     mirror_failure: Mutex<Option<String>>,
+    /// Since when somebody has been writing.
+    writing: Mutex<Option<Instant>>,
+    /// How long that may last.
+    patience: Duration,
     /// Whether the writer has been told that what is known of resources has changed.
     noted: AtomicBool,
     counters: Arc<Counters>,
@@ -362,6 +366,17 @@ impl Shared {
 
     fn update<T>(&self, transition: impl FnOnce(&mut Node) -> T) -> T {
         self.change(|state| transition(&mut state.node))
+    }
+
+    fn writes_since(&self, began: Option<Instant>) {
+        *self.writing.lock().unwrap_or_else(PoisonError::into_inner) = began;
+    }
+
+    /// A disk that does not answer.
+    fn hangs(&self) -> Option<WriteError> {
+        let writing = *self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = writing?.elapsed();
+        (waited >= self.patience).then(|| WriteError::Hangs { waited })
     }
 }
 
@@ -452,9 +467,10 @@ impl Store {
         self.clock.now()
     }
 
-    /// Whether changes can be written; the reason if the last one could not. It heals by itself.
+    /// Whether changes can be written; the reason if the last one could not, or has not been for long. It heals by itself.
     pub fn health(&self) -> Result<(), WriteError> {
-        self.shared.health.borrow().clone().map_or(Ok(()), Err)
+        let failure = self.shared.health.borrow().clone();
+        failure.or_else(|| self.shared.hangs()).map_or(Ok(()), Err)
     }
 
     /// Why the kubelet's file is out of date, if it cannot be written. Nobody is refused because of that, but a

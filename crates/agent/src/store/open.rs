@@ -50,6 +50,9 @@ use super::statistics::Counters;
 use super::writer::{NOTE_PAUSE, WriteError, Writer};
 use super::{Clock, Shared, State, Steady, Store, Threads, dump, files};
 
+/// A disk that takes longer than this hangs.
+const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long changes may be missing in the kubelet's file, unless the options say otherwise.
 const MIRROR_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -70,6 +73,8 @@ pub struct OpenOptions {
     pub clock: Clock,
     /// How long changes may be missing in the kubelet's file.
     pub mirror_interval: Duration,
+    /// How long a write may take before the disk counts as one that hangs.
+    pub write_patience: Duration,
     /// What is between the database and its file.
     pub storage: Storage,
 }
@@ -85,6 +90,7 @@ impl OpenOptions {
             on_reboot: OnReboot::Keep,
             clock: Arc::new(system_time),
             mirror_interval: MIRROR_INTERVAL,
+            write_patience: WRITE_PATIENCE,
             storage: Storage::default(),
         }
     }
@@ -415,6 +421,8 @@ fn start(
         latest,
         health,
         mirror_failure: Mutex::new(None),
+        writing: Mutex::new(None),
+        patience: options.write_patience,
         noted: AtomicBool::new(false),
         counters: Arc::clone(&place.counters),
     });

@@ -61,6 +61,12 @@ pub enum WriteError {
         /// The same, for programs.
         kind: Option<std::io::ErrorKind>,
     },
+    /// The disk does not answer.
+    #[error("the disk has not answered for {} s: look at it, and at the kernel's log", .waited.as_secs())]
+    Hangs {
+        /// For how long.
+        waited: Duration,
+    },
     /// The store has been stopped.
     #[error("the store has been stopped")]
     Stopped,
@@ -80,7 +86,7 @@ pub(crate) struct Change {
     pub(crate) second: SecondPhase,
     // After the second phase: whoever sees that no answer comes sees that it was cancelled, too.
     pub(crate) done: oneshot::Sender<Result<(), WriteError>>,
-    pub(crate) queued: Queued,
+    pub(crate) _queued: Queued,
 }
 
 /// Carried out when the change is on disk; a change that is lost on the way is cancelled.
@@ -272,6 +278,12 @@ impl Writer {
         self.left.is_none() && self.database.as_ref().is_some_and(has_room)
     }
 
+    /// Somebody panicked while writing: what is on disk is not known, so nothing more is written.
+    pub(crate) fn end_in_doubt(&mut self) {
+        self.end();
+        self.note_health(Some(WriteError::Stopped));
+    }
+
     /// Closes the database. Nobody who comes later is answered.
     pub(crate) fn end(&mut self) {
         (self.database, self.inbox, self.left) = (None, None, None);
@@ -381,7 +393,9 @@ impl Writer {
         if batch.is_empty() && notes.is_empty() {
             return;
         }
+        self.shared.writes_since(Some(started));
         let written = self.try_write(&batch, &notes);
+        self.shared.writes_since(None);
         if written.is_err() && !notes.is_empty() {
             self.note_due = Some(Instant::now() + RETRY);
         }
@@ -424,20 +438,15 @@ impl Writer {
 
     /// Carries out the second phase of every change, in order; then the callers are answered.
     fn settle(&self, batch: Vec<Change>, written: &Result<(), WriteError>) {
-        let waiting = self.shared.change(|state| {
-            let settle = |change: Change| {
-                let Change {
-                    mut second,
-                    done,
-                    queued,
-                    ..
-                } = change;
-                second.settle(state, written.is_ok());
-                drop(queued);
-                done
-            };
-            batch.into_iter().map(settle).collect::<Vec<_>>()
+        // In place: what is dropped under the lock, and be it because of a panic, would wait for the lock.
+        let mut batch = batch;
+        self.shared.change(|state| {
+            for change in &mut batch {
+                change.second.settle(state, written.is_ok());
+            }
         });
+        // Whoever is answered may come back at once, and is alone.
+        let waiting: Vec<_> = batch.into_iter().map(|change| change.done).collect();
         for done in waiting {
             // Whoever has gone has what it asked for all the same.
             let _ = done.send(written.clone());

@@ -132,6 +132,35 @@ async fn the_only_thread_of_a_runtime_does_not_wait_for_the_disk() {
     assert_eq!(disk.syncs_by(WRITER), disk.syncs() - before);
 }
 
+#[tokio::test]
+async fn a_disk_that_does_not_answer_is_told_and_heals() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let options = OpenOptions {
+        write_patience: Duration::ZERO,
+        storage: disk.storage(),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    offer(&store, GPU, 8);
+    admit(&store, "before", 1).await.unwrap();
+
+    disk.hold_syncs();
+    let mut admission = pin!(admit(&store, "a", 1));
+    assert!(start(&mut admission).is_pending());
+    disk.wait_for_a_sync();
+    assert!(matches!(store.health(), Err(WriteError::Hangs { .. })));
+    let refused = store.hold(&request("b", 1), &Advice::new());
+    assert!(matches!(refused, Err(HoldError::Write(WriteError::Hangs { .. }))));
+
+    disk.let_syncs_go();
+    admission.await.unwrap();
+    while store.health().is_err() {
+        tokio::task::yield_now().await;
+    }
+    admit(&store, "b", 1).await.unwrap();
+}
+
 /// For a thread, and for a task.
 fn pair() -> (std::os::unix::net::UnixStream, tokio::net::UnixStream) {
     let (near, far) = tokio::net::UnixStream::pair().unwrap();
