@@ -716,7 +716,7 @@ impl Node {
         if !is_its_pod || !are_its_claims || reservation.grants.len() != answers.len() {
             return Err(CommitError::Mismatch);
         }
-        let claims = self.dra.claims.begin_commit(&reservation.claims);
+        let claims = self.dra.claims.to_commit(&reservation.claims);
         let claims = claims.ok_or(CommitError::NotPrepared)?;
         let mut granted: BTreeMap<_, _> = reservation
             .grants
@@ -771,6 +771,7 @@ impl Node {
             claim_uses: claim_uses(request),
         };
         let commit = Commit { pod, claims };
+        self.dra.claims.begin_commit(&commit.claims);
         if let Some(reservation) = self.ledger.reservations.get_mut(&id) {
             reservation.committing = Some(commit.clone());
         }
@@ -789,8 +790,7 @@ impl Node {
         let reservation = entry.remove();
         self.ledger.in_flight.remove(&reservation.pod);
         self.admitted(&reservation.pod);
-        let written: Vec<ClaimUid> = claims.into_iter().map(|claim| claim.uid).collect();
-        self.dra.claims.committed(&written);
+        self.dra.claims.end_commit(&claims, true);
         for uid in &reservation.claims {
             self.dra.claims.hold(&pod.uid, uid);
         }
@@ -824,6 +824,9 @@ impl Node {
         for (name, devices) in &reservation.taken {
             let resource = self.resources.get(name);
             self.ledger.let_go(&reservation.pod, name, devices, resource);
+        }
+        if let Some(Commit { claims, .. }) = &reservation.committing {
+            self.dra.claims.end_commit(claims, false);
         }
         for uid in &reservation.claims {
             self.dra.claims.leave(&reservation.pod, &reservation.name, uid);

@@ -110,7 +110,7 @@ impl Node {
                 && self
                     .dra
                     .claims
-                    .begin_commit(&pod.claim_uids())
+                    .to_commit(&pod.claim_uids())
                     .is_some_and(|unwritten| unwritten.is_empty())
         })
     }

@@ -371,28 +371,42 @@ impl Claims {
     }
 
     /// The claims of a pod that is to be committed, as far as the disk does not have them like this; `None` if
-    /// one is not prepared.
-    pub(crate) fn begin_commit(&self, uids: &[ClaimUid]) -> Option<Vec<Claim>> {
+    /// one is not prepared. One that needs no driver needs no intent either: it may be on its way to disk, or not even that.
+    pub(crate) fn to_commit(&self, uids: &[ClaimUid]) -> Option<Vec<Claim>> {
         let mut claims = Vec::new();
         for uid in uids {
-            let entry = self.entries.get(uid).filter(|entry| entry.is_intended)?;
-            if !entry.claim.is_prepared() {
-                return None;
-            }
+            let entry = self.entries.get(uid).filter(|entry| entry.claim.is_prepared())?;
             // A write that is in flight may say less, or fail.
-            if entry.dirty || entry.writing > 0 {
+            if entry.dirty || entry.writing > 0 || !entry.is_intended {
                 claims.push(entry.claim.clone());
             }
         }
         Some(claims)
     }
 
-    /// The records that [`Claims::begin_commit`] returned are on disk.
-    pub(crate) fn committed(&mut self, written: &[ClaimUid]) {
-        for uid in written {
+    /// What [`Claims::to_commit`] returned is being written. What is learned from here on is not in it.
+    pub(crate) fn begin_commit(&mut self, written: &[Claim]) {
+        for Claim { uid, .. } in written {
             if let Some(entry) = self.entries.get_mut(uid) {
+                entry.committing |= entry.dirty;
                 entry.dirty = false;
+                entry.writing += 1;
             }
+            self.settle(uid);
+        }
+    }
+
+    /// It is on disk, or will never be. To be called before the pod holds them, or leaves them.
+    pub(crate) fn end_commit(&mut self, written: &[Claim], is_written: bool) {
+        for Claim { uid, .. } in written {
+            if let Some(entry) = self.entries.get_mut(uid) {
+                entry.writing = entry.writing.saturating_sub(1);
+                entry.on_disk |= is_written;
+                entry.is_intended |= is_written;
+                entry.dirty |= entry.committing && !is_written;
+                entry.committing &= entry.writing > 0;
+            }
+            self.settle(uid);
         }
     }
 

@@ -1472,3 +1472,75 @@ fn of_drivers_that_are_gone_only_the_last_are_remembered() {
     let last = format!("d{:04}", 2 * MOST_GONE - 1);
     assert!(node.driver(&last.as_str().into()).is_some() && node.driver(&"d0000".into()).is_none());
 }
+
+#[test]
+fn an_intent_of_another_allocation_is_none() {
+    let mut node = abandoned_at_d0();
+    connect_driver(&mut node, "d2", "0.sock");
+    let other = pod_with("r", &[claim_of("k", "c", &[("d2", "z", &[])])]);
+    let left = reserve(
+        &mut node,
+        &pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]),
+    );
+    node.begin_intent(left);
+    node.abort(left);
+
+    // What is on its way to disk names d1.
+    let refused = node.reserve(&other, &Advice::new()).unwrap_err();
+    assert!(refused.waiting_helps(), "{refused}");
+    node.finish_intent(left);
+
+    let id = reserve(&mut node, &other);
+    let on_disk = node.begin_intent(id);
+    assert!(on_disk[0].preparations.contains_key("d2"));
+    node.finish_intent(id);
+    assert_eq!(asked(&node.prepare_calls(id, START)), [("d2", vec!["c"])]);
+}
+
+#[test]
+fn who_joins_a_claim_that_needs_no_driver_does_not_depend_on_anothers_intent() {
+    for is_written in [true, false] {
+        let mut node = Node::default();
+        let shared = claim_of("k", "c", &[("d0", "a", &["*"])]);
+        let (p, q) = (pod_with("p", &[shared.clone()]), pod_with("q", &[shared]));
+        let first = reserve(&mut node, &p);
+        assert_eq!(node.begin_intent(first).len(), 1);
+        let second = reserve(&mut node, &q);
+        assert!(node.begin_intent(second).is_empty(), "one write is enough");
+        assert_eq!(node.waiting_for(second), []);
+
+        let commit = node.begin_commit(second, &q, Vec::new()).unwrap();
+
+        assert_eq!(commit.claims.len(), 1, "it may be the only one that is written");
+        if is_written {
+            node.finish_intent(first);
+        } else {
+            node.cancel_intent(first);
+        }
+        node.abort(first);
+        node.finish_commit(second);
+        let view = node.claim(&"c".into()).unwrap();
+        assert_eq!((view.phase, view.pods), (Phase::Prepared, vec!["q".into()]));
+        assert!(node.is_recorded(&"c".into()));
+        assert_sound(&node);
+    }
+}
+
+#[test]
+fn what_is_learned_while_a_pod_is_written_is_written_later() {
+    let mut node = abandoned_at_d0();
+    let wanted = pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]);
+    let id = reserve(&mut node, &wanted);
+    intend(&mut node, id);
+    prepare(&mut node, id);
+    node.begin_commit(id, &wanted, Vec::new()).unwrap();
+    connect_driver(&mut node, "d0", "0.sock");
+    let calls = node.due_calls(START);
+    assert_eq!(asked(&calls), [("d0", vec!["c"])]);
+    answer_all(&mut node, calls);
+
+    node.finish_commit(id);
+
+    let record = node.begin_record().unwrap();
+    assert_eq!(&record.put[0], node.claim(&"c".into()).unwrap().claim);
+}

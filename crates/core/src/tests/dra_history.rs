@@ -125,6 +125,7 @@ fn shapes() -> Vec<&'static [usize]> {
         &[3, 3],
         &[3, 4],
         &[5, 6],
+        &[6],
         &[0, 3, 4],
         &[],
     ]
@@ -441,6 +442,15 @@ impl World {
             request,
             committing,
         } = &mut self.admissions[place];
+        // Who writes an intent waits for it.
+        let is_intent = |change: &Change| matches!(change, Change::Intent(intent) if intent == id);
+        let handed_over = self.handed_over.iter().map(|write| &write.change);
+        if handed_over
+            .chain(self.written.iter().map(|(change, _)| change))
+            .any(is_intent)
+        {
+            return;
+        }
         let answers = answers(&self.node, *id);
         let waits = self.node.waiting_for(*id);
         match self.node.begin_commit(*id, request, answers) {

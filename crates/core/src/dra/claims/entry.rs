@@ -53,6 +53,8 @@ pub(crate) struct Entry {
     pub(crate) is_intended: bool,
     /// Whether memory knows more than the disk.
     pub(super) dirty: bool,
+    /// Whether a commit in flight has what the disk has not.
+    pub(super) committing: bool,
     /// Writes of its record that are in flight.
     pub(super) writing: usize,
     /// The deletion of its record is in flight.
@@ -82,6 +84,7 @@ impl Entry {
             on_disk,
             is_intended: on_disk,
             dirty: false,
+            committing: false,
             writing: 0,
             deleting: false,
             left: None,
@@ -132,9 +135,11 @@ impl Entry {
             .map(|(driver, _)| driver)
     }
 
-    /// Whether what is left of the claim is in nobody's way: only drivers that were given up on have not unprepared it.
+    /// Whether what is left of the claim is in nobody's way: only drivers that were given up on have not unprepared it, and
+    /// no write of what it was is on its way, which would pass for one of what it becomes.
     pub(super) fn is_abandoned(&self) -> bool {
         self.is_unused()
+            && self.writing == 0
             && !self.deleting
             && self.blocking().next().is_none()
             && self.claim.abandoned().next().is_some()
