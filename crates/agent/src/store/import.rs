@@ -55,7 +55,7 @@ pub struct ImportReport {
     pub replaced_entries: usize,
     /// Claims that were not known before.
     pub claims: Vec<ClaimUid>,
-    /// Claims that were left out, because pods hold another one of the same name, or because they are half unprepared.
+    /// Claims that were left out, because pods hold another one of the same name, or because they are being unprepared.
     pub left_out: Vec<ClaimKey>,
 }
 

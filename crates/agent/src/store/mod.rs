@@ -46,7 +46,8 @@ use std::time::{Duration, Instant};
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::dra::claims::{Claim, Preparation, PreparationState};
+use devlet_core::dra::claims::Claim;
+use devlet_core::dra::view::ClaimView;
 use devlet_core::{
     Advice, Blocked, ClaimUid, Moment, Node, Pod, PodRequest, PodUid, ReleaseError as ReleaseRefused,
     ReservationId, ReserveError,
@@ -121,8 +122,8 @@ pub enum ImportError {
         /// Where the state that could not be read is.
         file: String,
     },
-    /// A pod of the file is being admitted, removed or imported.
-    #[error("another operation for pod {pod} is in flight")]
+    /// A pod of the file, or one that holds a claim of it, is being admitted, removed or imported.
+    #[error("another operation for pod {pod} is in flight; import again when it has ended")]
     InFlight {
         /// That pod.
         pod: PodUid,
@@ -213,16 +214,21 @@ impl State {
         }
     }
 
-    /// Whether a claim is half unprepared: no pod can hold it before all of it is.
+    /// Whether a claim is being unprepared: no pod can hold it before all of it is. Drivers may have been asked.
     fn is_leaving(&self, uid: &ClaimUid) -> bool {
-        let is_over = |each: &Preparation| {
-            matches!(
-                each.state,
-                PreparationState::Unprepared | PreparationState::Abandoned
-            )
-        };
-        let claim = self.node.claim(uid).filter(|view| view.pods.is_empty());
-        claim.is_some_and(|view| view.claim.preparations.values().any(is_over))
+        self.node.claim(uid).is_some_and(|view| view.pods.is_empty())
+    }
+
+    /// A claim that pods use must not be left by all of them before those of the file hold it: at least one of them is
+    /// neither being admitted nor removed.
+    fn check_stays(&self, known: &ClaimView<'_>) -> Result<(), ImportError> {
+        let is_in_flight = |pod: &PodUid| self.node.is_in_flight(pod);
+        match known.pods.first() {
+            Some(pod) if known.pods.iter().all(is_in_flight) => {
+                Err(ImportError::InFlight { pod: pod.clone() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Claims the pods of a file: until [`State::give_back`] nobody else writes them.
@@ -272,11 +278,9 @@ impl State {
         self.check_idle(&claimed)?;
         let (mut claims, mut rows) = (Vec::new(), Vec::new());
         for (uid, claim) in &imported.claims {
-            if self.node.is_recorded(uid) {
+            if let Some(known) = self.node.claim(uid) {
+                self.check_stays(&known)?;
                 continue;
-            }
-            if let Some(pod) = self.node.claim(uid).and_then(|known| known.pods.first().cloned()) {
-                return Err(ImportError::InFlight { pod });
             }
             rows.push(Row::claim(claim));
             claims.push(claim.clone());

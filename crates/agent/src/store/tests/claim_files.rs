@@ -636,6 +636,52 @@ async fn an_import_does_not_bring_back_a_claim_that_was_abandoned() {
     );
 }
 
+#[tokio::test]
+async fn an_import_does_not_bring_back_a_claim_that_is_being_unprepared() {
+    let root = Root::new();
+    let store = root.open();
+    drive(&store);
+    admit_claiming(&store, "a", "one").await.unwrap();
+    let file = envelope::write(Some(&[kubelets("one", &["a", "k"], true)]));
+    store.release(&"a".into()).await.unwrap();
+    let is_left_out = async || {
+        let report = store.import(file.as_bytes()).await.unwrap();
+        assert_eq!(report.left_out[0].to_string(), "default/one");
+        assert_eq!(pods(&store), [], "its driver may undo it at any time");
+    };
+    is_left_out().await;
+    let calls = store.update(|node| node.due_calls(NOW));
+    assert_eq!(calls[0].operation, Operation::Unprepare);
+    is_left_out().await;
+    answer_calls(&store, calls);
+    is_left_out().await;
+    assert!(store.record_claims().await.unwrap());
+
+    // Now it is gone, and the file is the only word about it.
+    let report = store.import(file.as_bytes()).await.unwrap();
+    assert_eq!((report.claims.len(), report.left_out.len()), (1, 0));
+    assert_eq!(uids(&store), ["a", "k"]);
+}
+
+#[tokio::test]
+async fn a_claim_is_not_imported_while_nobody_is_sure_to_keep_it() {
+    let root = Root::new();
+    let store = root.open();
+    drive(&store);
+    admit_claiming(&store, "a", "one").await.unwrap();
+    let file = envelope::write(Some(&[kubelets("one", &["k"], true)]));
+    store
+        .update(|node| node.begin_release(&"a".into()))
+        .expect("it is on record");
+
+    let refused = store.import(file.as_bytes()).await.unwrap_err();
+
+    assert_eq!(refused, ImportError::InFlight { pod: "a".into() });
+    store.update(|node| node.cancel_release(&"a".into()));
+    store.import(file.as_bytes()).await.unwrap();
+    assert_eq!(uids(&store), ["a", "k"]);
+}
+
 /// A pod with the claim `one`, which has this UID.
 async fn admit_with_uid(store: &Store, pod: &str, uid: &str) {
     let mut request = claiming(pod, uid.trim_start_matches("uid-"));
