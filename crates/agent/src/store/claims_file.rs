@@ -174,7 +174,7 @@ fn prepared(device: dra::Device) -> PreparedDevice {
 
 /// What the file should say; `None` if there are no claims.
 pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
-    let claims = snapshot.claims()?;
+    let claims: BTreeMap<ClaimUid, Claim> = snapshot.claims()?.into_iter().collect();
     if claims.is_empty() {
         return Ok(None);
     }
@@ -184,18 +184,9 @@ pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
             holders.entry(claim.uid).or_default().insert(pod.to_owned());
         }
     })?;
-    // Of two entries of one name, readers keep the last: so there is but one, of the claim that matters most.
-    let mut chosen: BTreeMap<ClaimKey, (Weight, Claim)> = BTreeMap::new();
-    for (uid, claim) in claims {
-        let weight = weight(&claim, holders.contains_key(uid.as_str()));
-        match chosen.get(&claim.key) {
-            Some((other, _)) if *other > weight => {}
-            _ => drop(chosen.insert(claim.key.clone(), (weight, claim))),
-        }
-    }
-    let mut claims: Vec<Claim> = chosen.into_values().map(|(_, claim)| claim).collect();
-    claims.sort_by(|one, other| one.uid.cmp(&other.uid));
-    let claims = claims.into_iter().map(|claim| {
+    let hidden = hidden(&claims, |uid| holders.contains_key(uid.as_str()));
+    let claims = claims.into_iter().filter(|(uid, _)| !hidden.contains(uid));
+    let claims = claims.map(|(_, claim)| {
         // A kubelet unprepares a claim for a pod that is gone: so one must be named.
         let pods = holders.remove(claim.uid.as_str());
         let is_held = pods.is_some();
@@ -204,6 +195,42 @@ pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
     });
     let claims: Vec<dra::Claim> = claims.collect();
     Ok(Some(envelope::write(Some(&claims))))
+}
+
+/// The claims that have no place in the file. Of two entries of one name, readers keep the last: so there is but one, of
+/// the claim that matters most.
+fn hidden(claims: &BTreeMap<ClaimUid, Claim>, is_held: impl Fn(&ClaimUid) -> bool) -> BTreeSet<ClaimUid> {
+    let mut chosen: BTreeMap<&ClaimKey, (Weight, &ClaimUid)> = BTreeMap::new();
+    let mut hidden = BTreeSet::new();
+    for (uid, claim) in claims {
+        let this = (weight(claim, is_held(uid)), uid);
+        let loser = match chosen.get(&claim.key) {
+            Some((other, _)) if *other > this.0 => Some(this),
+            _ => chosen.insert(&claim.key, this),
+        };
+        hidden.extend(loser.map(|(_, uid)| uid.clone()));
+    }
+    hidden
+}
+
+/// What the file does not say of these claims: a kubelet that has read it knows nothing of that.
+pub(crate) fn unsaid(
+    claims: &BTreeMap<ClaimUid, Claim>,
+    is_held: impl Fn(&ClaimUid) -> bool,
+) -> BTreeMap<ClaimUid, Claim> {
+    let hidden = hidden(claims, &is_held);
+    let unsaid = claims.iter().filter_map(|(uid, claim)| {
+        let mut claim = claim.clone();
+        if !hidden.contains(uid) {
+            let is_held = is_held(uid);
+            let has_place = |each: &Preparation| has_to_do(each, is_held);
+            claim
+                .preparations
+                .retain(|_, each| each.state == PreparationState::Abandoned && !has_place(each));
+        }
+        (!claim.preparations.is_empty()).then(|| (uid.clone(), claim))
+    });
+    unsaid.collect()
 }
 
 /// How much it matters that a claim is in the file.
@@ -232,14 +259,19 @@ pub(crate) fn empty() -> String {
     envelope::write(None)
 }
 
-fn written(claim: Claim, pods: BTreeSet<String>, is_held: bool) -> dra::Claim {
-    // A driver that was given up on has nothing to do for pods that use the claim again: a kubelet would call it.
-    let has_to_do = |(_, preparation): &(DriverName, Preparation)| match preparation.state {
+/// Whether a kubelet has something to do at a driver. One that was given up on has nothing to do for pods that use the claim
+/// again: a kubelet would call it.
+fn has_to_do(preparation: &Preparation, is_held: bool) -> bool {
+    match preparation.state {
         PreparationState::Unprepared => false,
         PreparationState::Abandoned => !is_held,
         PreparationState::Pending | PreparationState::Prepared => true,
-    };
-    let drivers = claim.preparations.into_iter().filter(has_to_do);
+    }
+}
+
+fn written(claim: Claim, pods: BTreeSet<String>, is_held: bool) -> dra::Claim {
+    let drivers = claim.preparations.into_iter();
+    let drivers = drivers.filter(|(_, preparation)| has_to_do(preparation, is_held));
     let drivers = drivers.map(|(name, preparation)| {
         // One that is to be prepared again names no devices: whoever reads it would take it for prepared.
         let is_pending = preparation.state == PreparationState::Pending;

@@ -12,7 +12,9 @@
 //! | unreadable | none or unreadable | set aside; nobody is admitted until an operator decides |
 //!
 //! There are two such files, one about devices and one about claims (`dra_manager_state`), and each is judged by itself: it
-//! says nothing about what the other one is about. A pod that a kubelet's file has taken everything from is gone. A
+//! says nothing about what the other one is about. A pod that a kubelet's file has taken everything from is gone. What the
+//! file that we left to the kubelet had no place for is still ours: drivers that were given up on, of claims that are in
+//! use or whose name another claim has. A
 //! database from before there were claims knows nothing of them: then the file about claims is read as if there were none.
 //!
 //! What is set aside keeps its old name until the new state is on disk. So a crash on the way leads to the same
@@ -37,7 +39,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::backend::Storage;
-use super::claims_file::ImportedClaims;
+use super::claims_file::{self, ImportedClaims};
 use super::database::{
     Contents, Database, FIRST_WITH_CLAIMS, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row,
     Surroundings, reason,
@@ -786,13 +788,20 @@ fn adopt_devices(contents: &mut Contents, imported: &Imported) {
     });
 }
 
-/// A kubelet's file about claims is right about them: those that it does not have are unprepared.
+/// A kubelet's file about claims is right about them: those that it does not have are unprepared. What our file has no
+/// place for no kubelet could know: it stays.
 fn adopt_claims(contents: &mut Contents, imported: &ImportedClaims) {
+    let held = contents.pods.values().flat_map(Pod::claim_uids);
+    let held: BTreeSet<ClaimUid> = held.collect();
+    let unsaid = claims_file::unsaid(&contents.claims, |uid| held.contains(uid));
     let mut claims = imported.claims.clone();
     for (uid, claim) in &mut claims {
         if let Some(known) = contents.claims.get(uid) {
             claim.remember(known);
         }
+    }
+    for (uid, claim) in unsaid {
+        claims.entry(uid).or_insert(claim);
     }
     contents.claims = claims;
     let known = std::mem::take(&mut contents.pods);

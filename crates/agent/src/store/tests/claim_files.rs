@@ -682,6 +682,82 @@ async fn a_claim_is_not_imported_while_nobody_is_sure_to_keep_it() {
     assert_eq!(uids(&store), ["a", "k"]);
 }
 
+/// What a kubelet does that took over, and stopped again: its file, with all that it does not mean as it was.
+fn take_over(root: &Root, change: impl FnOnce(&mut Vec<dra::Claim>)) -> Store {
+    let mut file = read(root);
+    change(&mut file);
+    let file = envelope::write(Some(&file));
+    // Its own hand: no kubelet ends a file like this, and each reads it.
+    std::fs::write(root.claims_file(), file + "\n").unwrap();
+    let (store, report) = root.open_with_report();
+    assert!(report.takeover.is_some());
+    store
+}
+
+fn asked_to_unprepare(store: &Store) -> Vec<String> {
+    drive(store);
+    let calls = store.update(|node| node.due_calls(NOW));
+    assert!(calls.iter().all(|call| call.operation == Operation::Unprepare));
+    let claims = calls.iter().flat_map(|call| &call.claims);
+    claims.map(|(uid, _)| uid.to_string()).collect()
+}
+
+#[tokio::test]
+async fn a_kubelet_takes_nothing_away_that_its_file_has_no_place_for() {
+    for (old, new) in [("uid-1", "uid-2"), ("uid-2", "uid-1")] {
+        for is_removed in [false, true] {
+            let root = Root::new();
+            let store = root.open();
+            let connection = drive(&store);
+            admit_with_uid(&store, "a", old).await;
+            store.update(|node| node.driver_deregistered(connection, NOW));
+            store.release(&"a".into()).await.unwrap();
+            store.update(|node| node.abandon(&"a".into(), &DRIVER.into()));
+            assert!(store.record_claims().await.unwrap());
+            drive(&store);
+            admit_with_uid(&store, "b", new).await;
+            store.stop().await.unwrap();
+
+            let store = take_over(&root, |file| {
+                assert_eq!(file[0].uid, new);
+                file.truncate(usize::from(!is_removed));
+            });
+
+            let left = claims(&store).into_iter().map(|claim| claim.uid.to_string());
+            let left: Vec<String> = left.collect();
+            assert!(left.contains(&old.to_owned()), "{left:?}");
+            assert_eq!(left.contains(&new.to_owned()), !is_removed, "{left:?}");
+            assert_eq!(asked_to_unprepare(&store), [old]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_was_given_up_on_is_still_asked_after_a_kubelet_has_unprepared_the_rest() {
+    for is_removed in [false, true] {
+        let (root, store) = root_with_an_abandoned_claim().await;
+        let mut request = claiming("b", "one");
+        request.claims[0].claim.drivers.clear();
+        let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+        held.intent().await.unwrap();
+        held.commit(&request, Vec::new()).await.unwrap();
+        store.stop().await.unwrap();
+
+        let store = take_over(&root, |file| file.truncate(usize::from(!is_removed)));
+
+        assert_eq!(uids(&store).is_empty(), is_removed);
+        assert_eq!(asked_to_unprepare(&store), ["uid-one"]);
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_was_abandoned_and_that_a_kubelet_has_unprepared_is_gone() {
+    let (root, store) = root_with_an_abandoned_claim().await;
+    store.stop().await.unwrap();
+    let store = take_over(&root, Vec::clear);
+    assert_eq!(names(&store), [""; 0]);
+}
+
 /// A pod with the claim `one`, which has this UID.
 async fn admit_with_uid(store: &Store, pod: &str, uid: &str) {
     let mut request = claiming(pod, uid.trim_start_matches("uid-"));
