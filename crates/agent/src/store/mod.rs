@@ -380,7 +380,7 @@ impl Shared {
     fn hangs(&self) -> Option<WriteError> {
         let writing = *self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = writing?.elapsed();
-        (waited >= self.patience).then(|| WriteError::Hangs { waited })
+        (waited >= self.patience).then_some(WriteError::Hangs { waited })
     }
 }
 
