@@ -1502,7 +1502,8 @@ fn who_joins_a_claim_that_needs_no_driver_does_not_depend_on_anothers_intent() {
     for is_written in [true, false] {
         let mut node = Node::default();
         let shared = claim_of("k", "c", &[("d0", "a", &["*"])]);
-        let (p, q) = (pod_with("p", &[shared.clone()]), pod_with("q", &[shared]));
+        let shared = core::slice::from_ref(&shared);
+        let (p, q) = (pod_with("p", shared), pod_with("q", shared));
         let first = reserve(&mut node, &p);
         assert_eq!(node.begin_intent(first).len(), 1);
         let second = reserve(&mut node, &q);
