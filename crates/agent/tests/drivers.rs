@@ -449,6 +449,11 @@ async fn a_driver_is_told_of_its_deadline_and_held_to_it() {
         left <= Duration::from_millis(300) && left > Duration::from_millis(200),
         "{left:?}"
     );
+    let error = client.unprepare(&[claim("one")], patience).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "NodeUnprepareResources was not answered within 0.3 s"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

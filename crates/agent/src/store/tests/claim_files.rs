@@ -158,17 +158,27 @@ async fn every_flat_file_of_a_kubelet_is_taken_in() {
 async fn an_imported_claim_that_no_pod_holds_is_unprepared() {
     let mut claim = kubelets("one", &[], true);
     claim.pods = None;
-    let root = Root::new();
-    write(&root, &[claim]);
-    let store = root.open();
-    drive(&store);
-    let calls = store.update(|node| node.due_calls(NOW));
-    assert_eq!(calls[0].operation, Operation::Unprepare);
-    answer_calls(&store, calls);
-    assert!(store.record_claims().await.unwrap());
-    assert_eq!(names(&store), [""; 0]);
-    store.stop().await.unwrap();
-    assert_eq!(read(&root), []);
+    for at_a_start in [true, false] {
+        let root = Root::new();
+        if at_a_start {
+            write(&root, std::slice::from_ref(&claim));
+        }
+        let store = root.open();
+        if !at_a_start {
+            let file = envelope::write(Some(std::slice::from_ref(&claim)));
+            store.import(file.as_bytes()).await.unwrap();
+        }
+        drive(&store);
+        let calls = store.update(|node| node.due_calls(NOW));
+        assert_eq!(calls[0].operation, Operation::Unprepare);
+        answer_calls(&store, calls);
+        assert!(store.record_claims().await.unwrap());
+        assert_eq!(names(&store), [""; 0]);
+        store.stop().await.unwrap();
+        if at_a_start {
+            assert_eq!(read(&root), []);
+        }
+    }
 }
 
 #[tokio::test]

@@ -37,6 +37,8 @@ struct Asked {
 enum End {
     /// For each claim that is named: it fails.
     Does(&'static [&'static str]),
+    /// It answers, and says nothing about any claim.
+    SaysNothing,
     Panics,
 }
 
@@ -73,6 +75,7 @@ impl Fake {
                     })
                     .collect())
             }
+            Ok(End::SaysNothing) => Ok(Vec::new()),
             Ok(End::Panics) => panic!("on purpose"),
             Err(_) => Err(DriverCallError::NotConnected { driver }),
         }
@@ -652,6 +655,46 @@ async fn the_last_pod_to_leave_waits_for_its_drivers() {
     bed.nothing_known().await;
     let unknown = bed.remove("a", soon()).await.unwrap_err();
     assert!(matches!(unknown, RemoveError::Unknown { .. }), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn a_driver_that_says_nothing_about_a_claim_has_not_unprepared_it() {
+    let mut bed = Bed::with_rounds();
+    bed.admitted(&pod("a", &[("c1", &[GPU])])).await;
+    let removal = bed.remove_by_task("a");
+    bed.asked().await.ends(End::SaysNothing);
+    let asked = bed.asked().await;
+    assert_eq!(
+        (asked.call.operation, asked.claims()),
+        (Operation::Unprepare, vec!["c1"]),
+        "it is asked again"
+    );
+    assert!(!removal.is_finished());
+    let waits = bed.store.read(|node| node.remaining(&"a".into()));
+    let failure = waits[0].failure.as_ref().unwrap().to_string();
+    assert_eq!(
+        failure,
+        "driver gpu.acme.com did not answer for ResourceClaim default/c1"
+    );
+    asked.done();
+    removal.await.unwrap().unwrap();
+    bed.nothing_known().await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_claims_are_not_on_record_is_not_started() {
+    let mut bed = Bed::new();
+    let claiming = pod("a", &[("c1", &[GPU])]);
+    let (plugins, deadlines) = (Plugins::default(), crate::config::Deadlines::default());
+    let uid = PodUid::from("a");
+    let start = |store| start_container(store, &plugins, &deadlines, &uid, "main", soon());
+    let admission = bed.admit_by(&claiming, in_a_minute());
+    let asked = bed.asked().await;
+    let unknown = start(&bed.store).await.unwrap_err();
+    assert!(matches!(unknown, StartContainerError::UnknownPod), "{unknown:?}");
+    asked.done();
+    admission.await.unwrap().unwrap();
+    start(&bed.store).await.unwrap();
 }
 
 #[tokio::test]
