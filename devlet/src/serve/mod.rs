@@ -81,7 +81,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         .enable_all()
         .build()
         .context("cannot start")?;
-    runtime.block_on(serve(&settings, &root, args.sample, files))?;
+    let served = runtime.block_on(serve(&settings, &root, args.sample, files));
+    // Whoever still waits for a disk that hangs is not waited for.
+    runtime.shutdown_background();
+    served?;
     if let Some(fresh) = root.fresh {
         let path = fresh.path().to_owned();
         fresh
