@@ -233,15 +233,6 @@ impl Node {
         entries.filter(|entry| entry.on_disk).map(|entry| &entry.claim)
     }
 
-    /// Whether a claim is on disk.
-    pub fn is_recorded(&self, uid: &ClaimUid) -> bool {
-        self.dra
-            .claims
-            .entries
-            .get(uid)
-            .is_some_and(|entry| entry.on_disk)
-    }
-
     /// A claim.
     pub fn claim(&self, uid: &ClaimUid) -> Option<ClaimView<'_>> {
         Some(self.claim_view(self.dra.claims.entries.get(uid)?))
