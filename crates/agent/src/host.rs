@@ -23,7 +23,7 @@ use devlet_core::dra::view::listed;
 use devlet_core::{
     DriverName, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
 };
-use futures_util::{StreamExt as _, stream};
+use futures_util::stream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -473,6 +473,27 @@ async fn admission(
     Ok(agent.store().read(message))
 }
 
+/// The events of an admission. They end with the one after which none follows, so that the end goes out along with it.
+fn until_admitted(
+    first: v1::AdmitEvent,
+    events: mpsc::Receiver<Result<v1::AdmitEvent, Status>>,
+) -> impl Stream<Item = Result<v1::AdmitEvent, Status>> {
+    let is_last = |event: &v1::AdmitEvent| matches!(event.event, Some(v1::admit_event::Event::Admitted(_)));
+    stream::unfold(
+        (Some(Ok(first)), Some(events)),
+        move |(first, mut events)| async move {
+            let event = match first {
+                Some(first) => first,
+                None => events.as_mut()?.recv().await?,
+            };
+            if event.as_ref().map_or(true, is_last) {
+                events = None;
+            }
+            Some((event, (None, events)))
+        },
+    )
+}
+
 #[tonic::async_trait]
 impl Devlet for Host {
     type AdmitStream = Answers<v1::AdmitEvent>;
@@ -532,8 +553,7 @@ impl Devlet for Host {
             .recv()
             .await
             .unwrap_or_else(|| Err(AdmitError::GivenUp.into()))?;
-        let events = stream::iter([Ok(first)]).chain(ReceiverStream::new(events));
-        Ok(Response::new(Box::pin(events)))
+        Ok(Response::new(Box::pin(until_admitted(first, events))))
     }
 
     async fn start_container(

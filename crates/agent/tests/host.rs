@@ -11,7 +11,7 @@ use devlet_agent::grpc::uds::PeerCred;
 use devlet_agent::host::{self, Host};
 use devlet_client::v1::admit_event::Event;
 use devlet_client::v1::devlet_server::Devlet as _;
-use devlet_client::{Client, Code, Status, Streaming, v1};
+use devlet_client::{Admission, Client, Code, Status, v1};
 use devlet_testkit::{Answer, Device, Fault, Options, PATIENCE, Plugin, Script};
 use tempfile::TempDir;
 use tokio_stream::StreamExt as _;
@@ -69,7 +69,7 @@ impl Running {
         plugin
     }
 
-    async fn admission(&self, manifest: &str, wait_ms: u64) -> Streaming<v1::AdmitEvent> {
+    async fn admission(&self, manifest: &str, wait_ms: u64) -> Admission {
         let manifest = manifest.to_owned();
         let request = v1::AdmitRequest {
             manifest,

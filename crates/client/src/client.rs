@@ -9,6 +9,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
+use crate::admission::Admission;
 use crate::v1;
 use crate::v1::devlet_client::DevletClient;
 
@@ -137,9 +138,13 @@ impl Client {
         Self { inner }
     }
 
+    /// Admits a pod: any number of `waiting`, then `admitted`.
+    pub async fn admit(&self, request: v1::AdmitRequest) -> Result<Admission, Status> {
+        let events = self.inner.clone().admit(request).await?;
+        Ok(Admission::new(events.into_inner()))
+    }
+
     calls! {
-        /// Admits a pod: any number of `waiting`, then `admitted`.
-        admit(AdmitRequest) -> Streaming<v1::AdmitEvent>;
         /// What the runtime must add to a container that is about to start.
         start_container(StartContainerRequest) -> v1::StartContainerResponse;
         /// Removes a pod.

@@ -19,9 +19,11 @@
 //! The messages, client and server under [`v1`] are generated from `proto/devlet/v1/devlet.proto`, which says what
 //! they mean, and checked in; `tests/generated.rs` generates them and says how.
 
+mod admission;
 mod client;
 pub mod locate;
 
+pub use admission::Admission;
 pub use client::{Client, ConnectError, MAX_MESSAGE_BYTES};
 pub use tonic::{Code, Status, Streaming};
 

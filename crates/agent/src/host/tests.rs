@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use devlet_core::dra::claims::{Claim, ClaimKey};
 use devlet_core::{Pod, Restored};
 use devlet_testkit::PATIENCE;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::oneshot;
 
 use super::*;
@@ -259,4 +259,23 @@ async fn a_long_manifest_keeps_nobody_else_waiting() {
     assert!((&mut long).now_or_never().is_none());
     assert!(long.await.is_ok());
     agent.stop().await.unwrap();
+}
+
+#[test]
+fn an_admission_ends_with_its_answer() {
+    let event = |event| v1::AdmitEvent { event: Some(event) };
+    let waiting = event(v1::admit_event::Event::Waiting(v1::Waiting::default()));
+    let admitted = event(v1::admit_event::Event::Admitted(v1::Pod::default()));
+    for last in [Ok(admitted), Err(Status::aborted("no"))] {
+        let (sender, receiver) = mpsc::channel(1);
+        let mut events = Box::pin(until_admitted(waiting.clone(), receiver));
+        let mut next = || events.next().now_or_never();
+        assert!(matches!(next(), Some(Some(Ok(event))) if event == waiting));
+        assert!(next().is_none());
+        sender.try_send(last.clone()).unwrap();
+        assert_eq!(next().flatten().unwrap().ok(), last.ok());
+        // Although the channel is open still.
+        assert!(matches!(next(), Some(None)));
+        assert!(sender.is_closed());
+    }
 }

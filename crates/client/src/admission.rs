@@ -1,0 +1,106 @@
+//! What becomes of a pod.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures_util::{Stream, StreamExt as _};
+use tonic::{Status, Streaming};
+
+use crate::v1::AdmitEvent;
+use crate::v1::admit_event::Event;
+
+/// The events of an admission: any number of `waiting`, then `admitted`. Whoever drops it before gives up.
+///
+/// `admitted` is handed out once the stream has ended behind it, so that nothing is left to come for one who drops this
+/// then: HTTP/2 would count it as an error, and after a thousand of those end the connection with all its calls.
+#[derive(Debug)]
+pub struct Admission {
+    events: Streaming<AdmitEvent>,
+    /// The last event, until the stream has ended.
+    last: Option<AdmitEvent>,
+}
+
+impl Admission {
+    pub(crate) fn new(events: Streaming<AdmitEvent>) -> Self {
+        Self { events, last: None }
+    }
+
+    /// The next event; none after `admitted`. Nothing is lost if this is dropped before it is done.
+    pub async fn message(&mut self) -> Result<Option<AdmitEvent>, Status> {
+        self.next().await.transpose()
+    }
+}
+
+impl Stream for Admission {
+    type Item = Result<AdmitEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.last.is_none() {
+            match ready!(self.events.poll_next_unpin(cx)) {
+                Some(Ok(event)) if matches!(event.event, Some(Event::Admitted(_))) => self.last = Some(event),
+                other => return Poll::Ready(other),
+            }
+        }
+        // The pod is admitted, also if the connection is lost now.
+        let _ = ready!(self.events.poll_next_unpin(cx));
+        Poll::Ready(self.last.take().map(Ok))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use futures_util::FutureExt as _;
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::UnboundedReceiverStream;
+    use tonic::codec::{Codec as _, EncodeBody, SingleMessageCompressionOverride};
+    use tonic::codegen::http::StatusCode;
+    use tonic_prost::ProstCodec;
+
+    use super::*;
+    use crate::v1::{Pod, Waiting};
+
+    type Sender = mpsc::UnboundedSender<Result<AdmitEvent, Status>>;
+
+    fn admission() -> (Sender, Admission) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let mut codec = ProstCodec::<AdmitEvent, AdmitEvent>::default();
+        let events = UnboundedReceiverStream::new(receiver);
+        let no_override = SingleMessageCompressionOverride::default();
+        let body = EncodeBody::new_server(codec.encoder(), events, None, no_override, None);
+        let events = Streaming::new_response(codec.decoder(), body, StatusCode::OK, None, None);
+        (sender, Admission::new(events))
+    }
+
+    fn event(event: Event) -> AdmitEvent {
+        AdmitEvent { event: Some(event) }
+    }
+
+    #[test]
+    fn an_admitted_pod_is_told_once_nothing_follows() {
+        let (sender, mut events) = admission();
+        let waiting = event(Event::Waiting(Waiting::default()));
+        let admitted = event(Event::Admitted(Pod::default()));
+        let mut next = || events.message().now_or_never().map(Result::unwrap);
+
+        sender.send(Ok(waiting.clone())).unwrap();
+        assert_eq!(next(), Some(Some(waiting)));
+        sender.send(Ok(admitted.clone())).unwrap();
+        // Asked and given up more than once.
+        assert_eq!([next(), next()], [None, None]);
+        drop(sender);
+        assert_eq!(next(), Some(Some(admitted)));
+        assert_eq!(next(), Some(None));
+    }
+
+    #[test]
+    fn a_refusal_is_an_error_and_the_end() {
+        let (sender, mut events) = admission();
+        sender.send(Err(Status::resource_exhausted("full"))).unwrap();
+        let error = events.message().now_or_never().unwrap().unwrap_err();
+        assert_eq!(error.message(), "full");
+        drop(sender);
+        assert_eq!(events.message().now_or_never().unwrap().unwrap(), None);
+    }
+}
