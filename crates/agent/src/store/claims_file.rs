@@ -174,7 +174,7 @@ fn prepared(device: dra::Device) -> PreparedDevice {
 
 /// What the file should say; `None` if there are no claims.
 pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
-    let claims: BTreeMap<ClaimUid, Claim> = snapshot.claims()?.into_iter().collect();
+    let claims = snapshot.claims()?;
     if claims.is_empty() {
         return Ok(None);
     }

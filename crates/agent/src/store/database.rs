@@ -20,17 +20,19 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use devlet_core::dra::claims::Claim;
 use devlet_core::{ClaimUid, Pod, PodUid, ResourceName};
 use prost::Message as _;
 use redb::backends::FileBackend;
 use redb::{
-    DatabaseError, Durability, ReadTransaction, ReadableDatabase as _, StorageError, TableDefinition,
+    AccessGuard, DatabaseError, Durability, ReadTransaction, ReadableDatabase as _, ReadableTableMetadata as _,
+    StorageError, TableDefinition,
 };
 use redb::{ReadableTable as _, WriteTransaction};
 
@@ -52,6 +54,9 @@ const RESOURCES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("resour
 const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors");
 
 const CLAIM_MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
+
+/// So many records are worth a thread.
+const MANY: usize = 1_000;
 
 /// More bytes than a change usually has.
 const USUAL: usize = 64 << 10;
@@ -745,26 +750,47 @@ impl Snapshot {
     }
 
     /// Every claim, by UID.
-    pub(crate) fn claims(&self) -> Result<Vec<(ClaimUid, Claim)>, LoadError> {
-        let table = self.0.open_table(CLAIMS).map_err(redb::Error::from)?;
-        let mut claims = Vec::new();
-        for claim in table.iter()? {
-            let (uid, bytes) = claim?;
-            let claim = ClaimRecord::decode_from(bytes.value())?.into_claim(uid.value())?;
-            claims.push((claim.uid.clone(), claim));
-        }
-        Ok(claims)
+    pub(crate) fn claims(&self) -> Result<BTreeMap<ClaimUid, Claim>, LoadError> {
+        self.all(CLAIMS, |_, uid, bytes| {
+            let claim = ClaimRecord::decode_from(bytes)?.into_claim(uid)?;
+            Ok((claim.uid.clone(), claim))
+        })
+    }
+
+    /// All of a table. If there is much, one half is read beside the other.
+    fn all<K: Ord + Send, V: Send>(
+        &self,
+        table: TableDefinition<'_, &'static str, &'static [u8]>,
+        decode: impl Fn(&mut Names, &str, &[u8]) -> Result<(K, V), InvalidRecord> + Sync,
+    ) -> Result<BTreeMap<K, V>, LoadError> {
+        let table = self.0.open_table(table).map_err(redb::Error::from)?;
+        let count = usize::try_from(table.len()?).unwrap_or(usize::MAX);
+        let all = if count < MANY {
+            read(table.iter()?, &decode)?
+        } else {
+            let (first, last) = (count / 2, count - count / 2);
+            thread::scope(|scope| {
+                let backwards = || read(table.iter()?.rev().take(last), &decode);
+                let beside = thread::Builder::new().spawn_scoped(scope, backwards);
+                let mut all = read(table.iter()?.take(first), &decode)?;
+                let mut rest = match beside {
+                    Ok(beside) => beside.join().unwrap_or_else(|panic| resume_unwind(panic))?,
+                    Err(_) => backwards()?,
+                };
+                rest.reverse();
+                all.append(&mut rest);
+                Ok::<_, LoadError>(all)
+            })?
+        };
+        // They come in order, so the map is made in one go.
+        Ok(all.into_iter().collect())
     }
 
     pub(crate) fn contents(&self) -> Result<Contents, LoadError> {
-        let mut pods = Vec::new();
-        let mut names = Names::default();
-        let mut invalid = Ok(());
-        self.pods(|uid, record| match record.into_pod(uid, &mut names) {
-            Ok(pod) => pods.push((pod.uid.clone(), pod)),
-            Err(error) => invalid = Err(error),
+        let pods = self.all(PODS, |names, uid, bytes| {
+            let pod = PodRecord::decode_from(bytes)?.into_pod(uid, names)?;
+            Ok((pod.uid.clone(), pod))
         })?;
-        invalid?;
         let mut around = Surroundings::default();
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
         if let Some(id) = meta.get(BOOT_ID_KEY)? {
@@ -792,11 +818,22 @@ impl Snapshot {
                 of_file.0.insert(number.value(), hash);
             }
         }
-        // They come in this order, so the map is made in one go.
-        let pods = pods.into_iter().collect();
-        let claims = self.claims()?.into_iter().collect();
+        let claims = self.claims()?;
         Ok(Contents { pods, claims, around })
     }
+}
+
+/// What these entries of a table say.
+fn read<'a, T>(
+    entries: impl Iterator<Item = Result<(AccessGuard<'a, &'static str>, AccessGuard<'a, &'static [u8]>), StorageError>>,
+    decode: impl Fn(&mut Names, &str, &[u8]) -> Result<T, InvalidRecord>,
+) -> Result<Vec<T>, LoadError> {
+    let mut names = Names::default();
+    let decoded = entries.map(|entry| {
+        let (key, value) = entry?;
+        Ok(decode(&mut names, key.value(), value.value())?)
+    });
+    decoded.collect()
 }
 
 /// What a failed write means for those who wait for it.

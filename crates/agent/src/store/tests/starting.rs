@@ -5,13 +5,13 @@ use std::ops::Bound;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use devlet_core::Blocked;
+use devlet_core::{Blocked, PodUid};
 use devlet_kubelet_files::Format;
 use redb::{BackendError, StorageBackend};
 
 use super::disk::Disk;
 use super::*;
-use crate::store::database::Place;
+use crate::store::database::{LoadError, Place, Row};
 use crate::store::{Found, HoldError, OnReboot, OpenError};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata");
@@ -604,4 +604,39 @@ async fn a_database_that_may_not_be_read_is_not_taken_for_a_broken_one() {
     let refused = Store::open(root.options()).unwrap_err();
 
     assert!(matches!(refused, OpenError::Disk { .. }), "{refused:?}");
+}
+
+#[tokio::test]
+async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_at_either() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 1);
+    let like = admit(&store, "like", 1).await.unwrap();
+    store.stop().await.unwrap();
+    let place = Place {
+        path: root.database(),
+        storage: Storage::default(),
+        counters: Arc::default(),
+    };
+    for count in [1_000, 1_001, 2_000] {
+        let pods: BTreeMap<PodUid, Pod> = (0..count)
+            .map(|number| {
+                let uid = PodUid::from(format!("{number:05}"));
+                let fingerprint = number;
+                (uid.clone(), Pod { uid, fingerprint, ..like.clone() })
+            })
+            .collect();
+        let rows: Vec<Row> = pods.values().map(Row::pod).collect();
+        drop(place.create(&rows).unwrap());
+        assert_eq!(place.open().unwrap().contents.pods, pods);
+
+        for wrong in [0, count / 2, count - 1] {
+            let mut rows = rows.clone();
+            let uid = PodUid::from(format!("{wrong:05}"));
+            rows.push(Row::Pod(uid, Some(vec![0xff])));
+            drop(place.create(&rows).unwrap());
+            let refused = place.open().map(|_| ()).unwrap_err();
+            assert!(matches!(refused, LoadError::Unreadable(_)), "{wrong}: {refused:?}");
+        }
+    }
 }
