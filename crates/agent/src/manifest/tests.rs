@@ -92,6 +92,23 @@ fn json_and_yaml_say_the_same() {
     // YAML that begins as JSON does.
     assert!(parsed("{metadata: {name: a}, spec: {containers: [{name: b}]}}").is_ok());
     assert!(parsed("---\nmetadata: {name: a}\nspec: {containers: [{name: b}]}\n...\n").is_ok());
+    // Several documents, each in either.
+    let unused = r#"{"kind": "ResourceClaim", "metadata": {"name": "a"}}"#;
+    for pod in [yaml, json] {
+        for text in [
+            format!("{pod}\n---\n{unused}\n---\n"),
+            format!("{unused}\n---\n\n---\n{pod}"),
+            format!("---\n{unused}\n---\n{pod}"),
+        ] {
+            assert_eq!(parsed(&text), parsed(yaml), "{text}");
+        }
+    }
+    // A separator within a text is none.
+    let named = r#"{"metadata": {"name": "a", "annotations": {"b": "1\n---\n2"}}, "spec": {"containers": [{"name": "b"}]}}"#;
+    assert!(parsed(named).is_ok());
+    assert!(json_documents::<Head>(named).is_some());
+    assert!(json_documents::<Head>(&format!("{unused}\n---\n{json}")).is_some_and(|heads| heads.len() == 2));
+    assert!(json_documents::<Head>(&format!("{unused}\n---\n{yaml}")).is_none());
 }
 
 #[test]
