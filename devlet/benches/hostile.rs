@@ -3,7 +3,8 @@
 //! For each behaviour, rounds of pods are admitted one after the other, without it and with it in turns, so that what
 //! else happens on the machine hits both; the ratio of the 99th percentiles is what counts. Offenders run with the
 //! lowest priority, because what they burn themselves is nothing that devlet could do something about; the first row is
-//! one that does nothing but that. Needs root, to end it.
+//! one that does nothing but that. Needs root, to end it. After each behaviour nothing may be lost or leaked, as in the
+//! tests `serve_hostile_*`: that, and a behaviour that ends before its time, ends the benchmark.
 //!
 //! The rounds without the behaviour are also compared with each other: where every other one of them differs from the
 //! rest by nearly as much as the bar allows, the row says nothing. Exit code 1: a behaviour is over the bar; 3: the
@@ -18,24 +19,37 @@ mod common;
 mod hostile;
 
 use std::any::Any;
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
-use devlet_testkit::{Babbler, Fault, Plugin, Script, nonsense_of_a_client, nonsense_of_a_server};
-use hostile::{BAD, Neighbourhood, throw};
+use devlet_client::{Client, v1};
+use devlet_testkit::{
+    Babbler, Device, DeviceHealth, Door, DriverScript, Fault, Options, Plugin, Script, nonsense_of_a_client,
+    nonsense_of_a_server,
+};
+use hostile::{BAD, Instead, Neighbourhood, admitted, pod_with_claim, pod_with_device, throw};
 
 const PODS: usize = 500;
 const BAR: f64 = 1.5;
 /// More than that among undisturbed rounds, and a ratio says nothing.
 const NOISE: f64 = 1.3;
 /// How long a behaviour has to wear off.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_millis(500);
+/// By how much the daemon may have grown in the end.
+const ROOM_MIB: u64 = 256;
+/// So many pods of an offender come at once.
+const CROWD: usize = 16;
+/// So many connections to each socket.
+const CONNECTIONS: usize = 200;
+/// The offender among drivers.
+const DRIVER: &str = "dra.evil.example";
 
 const BEGIN: &str = "<!-- cargo bench -p devlet --bench hostile -- --publish writes from here -->";
 const END: &str = "<!-- to here, and no further -->";
@@ -50,6 +64,7 @@ const BEHAVIOURS: &[Behaviour] = &[
             std::hint::black_box((0..1_000_000_u64).fold(0, |sum, number| sum ^ number));
         })
     }),
+    // Registrations.
     ("registers and vanishes", |neighbours| {
         let script = neighbours.bad(2);
         again_and_again(move || Plugin::registered(&script).kill())
@@ -59,53 +74,102 @@ const BEHAVIOURS: &[Behaviour] = &[
         plugin.register_often(1_000_000, 1_000);
         Box::new(plugin)
     }),
-    ("half a list", |neighbours| {
-        Box::new(Plugin::start(
-            &neighbours.bad(1).with_fault("ListAndWatch", Fault::Half),
-        ))
+    // Calls.
+    ("hangs in GetDevicePluginOptions, pods wait", |neighbours| {
+        silent(neighbours, "GetDevicePluginOptions", Fault::Hang)
     }),
-    ("a list one byte at a time", |neighbours| {
-        let fault = Fault::Drip { pause_ms: 10 };
-        Box::new(Plugin::start(
-            &neighbours.bad(1).with_fault("ListAndWatch", fault),
-        ))
+    ("hangs in ListAndWatch, pods wait", |neighbours| {
+        silent(neighbours, "ListAndWatch", Fault::Hang)
     }),
-    ("hangs in Allocate, 16 pods wait", |neighbours| {
-        let plugin = Plugin::registered(&neighbours.bad(16).with_fault("Allocate", Fault::Hang));
-        neighbours.until_capacity(BAD, 16);
-        let waiting: Vec<Waiting> = (0..16).map(|number| waiting(neighbours, number)).collect();
-        Box::new((plugin, waiting))
+    ("hangs in GetPreferredAllocation, pods wait", |neighbours| {
+        silent(neighbours, "GetPreferredAllocation", Fault::Hang)
     }),
-    ("100,000 devices, over and over", |neighbours| {
-        flood(neighbours, 100_000, 0)
+    ("hangs in Allocate, pods wait", |neighbours| {
+        silent(neighbours, "Allocate", Fault::Hang)
     }),
-    ("1,000 devices, as often as they are taken", |neighbours| {
-        flood(neighbours, 1_000, 0)
+    ("hangs in PreStartContainer, pods wait", |neighbours| {
+        silent(neighbours, "PreStartContainer", Fault::Hang)
     }),
-    ("flips health 1,000 times a second", |neighbours| {
-        flood(neighbours, 3, 1_000)
+    ("half a list, pods wait", |neighbours| {
+        silent(neighbours, "ListAndWatch", Fault::Half)
+    }),
+    ("half an answer to Allocate, pods wait", |neighbours| {
+        silent(neighbours, "Allocate", Fault::Half)
+    }),
+    ("a list one byte at a time, pods wait", |neighbours| {
+        silent(neighbours, "ListAndWatch", Fault::Drip { pause_ms: 10 })
+    }),
+    (
+        "an answer to Allocate, a byte a second, pods wait",
+        |neighbours| silent(neighbours, "Allocate", Fault::Drip { pause_ms: 1_000 }),
+    ),
+    ("answers to Allocate that are none", |neighbours| {
+        let faults = [
+            Fault::NoContainers,
+            // Longer than it is.
+            Fault::Raw(vec![0x0a, 200, 1]),
+            // A variable that is not UTF-8.
+            Fault::Raw(vec![0x0a, 5, 0x0a, 3, 0x0a, 1, 0xff]),
+        ];
+        refused_in_turn(neighbours, faults.into())
     }),
     ("10 MB of variables in every answer", |neighbours| {
-        let plugin = Plugin::registered(
-            &neighbours
-                .bad(1)
-                .with_fault("Allocate", Fault::LargeEnv(10 << 20)),
-        );
-        neighbours.until_capacity(BAD, 1);
-        let other = neighbours.caller();
-        Box::new((plugin, again_and_again(move || _ = other.admit("bad", BAD))))
+        refused_in_turn(neighbours, vec![Fault::LargeEnv(10 << 20)])
     }),
+    // Lists.
+    ("100,000 devices, over and over", |neighbours| {
+        flood(neighbours, &many(neighbours, 100_000), 100_000, 0)
+    }),
+    ("1,000 devices, as often as they are taken", |neighbours| {
+        flood(neighbours, &many(neighbours, 1_000), 1_000, 0)
+    }),
+    ("flips health 1,000 times a second", |neighbours| {
+        flood(neighbours, &many(neighbours, 3), 3, 1_000)
+    }),
+    ("lists of lies, as often as they are taken", |neighbours| {
+        let lies = [
+            ("a", 64),
+            ("a", -5),
+            ("b", i64::MIN),
+            ("\u{1b}[2J\n\r\0", i64::MAX),
+        ];
+        let script = Script {
+            devices: lies.map(|(id, node)| Device::on(id, node)).into(),
+            ..neighbours.bad(0)
+        };
+        flood(neighbours, &script, 3, 0)
+    }),
+    ("a list that is not UTF-8, pods wait", |neighbours| {
+        silent(
+            neighbours,
+            "ListAndWatch",
+            Fault::Raw(vec![0x0a, 4, 0x0a, 2, 0xff, 0xfe]),
+        )
+    }),
+    // Sockets and directories.
     ("manifests of almost 1 MiB, one after the other", |neighbours| {
         let other = neighbours.caller();
         let long = "x".repeat(1_000_000);
         again_and_again(move || _ = other.admit(&long, BAD))
     }),
     ("200 connections to each socket that say nothing", |neighbours| {
-        let silent = neighbours.sockets().map(|socket| {
-            let connect = |_| UnixStream::connect(&socket).unwrap();
-            (0..200).map(connect).collect::<Vec<_>>()
-        });
-        Box::new(silent)
+        Box::new(connections(neighbours))
+    }),
+    ("200 connections to each socket, a byte a second", |neighbours| {
+        let mut open = connections(neighbours);
+        let pause = Duration::from_secs(1) / open.len() as u32;
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        let places = 0..open.len();
+        let mut turns = preface
+            .iter()
+            .flat_map(move |byte| places.clone().map(move |place| (place, *byte)))
+            .cycle();
+        again_and_again(move || {
+            let (place, byte) = turns.next().unwrap();
+            // Whoever hangs up before the end has heard enough.
+            let _ = open[place].write_all(&[byte]);
+            std::thread::sleep(pause);
+        })
     }),
     ("HTTP/2 nonsense on every socket", |neighbours| {
         let sockets = neighbours.sockets();
@@ -129,45 +193,158 @@ const BEHAVIOURS: &[Behaviour] = &[
         let file = neighbours.root().join("plugins_registry/file");
         again_and_again(move || touch(&file))
     }),
+    ("deletes the registry and makes it anew", |neighbours| {
+        let registry = neighbours.root().join("plugins_registry");
+        again_and_again(move || {
+            std::fs::remove_dir_all(&registry).unwrap();
+            std::fs::create_dir(&registry).unwrap();
+        })
+    }),
+    ("its socket becomes a file, a directory, a link", |neighbours| {
+        let script = Script {
+            socket: "bad.sock".into(),
+            ..neighbours.bad(1)
+        };
+        let claim = Script {
+            door: Door::Claim,
+            ..script.clone()
+        };
+        let socket = neighbours.root().join("device-plugins/bad.sock");
+        let own = neighbours.kubelet_socket();
+        let mut kinds = Instead::ALL.into_iter().cycle();
+        again_and_again(move || {
+            let mut plugin = Plugin::registered(&script);
+            let kind = kinds.next().unwrap();
+            std::fs::remove_file(&socket).unwrap();
+            kind.put(&socket, &own);
+            Plugin::start(&claim).refused();
+            plugin.command("end-stream");
+            plugin.kill();
+            kind.take_away(&socket);
+        })
+    }),
+    // Drivers.
+    (
+        "a driver hangs in NodePrepareResources, pods wait",
+        |neighbours| silent_driver(neighbours, "NodePrepareResources"),
+    ),
+    (
+        "a driver hangs in NodeUnprepareResources, pods wait",
+        |neighbours| silent_driver(neighbours, "NodeUnprepareResources"),
+    ),
+    ("a driver's health of 10,000 devices, without end", |neighbours| {
+        let devices = (0..10_000).map(|number| DeviceHealth::healthy("pool", &number.to_string()));
+        let script = DriverScript::new(neighbours.root(), DRIVER).with_health(Vec::new());
+        let mut driver = Plugin::registered_driver(&script);
+        driver.until_list_of(0);
+        driver.report(&devices.collect::<Vec<_>>());
+        driver.flood(u32::MAX, 0);
+        Box::new(driver)
+    }),
 ];
 
-fn touch(file: &Path) {
-    std::fs::write(file, "").unwrap();
-    std::fs::remove_file(file).unwrap();
+/// A plugin that does not answer a call, or not all of it, and pods that wait for it.
+fn silent(neighbours: &Neighbourhood, call: &str, fault: Fault) -> Going {
+    let options = Options {
+        preferred: true,
+        pre_start: true,
+    };
+    let script = Script {
+        options,
+        ..neighbours.bad(CROWD)
+    };
+    let mut plugin = Plugin::start(&script.with_fault(call, fault));
+    let crowd = crowd(neighbours, |name| pod_with_device(name, BAD));
+    plugin.called(call);
+    Box::new((crowd, plugin))
 }
 
-fn flood(neighbours: &Neighbourhood, many: usize, per_second: u32) -> Going {
-    let mut plugin = Plugin::registered(&Script {
+/// The same for a driver.
+fn silent_driver(neighbours: &Neighbourhood, call: &str) -> Going {
+    let script = DriverScript::new(neighbours.root(), DRIVER);
+    let mut driver = Plugin::driver(&script.with_fault(call, Fault::Hang));
+    let crowd = crowd(neighbours, |name| pod_with_claim(name, DRIVER));
+    driver.called(call);
+    Box::new((crowd, driver))
+}
+
+/// Pods that come, start and go, each again and again, as far as they are let.
+fn crowd(neighbours: &Neighbourhood, manifest: fn(&str) -> String) -> Going {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let [_, socket] = neighbours.sockets();
+    for number in 0..CROWD {
+        let client = runtime.block_on(Client::connect(socket.clone())).unwrap();
+        runtime.spawn(async move {
+            let name = format!("waits-{number}");
+            loop {
+                one_life(&client, &name, manifest(&name)).await;
+            }
+        });
+    }
+    Box::new(runtime)
+}
+
+async fn one_life(client: &Client, pod: &str, manifest: String) {
+    let request = v1::AdmitRequest {
+        manifest,
+        ..Default::default()
+    };
+    if admitted(client, request).await.is_ok() {
+        let request = v1::StartContainerRequest {
+            pod: pod.to_owned(),
+            container: "main".into(),
+            ..Default::default()
+        };
+        let _ = client.start_container(request).await;
+    }
+    let request = v1::RemovePodRequest {
+        pod: pod.to_owned(),
+        ..Default::default()
+    };
+    let _ = client.remove_pod(request).await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+}
+
+/// A plugin whose answers to `Allocate` go wrong in one way after the other, and a pod that tries.
+fn refused_in_turn(neighbours: &Neighbourhood, faults: Vec<Fault>) -> Going {
+    let mut plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    let other = neighbours.caller();
+    let mut faults = faults.into_iter().cycle();
+    again_and_again(move || {
+        plugin.fault("Allocate", faults.next().as_ref());
+        other.admit("bad", BAD).unwrap_err();
+    })
+}
+
+fn many(neighbours: &Neighbourhood, many: usize) -> Script {
+    Script {
         many,
         ..neighbours.bad(0)
-    });
-    neighbours.until_resource(BAD, |each| each.capacity == many as u64);
+    }
+}
+
+/// Lists without end, so many a second; 0 is as many as are taken.
+fn flood(neighbours: &Neighbourhood, script: &Script, capacity: u64, per_second: u32) -> Going {
+    let mut plugin = Plugin::registered(script);
+    neighbours.until_resource(BAD, |each| each.capacity == capacity);
     plugin.flood(u32::MAX, per_second);
     Box::new(plugin)
 }
 
-struct Waiting(Child);
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn connections(neighbours: &Neighbourhood) -> Vec<UnixStream> {
+    let sockets = neighbours.sockets().into_iter();
+    let connect = |socket| (0..CONNECTIONS).map(move |_| UnixStream::connect(&socket).unwrap());
+    sockets.flat_map(connect).collect()
 }
 
-fn waiting(neighbours: &Neighbourhood, number: usize) -> Waiting {
-    let limit = format!("{BAD}=1");
-    let name = format!("waits-{number}");
-    let mut command = neighbours
-        .daemon
-        .command(&["admit", "--name", &name, "--limit", &limit]);
-    Waiting(
-        command
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap(),
-    )
+fn touch(file: &Path) {
+    std::fs::write(file, "").unwrap();
+    std::fs::remove_file(file).unwrap();
 }
 
 /// A thread that does it until it is dropped.
@@ -193,7 +370,12 @@ fn again_and_again(mut what: impl FnMut() + Send + 'static) -> Going {
 impl Drop for Again {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(JoinHandle::join);
+        let ended = self.thread.take().map(JoinHandle::join);
+        let went_on = !matches!(ended, Some(Err(_)));
+        assert!(
+            went_on || std::thread::panicking(),
+            "the behaviour ended before its time"
+        );
     }
 }
 
@@ -202,7 +384,7 @@ struct Args {
     /// Only the behaviours that have one of these in their name
     names: Vec<String>,
     /// How often each behaviour begins and ends
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// One short round of each: to try it, not to judge
     #[arg(long)]
@@ -274,7 +456,7 @@ impl Row {
         } = self;
         let ratio = self.ratio();
         let verdict = self.verdict();
-        format!("| {name:<50} | {quiet:>8.2} | {during:>8.2} | {ratio:>5.2} | {noise:>5.2} | {verdict} |")
+        format!("| {name:<52} | {quiet:>8.2} | {during:>8.2} | {ratio:>5.2} | {noise:>5.2} | {verdict} |")
     }
 }
 
@@ -314,6 +496,7 @@ fn row(name: &'static str, begin: fn(&Neighbourhood) -> Going, (rounds, pods): (
         }
     }
     quiet.push(measure(&mut neighbours, pods));
+    neighbours.unharmed_within(ROOM_MIB);
     let halves = [p99(quiet.iter().step_by(2)), p99(quiet.iter().skip(1).step_by(2))];
     Row {
         name,

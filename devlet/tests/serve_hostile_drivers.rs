@@ -15,7 +15,7 @@ use devlet_testkit::{
     Babbler, DeviceHealth, DriverEndpoint, DriverScript, Event, Fault, PATIENCE, Plugin, PreparedDevice,
     nonsense_of_a_server,
 };
-use hostile::{Caller, Neighbourhood};
+use hostile::{Caller, Instead, Neighbourhood, pod_with_claim};
 
 devlet_testkit::plugin_process!();
 
@@ -33,17 +33,6 @@ struct Town {
     caller: Caller,
     _good: Plugin,
     next: usize,
-}
-
-/// A pod with a claim to the device of its own name.
-fn pod_with_claim(name: &str, driver: &str) -> String {
-    format!(
-        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, uid: {name}}}, spec: {{resourceClaims: [{{name: mine, \
-         resourceClaimName: {name}}}], containers: [{{name: main, resources: {{claims: [{{name: mine}}]}}}}]}}}}\n---\n\
-         {{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {{name: {name}, uid: uid-{name}}}, spec: \
-         {{devices: {{requests: [{{name: one}}]}}}}, status: {{reservedFor: [{{resource: pods, name: {name}, uid: {name}}}], \
-         allocation: {{devices: {{results: [{{request: one, driver: {driver}, pool: pool, device: {name}}}]}}}}}}}}\n"
-    )
 }
 
 fn cdi_devices(pod: &v1::Pod) -> Vec<String> {
@@ -375,34 +364,27 @@ fn a_driver_whose_socket_becomes_something_else_is_lost_and_nothing_else_is_open
     let elsewhere = town.root().join("elsewhere.sock");
     let listener = UnixListener::bind(&elsewhere).unwrap();
     listener.set_nonblocking(true).unwrap();
-    for kind in ["file", "directory", "link"] {
+    for (kind, name) in Instead::ALL.into_iter().zip(["file", "directory", "link"]) {
         let mut driver = Plugin::registered_driver(&script);
         town.until_connected(BAD);
         let aside = socket.with_extension("aside");
         std::fs::rename(&socket, &aside).unwrap();
-        match kind {
-            "file" => std::fs::write(&socket, "").unwrap(),
-            "directory" => std::fs::create_dir(&socket).unwrap(),
-            _ => std::os::unix::fs::symlink(&elsewhere, &socket).unwrap(),
-        }
+        kind.put(&socket, &elsewhere);
         // The connection is as good as before; once it breaks, there is nothing to dial.
         town.caller
-            .admit_manifest(pod_with_claim(kind, BAD), Some(PATIENCE))
+            .admit_manifest(pod_with_claim(name, BAD), Some(PATIENCE))
             .unwrap();
         driver.command("hang-up");
         town.until_disconnected(BAD);
         town.goes_on();
         assert!(
             listener.accept().is_err(),
-            "{kind}: somebody came by way of a link"
+            "{kind:?}: somebody came by way of a link"
         );
-        match kind {
-            "directory" => std::fs::remove_dir(&socket).unwrap(),
-            _ => std::fs::remove_file(&socket).unwrap(),
-        }
+        kind.take_away(&socket);
         std::fs::rename(&aside, &socket).unwrap();
         town.until_connected(BAD);
-        town.caller.remove(kind, PATIENCE).unwrap();
+        town.caller.remove(name, PATIENCE).unwrap();
         driver.exit();
         town.until_disconnected(BAD);
     }

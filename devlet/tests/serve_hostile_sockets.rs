@@ -14,7 +14,7 @@ use std::time::Duration;
 use devlet_testkit::{
     Babbler, Door, Event, PATIENCE, Plugin, Script, nonsense_of_a_client, nonsense_of_a_server,
 };
-use hostile::{BAD, GOOD, IMPATIENT, Neighbourhood, throw};
+use hostile::{BAD, GOOD, IMPATIENT, Instead, Neighbourhood, throw};
 
 devlet_testkit::plugin_process!();
 
@@ -130,15 +130,11 @@ fn a_plugin_whose_socket_becomes_something_else_is_lost_and_nothing_else_is_open
     let socket = neighbours.root().join("device-plugins/evil.example_device.sock");
     let elsewhere = neighbours.root().join("elsewhere.sock");
     let _elsewhere = UnixListener::bind(&elsewhere).unwrap();
-    for kind in ["file", "directory", "link"] {
+    for kind in Instead::ALL {
         let mut plugin = Plugin::registered(&neighbours.bad(1));
         neighbours.until_capacity(BAD, 1);
         std::fs::remove_file(&socket).unwrap();
-        match kind {
-            "file" => std::fs::write(&socket, "").unwrap(),
-            "directory" => std::fs::create_dir(&socket).unwrap(),
-            _ => std::os::unix::fs::symlink(&elsewhere, &socket).unwrap(),
-        }
+        kind.put(&socket, &elsewhere);
         neighbours.pods_go_on();
         let claim = Script {
             door: Door::Claim,
@@ -146,18 +142,15 @@ fn a_plugin_whose_socket_becomes_something_else_is_lost_and_nothing_else_is_open
         };
         let said = Plugin::start(&claim).refused();
         let expected = match kind {
-            "link" => "is a symbolic link",
+            Instead::Link => "is a symbolic link",
             _ => "is not a socket",
         };
-        assert!(said.contains(expected), "{kind}: {said}");
+        assert!(said.contains(expected), "{kind:?}: {said}");
         // The old connection is as good as before; once it breaks, there is nothing to dial.
         plugin.command("end-stream");
         neighbours.until_resource(BAD, |each| each.allocatable == 0);
         plugin.kill();
-        match kind {
-            "directory" => std::fs::remove_dir(&socket).unwrap(),
-            _ => std::fs::remove_file(&socket).unwrap(),
-        }
+        kind.take_away(&socket);
     }
     neighbours.unharmed();
 }

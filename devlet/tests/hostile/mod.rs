@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use devlet_client::{Client, v1};
+use devlet_client::{Client, Status, v1};
 use devlet_testkit::{Device, PATIENCE, Plugin, Script};
 use rustix::process::{Pid, Resource, Rlimit};
 use tempfile::TempDir;
@@ -282,10 +282,7 @@ impl Caller {
     }
 
     pub(crate) fn admit(&self, name: &str, resource: &str) -> Result<String, String> {
-        let manifest = format!(
-            "{{metadata: {{name: {name}}}, spec: {{containers: [{{name: main, resources: {{limits: {{{resource}: 1}}}}}}]}}}}"
-        );
-        let pod = self.admit_manifest(manifest, None)?;
+        let pod = self.admit_manifest(pod_with_device(name, resource), None)?;
         Ok(pod.containers[0].devices[0].ids[0].clone())
     }
 
@@ -296,16 +293,8 @@ impl Caller {
             wait_ms: wait.map(|wait| wait.as_millis() as u64),
             ..Default::default()
         };
-        self.runtime.block_on(async {
-            let refused = |status: tonic::Status| status.message().to_owned();
-            let mut events = self.client.admit(request).await.map_err(refused)?;
-            while let Some(event) = events.message().await.map_err(refused)? {
-                if let Some(v1::admit_event::Event::Admitted(pod)) = event.event {
-                    return Ok(pod);
-                }
-            }
-            panic!("the admission ended without an answer");
-        })
+        let admitted = self.runtime.block_on(admitted(&self.client, request));
+        admitted.map_err(|status| status.message().to_owned())
     }
 
     /// Removes a pod, within a time of its own.
@@ -334,6 +323,64 @@ impl Caller {
             };
             tokio::time::timeout(PATIENCE, found).await.unwrap()
         })
+    }
+}
+
+/// Admits a pod to the end.
+pub(crate) async fn admitted(client: &Client, request: v1::AdmitRequest) -> Result<v1::Pod, Status> {
+    let mut events = client.admit(request).await?;
+    while let Some(event) = events.message().await? {
+        if let Some(v1::admit_event::Event::Admitted(pod)) = event.event {
+            return Ok(pod);
+        }
+    }
+    panic!("the admission ended without an answer");
+}
+
+/// A pod with one device of a resource.
+pub(crate) fn pod_with_device(name: &str, resource: &str) -> String {
+    format!(
+        "{{metadata: {{name: {name}}}, spec: {{containers: [{{name: main, resources: {{limits: {{{resource}: 1}}}}}}]}}}}"
+    )
+}
+
+/// A pod with a claim to the device of its own name.
+pub(crate) fn pod_with_claim(name: &str, driver: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, uid: {name}}}, spec: {{resourceClaims: [{{name: mine, \
+         resourceClaimName: {name}}}], containers: [{{name: main, resources: {{claims: [{{name: mine}}]}}}}]}}}}\n---\n\
+         {{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {{name: {name}, uid: uid-{name}}}, spec: \
+         {{devices: {{requests: [{{name: one}}]}}}}, status: {{reservedFor: [{{resource: pods, name: {name}, uid: {name}}}], \
+         allocation: {{devices: {{results: [{{request: one, driver: {driver}, pool: pool, device: {name}}}]}}}}}}}}\n"
+    )
+}
+
+/// What takes the place of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Instead {
+    File,
+    Directory,
+    /// To another socket.
+    Link,
+}
+
+impl Instead {
+    pub(crate) const ALL: [Self; 3] = [Self::File, Self::Directory, Self::Link];
+
+    /// Nothing is at the path.
+    pub(crate) fn put(self, path: &Path, other_socket: &Path) {
+        match self {
+            Self::File => std::fs::write(path, "").unwrap(),
+            Self::Directory => std::fs::create_dir(path).unwrap(),
+            Self::Link => std::os::unix::fs::symlink(other_socket, path).unwrap(),
+        }
+    }
+
+    pub(crate) fn take_away(self, path: &Path) {
+        match self {
+            Self::Directory => std::fs::remove_dir(path).unwrap(),
+            Self::File | Self::Link => std::fs::remove_file(path).unwrap(),
+        }
     }
 }
 
