@@ -393,7 +393,9 @@ fn objects(text: &str) -> Result<Vec<Object>, InvalidManifest> {
 /// does. What is not JSON may still be YAML, such as `{kind: Pod}`.
 fn json_documents<T: serde::de::DeserializeOwned>(text: &str) -> Option<Vec<T>> {
     // No text in JSON spans lines.
-    let documents = text.split("\n---\n").filter(|document| !document.trim().is_empty());
+    let documents = text
+        .split("\n---\n")
+        .filter(|document| !document.trim().is_empty());
     let documents = documents.map(|document| {
         let is_object = document.trim_start().starts_with('{');
         is_object.then(|| serde_json::from_str(document).ok())?

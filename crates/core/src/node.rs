@@ -338,8 +338,8 @@ pub enum ConnectError {
 /// What durable records say at start.
 #[derive(Debug, Clone, Default)]
 pub struct Restored {
-    /// Pods with their allocations.
-    pub pods: Vec<Pod>,
+    /// Pods with their allocations, by UID.
+    pub pods: BTreeMap<PodUid, Pod>,
     /// Resources that plugins have served, and the last plugin of each.
     pub resources: BTreeMap<ResourceName, Option<Last>>,
     /// Claims. If the machine was booted since they were recorded, [`Claim::rebooted`] must have been called.
@@ -378,13 +378,12 @@ impl Node {
         for claim in restored.claims {
             node.dra.claims.put(claim);
         }
-        for pod in &restored.pods {
+        for pod in restored.pods.values() {
             for uid in pod.claim_uids() {
                 node.dra.claims.hold(&pod.uid, &uid);
             }
         }
-        let pods = restored.pods.into_iter();
-        node.ledger = Ledger::restore(pods.map(|pod| (pod.uid.clone(), pod)).collect());
+        node.ledger = Ledger::restore(restored.pods);
         node.changes += 1;
         node
     }

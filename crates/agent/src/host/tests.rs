@@ -26,7 +26,7 @@ fn node(pods: &[(&str, &str, &str)]) -> Node {
         claim_uses: Vec::new(),
     };
     Node::restore(Restored {
-        pods: pods.iter().map(pod).collect(),
+        pods: pods.iter().map(pod).map(|pod| (pod.uid.clone(), pod)).collect(),
         ..Restored::default()
     })
 }

@@ -31,8 +31,8 @@ use devlet_core::{ClaimUid, Pod, PodUid, ResourceName};
 use prost::Message as _;
 use redb::backends::FileBackend;
 use redb::{
-    AccessGuard, DatabaseError, Durability, ReadTransaction, ReadableDatabase as _, ReadableTableMetadata as _,
-    StorageError, TableDefinition,
+    AccessGuard, DatabaseError, Durability, ReadTransaction, ReadableDatabase as _,
+    ReadableTableMetadata as _, StorageError, TableDefinition,
 };
 use redb::{ReadableTable as _, WriteTransaction};
 
@@ -118,6 +118,13 @@ impl KubeletFile {
         }
     }
 
+    fn mirrors_record(self) -> TableRecord {
+        match self {
+            Self::Devices => TableRecord::Mirrors,
+            Self::Claims => TableRecord::ClaimMirrors,
+        }
+    }
+
     fn blocked_key(self) -> &'static str {
         match self {
             Self::Devices => BLOCKED_KEY,
@@ -195,10 +202,7 @@ impl Row {
                 vec![entry(TableRecord::Meta, BOOT_ID_KEY.as_bytes(), id)]
             }
             Self::Mirror(file, mirror) => {
-                let table = match file {
-                    KubeletFile::Devices => TableRecord::Mirrors,
-                    KubeletFile::Claims => TableRecord::ClaimMirrors,
-                };
+                let table = file.mirrors_record();
                 let key = |number: u64| number.to_le_bytes();
                 let hash = Some(mirror.hash.to_vec());
                 let put = entry(table, &key(mirror.number), hash);
@@ -316,6 +320,82 @@ impl Contents {
         rows.extend(self.pods.values().map(Row::pod));
         rows
     }
+
+    /// Follows what the journal has, and the database does not know.
+    fn follow(&mut self, entries: &[EntryRecord]) -> Result<(), LoadError> {
+        // Only the last one of each counts.
+        let last: BTreeMap<(i32, &[u8]), Option<&[u8]>> = entries
+            .iter()
+            .map(|entry| ((entry.table, &*entry.key), entry.value.as_deref()))
+            .collect();
+        let mut names = Names::default();
+        for ((table, key), value) in last {
+            let text = || str::from_utf8(key).map_err(|_| InvalidRecord::Entry);
+            match TableRecord::try_from(table).map_err(|_| InvalidRecord::Entry)? {
+                TableRecord::Pods => {
+                    let pod = value.map(|bytes| pod(&mut names, text()?, bytes)).transpose()?;
+                    put(&mut self.pods, text()?.into(), pod);
+                }
+                TableRecord::Claims => {
+                    let claim = value.map(|bytes| claim(text()?, bytes)).transpose()?;
+                    put(&mut self.claims, text()?.into(), claim);
+                }
+                TableRecord::Resources => {
+                    let record = value.map(ResourceRecord::decode).transpose()?;
+                    put(&mut self.around.resources, text()?.into(), record);
+                }
+                TableRecord::Meta if text()? == BOOT_ID_KEY => self.around.boot_id = value.map(boot_id),
+                TableRecord::Meta => {
+                    let mut files = KubeletFile::ALL.into_iter();
+                    let file = files.find(|file| Ok(file.blocked_key()) == text());
+                    let record = value.map(BlockedRecord::decode).transpose()?;
+                    put(
+                        &mut self.around.blocked,
+                        file.ok_or(InvalidRecord::Entry)?,
+                        record,
+                    );
+                }
+                table @ (TableRecord::Mirrors | TableRecord::ClaimMirrors) => {
+                    let mut files = KubeletFile::ALL.into_iter();
+                    let file = files.find(|file| file.mirrors_record() == table);
+                    let mirrors = self
+                        .around
+                        .mirrors
+                        .entry(file.ok_or(InvalidRecord::Entry)?)
+                        .or_default();
+                    let hash = value.map(array).transpose()?;
+                    put(&mut mirrors.0, u64::from_le_bytes(array(key)?), hash);
+                }
+                TableRecord::Unspecified => return Err(InvalidRecord::Entry.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn put<K: Ord, V>(all: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => _ = all.insert(key, value),
+        None => _ = all.remove(&key),
+    }
+}
+
+// ---- what the bytes of a table say
+
+fn pod(names: &mut Names, uid: &str, bytes: &[u8]) -> Result<Pod, InvalidRecord> {
+    PodRecord::decode_from(bytes)?.into_pod(uid, names)
+}
+
+fn claim(uid: &str, bytes: &[u8]) -> Result<Claim, InvalidRecord> {
+    ClaimRecord::decode_from(bytes)?.into_claim(uid)
+}
+
+fn boot_id(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn array<const LENGTH: usize>(bytes: &[u8]) -> Result<[u8; LENGTH], InvalidRecord> {
+    bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))
 }
 
 /// Why a database cannot be opened.
@@ -384,6 +464,12 @@ impl From<JournalError> for LoadError {
 impl From<InvalidRecord> for LoadError {
     fn from(error: InvalidRecord) -> Self {
         Self::Unreadable(error.to_string())
+    }
+}
+
+impl From<prost::DecodeError> for LoadError {
+    fn from(error: prost::DecodeError) -> Self {
+        InvalidRecord::from(error).into()
     }
 }
 
@@ -459,17 +545,21 @@ impl Place {
         };
         repaired |= !records.is_empty();
         for record in records {
-            let record = JournalRecord::decode(record.as_slice()).map_err(InvalidRecord::from)?;
+            let record = JournalRecord::decode(record.as_slice())?;
             database.pending.extend(record.entries);
         }
-        // The journal goes on: a start needs no room on the disk.
-        database.snapshot()?;
+        let found = Snapshot::of(&database.database)?.schema()?;
+        if found < newest(migrations) {
+            database.snapshot()?;
+        }
         let migrated_from = migrate(&database.database, migrations)?;
         if migrated_from.is_some() {
             // That was for good, and so is what came before it.
             database.journal.begin_anew();
         }
-        let contents = database.snapshot()?.contents()?;
+        let mut contents = Snapshot::of(&database.database)?.contents()?;
+        // The journal goes on: a start needs no room on the disk, nor does anybody wait for the database.
+        contents.follow(&database.pending)?;
         Ok(Loaded {
             database,
             contents,
@@ -557,9 +647,7 @@ fn taken_over(database: &redb::Database) -> Result<u64, LoadError> {
     let Some(number) = meta.get(JOURNAL_KEY)? else {
         return Ok(0);
     };
-    let bytes = number.value();
-    let bytes = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
-    Ok(u64::from_le_bytes(bytes))
+    Ok(u64::from_le_bytes(array(number.value())?))
 }
 
 impl Place {
@@ -734,9 +822,7 @@ impl Snapshot {
         let Some(version) = version else {
             return Err(LoadError::Unreadable("it has no schema".into()));
         };
-        let bytes = version.value();
-        let bytes = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
-        Ok(u32::from_le_bytes(bytes))
+        Ok(u32::from_le_bytes(array(version.value())?))
     }
 
     /// Every pod's record, by UID.
@@ -752,7 +838,7 @@ impl Snapshot {
     /// Every claim, by UID.
     pub(crate) fn claims(&self) -> Result<BTreeMap<ClaimUid, Claim>, LoadError> {
         self.all(CLAIMS, |_, uid, bytes| {
-            let claim = ClaimRecord::decode_from(bytes)?.into_claim(uid)?;
+            let claim = claim(uid, bytes)?;
             Ok((claim.uid.clone(), claim))
         })
     }
@@ -788,34 +874,33 @@ impl Snapshot {
 
     pub(crate) fn contents(&self) -> Result<Contents, LoadError> {
         let pods = self.all(PODS, |names, uid, bytes| {
-            let pod = PodRecord::decode_from(bytes)?.into_pod(uid, names)?;
+            let pod = pod(names, uid, bytes)?;
             Ok((pod.uid.clone(), pod))
         })?;
         let mut around = Surroundings::default();
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
         if let Some(id) = meta.get(BOOT_ID_KEY)? {
-            around.boot_id = Some(String::from_utf8_lossy(id.value()).into_owned());
+            around.boot_id = Some(boot_id(id.value()));
         }
         for file in KubeletFile::ALL {
             if let Some(blocked) = meta.get(file.blocked_key())? {
-                let record = BlockedRecord::decode(blocked.value()).map_err(InvalidRecord::from)?;
-                around.blocked.insert(file, record);
+                around
+                    .blocked
+                    .insert(file, BlockedRecord::decode(blocked.value())?);
             }
         }
         let resources = self.0.open_table(RESOURCES).map_err(redb::Error::from)?;
         for resource in resources.iter()? {
             let (name, bytes) = resource?;
-            let record = ResourceRecord::decode(bytes.value()).map_err(InvalidRecord::from)?;
+            let record = ResourceRecord::decode(bytes.value())?;
             around.resources.insert(name.value().into(), record);
         }
         for file in KubeletFile::ALL {
             let mirrors = self.0.open_table(file.mirrors()).map_err(redb::Error::from)?;
             for mirror in mirrors.iter()? {
                 let (number, hash) = mirror?;
-                let bytes = hash.value();
-                let hash = bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))?;
                 let of_file = around.mirrors.entry(file).or_default();
-                of_file.0.insert(number.value(), hash);
+                of_file.0.insert(number.value(), array(hash.value())?);
             }
         }
         let claims = self.claims()?;
@@ -825,7 +910,9 @@ impl Snapshot {
 
 /// What these entries of a table say.
 fn read<'a, T>(
-    entries: impl Iterator<Item = Result<(AccessGuard<'a, &'static str>, AccessGuard<'a, &'static [u8]>), StorageError>>,
+    entries: impl Iterator<
+        Item = Result<(AccessGuard<'a, &'static str>, AccessGuard<'a, &'static [u8]>), StorageError>,
+    >,
     decode: impl Fn(&mut Names, &str, &[u8]) -> Result<T, InvalidRecord>,
 ) -> Result<Vec<T>, LoadError> {
     let mut names = Names::default();

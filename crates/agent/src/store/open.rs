@@ -388,7 +388,7 @@ fn restore(
         resources.retain(|name, last| last.is_some() || held.contains(name));
     }
     let mut node = Node::restore(Restored {
-        pods: pods.into_values().collect(),
+        pods,
         resources,
         claims: claims.into_values().collect(),
     });

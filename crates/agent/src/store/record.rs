@@ -32,6 +32,8 @@ pub(crate) enum InvalidRecord {
     Place { place: u32, devices: usize },
     #[error("{0} bytes where a number should be")]
     Length(usize),
+    #[error("an entry of the journal makes no sense")]
+    Entry,
 }
 
 impl From<prost::DecodeError> for InvalidRecord {

@@ -217,7 +217,7 @@ fn a_holder_is_admitted_again_after_a_restart() {
     let pod = admit(&mut node, &gpu_pod("p", 1));
 
     let mut node = Node::restore(Restored {
-        pods: vec![pod.clone()],
+        pods: [(pod.uid.clone(), pod.clone())].into(),
         resources: node.known_resources(),
         ..Restored::default()
     });

@@ -979,7 +979,7 @@ fn background_calls_of_a_driver_are_bounded() {
 
 fn restart(node: &Node) -> Restored {
     Restored {
-        pods: node.pods().cloned().collect(),
+        pods: node.pods().map(|pod| (pod.uid.clone(), pod.clone())).collect(),
         claims: node.recorded_claims().cloned().collect(),
         ..Restored::default()
     }
@@ -1429,7 +1429,7 @@ fn after_a_restart_a_name_stands_for_the_claim_that_counts() {
     let restored = |claims: Vec<Claim>, pods: Vec<Pod>| {
         Node::restore(Restored {
             claims,
-            pods,
+            pods: pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect(),
             ..Restored::default()
         })
     };

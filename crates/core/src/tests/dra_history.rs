@@ -686,7 +686,7 @@ impl World {
         }
         *self = Self {
             node: Node::restore(Restored {
-                pods: self.disk.pods.values().cloned().collect(),
+                pods: self.disk.pods.clone(),
                 claims: self.disk.claims.values().cloned().collect(),
                 ..Restored::default()
             }),

@@ -749,7 +749,7 @@ impl World {
 
     fn restart(&mut self) {
         self.node = Node::restore(Restored {
-            pods: self.disk.values().cloned().collect(),
+            pods: self.disk.clone(),
             resources: self.node.known_resources(),
             ..Restored::default()
         });

@@ -1,17 +1,20 @@
 //! Every row of the table in `open.rs`, and reboots.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Bound;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use devlet_core::dra::claims::{Claim, ClaimKey};
 use devlet_core::{Blocked, PodUid};
 use devlet_kubelet_files::Format;
 use redb::{BackendError, StorageBackend};
 
 use super::disk::Disk;
 use super::*;
-use crate::store::database::{LoadError, Place, Row};
+use crate::store::database::{KubeletFile, LoadError, Mirror, Place, Row};
+use crate::store::record::{BlockedRecord, ResourceRecord};
 use crate::store::{Found, HoldError, OnReboot, OpenError};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata");
@@ -623,7 +626,14 @@ async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_a
             .map(|number| {
                 let uid = PodUid::from(format!("{number:05}"));
                 let fingerprint = number;
-                (uid.clone(), Pod { uid, fingerprint, ..like.clone() })
+                (
+                    uid.clone(),
+                    Pod {
+                        uid,
+                        fingerprint,
+                        ..like.clone()
+                    },
+                )
             })
             .collect();
         let rows: Vec<Row> = pods.values().map(Row::pod).collect();
@@ -636,7 +646,119 @@ async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_a
             rows.push(Row::Pod(uid, Some(vec![0xff])));
             drop(place.create(&rows).unwrap());
             let refused = place.open().map(|_| ()).unwrap_err();
-            assert!(matches!(refused, LoadError::Unreadable(_)), "{wrong}: {refused:?}");
+            assert!(
+                matches!(refused, LoadError::Unreadable(_)),
+                "{wrong}: {refused:?}"
+            );
         }
     }
+}
+
+#[tokio::test]
+async fn what_is_in_the_journal_alone_counts_as_if_it_were_in_the_database() {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 2);
+    let like = admit(&store, "like", 1).await.unwrap();
+    store.stop().await.unwrap();
+    let place = Place {
+        path: root.database(),
+        storage: Storage::default(),
+        counters: Arc::default(),
+    };
+    let claim = |uid: &str| {
+        Claim::imported(
+            ClaimKey {
+                namespace: "a".into(),
+                name: uid.into(),
+            },
+            uid.into(),
+            PodUid::from(""),
+            [("gpu.acme.com".into(), BTreeSet::new(), Vec::new())],
+        )
+    };
+    let pod = |uid: &str, fingerprint| Pod {
+        uid: uid.into(),
+        fingerprint,
+        ..like.clone()
+    };
+    let blocked = |file: &str| BlockedRecord {
+        file: file.into(),
+        ..BlockedRecord::default()
+    };
+    let mirror = |number, forget| Mirror {
+        number,
+        hash: [7; 32],
+        forget,
+    };
+    let resource = ResourceRecord::default();
+    let before = [
+        Row::BootId("before".into()),
+        Row::pod(&pod("changed", 1)),
+        Row::pod(&pod("gone", 1)),
+        Row::claim(&claim("gone")),
+        Row::Resource("acme.com/gone".into(), Some(resource.clone())),
+        Row::Blocked(KubeletFile::Devices, Some(blocked("gone"))),
+        Row::Mirror(KubeletFile::Claims, mirror(1, vec![])),
+    ];
+    let after = [
+        Row::BootId("after".into()),
+        Row::pod(&pod("changed", 2)),
+        Row::Pod("gone".into(), None),
+        Row::pod(&pod("new", 3)),
+        Row::pod(&pod("passing", 3)),
+        Row::Pod("passing".into(), None),
+        Row::Claim("gone".into(), None),
+        Row::claim(&claim("new")),
+        Row::Resource("acme.com/gone".into(), None),
+        Row::Resource("acme.com/new".into(), Some(resource)),
+        Row::Blocked(KubeletFile::Devices, None),
+        Row::Blocked(KubeletFile::Claims, Some(blocked("new"))),
+        Row::Mirror(KubeletFile::Claims, mirror(2, vec![1])),
+        Row::Mirror(KubeletFile::Devices, mirror(1, vec![])),
+    ];
+    let mut database = place.create(&before).unwrap();
+    database.write(&after).unwrap();
+    // As a crash leaves it: nothing is taken over.
+    drop(database);
+
+    let mut loaded = place.open().unwrap();
+
+    assert!(loaded.repaired, "there was something in the journal");
+    let contents = loaded.contents;
+    let pods: Vec<(&str, u64)> = contents
+        .pods
+        .iter()
+        .map(|(uid, pod)| (uid.as_str(), pod.fingerprint))
+        .collect();
+    assert_eq!(pods, [("changed", 2), ("new", 3)]);
+    assert_eq!(contents.claims, BTreeMap::from([("new".into(), claim("new"))]));
+    assert_eq!(contents.around.boot_id.as_deref(), Some("after"));
+    assert_eq!(
+        contents.around.blocked,
+        BTreeMap::from([(KubeletFile::Claims, blocked("new"))])
+    );
+    assert!(
+        contents
+            .around
+            .resources
+            .keys()
+            .map(|name| name.as_str())
+            .eq(["acme.com/new"])
+    );
+    let mirrors = |file| {
+        contents
+            .around
+            .mirrors(file)
+            .0
+            .keys()
+            .copied()
+            .collect::<Vec<u64>>()
+    };
+    assert_eq!(
+        [mirrors(KubeletFile::Claims), mirrors(KubeletFile::Devices)],
+        [vec![2], vec![1]]
+    );
+    // It is the same when the database knows it.
+    assert_eq!(loaded.database.snapshot().unwrap().contents().unwrap(), contents);
 }
