@@ -1,8 +1,9 @@
 //! One connection to a peer, on which calls are made.
 //!
-//! It is hyper's, without tonic's channel around it: that one connects again by itself, keeps calls in a queue of its own,
-//! each of which wakes one task more, and answers calls that lose their connection with `UNKNOWN` or `CANCELLED`. Here the
-//! status says what happened, for answers and for streams:
+//! It is that of `h2`, without hyper's and tonic's around it. Those keep calls in queues, each of which wakes one task more, and
+//! send a request's body in a task of its own, behind its head: the peer is woken twice for one small question. tonic's
+//! connects again by itself, and answers calls that lose their connection with `UNKNOWN` or `CANCELLED`. Here a request goes
+//! out as a whole, and the status says what happened, for answers and for streams:
 //!
 //! | what happened | status |
 //! | --- | --- |
@@ -10,19 +11,18 @@
 //! | the time set with `Request::set_timeout` ran out | `DEADLINE_EXCEEDED` |
 //! | the peer answered with a status, or reset the stream | as tonic has it |
 
-use std::error::Error;
-use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use h2::client::{Builder, SendRequest};
+use h2::{Reason, RecvStream};
 use http::header::{HeaderMap, HeaderValue, USER_AGENT};
 use http::uri::{Authority, Scheme, Uri};
-use http_body_util::BodyExt;
-use hyper::client::conn::http2::{Builder, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Bytes, Frame};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
 use tonic::{Code, Status};
@@ -34,10 +34,16 @@ use super::uds::{CONNECTION_WINDOW, STREAM_WINDOW};
 const CALLER: HeaderValue = HeaderValue::from_static(concat!("devlet/", env!("CARGO_PKG_VERSION")));
 const TIMEOUT: &str = "grpc-timeout";
 
+/// How many bytes of headers an answer may have.
+const LONGEST_HEAD: u32 = 16 << 10;
+
+/// How many calls there may be before the peer has said how many it takes.
+const FIRST_CALLS: usize = 100;
+
 /// For generated clients; see the module.
 #[derive(Debug, Clone)]
 pub struct Channel {
-    requests: SendRequest<Body>,
+    requests: SendRequest<Bytes>,
     path: Arc<Path>,
 }
 
@@ -60,14 +66,15 @@ impl Channel {
     pub(super) async fn open(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         path: &Path,
-    ) -> hyper::Result<Self> {
-        let mut builder = Builder::new(TokioExecutor::new());
+    ) -> Result<Self, h2::Error> {
+        let mut builder = Builder::new();
         builder
-            .timer(TokioTimer::new())
-            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .adaptive_window(false);
-        let (requests, connection) = builder.handshake(TokioIo::new(stream)).await?;
+            .initial_max_send_streams(FIRST_CALLS)
+            .max_header_list_size(LONGEST_HEAD)
+            .enable_push(false);
+        let (requests, connection) = builder.handshake(stream).await?;
         tokio::spawn(async move {
             // Whoever calls is told why it ended.
             let _ = connection.await;
@@ -78,8 +85,16 @@ impl Channel {
         })
     }
 
-    fn ended(&self) -> Status {
-        Status::unavailable(Ended { path: &self.path }.to_string())
+    /// Sends a request as a whole; the answer, without its body.
+    async fn ask(self, request: http::Request<Body>) -> Result<http::Response<RecvStream>, Status> {
+        let (head, body) = request.into_parts();
+        let body = body.collect().await?.to_bytes();
+        let not_sent = |_| Status::unavailable(Ended { path: &self.path }.to_string());
+        let mut requests = self.requests.clone().ready().await.map_err(not_sent)?;
+        let request = http::Request::from_parts(head, ());
+        let (answer, mut rest) = requests.send_request(request, false).map_err(not_sent)?;
+        rest.send_data(body, true).map_err(status)?;
+        answer.await.map_err(status)
     }
 }
 
@@ -106,8 +121,7 @@ impl Service<http::Request<Body>> for Channel {
         }
         request.headers_mut().insert(USER_AGENT, CALLER);
         let time = time_of(request.headers());
-        let answer = self.requests.send_request(request);
-        let channel = self.clone();
+        let answer = self.clone().ask(request);
         Box::pin(async move {
             let answer = match time {
                 Some(time) => tokio::time::timeout(time, answer)
@@ -115,16 +129,46 @@ impl Service<http::Request<Body>> for Channel {
                     .map_err(|_| Status::deadline_exceeded("no answer in time"))?,
                 None => answer.await,
             };
-            let answer =
-                answer.map_err(
-                    |error| match error.is_canceled() && channel.requests.is_closed() {
-                        // It was not sent.
-                        true => channel.ended(),
-                        false => status(error.into()),
-                    },
-                )?;
-            Ok(answer.map(|body| Body::new(body.map_err(|error| status(error.into())))))
+            Ok(answer?.map(|stream| Body::new(Answer { stream })))
         })
+    }
+}
+
+/// The body of an answer.
+struct Answer {
+    stream: RecvStream,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = match ready!(self.stream.poll_data(cx)) {
+            Some(Ok(data)) => {
+                // What was taken makes room; if the stream has ended, nobody needs it.
+                let _ = self.stream.flow_control().release_capacity(data.len());
+                Some(Ok(Frame::data(data)))
+            }
+            // A peer that wants no more of a question has answered all the same.
+            Some(Err(error)) if matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL)) => None,
+            Some(Err(error)) => Some(Err(status(error))),
+            None => {
+                let trailers = ready!(self.stream.poll_trailers(cx));
+                trailers
+                    .map(|trailers| trailers.map(Frame::trailers))
+                    .map_err(status)
+                    .transpose()
+            }
+        };
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.stream.is_end_stream()
     }
 }
 
@@ -145,29 +189,9 @@ fn time_of(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// What an error of the transport means to the caller.
-fn status(error: Box<dyn Error + Send + Sync>) -> Status {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
-    while let Some(error) = cause {
-        if is_end_of_connection(error) {
-            return Status::unavailable(deepest(error));
-        }
-        cause = error.source();
+fn status(error: h2::Error) -> Status {
+    match error.is_io() || error.is_go_away() {
+        true => Status::unavailable(error.to_string()),
+        false => Status::from_error(error.into()),
     }
-    Status::from_error(error)
-}
-
-fn is_end_of_connection(error: &(dyn Error + 'static)) -> bool {
-    let in_hyper = |error: &hyper::Error| error.is_canceled() || error.is_closed();
-    let in_h2 = |error: &h2::Error| error.is_io() || error.is_go_away();
-    error.downcast_ref().is_some_and(in_hyper)
-        || error.downcast_ref().is_some_and(in_h2)
-        || error.is::<io::Error>()
-}
-
-/// The text of the innermost cause: the outer ones say no more than that something went wrong.
-fn deepest(mut error: &(dyn Error + 'static)) -> String {
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
