@@ -6,14 +6,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use devlet_client::channel::Channel;
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, Empty, ListAndWatchResponse,
 };
 use devlet_kubelet_api::dra::v1::dra_plugin_client::DraPluginClient;
 use devlet_kubelet_api::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+use tokio::net::UnixStream;
 use tonic::Streaming;
-use tonic::transport::Channel;
 
 use crate::{clock, plugin};
 
@@ -30,8 +31,8 @@ pub(crate) struct Bare {
 impl Bare {
     pub(crate) async fn new(caller: &Path, plugin: &Path, file: &Path) -> anyhow::Result<Self> {
         Ok(Self {
-            caller: DevicePluginClient::new(plugin::connect(caller).await?),
-            plugin: DevicePluginClient::new(plugin::connect(plugin).await?),
+            caller: DevicePluginClient::new(connect(caller).await?),
+            plugin: DevicePluginClient::new(connect(plugin).await?),
             disk: Disk::new(file)?,
         })
     }
@@ -65,8 +66,8 @@ pub(crate) struct BareClaims {
 impl BareClaims {
     pub(crate) async fn new(caller: &Path, driver: &Path, file: &Path) -> anyhow::Result<Self> {
         Ok(Self {
-            caller: DraPluginClient::new(plugin::connect(caller).await?),
-            driver: DraPluginClient::new(plugin::connect(driver).await?),
+            caller: DraPluginClient::new(connect(caller).await?),
+            driver: DraPluginClient::new(connect(driver).await?),
             disk: Disk::new(file)?,
         })
     }
@@ -99,6 +100,14 @@ impl BareClaims {
     }
 }
 
+/// A connection as devlet and its callers have it.
+async fn connect(path: &Path) -> anyhow::Result<Channel> {
+    let stream = UnixStream::connect(path)
+        .await
+        .with_context(|| format!("cannot connect to {}", path.display()))?;
+    Ok(Channel::open(stream, path).await?)
+}
+
 /// A file that has all its pages already.
 struct Disk {
     file: File,
@@ -124,7 +133,7 @@ impl Disk {
     }
 }
 
-/// A client that watches a plugin's list and does nothing with it.
+/// A client of tonic's that watches a plugin's list and does nothing with it.
 pub(crate) struct Watch(Streaming<ListAndWatchResponse>);
 
 impl Watch {

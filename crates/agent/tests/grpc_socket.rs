@@ -11,12 +11,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use devlet_agent::grpc::channel::Channel;
 use devlet_agent::grpc::server::{ServeError, ServerLimits, serve};
 use devlet_agent::grpc::uds::{
     DEFAULT_MODE, DialError, Dialed, ListenError, Listener, PATH_LIMIT, PeerCred, connect, listen,
 };
 use devlet_agent::metrics::Metrics;
+use devlet_client::channel::Channel;
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;

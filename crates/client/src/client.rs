@@ -4,12 +4,11 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
 use crate::admission::Admission;
+use crate::channel::Channel;
 use crate::v1;
 use crate::v1::devlet_client::DevletClient;
 
@@ -55,7 +54,7 @@ pub enum ConnectError {
         /// The socket.
         path: PathBuf,
         /// What is wrong.
-        source: tonic::transport::Error,
+        source: h2::Error,
     },
 }
 
@@ -95,21 +94,7 @@ impl Client {
             Err(source) => return Err(failed(path, source)),
         };
         // The connection is made once: behind the same path may be another devlet later.
-        let mut stream = Some(stream);
-        let connector = tower::service_fn(move |_| {
-            let stream = stream.take();
-            async move {
-                let gone = || {
-                    io::Error::new(
-                        io::ErrorKind::ConnectionAborted,
-                        "the connection to devlet is lost",
-                    )
-                };
-                stream.map(TokioIo::new).ok_or_else(gone)
-            }
-        });
-        let endpoint = Endpoint::from_static("http://localhost");
-        match endpoint.connect_with_connector(connector).await {
+        match Channel::open(stream, &path).await {
             Ok(channel) => Ok(Self::new(channel)),
             Err(source) => Err(ConnectError::Transport { path, source }),
         }

@@ -20,6 +20,7 @@
 //! they mean, and checked in; `tests/generated.rs` generates them and says how.
 
 mod admission;
+pub mod channel;
 mod client;
 pub mod locate;
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use devlet_client::channel::Channel;
 use devlet_core::device_plugin::inventory::PluginOptions;
 use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::{DeviceId, Question};
@@ -18,7 +19,6 @@ use tonic::{Code, Request, Status};
 
 use super::wire;
 use crate::grpc::call::{self, CallError, InvalidAnswer, Patience};
-use crate::grpc::channel::Channel;
 use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::Dialed;
 use crate::limits::seats::Account;

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use devlet_client::channel::{Channel, is_ended};
 use http::uri::PathAndQuery;
 use prost::bytes::{Buf as _, Bytes};
 use tokio::time::{Instant, timeout_at};
@@ -12,7 +13,6 @@ use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::{Code, Request, Response, Status};
 
-use super::channel::{Channel, is_ended};
 use super::oversize::is_too_large;
 use super::uds::Dialed;
 use crate::limits::{Limit, OverLimit};

@@ -2,7 +2,6 @@
 
 pub mod authority;
 pub mod call;
-pub mod channel;
 mod huffman;
 pub(crate) mod oversize;
 mod presence;

@@ -29,6 +29,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use devlet_client::channel::{CONNECTION_WINDOW, STREAM_WINDOW};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, Sleep};
@@ -41,7 +42,7 @@ use tonic::transport::server::Connected;
 use super::authority::AnyAuthority;
 use super::presence::{Attend, Calls, Connection};
 use super::severable::Severable;
-use super::uds::{CONNECTION_WINDOW, Listener, PeerCred, STREAM_WINDOW};
+use super::uds::{Listener, PeerCred};
 use crate::limits::{Limit, OverLimit};
 use crate::metrics::Metrics;
 

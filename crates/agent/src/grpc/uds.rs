@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use devlet_client::channel::Channel;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -31,7 +32,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::channel::Channel;
 use super::severable::Severable;
 
 /// The longest path that peers can dial: `sun_path` without its final zero.
@@ -42,12 +42,6 @@ pub const DEFAULT_MODE: u32 = 0o660;
 
 /// Directories are for us and our group.
 pub const DIRECTORY_MODE: u32 = 0o750;
-
-/// HTTP/2 window of one stream, large enough for a list of devices to arrive in one go.
-pub(super) const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
-
-/// HTTP/2 window of a whole connection.
-pub(super) const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 
 const BACKLOG: i32 = 1024;
 const FIRST_RETRY: Duration = Duration::from_millis(5);

@@ -28,7 +28,11 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::Service;
 
-use super::uds::{CONNECTION_WINDOW, STREAM_WINDOW};
+/// HTTP/2 window of one stream, large enough for a list of devices to arrive in one go.
+pub const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
+
+/// HTTP/2 window of a whole connection.
+pub const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 
 /// What a peer sees of who calls.
 const CALLER: HeaderValue = HeaderValue::from_static(concat!("devlet/", env!("CARGO_PKG_VERSION")));
@@ -57,13 +61,13 @@ struct Ended<'a> {
 const ENDED: &str = "has ended: dial again";
 
 /// Whether a call could not be made because its channel takes no more. The way through the library leaves only words.
-pub(crate) fn is_ended(status: &Status) -> bool {
+pub fn is_ended(status: &Status) -> bool {
     status.code() == Code::Unavailable && status.message().ends_with(ENDED)
 }
 
 impl Channel {
     /// Speaks HTTP/2 on a connection to `path`, until that ends, or this, all its clones and all calls have.
-    pub(super) async fn open(
+    pub async fn open(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         path: &Path,
     ) -> Result<Self, h2::Error> {
