@@ -46,6 +46,8 @@ pub(crate) struct Desk {
     writer: Mutex<Writer>,
     /// Set once, before anybody can ask for anything.
     thread: OnceLock<Thread>,
+    /// Whether the thread has something to do, other than to look on.
+    has_work: AtomicBool,
     /// Whether the thread waits for the writer.
     is_awaited: AtomicBool,
     /// Changes that are handed over, and not carried out.
@@ -79,6 +81,7 @@ impl Desk {
         Arc::new(Self {
             writer: Mutex::new(writer),
             thread: OnceLock::new(),
+            has_work: AtomicBool::new(false),
             is_awaited: AtomicBool::new(false),
             queued: Arc::default(),
             here: Mutex::default(),
@@ -93,6 +96,11 @@ impl Desk {
 
     /// The thread is to see what there is to do.
     fn tell(&self) {
+        self.has_work.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn wake(&self) {
         if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
@@ -106,17 +114,21 @@ impl Desk {
     pub(crate) fn run(&self) {
         let _end = End(self);
         let mut seen = 0;
+        let mut due: Option<Instant> = None;
         loop {
-            let due = match self.take_writer() {
-                Some(mut writer) => {
-                    if !writer.work() {
-                        return;
+            let has_work = self.has_work.swap(false, Ordering::SeqCst);
+            if has_work || due.is_none_or(|due| due <= Instant::now()) {
+                due = match self.take_writer() {
+                    Some(mut writer) => {
+                        if !writer.work() {
+                            return;
+                        }
+                        Some(writer.due())
                     }
-                    Some(writer.due())
-                }
-                // A task has it, and tells when it is done.
-                None => None,
-            };
+                    // A task has it, and tells when it is done.
+                    None => None,
+                };
+            }
             let watched = self.watch(&mut seen);
             let until = due.map(|due| due.saturating_duration_since(Instant::now()));
             match (until, watched) {
@@ -181,20 +193,21 @@ impl Desk {
         if !writer.is_quick() {
             return false;
         }
-        let must_tell = {
+        let must_wake = {
             let mut here = self.here();
             here.count += 1;
             here.began = Some(Instant::now());
             here.runtime = Some(runtime);
             !std::mem::replace(&mut here.is_watched, true)
         };
-        if must_tell {
-            self.tell();
+        if must_wake {
+            self.wake();
         }
         writer.write_queued();
+        let is_well = writer.is_quick();
         drop(writer);
         self.here().began = None;
-        if self.is_awaited.swap(false, Ordering::SeqCst) {
+        if self.is_awaited.swap(false, Ordering::SeqCst) || !is_well {
             self.tell();
         }
         true
