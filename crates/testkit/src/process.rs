@@ -247,8 +247,13 @@ impl Plugin {
 
     /// Forgets what has come so far, so that a plugin can run for long.
     pub fn forget_events(&mut self) {
-        self.passed.clear();
-        self.lines.try_iter().for_each(drop);
+        self.take_events();
+    }
+
+    /// What has come so far and was not waited for.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.passed.extend(self.lines.try_iter());
+        self.passed.drain(..).collect()
     }
 
     /// Gives a command and waits until it has been carried out.
@@ -365,9 +370,14 @@ impl Plugin {
     }
 
     /// Ends the plugin well; it is gone, and so are its sockets, when this returns.
-    pub fn exit(mut self) {
+    pub fn exit(self) {
+        self.exit_with_last_words();
+    }
+
+    /// The same; all that it told and was not waited for.
+    pub fn exit_with_last_words(mut self) -> Vec<Event> {
         self.stdin = None;
-        self.child.wait().expect("the plugin is our child");
+        self.last_words()
     }
 
     /// Waits until the plugin has died by itself.
@@ -377,9 +387,20 @@ impl Plugin {
     }
 
     /// Ends the plugin as by `kill -9`; its sockets stay behind.
-    pub fn kill(mut self) {
+    pub fn kill(self) {
+        self.kill_with_last_words();
+    }
+
+    /// The same; all that it told and was not waited for.
+    pub fn kill_with_last_words(mut self) -> Vec<Event> {
         self.child.kill().expect("the plugin is our child");
+        self.last_words()
+    }
+
+    fn last_words(&mut self) -> Vec<Event> {
         self.child.wait().expect("the plugin is our child");
+        self.passed.extend(self.lines.iter());
+        self.passed.drain(..).collect()
     }
 }
 
