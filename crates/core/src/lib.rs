@@ -22,6 +22,7 @@ extern crate alloc;
 pub mod device_plugin;
 pub mod dra;
 mod id;
+mod import;
 mod node;
 mod plan;
 mod pod;
@@ -31,6 +32,7 @@ pub use id::{
     CallId, ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, RecordId,
     ReservationId, ResourceName,
 };
+pub use import::Importing;
 pub use node::{
     Advice, Blocked, CommitError, ConnectError, LastSeen, Node, PutError, Question, ReleaseError,
     ReserveError, Restored,

@@ -16,6 +16,7 @@ use crate::dra::view::{Wait, listed as waits_listed};
 use crate::id::{
     ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, ReservationId, ResourceName,
 };
+use crate::import::Importing;
 use crate::plan::{claim_uses, pod_claims};
 use crate::pod::{Allocation, Pod, PodName, PodRequest};
 
@@ -119,7 +120,7 @@ pub enum ReserveError {
         /// How many there are.
         total: usize,
     },
-    /// Another admission or removal of the same pod has not ended yet.
+    /// Another admission or removal of the same pod, or an import of it or its claims, has not ended yet.
     #[error("another operation for this pod is in flight")]
     InFlight,
     /// The pod holds a different number of devices.
@@ -300,7 +301,7 @@ pub enum CommitError {
 /// Why a pod is not taken in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PutError {
-    /// An admission or removal of the same pod has not ended yet.
+    /// An admission, removal or import of the same pod has not ended yet.
     #[error("another operation for this pod is in flight")]
     InFlight,
 }
@@ -311,7 +312,7 @@ pub enum ReleaseError {
     /// It holds nothing.
     #[error("no such pod")]
     Unknown,
-    /// Another admission or removal of the same pod has not ended yet.
+    /// Another admission, removal or import of the same pod has not ended yet.
     #[error("another operation for this pod is in flight")]
     InFlight,
 }
@@ -354,6 +355,7 @@ pub struct Node {
     pub(crate) ledger: Ledger,
     pub(crate) dra: Dra,
     pub(crate) blocked: Vec<Blocked>,
+    pub(crate) importing: Importing,
     pub(crate) next_connection: u64,
     next_reservation: u64,
     next_list: u64,

@@ -91,7 +91,11 @@ impl Node {
             if let (Some(blocked), false) = (self.blocked(), is_held) {
                 return Err(blocked.clone().into());
             }
-            match self.dra.claims.plan(claim, &self.dra.drivers) {
+            let can_join = match self.is_importing(&claim.uid, &claim.key) {
+                true => Err(ReserveError::InFlight),
+                false => self.dra.claims.plan(claim, &self.dra.drivers),
+            };
+            match can_join {
                 Err(reason) if reason.waiting_helps() => {
                     awaited.get_or_insert(reason);
                 }

@@ -5,6 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::device_plugin::inventory::{Last, PluginOptions};
+use crate::device_plugin::ledger::Ledger;
 use crate::device_plugin::run_options::{self, Conflict, RunOptions};
 use crate::id::{ConnectionId, DeviceId, Moment, PodUid, ResourceName};
 use crate::node::{Blocked, Node};
@@ -353,8 +354,11 @@ impl Node {
         resource.is_some_and(|resource| !resource.list.is_empty())
     }
 
-    /// Whether a pod is being admitted or removed.
+    /// Whether a pod is being admitted, removed or imported.
     pub fn is_in_flight(&self, pod: &PodUid) -> bool {
-        self.ledger.in_flight.contains_key(pod) || self.ledger.releasing.contains_key(pod)
+        let Ledger {
+            in_flight, releasing, ..
+        } = &self.ledger;
+        in_flight.contains_key(pod) || releasing.contains_key(pod) || self.importing.pods.contains(pod)
     }
 }

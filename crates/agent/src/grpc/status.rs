@@ -245,7 +245,7 @@ impl Coded for ImportError {
         match self {
             Self::Unreadable(_) => Code::InvalidArgument,
             Self::Empty { .. } => Code::FailedPrecondition,
-            Self::InFlight { .. } => Code::Aborted,
+            Self::InFlight { .. } | Self::ClaimInFlight { .. } => Code::Aborted,
             Self::Write(error) => error.code(),
         }
     }

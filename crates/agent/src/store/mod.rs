@@ -37,7 +37,7 @@ mod record;
 mod statistics;
 mod writer;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -46,11 +46,11 @@ use std::time::{Duration, Instant};
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::dra::claims::Claim;
+use devlet_core::dra::claims::{Claim, ClaimKey};
 use devlet_core::dra::view::ClaimView;
 use devlet_core::{
-    Advice, Blocked, ClaimUid, Moment, Node, Pod, PodRequest, PodUid, ReleaseError as ReleaseRefused,
-    ReservationId, ReserveError,
+    Advice, Blocked, ClaimUid, Importing, Moment, Node, Pod, PodRequest, PodUid,
+    ReleaseError as ReleaseRefused, ReservationId, ReserveError,
 };
 use tokio::sync::watch;
 
@@ -128,6 +128,12 @@ pub enum ImportError {
         /// That pod.
         pod: PodUid,
     },
+    /// Another file with the claim is being imported.
+    #[error("ResourceClaim {claim} is being imported from another file; import again when that has ended")]
+    ClaimInFlight {
+        /// The claim.
+        claim: ClaimKey,
+    },
     /// It could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -178,8 +184,6 @@ pub enum StopError {
 #[derive(Debug)]
 pub(crate) struct State {
     node: Node,
-    /// Pods that an import is about to write: nobody else may.
-    importing: BTreeSet<PodUid>,
 }
 
 impl State {
@@ -206,9 +210,8 @@ impl State {
         Ok((settled, rows))
     }
 
-    fn check_idle(&self, pods: &[PodUid]) -> Result<(), ImportError> {
-        let busy = |pod: &&PodUid| self.importing.contains(*pod) || self.node.is_in_flight(pod);
-        match pods.iter().find(busy) {
+    fn check_idle(&self, pods: &BTreeSet<PodUid>) -> Result<(), ImportError> {
+        match pods.iter().find(|pod| self.node.is_in_flight(pod)) {
             Some(pod) => Err(ImportError::InFlight { pod: pod.clone() }),
             None => Ok(()),
         }
@@ -231,11 +234,14 @@ impl State {
         }
     }
 
-    /// Claims the pods of a file: until [`State::give_back`] nobody else writes them.
+    /// From here on nobody else writes the pods of a file.
     fn begin_import(&mut self, imported: &Imported) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
         let (settled, unblocked) = self.settled_by(KubeletFile::Devices, imported.pods.is_empty())?;
-        let claimed: Vec<PodUid> = imported.pods.keys().cloned().collect();
-        self.check_idle(&claimed)?;
+        let importing = Importing {
+            pods: imported.pods.keys().cloned().collect(),
+            claims: BTreeMap::new(),
+        };
+        self.check_idle(&importing.pods)?;
         let (pods, difference) = imported.against(|uid| self.node.pod(uid));
         let mut rows: Vec<Row> = pods.iter().map(Row::pod).collect();
         let known = self.node.known_resources();
@@ -245,11 +251,11 @@ impl State {
             .filter(|name| !known.contains_key(*name));
         rows.extend(new.map(|name| Row::Resource(name.clone(), Some(ResourceRecord::default()))));
         rows.extend(unblocked);
-        self.importing.extend(claimed.iter().cloned());
+        self.node.begin_import(&importing);
         let resources = imported.resources.clone();
         let phase = Phase::Import {
             pods,
-            claimed,
+            importing,
             resources,
             claims: Vec::new(),
             settled,
@@ -274,19 +280,27 @@ impl State {
         for claim in &left_out {
             imported.leave_out(&claim.uid);
         }
-        let claimed: Vec<PodUid> = imported.pods.keys().cloned().collect();
-        self.check_idle(&claimed)?;
+        let mut importing = Importing {
+            pods: imported.pods.keys().cloned().collect(),
+            claims: BTreeMap::new(),
+        };
+        self.check_idle(&importing.pods)?;
         let (mut claims, mut rows) = (Vec::new(), Vec::new());
         for (uid, claim) in &imported.claims {
+            if self.node.is_importing(uid, &claim.key) {
+                let claim = claim.key.clone();
+                return Err(ImportError::ClaimInFlight { claim });
+            }
             if let Some(known) = self.node.claim(uid) {
                 self.check_stays(&known)?;
                 continue;
             }
+            importing.claims.insert(uid.clone(), claim.key.clone());
             rows.push(Row::claim(claim));
             claims.push(claim.clone());
         }
         let (mut pods, mut difference) = (Vec::new(), Difference::default());
-        for uid in &claimed {
+        for uid in &importing.pods {
             match self.node.pod(uid) {
                 None => {
                     difference.added.push(uid.clone());
@@ -303,24 +317,18 @@ impl State {
         }
         rows.extend(pods.iter().map(Row::pod));
         rows.extend(unblocked);
-        self.importing.extend(claimed.iter().cloned());
+        self.node.begin_import(&importing);
         let mut report = imported.report(difference);
         report.claims = claims.iter().map(|claim| claim.uid.clone()).collect();
         report.left_out = left_out.into_iter().map(|claim| claim.key).collect();
         let phase = Phase::Import {
             pods,
-            claimed,
+            importing,
             resources: BTreeSet::new(),
             claims,
             settled,
         };
         Ok((rows, phase, report))
-    }
-
-    fn give_back(&mut self, claimed: &[PodUid]) {
-        for pod in claimed {
-            self.importing.remove(pod);
-        }
     }
 }
 
@@ -494,9 +502,6 @@ impl Store {
     /// While the disk is known to refuse, nothing is set aside: no plugin is called for what cannot be written.
     pub fn hold(&self, request: &PodRequest, advice: &Advice) -> Result<Option<Held>, HoldError> {
         let reserved = self.shared.change(|state| {
-            if state.importing.contains(&request.uid) {
-                return Err(ReserveError::InFlight.into());
-            }
             let Some(id) = state.node.reserve(request, advice)? else {
                 return Ok(None);
             };
@@ -533,9 +538,6 @@ impl Store {
         still: impl FnOnce(&Node) -> bool,
     ) -> Result<(), ReleaseError> {
         let written = self.begin(|state| {
-            if state.importing.contains(pod) {
-                return Err(ReleaseRefused::InFlight);
-            }
             if !still(&state.node) {
                 return Err(ReleaseRefused::Unknown);
             }

@@ -416,10 +416,7 @@ fn start(
     let (latest, _) = watch::channel(node.changes());
     let (health, _) = watch::channel(None);
     let shared = Arc::new(Shared {
-        state: Mutex::new(State {
-            node,
-            importing: BTreeSet::new(),
-        }),
+        state: Mutex::new(State { node }),
         latest,
         health,
         mirror_failure: Mutex::new(None),

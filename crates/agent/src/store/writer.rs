@@ -28,7 +28,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use devlet_core::dra::claims::Claim;
-use devlet_core::{Blocked, Pod, PodUid, RecordId, ReservationId, ResourceName};
+use devlet_core::{Blocked, Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
 use super::database::{Database, Place, Row, Snapshot, Surroundings};
@@ -130,10 +130,10 @@ pub(crate) enum Phase {
     Commit(ReservationId),
     Release(PodUid),
     Record(RecordId),
-    /// `claimed` are all pods of the file, `pods` those that are different now.
+    /// `pods` are those that are different now.
     Import {
         pods: Vec<Pod>,
-        claimed: Vec<PodUid>,
+        importing: Importing,
         resources: BTreeSet<ResourceName>,
         claims: Vec<Claim>,
         settled: Vec<Blocked>,
@@ -153,21 +153,21 @@ impl Phase {
             Self::Record(id) => node.finish_record(id),
             Self::Import {
                 pods,
-                claimed,
+                importing,
                 resources,
                 claims,
                 settled,
             } => {
+                node.end_import(&importing);
                 for claim in claims {
                     node.put_claim(claim);
                 }
                 for pod in pods {
                     let taken_in = node.put(pod);
-                    debug_assert!(taken_in.is_ok(), "a claimed pod is in flight");
+                    debug_assert!(taken_in.is_ok(), "a pod that is being imported is in flight");
                 }
                 node.know(resources);
                 node.unblock(|reason| settled.contains(reason));
-                state.give_back(&claimed);
             }
             Self::Forget(settled) => node.unblock(|reason| *reason == settled),
             Self::Nothing => {}
@@ -180,7 +180,7 @@ impl Phase {
             Self::Commit(id) => state.node.cancel_commit(id),
             Self::Release(pod) => state.node.cancel_release(&pod),
             Self::Record(id) => state.node.cancel_record(id),
-            Self::Import { claimed, .. } => state.give_back(&claimed),
+            Self::Import { importing, .. } => state.node.end_import(&importing),
             Self::Forget(_) | Self::Nothing => {}
         }
     }

@@ -295,7 +295,7 @@ impl Node {
     }
 
     /// Takes in a claim from a kubelet's file, before the pods that hold it; it is on disk. One that is known
-    /// stays as it is.
+    /// stays as it is: [`Node::begin_import`] sees to it that nobody joins it meanwhile.
     pub fn put_claim(&mut self, claim: Claim) {
         self.dra.claims.put(claim);
         self.changes += 1;

@@ -10,7 +10,9 @@ use crate::dra::claims::{
 use crate::dra::drivers::{DriverOffer, MOST_GONE, MOST_REFUSED, Refusal, WIPE_DELAY_MS};
 use crate::dra::health::{DEFAULT_LEASE_MS, DeviceHealth, HealthReport, PoolDevice};
 use crate::dra::view::{Phase, Reason};
-use crate::{Blocked, ClaimReference, ClaimRequest, ClaimUid, CommitError, DriverName, PodClaim, Restored};
+use crate::{
+    Blocked, ClaimReference, ClaimRequest, ClaimUid, CommitError, DriverName, Importing, PodClaim, Restored,
+};
 
 pub(crate) fn key(name: &str) -> ClaimKey {
     ClaimKey {
@@ -1131,6 +1133,52 @@ fn node_that_imported(claim: Claim) -> Node {
     connect_driver(&mut node, "d0", "0.sock");
     assert_sound(&node);
     node
+}
+
+#[test]
+fn nobody_joins_a_claim_that_is_being_imported() {
+    let mut node = node_with(&["d0"]);
+    let importing = Importing {
+        pods: ["p".into()].into(),
+        claims: [("c".into(), key("c"))].into(),
+    };
+    let pods = [
+        pod_with("p", &[]),
+        pod_with("q", &[claim_of("c", "c", &[("d0", "a", &[])])]),
+        pod_with("r", &[claim_of("c", "of-the-same-name", &[("d0", "a", &[])])]),
+    ];
+    let joins = |node: &mut Node, pod: &PodRequest| {
+        let reserved = node.reserve(pod, &Advice::new());
+        reserved.map(|id| id.map(|id| node.abort(id)).is_some())
+    };
+    node.begin_import(&importing);
+    for pod in &pods {
+        assert_eq!(joins(&mut node, pod), Err(ReserveError::InFlight));
+    }
+    let before = node.changes();
+    node.end_import(&importing);
+    assert!(node.changes() > before, "those who wait look again");
+    for pod in &pods {
+        assert_eq!(joins(&mut node, pod), Ok(true), "it could not be written");
+    }
+
+    node.begin_import(&importing);
+    node.end_import(&importing);
+    node.put_claim(imported_claim("c", &["a"]));
+    let mut pod = imported("p", &[]);
+    pod.claims.push(PodClaim {
+        name: String::new(),
+        key: key("c"),
+        uid: "c".into(),
+    });
+    node.put(pod).unwrap();
+    // A pod joins it now, and gives up: it is prepared and on disk as before.
+    assert_eq!(joins(&mut node, &pods[1]), Ok(true));
+    assert_sound(&node);
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
+    assert_eq!(node.recorded_claims().count(), 1);
+    release(&mut node, "p");
+    assert_eq!(node.due_calls(START)[0].operation, Operation::Unprepare);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `dra_manager_state`: every row of the table in `open.rs` once more, and what is between the two files.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 
 use devlet_core::dra::claims::{Operation, PreparationState};
 use devlet_core::{Blocked, ReserveError};
@@ -8,6 +9,8 @@ use devlet_kubelet_files::Format;
 use devlet_kubelet_files::dra::{self, envelope};
 
 use super::claims::{DRIVER, admit_claiming, answer_calls, claiming, claims, drive, prepare};
+use super::disk::Disk;
+use super::durability::start;
 use super::*;
 use crate::store::{Found, HoldError, ImportError, MirrorError, OnReboot};
 
@@ -690,6 +693,38 @@ async fn a_claim_is_not_imported_while_nobody_is_sure_to_keep_it() {
     store.update(|node| node.cancel_release(&"a".into()));
     store.import(file.as_bytes()).await.unwrap();
     assert_eq!(uids(&store), ["a", "k"]);
+}
+
+#[tokio::test]
+async fn a_pod_waits_for_a_claim_that_is_being_imported() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    drive(&store);
+    let file = envelope::write(Some(&[kubelets("one", &["k"], true)]));
+    disk.hold_syncs();
+    let mut import = pin!(store.import(file.as_bytes()));
+    assert!(start(&mut import).is_pending());
+
+    let refused = store.hold(&claiming("a", "one"), &Advice::new()).unwrap_err();
+    assert_eq!(refused, ReserveError::InFlight.into());
+    let left = envelope::write(Some(&[kubelets("one", &[], false)]));
+    let twice = store.import(left.as_bytes()).await.unwrap_err();
+    let key = claiming("a", "one").claims[0].claim.key.clone();
+    assert_eq!(twice, ImportError::ClaimInFlight { claim: key });
+    disk.let_syncs_go();
+    import.await.unwrap();
+
+    // It joins what is on disk, and gives up: the claim is as it was.
+    drop(store.hold(&claiming("a", "one"), &Advice::new()).unwrap());
+    assert_eq!(claims(&store)[0].preparations[DRIVER].devices.len(), 1);
+    store.release(&"k".into()).await.unwrap();
+    let calls = store.update(|node| node.due_calls(NOW));
+    assert_eq!(calls[0].operation, Operation::Unprepare);
+    answer_calls(&store, calls);
+    assert!(store.record_claims().await.unwrap());
+    store.stop().await.unwrap();
+    assert_eq!(names(&root.open()), Vec::<String>::new());
 }
 
 /// What a kubelet does that took over, and stopped again: its file, with all that it does not mean as it was.

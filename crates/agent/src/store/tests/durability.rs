@@ -16,7 +16,7 @@ use super::*;
 use crate::store::{Difference, HoldError, ReleaseError, StopError, WriteError};
 
 /// Polls once: what can be done without waiting is done.
-fn start<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+pub(super) fn start<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Poll<T> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
