@@ -30,10 +30,14 @@ const GOOD: Duration = Duration::from_secs(60);
 const MESSAGES_PER_SECOND: u32 = 1000;
 /// And so many bytes of them.
 const BYTES_PER_SECOND: usize = 4 << 20;
-/// Messages of so many bytes take a while to decode.
-const LARGE: usize = 64 << 10;
+/// And so many devices.
+const DEVICES_PER_SECOND: usize = 50_000;
+/// Messages of so many bytes take a while to decode and to take in.
+const LARGE: usize = 8 << 10;
 /// So many reports are taken in in one go: others wait for the node meanwhile.
-const PORTION: usize = 512;
+const PORTION: usize = 64;
+/// Then it is left to others for so many times as long as that took.
+const LEFT_TO_OTHERS: u32 = 4;
 
 /// Why a stream has ended.
 #[derive(Debug, thiserror::Error)]
@@ -119,8 +123,9 @@ async fn listen(
             // It is due.
             let _ = pace.take(Instant::now());
         }
-        pace.owe(weight(message.len()), Instant::now());
+        pace.owe(weight(message.len(), BYTES_PER_SECOND), Instant::now());
         let taken = take(registrar, id, message).await?;
+        pace.owe(weight(taken.reports, DEVICES_PER_SECOND), Instant::now());
         registrar.metrics.health_reported(driver, taken.changed > 0);
         if taken.nameless + taken.left_out > 0 && !complained {
             let Taken {
@@ -136,15 +141,17 @@ async fn listen(
     Ok(Some(()))
 }
 
-/// How much a message of so many bytes counts, besides being one.
-fn weight(size: usize) -> Duration {
-    let nanoseconds = size.saturating_mul(1_000_000_000) / BYTES_PER_SECOND;
+/// How much so much of something counts of which there may be `per_second`.
+fn weight(size: usize, per_second: usize) -> Duration {
+    let nanoseconds = size.saturating_mul(1_000_000_000) / per_second;
     Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
 }
 
-/// What became of a message: how many devices are different now, how many have no name, and how many are too many.
+/// What became of a message: how many reports it had, how many devices are different now, how many have no name, and how
+/// many are too many.
 #[derive(Debug, Default)]
 struct Taken {
+    reports: usize,
     changed: usize,
     nameless: usize,
     left_out: usize,
@@ -153,11 +160,16 @@ struct Taken {
 /// Takes a message in: long ones one at a time, and where they keep nobody else waiting.
 async fn take(registrar: &DriverRegistrar, id: ConnectionId, message: Bytes) -> Result<Taken, InvalidAnswer> {
     if message.len() < LARGE {
-        return take_now(message, &registrar.config.limits, &registrar.store, id);
+        return take_now(message, &registrar.config.limits, &registrar.store, id, |_| {});
     }
     let _turn = registrar.decoding.acquire().await;
     let (config, store) = (registrar.config.clone(), registrar.store.clone());
-    let taken = tokio::task::spawn_blocking(move || take_now(message, &config.limits, &store, id)).await;
+    let taken = tokio::task::spawn_blocking(move || {
+        // Whoever waits for the node would not get it in the moment in which nobody has it.
+        let pause = |took: Duration| std::thread::sleep(took * LEFT_TO_OTHERS);
+        take_now(message, &config.limits, &store, id, pause)
+    })
+    .await;
     taken.unwrap_or_else(|error| Err(InvalidAnswer::Damaged(error.to_string())))
 }
 
@@ -166,15 +178,18 @@ fn take_now(
     limits: &Limits,
     store: &Store,
     id: ConnectionId,
+    pause: impl Fn(Duration),
 ) -> Result<Taken, InvalidAnswer> {
     let (reports, nameless) = wire::reports(message, limits)?;
     let mut taken = Taken {
+        reports: reports.len() + nameless,
         nameless,
         ..Taken::default()
     };
     let mut reports = reports.into_iter();
     loop {
         let portion: Vec<HealthReport> = reports.by_ref().take(PORTION).collect();
+        let began = Instant::now();
         let now = store.now();
         let change = store.update(|node| node.health_reported(id, portion, now));
         taken.changed += change.devices.len();
@@ -182,5 +197,6 @@ fn take_now(
         if reports.len() == 0 {
             return Ok(taken);
         }
+        pause(began.elapsed());
     }
 }
