@@ -531,8 +531,11 @@ impl Devlet for Host {
                 std::future::pending::<()>().await;
             };
             let ended = tokio::select! {
-                ended = admission(&agent, &request, deadline, &give_up, &sender) => ended,
+                // First: one that left before anything was done for it may have asked to remove the pod, and been told that
+                // there is none.
+                biased;
                 () = caller_leaves => return,
+                ended = admission(&agent, &request, deadline, &give_up, &sender) => ended,
             };
             let refused = ended.as_ref().err().map(|status| status.message().to_owned());
             let event = ended.map(|pod| v1::AdmitEvent {

@@ -192,8 +192,10 @@ pub async fn admit<W>(
         // What changes from here on is not missed.
         changes.borrow_and_update();
         let attempted = tokio::select! {
-            attempted = attempt(store, calls, claims, request, deadline, &mut silent, &mut waiting) => attempted?,
+            // What was given up before it began changes nothing.
+            biased;
             () = give_up.cancelled() => return Err(AdmitError::GivenUp),
+            attempted = attempt(store, calls, claims, request, deadline, &mut silent, &mut waiting) => attempted?,
         };
         let reason = match attempted {
             Attempt::Admitted(pod) => return Ok(*pod),
@@ -557,6 +559,23 @@ mod tests {
         let ended = admit_with(&store, false, "a").await;
         assert!(matches!(ended, Err(AdmitError::GivenUp)), "{ended:?}");
         assert_eq!(free(&store), 1);
+    }
+
+    #[tokio::test]
+    async fn an_admission_that_was_given_up_before_it_began_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = node_with_one_gpu(&directory);
+        let given_up = CancellationToken::new();
+        given_up.cancel();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for round in 0..20 {
+            let (calls, drivers, request) = (NoAdvice::default(), no_drivers(&store), wants_a_gpu("a"));
+            let ended = admit(&store, &calls, &drivers, &request, deadline, &given_up, |_| {}).await;
+            assert!(
+                matches!(ended, Err(AdmitError::GivenUp)),
+                "round {round}: {ended:?}"
+            );
+        }
     }
 
     #[tokio::test]
