@@ -287,7 +287,7 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
     }
     assert_eq!(
         daemon.refused(&["remove", "other/job"]),
-        "error: no such pod: other/job\n"
+        "error: no such pod: other/job\nhint: with --ignore-not-found, what is gone already is no error\n"
     );
     let typo = daemon.refused(&["remove", "job", "--abandon-driver", "gpu.acme.org"]);
     assert!(
@@ -667,6 +667,82 @@ fn a_claim_of_a_kubelets_file_without_a_pod_can_be_given_up_on() {
     let daemon = Daemon::on(root.path());
     assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["phase"], "abandoned");
     assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["waits"], json!([]));
+}
+
+#[test]
+fn what_is_gone_already_is_no_error_if_the_caller_says_so() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+    driver.kill();
+    daemon.refused(&["remove", "job", "--wait", "100ms", "--ignore-not-found"]);
+    // It is unprepared while nobody waits.
+    let _driver = Plugin::registered_driver(&script(root.path()));
+    daemon.until("claims", |list| list["claims"] == json!([]));
+
+    let hint = "hint: with --ignore-not-found, what is gone already is no error\n";
+    for (args, what) in [
+        (&["remove", "job"][..], "no such pod: job"),
+        (
+            &["remove", "--claim", "gpu", "--abandon-driver", DRIVER],
+            "no such claim on this node: gpu",
+        ),
+    ] {
+        assert_eq!(daemon.refused(args), format!("error: {what}\n{hint}"));
+        let ignored = text(&daemon, &[args, &["--ignore-not-found"]].concat());
+        assert_eq!(ignored, format!("nothing to remove: {what}\n"));
+    }
+    // Whatever else is wrong still is.
+    let empty = daemon.refused(&["remove", "", "--ignore-not-found"]);
+    assert!(empty.contains("no pod is named"), "{empty}");
+}
+
+#[test]
+fn a_driver_that_has_unprepared_a_claim_is_not_said_to_be_given_up_on() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let drivers = [DRIVER, "nic.acme.com"].map(|name| {
+        let request = if name == DRIVER { "big" } else { "small" };
+        let id = if name == DRIVER { "gpu-0" } else { "gpu-1" };
+        Plugin::registered_driver(&DriverScript {
+            devices: vec![device(request, id)],
+            ..DriverScript::new(root.path(), name)
+        })
+    });
+    daemon.until("drivers", |list| {
+        let drivers = list["drivers"].as_array().unwrap();
+        drivers.len() == 2 && drivers.iter().all(|each| each["plugins"][0]["serving"] == true)
+    });
+    let both = claim(&["job"]).replace(&format!("small, driver: {DRIVER}"), "small, driver: nic.acme.com");
+    admitted(&daemon, &[&pod("job"), &both]);
+    let [_gpu, nic] = drivers;
+    nic.kill();
+    daemon.refused(&["remove", "job", "--wait", "100ms"]);
+    daemon.until("claims", |list| {
+        list["claims"][0]["drivers"][0]["state"] == "unprepared"
+    });
+
+    let said = text(&daemon, &["remove", "--claim", "gpu", "--abandon-driver", DRIVER]);
+
+    assert_eq!(
+        said,
+        format!(
+            "nothing is abandoned at driver {DRIVER}: it has nothing left to do for claim default/gpu (claim-1)\n"
+        )
+    );
+    assert_eq!(
+        daemon.json(&["get", "claims"])["claims"][0]["phase"],
+        "unpreparing"
+    );
+    let args = ["remove", "--claim", "gpu", "--abandon-driver", "nic.acme.com"];
+    let said = text(&daemon, &args);
+    assert!(
+        said.starts_with("abandoned claim default/gpu (claim-1)"),
+        "{said}"
+    );
+    assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["phase"], "abandoned");
 }
 
 #[test]

@@ -76,8 +76,8 @@ pub(crate) enum Command {
         after_help = "Examples:\n  devlet remove job1\n  devlet remove team-a/job1\n  \
         devlet remove job1 --abandon-driver gpu.acme.com\n  \
         devlet remove --claim team-a/gpus --abandon-driver gpu.acme.com\n\n\
-        Stop its containers first. Exit codes: 0 removed, 1 there is no such pod, or it cannot be removed, or a driver has \
-        not unprepared its claims, 2 devlet cannot be reached."
+        Stop its containers first. Exit codes: 0 removed, 1 there is no such pod (unless --ignore-not-found is given), or it \
+        cannot be removed, or a driver has not unprepared its claims, 2 devlet cannot be reached."
     )]
     Remove(remove::Args),
     /// Take over the pods or the claims of a kubelet's state file

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use devlet_client::{Client, Code, Status, v1};
 
-use super::claims::{Claim, ClaimId, Wait};
+use super::claims::{Claim, ClaimDriver, ClaimId, Wait};
 use super::progress::Progress;
 use super::{ConnectArg, refused, shown, time};
 use crate::duration::Span;
@@ -29,26 +29,51 @@ pub(crate) struct Args {
     /// be repeated
     #[arg(long, value_name = "NAME")]
     abandon_driver: Vec<String>,
+    /// Succeed if there is no such pod, or claim: it may be gone already, as when a removal is repeated
+    #[arg(long)]
+    ignore_not_found: bool,
     #[command(flatten)]
     connect: ConnectArg,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     let client = args.connect.connect().await?;
-    let wait_ms = args.wait.map(time::milliseconds);
-    let pod = match (args.pod, args.claim) {
-        (_, Some(claim)) => return abandon(&client, claim, args.abandon_driver).await,
-        (pod, None) => pod.unwrap_or_default(),
+    let ignore = args.ignore_not_found;
+    let ended = match args.claim {
+        Some(claim) => abandon(&client, claim, args.abandon_driver).await,
+        None => remove(&client, args).await,
     };
+    match ended.map_err(anyhow::Error::downcast::<Status>) {
+        Ok(outcome) => Ok(outcome),
+        Err(Ok(status)) if status.code() == Code::NotFound => not_found(&status, ignore),
+        Err(Ok(status)) => Err(status.into()),
+        Err(Err(error)) => Err(error),
+    }
+}
+
+fn not_found(status: &Status, ignore: bool) -> anyhow::Result<Outcome> {
+    if ignore {
+        let text = format!("nothing to remove: {}", status.message());
+        output::out(&format!("{}\n", output::line(&text)))?;
+        return Ok(Outcome::Fine);
+    }
+    let outcome = refused(status)?;
+    output::warn("hint: with --ignore-not-found, what is gone already is no error");
+    Ok(outcome)
+}
+
+async fn remove(client: &Client, args: Args) -> anyhow::Result<Outcome> {
+    let wait_ms = args.wait.map(time::milliseconds);
+    let pod = args.pod.unwrap_or_default();
     let request = v1::RemovePodRequest {
         pod: pod.clone(),
         wait_ms,
         abandon_drivers: args.abandon_driver,
     };
-    let removed = match removal(&client, &pod, request).await {
+    let removed = match removal(client, &pod, request).await {
         Err(status) if status.code() == Code::DeadlineExceeded => {
             let outcome = refused(&status)?;
-            give_up_hint(&client, &pod).await;
+            give_up_hint(client, &pod).await;
             return Ok(outcome);
         }
         removed => removed?,
@@ -66,12 +91,38 @@ fn abandoned_text(claim: &ClaimId) -> String {
     format!("abandoned claim {name} ({uid}): should the driver come back, it is asked to unprepare it")
 }
 
+fn done_text(claim: &ClaimId, driver: &ClaimDriver) -> String {
+    let (name, uid, driver) = (claim.short(), &claim.uid, &driver.name);
+    format!("nothing is abandoned at driver {driver}: it has nothing left to do for claim {name} ({uid})")
+}
+
 /// Gives up on drivers of a claim that no pod wants, and says who is still waited for.
 async fn abandon(client: &Client, claim: String, drivers: Vec<String>) -> anyhow::Result<Outcome> {
-    let request = v1::AbandonClaimRequest { claim, drivers };
-    for claim in client.abandon_claim(request).await?.claims {
+    let request = v1::AbandonClaimRequest {
+        claim,
+        drivers: drivers.clone(),
+    };
+    let left = client.abandon_claim(request).await?.claims;
+    if left.is_empty() {
+        output::out("nothing is abandoned: the claim is unprepared\n")?;
+    }
+    for claim in left {
         let claim = Claim::from(claim);
-        output::out(&format!("{}\n", output::line(&abandoned_text(&claim.id))))?;
+        let (abandoned, done): (Vec<&ClaimDriver>, Vec<&ClaimDriver>) = claim
+            .drivers
+            .iter()
+            .filter(|driver| drivers.contains(&driver.name))
+            .partition(|driver| driver.state == "abandoned");
+        let mut texts: Vec<String> = done
+            .into_iter()
+            .map(|driver| done_text(&claim.id, driver))
+            .collect();
+        if !abandoned.is_empty() {
+            texts.push(abandoned_text(&claim.id));
+        }
+        for text in texts {
+            output::out(&format!("{}\n", output::line(&text)))?;
+        }
         for wait in &claim.waits {
             output::warn(&format!("still waiting for: {}", wait.text));
         }
