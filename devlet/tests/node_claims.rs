@@ -65,6 +65,31 @@ fn script(root: &Path) -> DriverScript {
     }
 }
 
+/// Two drivers that can be called, each with one of the devices.
+fn two_drivers(daemon: &Daemon) -> [Plugin; 2] {
+    let devices = [
+        (DRIVER, device("big", "gpu-0")),
+        ("nic.acme.com", device("small", "gpu-1")),
+    ];
+    let drivers = devices.map(|(name, device)| {
+        Plugin::registered_driver(&DriverScript {
+            devices: vec![device],
+            ..DriverScript::new(&daemon.root, name)
+        })
+    });
+    daemon.until("drivers", |list| {
+        let drivers = list["drivers"].as_array().unwrap();
+        drivers.len() == 2 && drivers.iter().all(|each| each["plugins"][0]["serving"] == true)
+    });
+    drivers
+}
+
+/// The claim, with one device of each of them.
+fn claim_of_two_drivers() -> String {
+    let small = "small, driver: ";
+    claim(&["job"]).replace(&format!("{small}{DRIVER}"), &format!("{small}nic.acme.com"))
+}
+
 /// Waits until the driver can be called.
 fn until_serving(daemon: &Daemon) {
     daemon.until("drivers", |list| {
@@ -266,7 +291,7 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
 
     let waits = daemon.refused(&["remove", "job", "--wait", "300ms"]);
     assert!(
-        waits.contains("uid-job is gone and its devices are free"),
+        waits.contains("pod default/job (uid-job) is gone and its devices are free"),
         "{waits}"
     );
     assert!(waits.contains("ResourceClaim default/gpu: "), "{waits}");
@@ -291,7 +316,9 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
     );
     let typo = daemon.refused(&["remove", "job", "--abandon-driver", "gpu.acme.org"]);
     assert!(
-        typo.contains("no claim with devices of driver gpu.acme.org, only of gpu.acme.com"),
+        typo.contains(
+            "pod default/job (uid-job) has no claim with devices of driver gpu.acme.org, only of gpu.acme.com"
+        ),
         "{typo}"
     );
 
@@ -700,26 +727,51 @@ fn what_is_gone_already_is_no_error_if_the_caller_says_so() {
 }
 
 #[test]
+fn a_removal_that_waits_says_since_when_a_driver_is_away_and_what_is_on_record() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let drivers = two_drivers(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim_of_two_drivers()]);
+    drivers.into_iter().for_each(Plugin::kill);
+    let list = daemon.until("drivers", |list| {
+        let drivers = list["drivers"].as_array().unwrap();
+        drivers.iter().all(|each| each["unusableSince"].is_string())
+    });
+
+    let refused = daemon.refused(&["remove", "job", "--wait", "100ms", "--abandon-driver", DRIVER]);
+
+    let since = list["drivers"][1]["unusableSince"].as_str().unwrap();
+    let expected =
+        format!("ResourceClaim default/gpu: DRA driver nic.acme.com is not connected since {since}");
+    assert!(refused.contains(&expected), "{expected}: {refused}");
+    let expected = format!(
+        "ResourceClaim default/gpu (UID claim-1) is abandoned at driver {DRIVER}, which is on record"
+    );
+    assert!(refused.contains(&expected), "{refused}");
+    daemon.kill();
+    let daemon = Daemon::on(root.path());
+    let claims = daemon.json(&["get", "claims"]);
+    let states = [0, 1].map(|place| &claims["claims"][0]["drivers"][place]["state"]);
+    assert_eq!(states, [&json!("abandoned"), &json!("prepared")]);
+    // Said again to whoever asks again; and the pod still has its name.
+    let again = daemon.refused(&["remove", "job", "--wait", "100ms", "--abandon-driver", DRIVER]);
+    assert!(again.contains(&expected), "{again}");
+    let removed = text(
+        &daemon,
+        &["remove", "uid-job", "--abandon-driver", "nic.acme.com"],
+    );
+    assert_eq!(removed, "removed default/job (uid-job)\n");
+}
+
+#[test]
 fn a_driver_that_has_unprepared_a_claim_is_not_said_to_be_given_up_on() {
     let root = root();
     let daemon = Daemon::on(root.path());
-    let drivers = [DRIVER, "nic.acme.com"].map(|name| {
-        let request = if name == DRIVER { "big" } else { "small" };
-        let id = if name == DRIVER { "gpu-0" } else { "gpu-1" };
-        Plugin::registered_driver(&DriverScript {
-            devices: vec![device(request, id)],
-            ..DriverScript::new(root.path(), name)
-        })
-    });
-    daemon.until("drivers", |list| {
-        let drivers = list["drivers"].as_array().unwrap();
-        drivers.len() == 2 && drivers.iter().all(|each| each["plugins"][0]["serving"] == true)
-    });
-    let both = claim(&["job"]).replace(&format!("small, driver: {DRIVER}"), "small, driver: nic.acme.com");
-    admitted(&daemon, &[&pod("job"), &both]);
+    let drivers = two_drivers(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim_of_two_drivers()]);
     let [_gpu, nic] = drivers;
     nic.kill();
-    daemon.refused(&["remove", "job", "--wait", "100ms"]);
+    daemon.refused(&["remove", "job", "--wait", "1s"]);
     daemon.until("claims", |list| {
         list["claims"][0]["drivers"][0]["state"] == "unprepared"
     });

@@ -40,7 +40,7 @@ use crate::workflow::admit::{self, AdmitError, RealCalls};
 use crate::workflow::claims::Claims;
 use crate::workflow::register::Registrar;
 use crate::workflow::remove;
-pub use crate::workflow::remove::RemoveError;
+pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -342,16 +342,18 @@ impl Agent {
     /// An admission of the same pod that is under way is waited for. A pod of which only claims are left can be removed
     /// again, to wait for them.
     pub async fn remove(&self, pod: &PodUid, deadline: Instant) -> Result<(), RemoveError> {
-        self.remove_without(pod, &BTreeSet::new(), deadline).await
+        self.remove_without(pod, &BTreeSet::new(), deadline)
+            .await
+            .map(drop)
     }
 
-    /// Like [`Agent::remove`], without waiting for these drivers: see [`Agent::abandon`].
+    /// Like [`Agent::remove`], without waiting for these drivers: see [`Agent::abandon`]. What they were given up on for.
     pub async fn remove_without(
         &self,
         pod: &PodUid,
         drivers: &BTreeSet<DriverName>,
         deadline: Instant,
-    ) -> Result<(), RemoveError> {
+    ) -> Result<Vec<Abandoned>, RemoveError> {
         let Inner { store, claims, .. } = &*self.inner;
         remove::remove(store, claims, pod, drivers, deadline).await
     }

@@ -606,12 +606,13 @@ impl Devlet for Host {
             self.read(|node| claims::check_abandoned(node, &pod, &drivers))?;
         }
         let deadline = self.deadline(request.wait_ms);
-        self.agent.remove_without(&pod, &drivers, deadline).await?;
+        let abandoned = self.agent.remove_without(&pod, &drivers, deadline).await?;
         tracing::info!(%pod, "pod removed");
-        let abandoned = match drivers.is_empty() {
-            true => Vec::new(),
-            false => self.read(|node| claims::abandoned(node, &pod, &drivers)),
-        };
+        let mut abandoned: Vec<v1::ClaimId> = abandoned
+            .iter()
+            .map(|each| claims::id(&each.claim, &each.uid))
+            .collect();
+        abandoned.dedup();
         Ok(Response::new(v1::RemovePodResponse {
             pod: Some(id),
             abandoned,

@@ -48,4 +48,5 @@ pub mod metrics;
 pub mod plugin_registry;
 pub mod run_options;
 pub mod store;
+pub mod words;
 pub mod workflow;

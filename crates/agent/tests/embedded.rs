@@ -371,7 +371,9 @@ async fn a_removal_that_gives_up_names_the_pod() {
     let refused = agent.remove(&uid, Instant::now() + IMPATIENCE).await.unwrap_err();
     assert_eq!(
         refused.to_string(),
-        format!("pod {uid} is still being admitted or removed, which did not end in time; wait longer")
+        format!(
+            "pod default/job ({uid}) is still being admitted or removed, which did not end in time; wait longer"
+        )
     );
     give_up.send(()).unwrap();
     admitting.await.unwrap();

@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 
-use devlet_core::{LastSeen, Moment, ReserveError};
+use devlet_core::{LastSeen, ReserveError};
 use tonic::{Code, Status};
 
 use crate::agent::RemoveError;
@@ -16,6 +16,7 @@ use crate::host::{
 use crate::limits::OverLimit;
 use crate::manifest::InvalidManifest;
 use crate::store::{CommitError, DumpError, ImportError, WriteError};
+use crate::words::since_when;
 use crate::workflow::admit::AdmitError;
 use crate::workflow::start_container::StartContainerError;
 
@@ -89,12 +90,6 @@ pub(crate) fn since(reason: &ReserveError) -> String {
         }
         _ => String::new(),
     }
-}
-
-pub(crate) fn since_when(before: &str, since: Moment) -> String {
-    let moment = i64::try_from(since.0).ok();
-    let moment = moment.and_then(|milliseconds| jiff::Timestamp::from_millisecond(milliseconds).ok());
-    moment.map_or_else(String::new, |moment| format!("{before}{moment}"))
 }
 
 impl Coded for InvalidManifest {
@@ -264,6 +259,7 @@ impl Coded for DumpError {
 mod tests {
     use std::time::Duration;
 
+    use devlet_core::Moment;
     use devlet_core::device_plugin::inventory::Last;
 
     use super::*;

@@ -14,7 +14,7 @@ use devlet_core::{ClaimUid, DriverName, Moment, Node, PodName, PodUid};
 use tonic::Status;
 
 use super::convert::{number, pod_id};
-use crate::grpc::status::since_when;
+use crate::words::{self, NamedPod};
 
 /// Why a text does not lead to a claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,7 +50,7 @@ pub enum NothingToAbandon {
     #[error("pod {pod} has no claim with devices of driver {driver}{}", those(.drivers))]
     ByPod {
         /// The pod.
-        pod: PodUid,
+        pod: NamedPod,
         /// The driver.
         driver: DriverName,
         /// Those that it has.
@@ -135,7 +135,7 @@ pub(super) fn check_abandoned(
     match drivers.iter().find(|driver| !known.contains(*driver)) {
         None => Ok(()),
         Some(driver) => Err(NothingToAbandon::ByPod {
-            pod: pod.clone(),
+            pod: NamedPod::of(node, pod),
             driver: driver.clone(),
             drivers: known,
         }),
@@ -217,22 +217,6 @@ fn drivers_of(node: &Node, pod: &PodUid) -> BTreeSet<DriverName> {
         .filter(|view| view.pods.is_empty() && view.claim.pod == *pod);
     let left = left.flat_map(|view| view.claim.preparations.keys().cloned());
     held.chain(left).collect()
-}
-
-/// The claims that a pod has left and that a driver was given up on for.
-pub(super) fn abandoned(node: &Node, pod: &PodUid, drivers: &BTreeSet<DriverName>) -> Vec<v1::ClaimId> {
-    let left = node
-        .claims()
-        .filter(|view| view.pods.is_empty() && view.claim.pod == *pod);
-    let abandoned = left.filter(|view| is_abandoned(view, drivers));
-    abandoned
-        .map(|view| id(&view.claim.key, &view.claim.uid))
-        .collect()
-}
-
-/// Whether one of these drivers was given up on.
-pub(super) fn is_abandoned(view: &ClaimView<'_>, drivers: &BTreeSet<DriverName>) -> bool {
-    view.claim.abandoned().any(|driver| drivers.contains(driver))
 }
 
 /// All claims, or those of a name.
@@ -411,10 +395,7 @@ pub(super) fn wait(wait: &Wait) -> v1::Wait {
     v1::Wait {
         claim: Some(id(&wait.claim, &wait.uid)),
         driver: wait.driver.to_string(),
-        text: match (wait.since, &wait.failure) {
-            (Some(since), None) => format!("{wait}{}", since_when(" since ", since)),
-            _ => wait.to_string(),
-        },
+        text: words::wait(wait),
         reason: reason.into(),
         retry_at_ms: retry_at.0,
         failure: wait.failure.as_ref().map(ToString::to_string).unwrap_or_default(),

@@ -68,15 +68,14 @@ pub(super) fn plugin(view: PluginView) -> v1::Plugin {
     }
 }
 
-/// What a pod is called. One that is only being admitted has no name yet.
+/// What a pod is called, also while it is being admitted or when only claims are left of it.
 pub(super) fn pod_id(node: &Node, uid: &PodUid) -> v1::PodId {
-    node.pod(uid).map_or_else(
-        || v1::PodId {
-            uid: uid.to_string(),
-            ..Default::default()
-        },
-        id_of,
-    )
+    let name = node.name_of(uid).cloned().unwrap_or_default();
+    v1::PodId {
+        uid: uid.to_string(),
+        namespace: name.namespace,
+        name: name.name,
+    }
 }
 
 fn id_of(pod: &Pod) -> v1::PodId {

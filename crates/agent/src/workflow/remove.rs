@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use devlet_core::dra::view::{Wait, listed};
-use devlet_core::{ClaimUid, DriverName, PodUid, ReleaseError};
+use devlet_core::dra::claims::ClaimKey;
+use devlet_core::dra::view::Wait;
+use devlet_core::{ClaimUid, DriverName, Node, PodUid, ReleaseError};
 use tokio::time::{Instant, timeout_at};
 
 use super::claims::Claims;
 use crate::dra::DriverCalls;
 use crate::store::{self, Store, WriteError};
+use crate::words::{self, NamedPod};
 
 /// Why a pod was not removed.
 #[derive(Debug, thiserror::Error)]
@@ -17,53 +19,100 @@ pub enum RemoveError {
     #[error("no such pod: {pod}")]
     Unknown {
         /// The pod.
-        pod: PodUid,
+        pod: NamedPod,
     },
     /// It is still being admitted, or removed by somebody else.
     #[error("pod {pod} is still being admitted or removed, which did not end in time; wait longer")]
     InFlight {
         /// The pod.
-        pod: PodUid,
+        pod: NamedPod,
     },
     /// It is gone, but drivers have not unprepared its claims.
     #[error(
         "pod {pod} is gone and its devices are free, but not all of its claims are unprepared: {}; this goes on being \
-         tried; if a driver is gone for good, remove the pod again and abandon the driver",
-        listed(.waits)
+         tried; if a driver is gone for good, remove the pod again and abandon the driver{}",
+        words::waits(.waits),
+        on_record(.abandoned)
     )]
     Unpreparing {
         /// The pod.
-        pod: PodUid,
+        pod: NamedPod,
         /// Which drivers, and which claims.
         waits: Vec<Wait>,
+        /// The drivers that are not waited for.
+        abandoned: Vec<Abandoned>,
     },
     /// It could not be written down.
     #[error(transparent)]
     Write(#[from] WriteError),
 }
 
+/// A driver that an operator gave up on, and what for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Abandoned {
+    /// The claim.
+    pub claim: ClaimKey,
+    /// Its UID.
+    pub uid: ClaimUid,
+    /// The driver.
+    pub driver: DriverName,
+}
+
+fn on_record(abandoned: &[Abandoned]) -> String {
+    let texts = abandoned.iter().map(|Abandoned { claim, uid, driver }| {
+        format!("; ResourceClaim {claim} (UID {uid}) is abandoned at driver {driver}, which is on record")
+    });
+    texts.collect()
+}
+
 /// Removes a pod: when this returns its devices are free, and the claims that it was the last to hold are unprepared,
-/// except by the drivers that are given up on. An admission of the same pod that is under way is waited for. A pod of
-/// which only claims are left is waited for again.
+/// except by the drivers that are given up on. What those have not unprepared is returned. An admission of the same pod that
+/// is under way is waited for. A pod of which only claims are left is waited for again.
 pub async fn remove(
     store: &Store,
     claims: &Claims<impl DriverCalls + 'static>,
     pod: &PodUid,
-    abandoned: &BTreeSet<DriverName>,
+    drivers: &BTreeSet<DriverName>,
     deadline: Instant,
-) -> Result<(), RemoveError> {
+) -> Result<Vec<Abandoned>, RemoveError> {
     release(store, pod, deadline).await?;
-    for driver in abandoned {
+    for driver in drivers {
         abandon(store, pod, driver).await?;
     }
     let unprepared = claims.unprepare(pod, deadline).await;
-    unprepared.map_err(|waits| RemoveError::Unpreparing {
-        pod: pod.clone(),
-        waits,
-    })
+    let abandoned = match drivers.is_empty() {
+        true => Vec::new(),
+        false => store.read(|node| abandoned(node, pod, drivers)),
+    };
+    match unprepared {
+        Ok(()) => Ok(abandoned),
+        Err(waits) => Err(RemoveError::Unpreparing {
+            pod: store.read(|node| NamedPod::of(node, pod)),
+            waits,
+            abandoned,
+        }),
+    }
+}
+
+/// The claims that a pod has left and that these drivers were given up on for.
+fn abandoned(node: &Node, pod: &PodUid, drivers: &BTreeSet<DriverName>) -> Vec<Abandoned> {
+    let left = node
+        .claims()
+        .filter(|view| view.pods.is_empty() && view.claim.pod == *pod);
+    let abandoned = left.flat_map(|view| {
+        let given_up = view.claim.abandoned().filter(|driver| drivers.contains(*driver));
+        let what = |driver: &DriverName| Abandoned {
+            claim: view.claim.key.clone(),
+            uid: view.claim.uid.clone(),
+            driver: driver.clone(),
+        };
+        given_up.map(what).collect::<Vec<_>>()
+    });
+    abandoned.collect()
 }
 
 async fn release(store: &Store, pod: &PodUid, deadline: Instant) -> Result<(), RemoveError> {
+    let named = || store.read(|node| NamedPod::of(node, pod));
     let mut changes = store.changed();
     loop {
         changes.borrow_and_update();
@@ -71,14 +120,14 @@ async fn release(store: &Store, pod: &PodUid, deadline: Instant) -> Result<(), R
             Ok(()) => return Ok(()),
             Err(store::ReleaseError::Refused(ReleaseError::Unknown)) => {
                 let is_known = store.read(|node| node.has_left(pod));
-                let unknown = || RemoveError::Unknown { pod: pod.clone() };
+                let unknown = || RemoveError::Unknown { pod: named() };
                 return is_known.then_some(()).ok_or_else(unknown);
             }
             Err(store::ReleaseError::Refused(ReleaseError::InFlight)) => {}
             Err(store::ReleaseError::Write(error)) => return Err(error.into()),
         }
         if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-            return Err(RemoveError::InFlight { pod: pod.clone() });
+            return Err(RemoveError::InFlight { pod: named() });
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
-use devlet_core::dra::view::{Wait, listed};
+use devlet_core::dra::view::Wait;
 use devlet_core::{Allocation, Availability, DeviceId, Node, PluginView, PodUid, ResourceName};
 use tokio::time::{Instant, timeout_at};
 
@@ -13,6 +13,7 @@ use crate::device_plugin::plugins::Plugins;
 use crate::grpc::call::{CallError, Patience, seconds};
 use crate::run_options;
 use crate::store::Store;
+use crate::words;
 
 /// Why a container cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +40,7 @@ pub enum StartContainerError {
         problem: CallError,
     },
     /// After a reboot: drivers have not prepared the pod's claims again.
-    #[error("gave up after {}: {}", seconds(*.waited), listed(.waits))]
+    #[error("gave up after {}: {}", seconds(*.waited), words::waits(.waits))]
     Unprepared {
         /// How long it waited.
         waited: Duration,

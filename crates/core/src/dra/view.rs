@@ -1,6 +1,7 @@
 //! Questions about drivers and claims. Asking changes nothing.
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
 use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
 use core::fmt;
@@ -12,6 +13,7 @@ use super::health::{DeviceHealth, PoolDevice};
 use crate::device_plugin::inventory::Last;
 use crate::id::{ClaimUid, ConnectionId, DriverName, Moment, PodUid, ReservationId};
 use crate::node::Node;
+use crate::pod::PodName;
 
 /// A driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,41 +94,53 @@ pub struct Wait {
     pub since: Option<Moment>,
 }
 
-impl fmt::Display for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Wait {
+    /// In words, with `since` after "is not connected": how to say a moment is not known here.
+    pub fn told(&self, since: &str) -> String {
         let Self { claim, driver, .. } = self;
         match (&self.failure, self.reason) {
             (Some(Failure::Call { reason, .. }), Reason::Due(_)) => {
-                return write!(f, "ResourceClaim {claim}: driver {driver}: {reason}");
+                return format!("ResourceClaim {claim}: driver {driver}: {reason}");
             }
-            (Some(failure), Reason::Due(_)) => return write!(f, "{failure}"),
+            (Some(failure), Reason::Due(_)) => return failure.to_string(),
             _ => {}
         }
-        match self.reason {
-            Reason::NotWritten => write!(f, "ResourceClaim {claim} is not on disk yet")?,
-            Reason::NoDriver => write!(f, "ResourceClaim {claim}: DRA driver {driver} is not connected")?,
-            Reason::Calling => write!(f, "ResourceClaim {claim}: DRA driver {driver} has not answered")?,
-            Reason::Due(_) => write!(f, "ResourceClaim {claim}: DRA driver {driver} is to be called")?,
+        let mut text = match self.reason {
+            Reason::NotWritten => format!("ResourceClaim {claim} is not on disk yet"),
+            Reason::NoDriver => format!("ResourceClaim {claim}: DRA driver {driver} is not connected{since}"),
+            Reason::Calling => format!("ResourceClaim {claim}: DRA driver {driver} has not answered"),
+            Reason::Due(_) => format!("ResourceClaim {claim}: DRA driver {driver} is to be called"),
+        };
+        if let Some(failure) = &self.failure {
+            text.push_str(&format!(" (before that: {failure})"));
         }
-        match &self.failure {
-            Some(failure) => write!(f, " (before that: {failure})"),
-            None => Ok(()),
-        }
+        text
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.told(""))
     }
 }
 
 /// What is waited for, for people: not all of it if that is a lot.
 pub fn listed(waits: &[Wait]) -> String {
+    listed_as(waits, Wait::to_string)
+}
+
+/// The same in other words.
+pub fn listed_as(waits: &[Wait], told: impl Fn(&Wait) -> String) -> String {
     const MOST: usize = 8;
     let mut text = String::new();
     for (place, wait) in waits.iter().take(MOST).enumerate() {
         if place > 0 {
             text.push_str("; ");
         }
-        text.push_str(&wait.to_string());
+        text.push_str(&told(wait));
     }
     if waits.len() > MOST {
-        text.push_str(&alloc::format!("; and {} more", waits.len() - MOST));
+        text.push_str(&format!("; and {} more", waits.len() - MOST));
     }
     text
 }
@@ -322,6 +336,22 @@ impl Node {
         let uids = self.dra.claims.left.get(pod).into_iter().flatten();
         let entries = uids.filter_map(|uid| self.dra.claims.entries.get(uid));
         entries.flat_map(|entry| self.waits(entry)).collect()
+    }
+
+    /// What a pod is called that is on record, is being admitted, or was the last to leave a claim.
+    pub fn name_of(&self, pod: &PodUid) -> Option<&PodName> {
+        let is_known = |name: &&PodName| !name.name.is_empty();
+        let on_record = self.ledger.pods.get(pod).map(|pod| &pod.name);
+        let admitted = || {
+            let id = self.ledger.in_flight.get(pod)?;
+            self.ledger.reservations.get(id).map(|each| &each.name)
+        };
+        let gone = || {
+            let left = self.dra.claims.left.get(pod)?.iter();
+            let mut left = left.filter_map(|uid| self.dra.claims.entries.get(uid));
+            left.find_map(|entry| Some(&entry.claim.pod_name).filter(is_known))
+        };
+        on_record.or_else(admitted).filter(is_known).or_else(gone)
     }
 
     /// Whether a pod that is gone was the last to leave a claim that is still on record.

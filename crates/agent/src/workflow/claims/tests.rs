@@ -273,13 +273,17 @@ impl Bed {
         deadline: Instant,
     ) -> Result<(), RemoveError> {
         let drivers = drivers.iter().map(|&driver| driver.into()).collect();
-        remove::remove(&self.store, &self.claims, &pod.into(), &drivers, deadline).await
+        remove::remove(&self.store, &self.claims, &pod.into(), &drivers, deadline)
+            .await
+            .map(drop)
     }
 
     fn remove_by_task(&self, pod: &'static str) -> JoinHandle<Result<(), RemoveError>> {
         let (store, claims) = (self.store.clone(), self.claims.clone());
         tokio::spawn(async move {
-            remove::remove(&store, &claims, &pod.into(), &BTreeSet::new(), in_a_minute()).await
+            remove::remove(&store, &claims, &pod.into(), &BTreeSet::new(), in_a_minute())
+                .await
+                .map(drop)
         })
     }
 

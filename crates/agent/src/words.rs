@@ -1,0 +1,53 @@
+//! What the core cannot put in words: it knows no calendar, and errors outlive what they are about.
+
+use std::fmt;
+
+use devlet_core::dra::view::{Wait, listed_as};
+use devlet_core::{Moment, Node, PodName, PodUid};
+
+/// A pod as people know it: by its name, as far as that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedPod {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its name; there is none in a kubelet's file.
+    pub name: Option<PodName>,
+}
+
+impl NamedPod {
+    /// A pod that is on record, is being admitted, or has left claims.
+    pub fn of(node: &Node, uid: &PodUid) -> Self {
+        Self {
+            uid: uid.clone(),
+            name: node.name_of(uid).cloned(),
+        }
+    }
+}
+
+impl fmt::Display for NamedPod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let uid = &self.uid;
+        match &self.name {
+            Some(PodName { namespace, name }) => write!(f, "{namespace}/{name} ({uid})"),
+            None => write!(f, "{uid}"),
+        }
+    }
+}
+
+/// A moment after what it is the beginning of.
+pub(crate) fn since_when(before: &str, since: Moment) -> String {
+    let moment = i64::try_from(since.0).ok();
+    let moment = moment.and_then(|milliseconds| jiff::Timestamp::from_millisecond(milliseconds).ok());
+    moment.map_or_else(String::new, |moment| format!("{before}{moment}"))
+}
+
+/// What a claim waits for, and since when.
+pub(crate) fn wait(wait: &Wait) -> String {
+    let since = wait.since.map(|since| since_when(" since ", since));
+    wait.told(&since.unwrap_or_default())
+}
+
+/// All of that, unless it is a lot.
+pub(crate) fn waits(waits: &[Wait]) -> String {
+    listed_as(waits, wait)
+}
