@@ -549,8 +549,21 @@ fn a_driver_that_is_refused_is_shown_with_the_reason_until_it_is_taken_in_or_gon
         daemon.json(&["describe", "driver", DRIVER])["refused"][0]["name"],
         DRIVER
     );
+    let status = daemon.json(&["status"]);
+    assert_eq!(
+        (&status["ready"], &status["problems"][0]["what"]),
+        (
+            &json!(true),
+            &json!(format!(
+                "1 plugin of a DRA driver is there and not taken in: {DRIVER}"
+            ))
+        )
+    );
+    let shown = text(&daemon, &["status"]);
+    assert!(shown.contains("devlet get drivers"), "{shown}");
     driver.exit();
     daemon.until("drivers", |list| list["refused"] == json!([]));
+    assert_eq!(daemon.json(&["status"])["problems"], json!([]));
     let _driver = Plugin::registered_driver(&script(root.path()));
     until_serving(&daemon);
     assert_eq!(daemon.json(&["get", "drivers"])["refused"], json!([]));

@@ -7,7 +7,7 @@ use devlet_core::{Blocked, DeviceView, Node, PodUid};
 use crate::grpc::uds::Unreachable;
 use crate::store::{ImportReport, OpenReport, WriteError};
 
-/// More pods than this are counted, not named.
+/// More pods or drivers than this are counted, not named.
 const MOST_NAMED: usize = 10;
 
 /// What is wrong now.
@@ -45,6 +45,7 @@ pub(super) fn of_now(node: &Node, health: Option<&WriteError>, mirror: Option<&s
             blocking: false,
         });
     }
+    problems.extend(refused(node));
     problems.extend(abandoned(node));
     problems.extend(node.doubly_held().iter().map(|device| Problem {
         what: doubly_held(device),
@@ -52,6 +53,33 @@ pub(super) fn of_now(node: &Node, health: Option<&WriteError>, mirror: Option<&s
         blocking: false,
     }));
     problems
+}
+
+/// Plugins of drivers that are there and are not taken in.
+fn refused(node: &Node) -> Option<Problem> {
+    let mut names: Vec<&str> = node
+        .refused_drivers()
+        .map(|(socket, each)| match each.refusal.driver.as_str() {
+            "" => socket,
+            name => name,
+        })
+        .collect();
+    let what = match names.len() {
+        0 => return None,
+        1 => "1 plugin of a DRA driver is".to_owned(),
+        many => format!("{many} plugins of DRA drivers are"),
+    };
+    names.sort_unstable();
+    names.dedup();
+    if names.len() > MOST_NAMED {
+        names.truncate(MOST_NAMED);
+        names.push("...");
+    }
+    Some(Problem {
+        what: format!("{what} there and not taken in: {}", names.join(", ")),
+        hint: "devlet get drivers -o wide shows why, and devlet describe driver NAME what to do".to_owned(),
+        blocking: false,
+    })
 }
 
 /// Claims that an operator gave up on.
