@@ -811,6 +811,58 @@ fn a_driver_that_has_unprepared_a_claim_is_not_said_to_be_given_up_on() {
 }
 
 #[test]
+fn a_claim_whose_driver_never_comes_back_can_be_forgotten() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+    let held = daemon.refused(&["forget", "--claim", "gpu"]);
+    assert!(
+        held.contains("is in use; remove the pods first: uid-job"),
+        "{held}"
+    );
+    driver.kill();
+    daemon.refused(&["remove", "job", "--wait", "100ms"]);
+    let waits = daemon.refused(&["forget", "--claim", "gpu"]);
+    assert!(
+        waits.contains("abandon first the drivers that are gone for good: gpu.acme.com"),
+        "{waits}"
+    );
+    text(&daemon, &["remove", "job", "--abandon-driver", DRIVER]);
+    let hint = "devlet forget --claim default/gpu\n";
+    for args in [&["status"][..], &["describe", "claim", "gpu"]] {
+        let shown = text(&daemon, args);
+        assert!(shown.contains(hint), "{shown}");
+    }
+
+    let said = text(&daemon, &["forget", "--claim", "gpu"]);
+
+    assert!(
+        said.starts_with("forgotten: claim default/gpu (claim-1)"),
+        "{said}"
+    );
+    let is_gone = |daemon: &Daemon| {
+        assert_eq!(daemon.json(&["get", "claims"])["claims"], json!([]));
+        assert_eq!(daemon.json(&["status"])["problems"], json!([]));
+    };
+    is_gone(&daemon);
+    daemon.kill();
+    let daemon = Daemon::on(root.path());
+    is_gone(&daemon);
+    let again = daemon.refused(&["forget", "--claim", "gpu"]);
+    assert_eq!(again, "error: no such claim on this node: gpu\n");
+    let both = daemon.run(&["forget", "--claim", "gpu", "file"]);
+    assert_eq!(both.status.code(), Some(2));
+    // The claim is as good as new, also for the driver.
+    let mut driver = Plugin::registered_driver(&script(root.path()));
+    until_serving(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+    let (_, asked) = driver.asked("NodePrepareResources");
+    assert_eq!(asked[0].uid, "claim-1");
+}
+
+#[test]
 fn a_claim_that_a_pod_holds_is_not_given_up_on() {
     let root = root();
     let daemon = Daemon::on(root.path());

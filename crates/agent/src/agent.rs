@@ -35,7 +35,7 @@ use crate::metrics::Metrics;
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
 use crate::plugin_registry::watcher::{WatchError, Watcher};
-use crate::store::{self, OpenError, OpenReport, StopError, Store, WriteError};
+use crate::store::{self, ForgetClaimError, OpenError, OpenReport, StopError, Store, WriteError};
 use crate::workflow::admit::{self, AdmitError, RealCalls};
 use crate::workflow::claims::Claims;
 use crate::workflow::register::Registrar;
@@ -369,6 +369,14 @@ impl Agent {
     /// Whether the driver had something to do for it.
     pub async fn abandon_claim(&self, claim: &ClaimUid, driver: &DriverName) -> Result<bool, WriteError> {
         remove::abandon_claim(&self.inner.store, claim, driver).await
+    }
+
+    /// Forgets a claim for good that was abandoned at all drivers that had something to do for it: they are not asked to
+    /// unprepare it should they come back. That is on disk when this returns.
+    pub async fn forget_claim(&self, claim: &ClaimUid) -> Result<(), ForgetClaimError> {
+        self.inner.store.forget_claim(claim).await?;
+        tracing::warn!(%claim, "the claim is forgotten: no driver is asked any longer to unprepare it");
+        Ok(())
     }
 
     /// Whether a pod may still have to be unprepared: as long as that is so, it has not ended.

@@ -21,7 +21,7 @@ use devlet_client::v1;
 use devlet_client::v1::devlet_server::{Devlet, DevletServer};
 use devlet_core::dra::view::listed;
 use devlet_core::{
-    DriverName, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
+    ClaimUid, DriverName, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
 };
 use futures_util::stream;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -39,7 +39,7 @@ use crate::grpc::status::since;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
 use crate::manifest::{self, InvalidManifest, Manifests};
-use crate::store::{OpenReport, WriteError};
+use crate::store::{ForgetClaimError, OpenReport, WriteError};
 use crate::workflow::admit::AdmitError;
 
 pub use claims::{ClaimLookupError, NothingToAbandon, UnknownDriver};
@@ -638,6 +638,29 @@ impl Devlet for Host {
             views.map(|view| claims::claim(node, &view, now)).collect()
         });
         Ok(Response::new(v1::AbandonClaimResponse { claims: left }))
+    }
+
+    async fn forget_claim(
+        &self,
+        request: Request<v1::ForgetClaimRequest>,
+    ) -> Result<Response<v1::ForgetClaimResponse>, Status> {
+        self.allow(&request)?;
+        let ids = self.read(|node| claims::ids(node, &request.get_ref().claim))?;
+        let (mut forgotten, mut kept) = (Vec::new(), None);
+        for id in ids {
+            match self.agent.forget_claim(&ClaimUid::from(id.uid.as_str())).await {
+                Ok(()) => forgotten.push(id),
+                Err(ForgetClaimError::Refused(reason)) => {
+                    kept.get_or_insert(reason);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match kept {
+            // Of several claims of one name, it is about those that were abandoned.
+            Some(reason) if forgotten.is_empty() => Err(ForgetClaimError::from(reason).into()),
+            _ => Ok(Response::new(v1::ForgetClaimResponse { claims: forgotten })),
+        }
     }
 
     async fn list_resources(

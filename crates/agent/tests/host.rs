@@ -404,6 +404,10 @@ async fn only_users_that_are_allowed_change_anything() {
                 .abandon_claim(from(uid, v1::AbandonClaimRequest::default()))
                 .await;
             assert_eq!(code(abandon.map(drop)), expected, "{uid}");
+            let forget = host
+                .forget_claim(from(uid, v1::ForgetClaimRequest::default()))
+                .await;
+            assert_eq!(code(forget.map(drop)), expected, "{uid}");
             let forget = host.forget(from(uid, v1::ForgetRequest::default())).await;
             assert_eq!(code(forget.map(drop)), expected, "{uid}");
         }

@@ -136,6 +136,8 @@ impl Client {
         remove_pod(RemovePodRequest) -> v1::RemovePodResponse;
         /// Gives up on drivers for a claim that no pod wants.
         abandon_claim(AbandonClaimRequest) -> v1::AbandonClaimResponse;
+        /// Forgets a claim that was abandoned.
+        forget_claim(ForgetClaimRequest) -> v1::ForgetClaimResponse;
         /// All resources.
         list_resources(ListResourcesRequest) -> v1::ResourceList;
         /// All devices, or those of a resource.

@@ -260,7 +260,7 @@ impl core::fmt::Display for LastSeen {
     }
 }
 
-fn listed<T: core::fmt::Display>(before: &str, names: &[T]) -> String {
+pub(crate) fn listed<T: core::fmt::Display>(before: &str, names: &[T]) -> String {
     let mut text = String::new();
     for (place, name) in names.iter().enumerate() {
         text.push_str(if place == 0 { before } else { ", " });

@@ -231,6 +231,13 @@ fn claim_text(claim: &Claim) -> String {
             ));
         }
     }
+    if claim.phase == "abandoned" {
+        let claim = claim.id.short();
+        text.push_str(&format!(
+            "If its driver never comes back: devlet forget --claim {}\n",
+            shown(&claim)
+        ));
+    }
     for driver in &claim.drivers {
         text.push_str(&claim_driver_text(driver));
     }

@@ -1,12 +1,13 @@
-//! `devlet import` and `devlet forget`: what an operator decides about a kubelet's file.
+//! `devlet import` and `devlet forget`: what an operator decides about a kubelet's file, or a claim.
 
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use devlet_client::{Code, v1};
+use devlet_client::{Client, Code, v1};
 use serde::Serialize;
 
 use super::ConnectArg;
+use super::claims::ClaimId;
 use super::shown::{PodId, pod_text};
 use crate::output::{self, OutputArg, count};
 use crate::{Outcome, files};
@@ -24,7 +25,11 @@ pub(crate) struct ImportArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ForgetArgs {
     /// The file, as `devlet status` names it
-    file: PathBuf,
+    #[arg(required_unless_present = "claim")]
+    file: Option<PathBuf>,
+    /// Instead of a file: a claim that was abandoned, and whose drivers never come back
+    #[arg(long, value_name = "CLAIM", conflicts_with = "file")]
+    claim: Option<String>,
     #[command(flatten)]
     connect: ConnectArg,
 }
@@ -91,8 +96,13 @@ impl Report {
 }
 
 pub(super) async fn forget(args: ForgetArgs) -> anyhow::Result<Outcome> {
+    if let Some(claim) = args.claim {
+        let client = args.connect.connect().await?;
+        return forget_claim(&client, claim).await;
+    }
     // Where devlet runs, a relative path means something else.
-    let file = std::path::absolute(&args.file).context("cannot tell the current directory")?;
+    let file = args.file.unwrap_or_default();
+    let file = std::path::absolute(file).context("cannot tell the current directory")?;
     let client = args.connect.connect().await?;
     client
         .forget(v1::ForgetRequest {
@@ -100,5 +110,18 @@ pub(super) async fn forget(args: ForgetArgs) -> anyhow::Result<Outcome> {
         })
         .await?;
     output::out("forgotten: pods are admitted again\n")?;
+    Ok(Outcome::Fine)
+}
+
+async fn forget_claim(client: &Client, claim: String) -> anyhow::Result<Outcome> {
+    let forgotten = client.forget_claim(v1::ForgetClaimRequest { claim }).await?;
+    for id in forgotten.claims.into_iter().map(ClaimId::from) {
+        let text = format!(
+            "forgotten: claim {} ({}); no driver is asked any longer to unprepare it",
+            id.short(),
+            id.uid
+        );
+        output::out(&format!("{}\n", output::line(&text)))?;
+    }
     Ok(Outcome::Fine)
 }

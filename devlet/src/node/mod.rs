@@ -88,10 +88,12 @@ pub(crate) enum Command {
         path, or devlet cannot be reached."
     )]
     Import(import::ImportArgs),
-    /// Declare that a state file that could not be read held nothing
+    /// Forget a state file that could not be read, or a claim that was abandoned
     #[command(
-        after_help = "Examples:\n  devlet forget /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint.unreadable\n\n\
-        The file is the one that `devlet status` names. Devices of pods that it knew count as free afterwards. Exit \
+        after_help = "Examples:\n  devlet forget /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint.unreadable\n  \
+        devlet forget --claim team-a/gpus\n\n\
+        The file is the one that `devlet status` names. Devices of pods that it knew count as free afterwards. A claim must \
+        have been abandoned: `devlet remove --abandon-driver`. Exit \
         codes: 0 done, 1 devlet refused, 2 devlet cannot be reached."
     )]
     Forget(import::ForgetArgs),

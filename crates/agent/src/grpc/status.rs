@@ -4,6 +4,7 @@
 
 use std::fmt::Display;
 
+use devlet_core::dra::claims::NotForgotten;
 use devlet_core::{LastSeen, ReserveError};
 use tonic::{Code, Status};
 
@@ -15,7 +16,7 @@ use crate::host::{
 };
 use crate::limits::OverLimit;
 use crate::manifest::InvalidManifest;
-use crate::store::{CommitError, DumpError, ImportError, WriteError};
+use crate::store::{CommitError, DumpError, ForgetClaimError, ImportError, WriteError};
 use crate::words::since_when;
 use crate::workflow::admit::AdmitError;
 use crate::workflow::start_container::StartContainerError;
@@ -43,6 +44,7 @@ macro_rules! statuses {
 statuses!(
     ClaimLookupError,
     DumpError,
+    ForgetClaimError,
     ForgetError,
     ImportError,
     InvalidManifest,
@@ -153,6 +155,19 @@ impl Coded for ForgetError {
     fn code(&self) -> Code {
         match self {
             Self::NothingBlocked | Self::OtherFile { .. } => Code::FailedPrecondition,
+            Self::Write(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for ForgetClaimError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Refused(NotForgotten::Unknown) => Code::NotFound,
+            Self::Refused(NotForgotten::InFlight { .. }) => Code::Aborted,
+            Self::Refused(NotForgotten::Held { .. } | NotForgotten::NotAbandoned { .. }) => {
+                Code::FailedPrecondition
+            }
             Self::Write(error) => error.code(),
         }
     }

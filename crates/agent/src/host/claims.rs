@@ -125,6 +125,13 @@ pub(super) fn find(node: &Node, name: &str) -> Result<Vec<ClaimUid>, ClaimLookup
     }
 }
 
+/// The same, in full.
+pub(super) fn ids(node: &Node, name: &str) -> Result<Vec<v1::ClaimId>, ClaimLookupError> {
+    let uids = find(node, name)?;
+    let views = uids.iter().filter_map(|uid| node.claim(uid));
+    Ok(views.map(|view| id(&view.claim.key, &view.claim.uid)).collect())
+}
+
 /// Whether there is something to give up on for each driver.
 pub(super) fn check_abandoned(
     node: &Node,

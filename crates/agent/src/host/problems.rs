@@ -98,7 +98,15 @@ fn abandoned(node: &Node) -> impl Iterator<Item = Problem> {
                 view.claim.uid,
                 drivers.join(" and ")
             ),
-            hint: "should the driver come back, it is asked to unprepare it, and this ends".to_owned(),
+            hint: if view.pods.is_empty() {
+                format!(
+                    "should the driver come back, it is asked to unprepare it, and this ends; if it never does: devlet \
+                     forget --claim {}",
+                    view.claim.key
+                )
+            } else {
+                "should the driver come back, it is asked to unprepare it, and this ends".to_owned()
+            },
             blocking: false,
         }
     })

@@ -46,7 +46,7 @@ use std::time::{Duration, Instant};
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::dra::claims::{Claim, ClaimKey};
+use devlet_core::dra::claims::{Claim, ClaimKey, NotForgotten};
 use devlet_core::dra::view::ClaimView;
 use devlet_core::{
     Advice, Blocked, ClaimUid, Importing, Moment, Node, Pod, PodRequest, PodUid,
@@ -102,6 +102,17 @@ pub enum ReleaseError {
     /// There is no such pod, or it is busy.
     #[error(transparent)]
     Refused(#[from] ReleaseRefused),
+    /// It could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Why the record of a claim is kept.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ForgetClaimError {
+    /// It is more than an operator may forget.
+    #[error(transparent)]
+    Refused(#[from] NotForgotten),
     /// It could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -564,6 +575,16 @@ impl Store {
         let is_news = written.is_some();
         done(written).await?;
         Ok(is_news)
+    }
+
+    /// Deletes what is left of a claim that was abandoned. Done when that is on disk.
+    pub async fn forget_claim(&self, claim: &ClaimUid) -> Result<(), ForgetClaimError> {
+        let written = self.begin(|state| {
+            let record = state.node.begin_forget(claim)?;
+            let rows = record.delete.into_iter().map(|uid| Row::Claim(uid, None));
+            Ok::<_, NotForgotten>(Some((rows.collect(), Phase::Record(record.id))))
+        })?;
+        Ok(done(written).await?)
     }
 
     /// Takes in a kubelet's file of any version: its pods are added or, if they are known, hold what it says. Pods that it

@@ -29,6 +29,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use super::answers::{self, InvalidAnswer};
@@ -43,8 +44,8 @@ mod claim;
 mod entry;
 
 pub use claim::{
-    Allocated, AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, Failure, Operation,
-    Preparation, PreparationState, PreparedDevice, Record,
+    Allocated, AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, Failure,
+    NotForgotten, Operation, Preparation, PreparationState, PreparedDevice, Record,
 };
 use entry::InFlight;
 pub(crate) use entry::{Entry, InUse, Task};
@@ -786,6 +787,36 @@ impl Claims {
         }
         self.records.insert(id, record.clone());
         Some(record)
+    }
+
+    /// An operator does not even want to know any longer that drivers were given up on: the record of a claim is to be
+    /// deleted as it is. Ends as any record.
+    pub(crate) fn begin_forget(&mut self, uid: &ClaimUid) -> Result<Record, NotForgotten> {
+        let entry = self.entries.get_mut(uid).ok_or(NotForgotten::Unknown)?;
+        let claim = || entry.claim.key.clone();
+        if !entry.is_unused() {
+            let (claim, pods) = (claim(), entry.pods());
+            return Err(NotForgotten::Held { claim, pods });
+        }
+        let drivers: Vec<DriverName> = entry.blocking().cloned().collect();
+        if !drivers.is_empty() || entry.claim.abandoned().next().is_none() {
+            let claim = claim();
+            return Err(NotForgotten::NotAbandoned { claim, drivers });
+        }
+        if !entry.is_abandoned() || entry.tasks.values().any(Task::is_busy) {
+            return Err(NotForgotten::InFlight { claim: claim() });
+        }
+        entry.deleting = true;
+        let id = RecordId(self.next_record);
+        self.next_record += 1;
+        let record = Record {
+            id,
+            put: Vec::new(),
+            delete: vec![uid.clone()],
+        };
+        self.records.insert(id, record.clone());
+        self.settle(uid);
+        Ok(record)
     }
 
     pub(crate) fn end_record(&mut self, id: RecordId, is_written: bool) {

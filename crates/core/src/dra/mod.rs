@@ -29,7 +29,7 @@ pub mod drivers;
 pub mod health;
 pub mod view;
 
-use claims::{Call, Claim, Claims, Failure, PreparedDevice, Record};
+use claims::{Call, Claim, Claims, Failure, NotForgotten, PreparedDevice, Record};
 use drivers::{DriverOffer, Drivers, Refusal, RegisterError};
 use health::{HealthReport, PoolDevice};
 
@@ -264,6 +264,14 @@ impl Node {
         let is_abandoned = self.dra.claims.abandon_claim(claim, driver);
         self.changes += u64::from(is_abandoned);
         is_abandoned
+    }
+
+    /// The record of a claim that was abandoned is to be deleted, and with it what drivers that were given up on have not
+    /// unprepared: nobody asks them any longer. Ends with [`Node::finish_record`] or [`Node::cancel_record`].
+    pub fn begin_forget(&mut self, claim: &ClaimUid) -> Result<Record, NotForgotten> {
+        let record = self.dra.claims.begin_forget(claim)?;
+        self.changes += 1;
+        Ok(record)
     }
 
     // ---- what nobody waits for

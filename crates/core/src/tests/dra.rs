@@ -5,7 +5,7 @@ use crate::device_plugin::ledger::Commit;
 use crate::dra::HealthChange;
 use crate::dra::claims::{
     AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, FIRST_PAUSE_MS, Failure,
-    MOST_CALLS, MOST_CLAIMS, Operation, Preparation, PreparationState, PreparedDevice,
+    MOST_CALLS, MOST_CLAIMS, NotForgotten, Operation, Preparation, PreparationState, PreparedDevice,
 };
 use crate::dra::drivers::{DriverOffer, MOST_GONE, MOST_REFUSED, Refusal, WIPE_DELAY_MS};
 use crate::dra::health::{DEFAULT_LEASE_MS, DeviceHealth, HealthReport, PoolDevice};
@@ -821,6 +821,66 @@ fn a_claim_that_was_abandoned_can_be_used_again_without_that_driver() {
     node.finish_record(record.id);
     assert_eq!(phase(&node, "c"), Some(Phase::Prepared), "its pod keeps it");
     assert_eq!(node.due_calls(START), []);
+}
+
+#[test]
+fn a_claim_that_was_abandoned_can_be_forgotten() {
+    let mut node = abandoned_at_d0();
+    assert_eq!(node.begin_forget(&"x".into()), Err(NotForgotten::Unknown));
+    let lost = node.begin_forget(&"c".into()).unwrap();
+    let twice = node.begin_forget(&"c".into());
+    assert_eq!(twice, Err(NotForgotten::InFlight { claim: key("k") }));
+    let other = pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]);
+    assert!(refusal(&mut node, &other).waiting_helps(), "it is being deleted");
+    node.cancel_record(lost.id);
+    assert_eq!(
+        phase(&node, "c"),
+        Some(Phase::Abandoned),
+        "it could not be written"
+    );
+
+    let record = node.begin_forget(&"c".into()).unwrap();
+    assert_eq!((record.put, record.delete), (Vec::new(), vec!["c".into()]));
+    node.finish_record(record.id);
+
+    assert_sound(&node);
+    assert_eq!(phase(&node, "c"), None);
+    connect_driver(&mut node, "d0", "0.sock");
+    assert_eq!(node.due_calls(START), [], "nobody asks the driver");
+    let anew = pod_with("q", &[claim_of("k", "c", &[("d0", "x", &[])])]);
+    reserve(&mut node, &anew);
+}
+
+#[test]
+fn a_claim_that_somebody_wants_or_a_driver_has_to_unprepare_is_not_forgotten() {
+    let mut node = node_with(&["d1"]);
+    let connection = connect_driver(&mut node, "d0", "0.sock");
+    let both = claim_of("k", "c", &[("d0", "x", &[]), ("d1", "x", &[])]);
+    admit_with(&mut node, &pod_with("p", &[both]));
+    let held = node.begin_forget(&"c".into()).unwrap_err();
+    assert_eq!(
+        held.to_string(),
+        "ResourceClaim default/k is in use; remove the pods first: p"
+    );
+    node.driver_deregistered(connection, START);
+    release(&mut node, "p");
+    node.abandon(&"p".into(), &"d0".into());
+    let waits = node.begin_forget(&"c".into()).unwrap_err();
+    assert_eq!(
+        waits.to_string(),
+        "ResourceClaim default/k is being unprepared; abandon first the drivers that are gone for good: d1"
+    );
+    rest(&mut node);
+    connect_driver(&mut node, "d0", "0.sock");
+    let calls = node.due_calls(START);
+    let busy = node.begin_forget(&"c".into());
+    assert_eq!(busy, Err(NotForgotten::InFlight { claim: key("k") }));
+    answer_all(&mut node, calls);
+    let done = node.begin_forget(&"c".into()).unwrap_err();
+    assert!(
+        matches!(done, NotForgotten::NotAbandoned { .. }),
+        "it is to be deleted anyway"
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::pin::pin;
 
-use devlet_core::dra::claims::{Operation, PreparationState};
+use devlet_core::dra::claims::{NotForgotten, Operation, PreparationState};
 use devlet_core::{Blocked, ReserveError};
 use devlet_kubelet_files::Format;
 use devlet_kubelet_files::dra::{self, envelope};
@@ -634,6 +634,26 @@ async fn a_driver_that_was_given_up_on_has_no_part_in_a_claim_that_is_used_again
     drive(&store);
     let calls = store.update(|node| node.due_calls(NOW));
     assert_eq!(calls[0].operation, Operation::Unprepare);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_forgotten_is_neither_in_the_database_nor_in_the_file() {
+    let (root, store) = root_with_an_abandoned_claim().await;
+    store.mirror().await.unwrap();
+    assert_eq!(read(&root).len(), 1, "a kubelet would unprepare it");
+
+    store.forget_claim(&"uid-one".into()).await.unwrap();
+
+    let unknown = store.forget_claim(&"uid-one".into()).await.unwrap_err();
+    assert_eq!(unknown, NotForgotten::Unknown.into());
+    // Killed before the file was written: it is ours, and says nothing.
+    let killed = copy(&root);
+    assert_eq!(names(&killed.open()), Vec::<String>::new());
+    store.stop().await.unwrap();
+    assert_eq!(read(&root), []);
+    let store = root.open();
+    assert_eq!(names(&store), Vec::<String>::new());
+    assert_eq!(asked_to_unprepare(&store), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -98,6 +98,17 @@ pub struct AbandonClaimResponse {
     pub claims: ::prost::alloc::vec::Vec<Claim>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForgetClaimRequest {
+    #[prost(string, tag = "1")]
+    pub claim: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ForgetClaimResponse {
+    /// One, unless older ones of the same name were abandoned too.
+    #[prost(message, repeated, tag = "1")]
+    pub claims: ::prost::alloc::vec::Vec<ClaimId>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MightNeedUnprepareRequest {
     #[prost(string, tag = "1")]
     pub pod: ::prost::alloc::string::String,
@@ -1120,6 +1131,34 @@ pub mod devlet_client {
                 .insert(GrpcMethod::new("devlet.v1.Devlet", "AbandonClaim"));
             self.inner.unary(req, path, codec).await
         }
+        /// Forgets for good a claim that was abandoned: its drivers are not asked to unprepare it should they come back. It is gone
+        /// from the database when this is answered, and from a kubelet's file soon. NOT_FOUND: there is no such claim.
+        /// FAILED_PRECONDITION: pods want it, or a driver has something to do for it that nobody gave up on. ABORTED: it is just
+        /// being unprepared or written.
+        pub async fn forget_claim(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ForgetClaimRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForgetClaimResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/devlet.v1.Devlet/ForgetClaim",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("devlet.v1.Devlet", "ForgetClaim"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn list_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::ListResourcesRequest>,
@@ -1569,6 +1608,17 @@ pub mod devlet_server {
             tonic::Response<super::AbandonClaimResponse>,
             tonic::Status,
         >;
+        /// Forgets for good a claim that was abandoned: its drivers are not asked to unprepare it should they come back. It is gone
+        /// from the database when this is answered, and from a kubelet's file soon. NOT_FOUND: there is no such claim.
+        /// FAILED_PRECONDITION: pods want it, or a driver has something to do for it that nobody gave up on. ABORTED: it is just
+        /// being unprepared or written.
+        async fn forget_claim(
+            &self,
+            request: tonic::Request<super::ForgetClaimRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForgetClaimResponse>,
+            tonic::Status,
+        >;
         async fn list_resources(
             &self,
             request: tonic::Request<super::ListResourcesRequest>,
@@ -1946,6 +1996,51 @@ pub mod devlet_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = AbandonClaimSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/devlet.v1.Devlet/ForgetClaim" => {
+                    #[allow(non_camel_case_types)]
+                    struct ForgetClaimSvc<T: Devlet>(pub Arc<T>);
+                    impl<
+                        T: Devlet,
+                    > tonic::server::UnaryService<super::ForgetClaimRequest>
+                    for ForgetClaimSvc<T> {
+                        type Response = super::ForgetClaimResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ForgetClaimRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Devlet>::forget_claim(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ForgetClaimSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -7,6 +7,7 @@ use core::fmt;
 
 use crate::dra::answers::InvalidAnswer;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, PodUid, RecordId};
+use crate::node::listed;
 use crate::pod::PodName;
 
 /// What people call a claim.
@@ -356,6 +357,39 @@ pub enum Failure {
     /// The answer makes no sense.
     #[error(transparent)]
     Invalid(#[from] InvalidAnswer),
+}
+
+/// Why the record of a claim is kept.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotForgotten {
+    /// There is none.
+    #[error("no such claim on this node")]
+    Unknown,
+    /// Pods hold it, or are being admitted with it.
+    #[error("ResourceClaim {claim} is in use; remove the pods first{}", listed(": ", .pods))]
+    Held {
+        /// The claim.
+        claim: ClaimKey,
+        /// The pods.
+        pods: Vec<PodUid>,
+    },
+    /// Drivers have something to do for it, and nobody gave up on them.
+    #[error(
+        "ResourceClaim {claim} is being unprepared; abandon first the drivers that are gone for good{}",
+        listed(": ", .drivers)
+    )]
+    NotAbandoned {
+        /// The claim.
+        claim: ClaimKey,
+        /// The drivers.
+        drivers: Vec<DriverName>,
+    },
+    /// Its driver is back and is being asked to unprepare it, or it is being written down.
+    #[error("ResourceClaim {claim} is being worked on; see what becomes of it, and try again")]
+    InFlight {
+        /// The claim.
+        claim: ClaimKey,
+    },
 }
 
 /// What is asked of a driver.
