@@ -38,6 +38,9 @@ enum Step {
     Abandon(usize, usize),
     /// A claim of two drivers is abandoned at one of them, and allocated anew at the other.
     AbandonAndReturn(usize, usize),
+    Forget(usize),
+    /// The same claim is abandoned at both, and forgotten.
+    AbandonAndForget(usize, usize),
     Due,
     Record,
     Answer(u8, Style),
@@ -90,6 +93,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..PODS).prop_map(Step::Unprepare),
         1 => (0..PODS, 0..DRIVERS.len()).prop_map(|(pod, driver)| Step::Abandon(pod, driver)),
         2 => (0..PODS, 0..4_usize).prop_map(|(pod, steps)| Step::AbandonAndReturn(pod, steps)),
+        1 => (0..7_usize).prop_map(Step::Forget),
+        2 => (0..PODS, 0..4_usize).prop_map(|(pod, steps)| Step::AbandonAndForget(pod, steps)),
         2 => Just(Step::Due),
         2 => Just(Step::Record),
         12 => (any::<u8>(), style).prop_map(|(number, style)| Step::Answer(number, style)),
@@ -303,6 +308,21 @@ impl World {
                 self.apply(&Step::Answer(0, Style::Good));
                 self.apply(&Step::Admit(pod, 0, 9));
             }
+            Step::Forget(index) => self.forget(&catalogue(index).uid),
+            Step::AbandonAndForget(pod, steps) => {
+                for step in [
+                    Step::Admit(pod, 1, 9),
+                    Step::Remove(pod, steps),
+                    Step::Abandon(pod, 0),
+                    Step::Abandon(pod, 1),
+                    Step::Record,
+                    Step::Write(0),
+                    Step::Acknowledge,
+                    Step::Forget(1),
+                ] {
+                    self.apply(&step);
+                }
+            }
             Step::Due => {
                 let calls = self.node.due_calls(self.now);
                 self.start(calls);
@@ -473,6 +493,21 @@ impl World {
             self.releasing.insert(pod.clone());
             let change = Change::Release(pod.clone());
             self.hand_over(vec![(pod.clone(), None)], put, Vec::new(), change);
+        }
+    }
+
+    /// An operator says that no driver has anything of a claim any longer.
+    fn forget(&mut self, uid: &ClaimUid) {
+        let phase = self.node.claim(uid).map(|view| view.phase);
+        if let Ok(record) = self.node.begin_forget(uid) {
+            assert_eq!(phase, Some(Phase::Abandoned), "{uid} is forgotten");
+            assert!(
+                self.members(uid).is_empty(),
+                "a claim that pods want is forgotten"
+            );
+            self.truth.retain(|(claim, _)| claim != uid);
+            self.touched.retain(|(claim, _)| claim != uid);
+            self.hand_over(Vec::new(), Vec::new(), record.delete, Change::Record(record.id));
         }
     }
 
