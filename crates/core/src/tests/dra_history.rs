@@ -318,10 +318,15 @@ impl World {
                     Step::Record,
                     Step::Write(0),
                     Step::Acknowledge,
-                    Step::Forget(1),
                 ] {
                     self.apply(&step);
                 }
+                if steps % 2 == 1 {
+                    // The driver is back after all.
+                    self.apply(&Step::Return(0));
+                    self.apply(&Step::Due);
+                }
+                self.apply(&Step::Forget(1));
             }
             Step::Due => {
                 let calls = self.node.due_calls(self.now);
