@@ -1021,7 +1021,8 @@ pub mod devlet_client {
         /// or nothing.
         ///
         /// The stream has any number of `waiting`, then one `admitted`, or ends with an error. While it lasts, devices that
-        /// were set aside come free again if the caller leaves. A pod that was admitted before is answered at once with what
+        /// were set aside come free again if the caller leaves. One that leaves does not know whether the pod was admitted, until it
+        /// admits it again, or removes it. A pod that was admitted before is answered at once with what
         /// it has.
         ///
         /// Errors: INVALID_ARGUMENT the manifest is no Pod, or the pod may not use a claim; RESOURCE_EXHAUSTED too few devices;
@@ -1079,7 +1080,8 @@ pub mod devlet_client {
         }
         /// Removes a pod; its devices are free when this is answered, and the claims that it was the last to hold are unprepared.
         /// DEADLINE_EXCEEDED: the pod is removed, but drivers have not unprepared its claims; the message says which. That goes on
-        /// by itself, and may be waited for by removing the pod again. NOT_FOUND: there is no such pod, and nothing is left of it.
+        /// by itself, and may be waited for by removing the pod again. Or, as the message says, the pod is still being admitted, and
+        /// not removed. NOT_FOUND: there is no such pod, and nothing is left of it.
         pub async fn remove_pod(
             &mut self,
             request: impl tonic::IntoRequest<super::RemovePodRequest>,
@@ -1566,7 +1568,8 @@ pub mod devlet_server {
         /// or nothing.
         ///
         /// The stream has any number of `waiting`, then one `admitted`, or ends with an error. While it lasts, devices that
-        /// were set aside come free again if the caller leaves. A pod that was admitted before is answered at once with what
+        /// were set aside come free again if the caller leaves. One that leaves does not know whether the pod was admitted, until it
+        /// admits it again, or removes it. A pod that was admitted before is answered at once with what
         /// it has.
         ///
         /// Errors: INVALID_ARGUMENT the manifest is no Pod, or the pod may not use a claim; RESOURCE_EXHAUSTED too few devices;
@@ -1590,7 +1593,8 @@ pub mod devlet_server {
         >;
         /// Removes a pod; its devices are free when this is answered, and the claims that it was the last to hold are unprepared.
         /// DEADLINE_EXCEEDED: the pod is removed, but drivers have not unprepared its claims; the message says which. That goes on
-        /// by itself, and may be waited for by removing the pod again. NOT_FOUND: there is no such pod, and nothing is left of it.
+        /// by itself, and may be waited for by removing the pod again. Or, as the message says, the pod is still being admitted, and
+        /// not removed. NOT_FOUND: there is no such pod, and nothing is left of it.
         async fn remove_pod(
             &self,
             request: tonic::Request<super::RemovePodRequest>,

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::dra::answers::InvalidAnswer;
+use crate::dra::health::PoolDevice;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, PodUid, RecordId};
 use crate::node::listed;
 use crate::pod::PodName;
@@ -426,4 +427,26 @@ pub struct Record {
     pub put: Vec<Claim>,
     /// What is to be deleted.
     pub delete: Vec<ClaimUid>,
+}
+
+impl PreparedDevice {
+    pub(crate) fn is_at(&self, place: &PoolDevice) -> bool {
+        self.pool == place.pool && self.device == place.device
+    }
+
+    /// What it takes, roughly.
+    pub fn memory(&self) -> usize {
+        const ENTRY: usize = 64;
+        let names = self.requests.iter().chain(&self.cdi_devices);
+        let names: usize = names.map(|name| name.len() + ENTRY).sum();
+        ENTRY + self.pool.len() + self.device.len() + self.share.as_ref().map_or(0, String::len) + names
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> PoolDevice {
+        PoolDevice {
+            pool: self.pool.clone(),
+            device: self.device.clone(),
+        }
+    }
 }
