@@ -31,7 +31,7 @@ const MESSAGES_PER_SECOND: u32 = 1000;
 /// And so many bytes of them.
 const BYTES_PER_SECOND: usize = 4 << 20;
 /// And so many devices.
-const DEVICES_PER_SECOND: usize = 50_000;
+const DEVICES_PER_SECOND: usize = 10_000;
 /// Messages of so many bytes take a while to decode and to take in.
 const LARGE: usize = 8 << 10;
 /// So many reports are taken in in one go: others wait for the node meanwhile.
