@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use devlet_client::channel::Channel;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
@@ -44,6 +44,10 @@ pub const DEFAULT_MODE: u32 = 0o660;
 pub const DIRECTORY_MODE: u32 = 0o750;
 
 const BACKLOG: i32 = 1024;
+
+/// How often, and after which pause, a turn is asked for: a second in all.
+const TURN_TRIES: u32 = 500;
+const TURN_PAUSE: Duration = Duration::from_millis(2);
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_millis(250);
 
@@ -274,6 +278,21 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, ListenError> {
     })
 }
 
+/// One at a time takes stale sockets away in a directory: while one that was put in place meanwhile is being put back, nobody
+/// else may take its place. Held until it is dropped. Whoever keeps it from us for long keeps us from nothing else.
+fn turn(directory: &OwnedFd) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let turn = rustix::fs::openat(directory, ".", flags, Mode::empty()).ok()?;
+    for _ in 0..TURN_TRIES {
+        match rustix::fs::flock(&turn, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(turn),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(TURN_PAUSE),
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
 /// Gives the socket its real name once no live process has it.
 fn publish(path: &Path, directory: &OwnedFd, hidden: &OsStr, name: &OsStr) -> Result<(), ListenError> {
     let failed = |step| {
@@ -283,6 +302,7 @@ fn publish(path: &Path, directory: &OwnedFd, hidden: &OsStr, name: &OsStr) -> Re
             problem: problem.into(),
         }
     };
+    let _turn = turn(directory);
     // Each round loses against somebody who was faster.
     for _ in 0..16 {
         match rustix::fs::linkat(directory, hidden, directory, name, AtFlags::empty()) {
