@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use h2::RecvStream;
 use h2::client::{Builder, SendRequest};
-use h2::{Reason, RecvStream};
 use http::header::{HeaderMap, HeaderValue, USER_AGENT};
 use http::uri::{Authority, Scheme, Uri};
 use http_body_util::BodyExt as _;
@@ -97,8 +97,15 @@ impl Channel {
         let mut requests = self.requests.clone().ready().await.map_err(not_sent)?;
         let request = http::Request::from_parts(head, ());
         let (answer, mut rest) = requests.send_request(request, false).map_err(not_sent)?;
-        rest.send_data(body, true).map_err(status)?;
-        answer.await.map_err(status)
+        // If it does not take it, the answer says why.
+        let _ = rest.send_data(body, true);
+        answer
+            .await
+            .map_err(|error| match error.is_go_away() && error.is_remote() {
+                // Nor has the peer looked at it.
+                true => not_sent(error),
+                false => status(error),
+            })
     }
 }
 
@@ -157,8 +164,6 @@ impl HttpBody for Answer {
                 let _ = self.stream.flow_control().release_capacity(data.len());
                 Some(Ok(Frame::data(data)))
             }
-            // A peer that wants no more of a question has answered all the same.
-            Some(Err(error)) if matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL)) => None,
             Some(Err(error)) => Some(Err(status(error))),
             None => {
                 let trailers = ready!(self.stream.poll_trailers(cx));
