@@ -193,7 +193,7 @@ pub struct DriverRegistrar {
     pub(crate) stop: CancellationToken,
     /// How often each process registers.
     pub(crate) registrations: Arc<Paces<Process>>,
-    /// What is long is decoded one at a time.
+    /// What is long is decoded one at a time; not in turns with plugins' lists, because it is taken in with pauses.
     pub(crate) decoding: Arc<Semaphore>,
 }
 
@@ -209,7 +209,7 @@ impl DriverRegistrar {
             tasks,
             stop,
             registrations,
-            decoding,
+            decoding: _,
         } = registrar.clone();
         Self {
             config,
@@ -220,7 +220,7 @@ impl DriverRegistrar {
             tasks,
             stop,
             registrations,
-            decoding,
+            decoding: Arc::new(Semaphore::new(1)),
         }
     }
 
