@@ -204,3 +204,66 @@ fn status(error: h2::Error) -> Status {
         false => Status::from_error(error.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::Client;
+    use crate::v1::StatusRequest;
+
+    const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    /// Without an error; the last stream that was looked at is 0, which is none.
+    const GOAWAY: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    /// Of the first call.
+    const CANCEL: &[u8] = &[0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 8];
+    const HEADERS: u8 = 1;
+
+    /// What a call ends with if this is the answer to it.
+    async fn answered(answer: &[u8]) -> Status {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+        let channel = Channel::open(ours, Path::new("/run/peer.sock")).await.unwrap();
+        let client = Client::new(channel);
+        let call = client.status(StatusRequest {});
+        let peer = async {
+            theirs.read_exact(&mut [0; 24]).await.unwrap();
+            theirs.write_all(SETTINGS).await.unwrap();
+            loop {
+                let mut head = [0; 9];
+                theirs.read_exact(&mut head).await.unwrap();
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+                theirs.read_exact(&mut vec![0; length as usize]).await.unwrap();
+                if head[3] == HEADERS {
+                    break;
+                }
+            }
+            theirs.write_all(answer).await.unwrap();
+            // Open until the call has ended, unless there was no answer at all.
+            (!answer.is_empty()).then_some(theirs)
+        };
+        let (ended, _open) = tokio::join!(call, peer);
+        ended.unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn what_the_peer_did_not_look_at_was_not_sent() {
+        let status = answered(GOAWAY).await;
+        assert!(is_ended(&status), "{status:?}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ends_under_a_call_is_unavailable() {
+        let status = answered(&[]).await;
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+        assert!(!is_ended(&status), "{status:?}");
+    }
+
+    #[tokio::test]
+    async fn a_call_that_the_peer_resets_is_what_the_peer_says() {
+        let status = answered(CANCEL).await;
+        assert_eq!(status.code(), Code::Cancelled, "{status:?}");
+    }
+}
