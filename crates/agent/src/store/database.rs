@@ -771,7 +771,7 @@ fn write_entries(
 ) -> Result<(), redb::Error> {
     // Opened when needed: most changes touch one table.
     let (mut meta, mut pods, mut claims, mut resources) = (None, None, None, None);
-    let foreign = || redb::Error::Corrupted("an entry of the journal makes no sense".into());
+    let foreign = || redb::Error::Corrupted(InvalidRecord::Entry.to_string());
     for entry in entries {
         let table = TableRecord::try_from(entry.table).map_err(|_| foreign())?;
         let texts = match table {

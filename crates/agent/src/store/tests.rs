@@ -23,6 +23,7 @@ use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use redb::backends::FileBackend;
 
 use super::backend::Behind;
+use super::database::Place;
 use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer, journal};
 
 pub(super) const GPU: &str = "acme.com/gpu";
@@ -77,6 +78,15 @@ impl Root {
             ..self.options()
         };
         Store::open(options).unwrap().0
+    }
+
+    /// The database behind the store.
+    pub(super) fn place(&self, storage: Storage) -> Place {
+        Place {
+            path: self.database(),
+            storage,
+            counters: Arc::default(),
+        }
     }
 
     /// Names in the directory, sorted.

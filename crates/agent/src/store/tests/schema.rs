@@ -5,7 +5,7 @@ use redb::{ReadableTable as _, TableDefinition};
 
 use super::*;
 use crate::store::OpenError;
-use crate::store::database::{LoadError, Place, Row};
+use crate::store::database::{LoadError, Row};
 use crate::store::record::PodRecord;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
@@ -27,14 +27,6 @@ async fn root_with_a_pod() -> Root {
     admit(&store, "a", 1).await.unwrap();
     store.stop().await.unwrap();
     root
-}
-
-fn place(root: &Root) -> Place {
-    Place {
-        path: root.database(),
-        storage: Storage::default(),
-        counters: Arc::default(),
-    }
 }
 
 #[tokio::test]
@@ -84,15 +76,21 @@ async fn an_older_schema_is_migrated_step_by_step() {
 
     set_schema(&root, 1);
 
-    let loaded = place(&root).open_with(&[none, note, extend]).unwrap();
+    let loaded = root
+        .place(Storage::default())
+        .open_with(&[none, note, extend])
+        .unwrap();
 
     assert_eq!(loaded.migrated_from, Some(1));
     assert_eq!(loaded.contents.pods.len(), 1);
     drop(loaded);
-    let again = place(&root).open_with(&[none, note, extend]).unwrap();
+    let again = root
+        .place(Storage::default())
+        .open_with(&[none, note, extend])
+        .unwrap();
     assert_eq!(again.migrated_from, None, "each step is taken once");
     drop(again);
-    let refused = place(&root).open().map(|_| ()).unwrap_err();
+    let refused = root.place(Storage::default()).open().map(|_| ()).unwrap_err();
     assert!(
         matches!(refused, LoadError::Newer { found: 4, known: 3 }),
         "{refused:?}"
@@ -107,7 +105,11 @@ async fn a_failed_migration_leaves_the_old_schema() {
         Err(redb::Error::Io(std::io::ErrorKind::StorageFull.into()))
     };
     set_schema(&root, 1);
-    let failed = place(&root).open_with(&[fail]).map(|_| ()).unwrap_err();
+    let failed = root
+        .place(Storage::default())
+        .open_with(&[fail])
+        .map(|_| ())
+        .unwrap_err();
     assert!(matches!(failed, LoadError::Io(_)), "{failed:?}");
     assert_eq!(uids(&root.open()), ["a"]);
 }
@@ -116,7 +118,7 @@ async fn a_failed_migration_leaves_the_old_schema() {
 async fn a_schema_of_nobody_is_unreadable() {
     let root = root_with_a_pod().await;
     set_schema(&root, 0);
-    let refused = place(&root).open().map(|_| ()).unwrap_err();
+    let refused = root.place(Storage::default()).open().map(|_| ()).unwrap_err();
     assert!(matches!(refused, LoadError::Unreadable(_)), "{refused:?}");
 }
 
@@ -185,17 +187,17 @@ async fn what_is_in_the_journal_is_migrated_too_and_the_journal_goes_on() {
     let step: fn(&redb::WriteTransaction) -> Result<(), redb::Error> = |_| Ok(());
     let steps = [step; 1];
     set_schema(&root, 2);
-    let mut loaded = place(&root).open_with(&steps).unwrap();
+    let mut loaded = root.place(Storage::default()).open_with(&steps).unwrap();
     loaded.database.write(&[named("b")]).unwrap();
     drop(loaded);
     set_schema(&root, 1);
 
-    let mut loaded = place(&root).open_with(&steps).unwrap();
+    let mut loaded = root.place(Storage::default()).open_with(&steps).unwrap();
     assert_eq!(loaded.migrated_from, Some(1));
     assert_eq!(loaded.contents.pods.len(), 2);
     loaded.database.write(&[named("c")]).unwrap();
     drop(loaded);
 
-    let again = place(&root).open_with(&steps).unwrap();
+    let again = root.place(Storage::default()).open_with(&steps).unwrap();
     assert_eq!(again.contents.pods.len(), 3);
 }

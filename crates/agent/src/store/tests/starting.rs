@@ -13,7 +13,7 @@ use redb::{BackendError, StorageBackend};
 
 use super::disk::Disk;
 use super::*;
-use crate::store::database::{KubeletFile, LoadError, Mirror, Place, Row};
+use crate::store::database::{KubeletFile, LoadError, Mirror, Row};
 use crate::store::record::{BlockedRecord, ResourceRecord};
 use crate::store::{Found, HoldError, OnReboot, OpenError};
 
@@ -550,11 +550,7 @@ async fn a_reboot_releases_pods_of_our_api_if_told_so() {
 async fn a_reboot_that_cannot_be_written_starts_all_the_same_and_is_written_later() {
     let root = root_with_a_pod().await;
     let disk = Disk::default();
-    let place = Place {
-        path: root.database(),
-        storage: disk.storage(),
-        counters: Arc::default(),
-    };
+    let place = root.place(disk.storage());
     let loaded = place.open().unwrap();
     // What opening costs is granted; the first write is not.
     let opened = disk.syncs();
@@ -616,11 +612,7 @@ async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_a
     offer(&store, GPU, 1);
     let like = admit(&store, "like", 1).await.unwrap();
     store.stop().await.unwrap();
-    let place = Place {
-        path: root.database(),
-        storage: Storage::default(),
-        counters: Arc::default(),
-    };
+    let place = root.place(Storage::default());
     for count in [1_000, 1_001, 2_000] {
         let pods: BTreeMap<PodUid, Pod> = (0..count)
             .map(|number| {
@@ -661,11 +653,7 @@ async fn what_is_in_the_journal_alone_counts_as_if_it_were_in_the_database() {
     offer(&store, GPU, 2);
     let like = admit(&store, "like", 1).await.unwrap();
     store.stop().await.unwrap();
-    let place = Place {
-        path: root.database(),
-        storage: Storage::default(),
-        counters: Arc::default(),
-    };
+    let place = root.place(Storage::default());
     let claim = |uid: &str| {
         Claim::imported(
             ClaimKey {
