@@ -394,7 +394,8 @@ fn a_process_with_too_many_connections_makes_room_for_others() {
         // The oldest that said nothing.
         let mut oldest = &all[0];
         oldest.set_read_timeout(Some(PATIENCE)).unwrap();
-        assert_eq!(oldest.read(&mut [0]).unwrap(), 0);
+        // It may have been greeted before it had to go.
+        oldest.read_to_end(&mut Vec::new()).unwrap();
         let limit = if socket.ends_with("devlet.sock") {
             "callersPerUid"
         } else {
