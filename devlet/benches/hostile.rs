@@ -1,14 +1,16 @@
 //! What the pods of a good plugin notice while somebody else misbehaves: `cargo bench -p devlet --bench hostile`.
 //!
-//! For each behaviour, rounds of pods are admitted one after the other, without it and with it in turns, so that what
-//! else happens on the machine hits both; the ratio of the 99th percentiles is what counts. Offenders run with the
-//! lowest priority, because what they burn themselves is nothing that devlet could do something about; the first row is
-//! one that does nothing but that. Needs root, to end it. After each behaviour nothing may be lost or leaked, as in the
+//! For each behaviour, rounds of pods are admitted one after the other, without it and with it in turns. The 99th
+//! percentile of each round with it is compared with those of the rounds before and after, so that whatever else happens
+//! on the machine, and its disk, hits both; the median of these ratios is what counts. Offenders run only when nobody
+//! else wants to (`SCHED_IDLE`), because what they burn themselves is nothing that devlet could do something about; the
+//! first rows are of some that do nothing but that. Needs root, and `chrt` of util-linux. After each behaviour nothing may be lost or leaked, as in the
 //! tests `serve_hostile_*`: that, and a behaviour that ends before its time, ends the benchmark.
 //!
-//! The rounds without the behaviour are also compared with each other: where every other one of them differs from the
-//! rest by nearly as much as the bar allows, the row says nothing. Exit code 1: a behaviour is over the bar; 3: the
-//! machine is too busy to say.
+//! How far that median can be trusted, the ratios themselves say: where it may as well be off by nearly as much as the bar
+//! allows, the row says nothing. Exit code 1: a behaviour is over the bar; 3: the machine is too busy to say.
+//!
+//! Beside it stands how much of a processor devlet spends on the behaviour, which no disk disturbs.
 
 // Helpers are not tests to clippy.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -22,7 +24,7 @@ use std::any::Any;
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -36,9 +38,9 @@ use devlet_testkit::{
 };
 use hostile::{BAD, Instead, Neighbourhood, admitted, pod_with_claim, pod_with_device, throw};
 
-const PODS: usize = 500;
+const PODS: usize = 250;
 const BAR: f64 = 1.5;
-/// More than that among undisturbed rounds, and a ratio says nothing.
+/// More than that either way, and a ratio says nothing.
 const NOISE: f64 = 1.3;
 /// How long a behaviour has to wear off.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -62,6 +64,14 @@ const BEHAVIOURS: &[Behaviour] = &[
     ("(control: burns a core and leaves devlet alone)", |_| {
         again_and_again(|| {
             std::hint::black_box((0..1_000_000_u64).fold(0, |sum, number| sum ^ number));
+        })
+    }),
+    ("(control: starts processes and leaves devlet alone)", |_| {
+        let own = std::env::current_exe().unwrap();
+        again_and_again(move || {
+            let mut help = Command::new(&own);
+            help.args(["--bench", "--help"]).stdout(Stdio::null());
+            assert!(help.status().unwrap().success());
         })
     }),
     // Registrations.
@@ -384,7 +394,7 @@ struct Args {
     /// Only the behaviours that have one of these in their name
     names: Vec<String>,
     /// How often each behaviour begins and ends
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 25)]
     rounds: usize,
     /// One short round of each: to try it, not to judge
     #[arg(long)]
@@ -412,18 +422,60 @@ impl Args {
     }
 }
 
-/// 99th percentiles, in milliseconds.
+/// What a round of pods was like.
+struct Round {
+    /// Of how long admissions took, in milliseconds.
+    p99: f64,
+    took: Duration,
+    /// Processor time of the daemon.
+    busy: Duration,
+}
+
+impl Round {
+    fn of(neighbours: &mut Neighbourhood, pods: usize) -> Self {
+        let (began, busy) = (Instant::now(), neighbours.usage().busy);
+        let mut times: Vec<Duration> = (0..pods).map(|_| neighbours.one_pod_goes_on()).collect();
+        times.sort();
+        Self {
+            p99: times[(pods - 1) * 99 / 100].as_secs_f64() * 1e3,
+            took: began.elapsed(),
+            busy: neighbours.usage().busy - busy,
+        }
+    }
+}
+
 struct Row {
     name: &'static str,
+    /// Medians of the rounds' 99th percentiles, in milliseconds.
     quiet: f64,
     during: f64,
-    /// By how much the quiet rounds differ from each other.
+    /// Of a round with the behaviour to those around it; the median.
+    ratio: f64,
+    /// By what factor that may be off, either way.
     noise: f64,
+    /// How much of a processor the daemon spends on the behaviour.
+    share: f64,
 }
 
 impl Row {
-    fn ratio(&self) -> f64 {
-        self.during / self.quiet
+    /// One more of the quiet rounds.
+    fn new(name: &'static str, quiet: &[Round], during: &[Round]) -> Self {
+        let ratios = during.iter().zip(quiet.windows(2));
+        let ratios = ratios.map(|(during, around)| during.p99 / (around[0].p99 * around[1].p99).sqrt());
+        let ratios = in_order(ratios);
+        let (low, high) = trusted(&ratios);
+        let busy = |rounds: &[Round]| rounds.iter().map(|round| round.busy.as_secs_f64()).sum::<f64>();
+        // As many pods take as much.
+        let own = busy(quiet) * during.len() as f64 / quiet.len() as f64;
+        let took: Duration = during.iter().map(|round| round.took).sum();
+        Self {
+            name,
+            quiet: median(&in_order(quiet.iter().map(|round| round.p99))),
+            during: median(&in_order(during.iter().map(|round| round.p99))),
+            ratio: median(&ratios),
+            noise: (high / low).sqrt(),
+            share: (busy(during) - own) / took.as_secs_f64(),
+        }
     }
 
     fn is_control(&self) -> bool {
@@ -435,7 +487,7 @@ impl Row {
     }
 
     fn is_over(&self) -> bool {
-        !self.is_control() && !self.is_noisy() && self.ratio() > BAR
+        !self.is_control() && !self.is_noisy() && self.ratio > BAR
     }
 
     fn verdict(&self) -> &'static str {
@@ -452,29 +504,49 @@ impl Row {
             name,
             quiet,
             during,
+            ratio,
             noise,
+            share,
         } = self;
-        let ratio = self.ratio();
+        let share = share * 100.0;
         let verdict = self.verdict();
-        format!("| {name:<52} | {quiet:>8.2} | {during:>8.2} | {ratio:>5.2} | {noise:>5.2} | {verdict} |")
+        format!(
+            "| {name:<52} | {quiet:>8.2} | {during:>8.2} | {ratio:>5.2} | {noise:>5.2} | {share:>4.0} | {verdict} |"
+        )
     }
 }
 
-/// How long the admissions of so many pods take, each.
-fn measure(neighbours: &mut Neighbourhood, pods: usize) -> Vec<Duration> {
-    (0..pods).map(|_| neighbours.one_pod_goes_on()).collect()
+fn in_order(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
 }
 
-fn p99<'a>(rounds: impl IntoIterator<Item = &'a Vec<Duration>>) -> f64 {
-    let mut times: Vec<Duration> = rounds.into_iter().flatten().copied().collect();
-    times.sort();
-    times[(times.len() - 1) * 99 / 100].as_secs_f64() * 1e3
+/// The middle one, or what is in the middle of two.
+fn median(values: &[f64]) -> f64 {
+    let last = values.len() - 1;
+    f64::midpoint(values[last / 2], values[last.div_ceil(2)])
 }
 
-/// Of this thread, and of whatever it starts.
-fn set_niceness(niceness: i32) {
-    if let Err(error) = rustix::process::setpriority_process(None, niceness) {
-        panic!("run this as root: niceness {niceness}: {error}");
+/// Between which of these the median of all that there might have been lies, in 19 of 20 cases.
+fn trusted(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    // Each is below that median or above it, like a coin that is tossed.
+    let place = ((count - 1.96 * count.sqrt()) / 2.0).floor().max(0.0) as usize;
+    (values[place], values[values.len() - 1 - place])
+}
+
+/// Whether this thread, and whatever it starts, runs only when nobody else wants to.
+fn set_idle(is_idle: bool) {
+    let policy = if is_idle { "--idle" } else { "--other" };
+    let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let set = Command::new("chrt")
+        .args([policy, "--pid", "0", &thread])
+        .status();
+    match set {
+        Ok(status) if status.success() => {}
+        Ok(status) => panic!("chrt {policy} {status}: run this as root"),
+        Err(error) => panic!("chrt (of util-linux) cannot be run: {error}"),
     }
 }
 
@@ -482,12 +554,12 @@ fn row(name: &'static str, begin: fn(&Neighbourhood) -> Going, (rounds, pods): (
     let mut neighbours = Neighbourhood::configured("logLevel: error\n");
     let (mut quiet, mut during) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        quiet.push(measure(&mut neighbours, pods));
+        quiet.push(Round::of(&mut neighbours, pods));
         // Threads and processes inherit it.
-        set_niceness(19);
+        set_idle(true);
         let going = begin(&neighbours);
-        set_niceness(0);
-        during.push(measure(&mut neighbours, pods));
+        set_idle(false);
+        during.push(Round::of(&mut neighbours, pods));
         drop(going);
         // What is left of it ends.
         let settled = Instant::now() + SETTLE;
@@ -495,23 +567,17 @@ fn row(name: &'static str, begin: fn(&Neighbourhood) -> Going, (rounds, pods): (
             neighbours.one_pod_goes_on();
         }
     }
-    quiet.push(measure(&mut neighbours, pods));
+    quiet.push(Round::of(&mut neighbours, pods));
     neighbours.unharmed_within(ROOM_MIB);
-    let halves = [p99(quiet.iter().step_by(2)), p99(quiet.iter().skip(1).step_by(2))];
-    Row {
-        name,
-        quiet: p99(&quiet),
-        during: p99(&during),
-        noise: halves[0].max(halves[1]) / halves[0].min(halves[1]),
-    }
+    Row::new(name, &quiet, &during)
 }
 
 fn main() -> ExitCode {
     devlet_testkit::become_plugin_if_asked();
     let args = Args::parse();
     let (rounds, pods) = args.size();
-    let head = "| while another plugin or caller ... | p99 undisturbed, ms | p99 meanwhile, ms | ratio | noise | |\n\
-                | --- | ---: | ---: | ---: | ---: | --- |";
+    let head = "| while another plugin or caller ... | p99 undisturbed, ms | p99 meanwhile, ms | ratio | noise | devlet's work, % | |\n\
+                | --- | ---: | ---: | ---: | ---: | ---: | --- |";
     println!("{head}");
     let mut rows = Vec::new();
     for (name, begin) in BEHAVIOURS.iter().filter(|(name, _)| args.wants(name)) {
@@ -521,7 +587,9 @@ fn main() -> ExitCode {
     }
     let legend = format!(
         "Admission of a pod of a good plugin; {rounds} rounds of {pods} pods with the behaviour, in turns with as many \
-         without. Noise: by how much the undisturbed rounds differ among themselves. The bar is {BAR}."
+         without; medians of the rounds' 99th percentiles. Ratio: of a round to those before and after, the median. \
+         Noise: by what factor it may be off, in 19 of 20 cases. Devlet's work: processor time that it spends on the \
+         behaviour, of one processor. The bar is {BAR}."
     );
     println!("\n{legend}");
     let noisy = rows.iter().filter(|row| row.is_noisy()).count();

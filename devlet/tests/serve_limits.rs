@@ -13,9 +13,10 @@ use std::os::unix::net::UnixStream;
 use devlet_client::v1::ResourceState;
 use devlet_client::{Client, locate, v1};
 use devlet_testkit::{
-    Answer, Device, DeviceNode, Door, Event, Fault, Mount, Options, PATIENCE, Plugin, Script,
+    Answer, Babbler, Device, DeviceNode, Door, Event, Fault, Mount, Options, PATIENCE, Plugin, Script,
+    nonsense_of_a_client, nonsense_of_a_server,
 };
-use hostile::{BAD, GOOD, Neighbourhood};
+use hostile::{BAD, GOOD, Neighbourhood, throw};
 
 devlet_testkit::plugin_process!();
 
@@ -263,9 +264,9 @@ fn sockets_in_the_registry_beyond_the_limit_have_to_wait() {
     };
     let silent = ["a", "b"].map(|name| {
         let socket = neighbours.root().join(format!("plugins_registry/{name}.sock"));
-        devlet_testkit::Babbler::at(&socket, Vec::new())
+        Babbler::at(&socket, Vec::new())
     });
-    silent.iter().for_each(devlet_testkit::Babbler::until_heard);
+    silent.iter().for_each(Babbler::until_heard);
     let mut waits = Plugin::start(&script(BAD));
     while neighbours.hits("plugins") == 0 {
         neighbours.one_pod_goes_on();
@@ -408,6 +409,57 @@ fn a_process_with_too_many_connections_makes_room_for_others() {
         neighbours.until_capacity(BAD, 1);
         neighbours.pods_go_on();
     }
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_process_that_says_much_and_asks_nothing_waits_alone() {
+    let mut neighbours = Neighbourhood::configured("limits: {framesPerSecond: 1}");
+    let (_, pings) = nonsense_of_a_client()
+        .into_iter()
+        .find(|(name, _)| *name == "pings without end")
+        .unwrap();
+    for socket in neighbours.sockets() {
+        let before = neighbours.hits("framesPerSecond");
+        let _open = throw(&socket, &pings);
+        while neighbours.hits("framesPerSecond") == before {
+            neighbours.one_pod_goes_on();
+        }
+        if !socket.ends_with("devlet.sock") {
+            continue;
+        }
+        // Another connection of it is told why.
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let refused = runtime.block_on(async {
+            let client = Client::connect(&socket).await.unwrap();
+            client
+                .list_pods(v1::ListPodsRequest::default())
+                .await
+                .unwrap_err()
+        });
+        let said = refused.to_string();
+        assert!(said.contains("limits.framesPerSecond allows 1"), "{said}");
+    }
+    // Other processes of the same user: a command, and a plugin.
+    assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
+    let _plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    neighbours.pods_go_on();
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_plugin_that_says_much_and_answers_nothing_is_heard_now_and_then() {
+    let mut neighbours = Neighbourhood::configured("limits: {framesPerSecond: 1}");
+    let (_, pings) = nonsense_of_a_server()
+        .into_iter()
+        .find(|(name, _)| *name == "pings without end")
+        .unwrap();
+    let _babbler = Babbler::at(&neighbours.root().join("plugins_registry/babbler.sock"), pings);
+    while neighbours.hits("framesPerSecond") == 0 {
+        neighbours.one_pod_goes_on();
+    }
+    neighbours.pods_go_on();
     neighbours.unharmed();
 }
 

@@ -29,7 +29,7 @@ use crate::grpc::oversize::Bounded;
 use crate::grpc::server::{self, ServeError, ServerLimits};
 use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
 use crate::limits::Limit;
-use crate::limits::rate::Paces;
+use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::Seats;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
@@ -38,10 +38,12 @@ use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::store::{self, ForgetClaimError, OpenError, OpenReport, StopError, Store, WriteError};
 use crate::workflow::admit::{self, AdmitError, RealCalls};
 use crate::workflow::claims::Claims;
-use crate::workflow::register::Registrar;
+use crate::workflow::register::{Registrar, repetitions_per_minute};
 use crate::workflow::remove;
 pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -155,11 +157,10 @@ impl Agent {
             metrics: metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
-            registrations: Arc::new(Paces::new(
-                config.limits.registrations_per_minute,
-                Duration::from_secs(60),
-            )),
+            registrations: Arc::new(Paces::new(config.limits.registrations_per_minute, MINUTE)),
+            repetitions: Arc::new(Paces::new(repetitions_per_minute(&config.limits), MINUTE)),
             decoding: Arc::new(Semaphore::new(1)),
+            refusals: Arc::new(Mentions::new(Instant::now())),
         };
         let drivers = Drivers::new(Arc::clone(&config));
         let watcher = Watcher::new(config.plugins_registry())?;

@@ -47,8 +47,9 @@ pub use claims::{ClaimLookupError, NothingToAbandon, UnknownDriver};
 /// Longer than anybody waits, and short enough to be added to any point in time.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Manifests of so many bytes take a while to parse.
+/// Manifests of so many bytes take a while to parse, and the next one waits so many times as long.
 const LARGE_MANIFEST: usize = 64 << 10;
+const LEFT_TO_OTHERS: u32 = 9;
 
 /// The pause between two snapshots of a watch: changes come in bursts, and the first of them is told at once.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -208,9 +209,20 @@ impl Host {
         if bytes(&texts) < LARGE_MANIFEST {
             return parse(&self.agent, &texts);
         }
-        let _turn = self.parsing.acquire().await;
+        let turn = self.parsing.clone().acquire_owned().await;
         let agent = self.agent.clone();
-        let parsed = tokio::task::spawn_blocking(move || parse(&agent, &texts)).await;
+        // A caller who leaves does not shorten it.
+        let parsed = tokio::task::spawn_blocking(move || {
+            let began = Instant::now();
+            let parsed = parse(&agent, &texts);
+            let pause = began.elapsed() * LEFT_TO_OTHERS;
+            tokio::spawn(async move {
+                tokio::time::sleep(pause).await;
+                drop(turn);
+            });
+            parsed
+        })
+        .await;
         parsed.unwrap_or_else(|error| {
             let message = error.to_string();
             Err(InvalidManifest::Malformed { message })

@@ -31,7 +31,7 @@ pub struct Limits {
     pub list_bytes: usize,
     /// Bytes of an answer to `Allocate`. Default: 4 MiB, as in a kubelet.
     pub answer_bytes: usize,
-    /// Registrations of one process: so many at once, and as many a minute. Default: 300.
+    /// Registrations of one process: so many at once, and as many a minute; a tenth of that of one resource. Default: 300.
     pub registrations_per_minute: u32,
     /// Plugins that are connected. Default: 1024.
     pub plugins: usize,
@@ -91,6 +91,7 @@ pub struct Limit(&'static str);
 impl Limit {
     pub const CONNECTIONS_PER_UID: Self = Self("connectionsPerUid");
     pub const CALLERS_PER_UID: Self = Self("callersPerUid");
+    pub const FRAMES_PER_SECOND: Self = Self("framesPerSecond");
     pub const REQUEST_BYTES: Self = Self("requestBytes");
     pub const MANIFEST_BYTES: Self = Self("manifestBytes");
     pub const REGISTRATION_BYTES: Self = Self("registrationBytes");
@@ -110,9 +111,10 @@ impl Limit {
     pub const BYTES_PER_PLUGIN: Self = Self("bytesPerPlugin");
 
     /// Every one of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::CONNECTIONS_PER_UID,
         Self::CALLERS_PER_UID,
+        Self::FRAMES_PER_SECOND,
         Self::REQUEST_BYTES,
         Self::MANIFEST_BYTES,
         Self::REGISTRATION_BYTES,

@@ -86,6 +86,10 @@ const MEANINGS: &[(&str, &str)] = &[
         "Calls that one connection to kubelet.sock may have under way.",
     ),
     (
+        "limits.framesPerSecond",
+        "HTTP/2 frames that one process may send to a socket besides its calls: so many at once, and as many a second.",
+    ),
+    (
         "limits.preface",
         "How long a peer may take to say hello, and on kubelet.sock to make its first call.",
     ),

@@ -49,6 +49,8 @@ pub(crate) struct Neighbourhood {
 pub(crate) struct Usage {
     pub(crate) mib: u64,
     pub(crate) descriptors: usize,
+    /// Processor time so far.
+    pub(crate) busy: Duration,
 }
 
 impl Neighbourhood {
@@ -391,7 +393,13 @@ fn usage(pid: u32) -> Usage {
         .find_map(|line| line.strip_prefix("VmRSS:"))
         .unwrap();
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, after_name) = stat.rsplit_once(')').unwrap();
+    // Its own and the system's, in ticks of which every Linux has 100 a second.
+    let ticks = after_name.split_whitespace().skip(11).take(2);
+    let ticks: u64 = ticks.map(|each| each.parse::<u64>().unwrap()).sum();
     Usage {
+        busy: Duration::from_millis(ticks * 10),
         mib: kib / 1024,
         descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count(),
     }

@@ -38,11 +38,11 @@ const GOOD: Duration = Duration::from_secs(60);
 
 /// Lists of so many bytes take a while to decode, compare and free.
 const LARGE: usize = 64 << 10;
-/// So many bytes of lists are heard in a second, and as many at once: a plugin that sends one large list after the other
-/// is listened to for a small part of the time, and one that sends a few now and then is not kept waiting.
-const BYTES_PER_SECOND: usize = 32 << 20;
+/// After a large one, the next one waits so many times as long as it took: a plugin that sends one after the other is
+/// listened to for a small part of the time.
+const LEFT_TO_OTHERS: u32 = 9;
 /// So many bytes of lists that do not count are heard in one go, and one of them is as good as so many.
-const MOST_PASSED_OVER: usize = 4 << 20;
+const MOST_PASSED_OVER: usize = 512 << 10;
 const PASSED_OVER: usize = 1 << 10;
 
 /// A plugin that is connected.
@@ -127,19 +127,27 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
             Duration::from_secs(1),
             Instant::now(),
         );
+        let mut rests = Instant::now();
         while let Some(list) = lists.next().await? {
-            let list = match pace.take(Instant::now()) {
-                Ok(()) => list,
-                Err(due) => {
-                    registrar.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
-                    let newest = newest(list, &mut lists, due).await?;
-                    // It is due.
-                    let _ = pace.take(Instant::now());
-                    newest
-                }
+            let now = Instant::now();
+            let taken = pace.take(now);
+            let due = taken.err().unwrap_or(now).max(rests);
+            let list = if due > now {
+                registrar.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
+                newest(list, &mut lists, due).await?
+            } else {
+                list
             };
-            pace.owe(weight(list.size()), Instant::now());
-            let (changed, repeated) = take(list, registrar, connection).await?;
+            if taken.is_err() {
+                // It is due.
+                let _ = pace.take(Instant::now());
+            }
+            let Taken {
+                changed,
+                repeated,
+                took,
+            } = take(list, registrar, connection).await?;
+            rests = Instant::now() + took * LEFT_TO_OTHERS;
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
@@ -182,27 +190,35 @@ async fn newest(first: RawList, lists: &mut Lists, due: Instant) -> Result<RawLi
     Ok(newest)
 }
 
-/// How much a list of so many bytes counts, besides being one.
-fn weight(size: usize) -> Duration {
-    let nanoseconds = size.saturating_mul(1_000_000_000) / BYTES_PER_SECOND;
-    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+/// What became of a list.
+struct Taken {
+    /// Whether anything is different now.
+    changed: bool,
+    /// How many entries named a device again.
+    repeated: usize,
+    /// How long it took, if that was worth mentioning.
+    took: Duration,
 }
 
-/// Takes a list in: long ones one at a time, and where they keep nobody else waiting. Whether it changed anything, and how
-/// many entries named a device again. A list that comes too late for its connection changes nothing.
-async fn take(
-    list: RawList,
-    registrar: &Registrar,
-    connection: &Connection,
-) -> Result<(bool, usize), ListError> {
+/// Takes a list in: large ones one at a time, and where they keep nobody else waiting. A list that comes too late for its
+/// connection changes nothing.
+async fn take(list: RawList, registrar: &Registrar, connection: &Connection) -> Result<Taken, ListError> {
     let (id, account) = (connection.id, connection.client.account());
     let most = registrar.config.limits.bytes_per_plugin;
     if list.size() < LARGE {
         return take_now(list, &registrar.store, id, account, most);
     }
-    let _turn = registrar.decoding.acquire().await;
+    let turn = registrar.decoding.clone().acquire_owned().await;
     let (store, account) = (registrar.store.clone(), Arc::clone(account));
-    let taken = tokio::task::spawn_blocking(move || take_now(list, &store, id, &account, most)).await;
+    let taken = tokio::task::spawn_blocking(move || {
+        // Also when nobody waits for it any more.
+        let _turn = turn;
+        let began = Instant::now();
+        let taken = take_now(list, &store, id, &account, most)?;
+        let took = began.elapsed();
+        Ok(Taken { took, ..taken })
+    })
+    .await;
     taken.unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()).into()))
 }
 
@@ -212,7 +228,7 @@ fn take_now(
     connection: ConnectionId,
     account: &Account,
     most: usize,
-) -> Result<(bool, usize), ListError> {
+) -> Result<Taken, ListError> {
     let is_kept = |resource: &str| store.read(|node| node.keeps_list(resource));
     let (list, repeated) = list.decode(|memory| account.list(memory, most, is_kept))?;
     let list = Arc::new(list);
@@ -221,7 +237,11 @@ fn take_now(
     let same = before.iter().find(|known| ***known == *list);
     let list = Arc::clone(same.unwrap_or(&list));
     let changed = store.update(|node| node.devices_listed(connection, list));
-    Ok((changed, repeated))
+    Ok(Taken {
+        changed,
+        repeated,
+        took: Duration::ZERO,
+    })
 }
 
 fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {

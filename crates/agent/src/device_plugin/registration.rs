@@ -98,7 +98,7 @@ impl server::Registration for RegistrationService {
         match self.registrar.register(candidate).await {
             Ok(_) => Ok(Response::new(v1beta1::Empty {})),
             Err(error) => {
-                tracing::warn!(%resource, %error, "device plugin is not taken in");
+                self.registrar.say_refused(&resource, &error);
                 Err(refusal(error))
             }
         }
@@ -124,7 +124,7 @@ impl server_2017::Registration for RegistrationService {
             let resource = candidate.resource.clone();
             tokio::select! {
                 ended = registrar.register(candidate) => if let Err(error) = ended {
-                    tracing::warn!(%resource, %error, "device plugin is not taken in");
+                    registrar.say_refused(&resource, &error);
                 },
                 () = stop.cancelled() => {}
             }

@@ -162,9 +162,11 @@ async fn take(registrar: &DriverRegistrar, id: ConnectionId, message: Bytes) -> 
     if message.len() < LARGE {
         return take_now(message, &registrar.config.limits, &registrar.store, id, |_| {});
     }
-    let _turn = registrar.decoding.acquire().await;
+    let turn = registrar.decoding.clone().acquire_owned().await;
     let (config, store) = (registrar.config.clone(), registrar.store.clone());
     let taken = tokio::task::spawn_blocking(move || {
+        // Also when nobody waits for it any more.
+        let _turn = turn;
         // Whoever waits for the node would not get it in the moment in which nobody has it.
         let pause = |took: Duration| std::thread::sleep(took * LEFT_TO_OTHERS);
         take_now(message, &config.limits, &store, id, pause)

@@ -19,9 +19,11 @@ use tokio_util::sync::CancellationToken;
 use super::client::DriverClient;
 use super::health;
 use super::registration::{Candidate, DriverRegistrar};
-use crate::access::Access;
+use crate::config::Config;
+use crate::grpc::chatter::Hearing;
 use crate::grpc::uds::{self, DialError, Dialed};
 use crate::limits::seats::Seat;
+use crate::metrics::Metrics;
 
 /// How long a dial may take: a process that listens has a queue of its own.
 const DIAL: Duration = Duration::from_millis(100);
@@ -63,16 +65,21 @@ pub(super) struct Plugin {
 }
 
 /// Dials a plugin once. Whoever answers must be who registered.
-pub(super) async fn dial(candidate: &Candidate, access: &Access) -> Result<Dialed, LinkError> {
+pub(super) async fn dial(
+    candidate: &Candidate,
+    config: &Config,
+    metrics: &Metrics,
+) -> Result<Dialed, LinkError> {
     let Candidate {
         driver,
         endpoint,
         uid,
         ..
     } = candidate;
-    let dialed = uds::connect(endpoint, Instant::now() + DIAL).await?;
+    let hearing = Hearing::new(&config.limits, metrics);
+    let dialed = uds::connect_to_hear(endpoint, Instant::now() + DIAL, &hearing).await?;
     for owner in [dialed.owner, dialed.peer.uid] {
-        if !access.may_name(*uid, owner, driver.as_str()) {
+        if !config.access.may_name(*uid, owner, driver.as_str()) {
             return Err(LinkError::NotTheirs {
                 socket: endpoint.clone(),
                 owner,
@@ -112,7 +119,7 @@ async fn stay(registrar: &DriverRegistrar, plugin: &Plugin, first: Option<Dialed
 async fn dialled_at_last(registrar: &DriverRegistrar, plugin: &Plugin) -> Dialed {
     let (mut pause, mut last) = (FIRST_PAUSE, String::new());
     loop {
-        let error = match dial(&plugin.candidate, &registrar.config.access).await {
+        let error = match dial(&plugin.candidate, &registrar.config, &registrar.metrics).await {
             Ok(dialed) => return dialed,
             Err(error) => error.to_string(),
         };

@@ -209,7 +209,9 @@ impl DriverRegistrar {
             tasks,
             stop,
             registrations,
+            repetitions: _,
             decoding: _,
+            refusals: _,
         } = registrar.clone();
         Self {
             config,
@@ -279,7 +281,7 @@ impl DriverRegistrar {
             .seats
             .take(process, driver.as_str(), endpoint, &config.limits)?;
         let is_alpha = candidate.services.node == NodeService::V1alpha3;
-        let dialed = match link::dial(&candidate, &config.access).await {
+        let dialed = match link::dial(&candidate, config, &self.metrics).await {
             Ok(dialed) => Some(dialed),
             // It may listen in a moment.
             Err(LinkError::Dial(_)) if !is_alpha => None,

@@ -2,6 +2,7 @@
 
 pub mod authority;
 pub mod call;
+pub(crate) mod chatter;
 mod huffman;
 pub(crate) mod oversize;
 mod presence;

@@ -34,7 +34,8 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     under_way: AtomicUsize,
-    any: AtomicBool,
+    /// Whole requests so far.
+    count: AtomicUsize,
 }
 
 impl Calls {
@@ -45,7 +46,17 @@ impl Calls {
 
     /// Whether there has been a whole request.
     pub(super) fn were_any(&self) -> bool {
-        self.any.load(Ordering::Acquire)
+        self.count() > 0
+    }
+
+    /// There was one more.
+    pub(super) fn another(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whole requests so far.
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
     }
 }
 
@@ -60,7 +71,7 @@ impl Call {
     fn is_whole(&self) {
         if !self.is_whole.swap(true, Ordering::AcqRel) {
             self.calls.under_way.fetch_add(1, Ordering::AcqRel);
-            self.calls.any.store(true, Ordering::Release);
+            self.calls.another();
         }
     }
 }

@@ -40,9 +40,11 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
 use super::authority::AnyAuthority;
+use super::chatter::{Chatter, Speakers};
 use super::presence::{Attend, Calls, Connection};
 use super::severable::Severable;
 use super::uds::{Listener, PeerCred};
+use crate::limits::rate::Mentions;
 use crate::limits::{Limit, OverLimit};
 use crate::metrics::Metrics;
 
@@ -73,6 +75,9 @@ pub struct ServerLimits {
     pub connections_limit: Limit,
     /// Calls that one connection may have under way. Default: 256.
     pub streams_per_connection: u32,
+    /// HTTP/2 frames that one process may send besides its calls: so many at once, and as many a second. A connection
+    /// without a call counts for 64. Default: 50,000.
+    pub frames_per_second: u32,
     /// How long a peer may take to send the HTTP/2 preface. Default: 10 s.
     pub preface: Duration,
     /// Whether peers come to make a call, with a short answer: the first request must be whole by then, too. Default: no.
@@ -87,6 +92,7 @@ impl Default for ServerLimits {
             connections_per_uid: 256,
             connections_limit: Limit::CONNECTIONS_PER_UID,
             streams_per_connection: 256,
+            frames_per_second: 50_000,
             preface: Duration::from_secs(10),
             expects_call: false,
             drain: Duration::from_secs(5),
@@ -128,8 +134,11 @@ pub async fn serve(
         .max_concurrent_streams(limits.streams_per_connection)
         .layer(Attend)
         .add_routes(routes);
+    let speakers = Speakers::new(limits.frames_per_second);
     let incoming = Incoming {
         listener,
+        speakers,
+        refusals: Mentions::new(Instant::now()),
         limits,
         metrics,
         users: HashMap::new(),
@@ -160,6 +169,8 @@ struct Incoming {
     limits: ServerLimits,
     metrics: Metrics,
     users: HashMap<u32, User>,
+    speakers: Speakers,
+    refusals: Mentions,
     pause: Option<Pin<Box<Sleep>>>,
     /// When the socket is looked after.
     look: Pin<Box<Sleep>>,
@@ -199,6 +210,12 @@ impl Incoming {
         peer: &PeerCred,
         calls: &Arc<Calls>,
     ) -> Result<(Arc<()>, CancellationToken), OverLimit> {
+        let frames = self.limits.frames_per_second;
+        if self.speakers.is_over(peer) {
+            self.metrics.limit_hit(Limit::FRAMES_PER_SECOND.name());
+            let what = format!("{peer} says too much besides its calls");
+            return Err(Limit::FRAMES_PER_SECOND.exceeded(what, frames as usize));
+        }
         let most = self.limits.connections_per_uid;
         self.users.retain(|_, user| user.is_there());
         let seats = &mut self.users.entry(peer.uid).or_default().seats;
@@ -248,7 +265,10 @@ impl Incoming {
         let (seat, cut, refused) = match self.seat(&peer, &calls) {
             Ok((seat, cut)) => (seat, cut, None),
             Err(error) => {
-                tracing::warn!(socket = %self.listener.path().display(), %peer, %error, "connection refused");
+                if let Some(unsaid) = self.refusals.take(Instant::now()) {
+                    let socket = self.listener.path().display();
+                    tracing::warn!(%socket, %peer, %error, unsaid, "connection refused");
+                }
                 let Some(seat) = self.moment(&peer) else {
                     say_goodbye(stream, &error.to_string());
                     return None;
@@ -256,6 +276,7 @@ impl Incoming {
                 (seat, self.cut.child_token(), Some(Arc::new(error)))
             }
         };
+        let chatter = Chatter::new(&peer, calls.clone(), self.speakers.clone(), self.metrics.clone());
         let preface = self.limits.preface;
         let (until, time) = match &refused {
             Some(_) => (Until::Never, preface.min(TOLD_TIME)),
@@ -264,6 +285,7 @@ impl Incoming {
         };
         Some(Accepted {
             stream: Severable::new(AnyAuthority::new(stream), cut, CancellationToken::new()),
+            chatter,
             connection: Connection {
                 peer,
                 calls,
@@ -360,6 +382,7 @@ impl Stream for Incoming {
 /// A connection on which [`serve`] answers.
 struct Accepted {
     stream: Severable<AnyAuthority<UnixStream>>,
+    chatter: Chatter,
     connection: Connection,
     /// Until it has ended.
     patience: Option<Patience>,
@@ -417,9 +440,17 @@ impl AsyncRead for Accepted {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
-        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
+        let polled = match this.chatter.poll_turn(cx) {
+            Poll::Ready(()) => Pin::new(&mut this.stream).poll_read(cx, buf),
+            Poll::Pending => {
+                this.stream.is_whole(cx)?;
+                Poll::Pending
+            }
+        };
+        let heard = &buf.filled()[before..];
+        this.chatter.heard(heard);
         if let Some(patience) = &mut this.patience {
-            patience.heard += buf.filled().len() - before;
+            patience.heard += heard.len();
         }
         this.in_time(cx)?;
         polled

@@ -28,6 +28,14 @@ impl<T> Severable<T> {
         }
     }
 
+    /// An error once the connection has been cut.
+    pub(super) fn is_whole(&mut self, cx: &mut Context<'_>) -> io::Result<()>
+    where
+        T: Unpin,
+    {
+        self.whole(cx).map(drop)
+    }
+
     /// The connection, unless it has been cut.
     fn whole(&mut self, cx: &mut Context<'_>) -> io::Result<Pin<&mut T>>
     where

@@ -32,7 +32,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::chatter::{Heard, Hearing};
 use super::severable::Severable;
+use crate::metrics::Metrics;
 
 /// The longest path that peers can dial: `sun_path` without its final zero.
 pub const PATH_LIMIT: usize = 107;
@@ -574,6 +576,20 @@ impl Gone {
 ///
 /// Dropping the future gives up.
 pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<Dialed, DialError> {
+    // As good as all of it.
+    let hearing = Hearing {
+        frames_per_second: u32::MAX,
+        metrics: Metrics::default(),
+    };
+    connect_to_hear(path, deadline, &hearing).await
+}
+
+/// The same, with a limit to how much the process may say besides its answers.
+pub(crate) async fn connect_to_hear(
+    path: impl AsRef<Path>,
+    deadline: Instant,
+    hearing: &Hearing,
+) -> Result<Dialed, DialError> {
     let path = path.as_ref();
     let (stream, owner) = dial(path, deadline).await?;
     let failed = |problem| DialError::Io {
@@ -582,6 +598,7 @@ pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<Dialed
     };
     let peer = PeerCred::of(&stream).map_err(failed)?;
     let (cut, gone) = (CancellationToken::new(), CancellationToken::new());
+    let stream = Heard::new(stream, &peer, hearing);
     let stream = Severable::new(stream, cut.clone(), gone.clone());
     let opened = Channel::open(stream, path).await;
     let channel = opened.map_err(|error| failed(io::Error::other(error)))?;

@@ -43,6 +43,12 @@ impl Pace {
         self.settled = self.settled.max(now) + more;
     }
 
+    /// When there will be a time again, if there is none now.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        let due = self.settled.checked_sub(self.period)?;
+        (due > now).then_some(due)
+    }
+
     fn is_settled(&self, now: Instant) -> bool {
         self.settled <= now
     }
@@ -68,6 +74,26 @@ impl<K: Eq + Hash> Paces<K> {
 
     /// Whether this one may now.
     pub fn take(&self, who: K, now: Instant) -> bool {
+        self.with(who, now, |pace| pace.take(now).is_ok())
+    }
+
+    /// This one did it so many times, whether it might or not. If that was too often, when it will be forgiven; no longer
+    /// than two more periods.
+    pub fn owe(&self, who: K, times: u32, now: Instant) -> Option<Instant> {
+        self.with(who, now, |pace| {
+            pace.owe(pace.share.saturating_mul(times), now);
+            pace.settled = pace.settled.min(now + 3 * pace.period);
+            pace.due(now)
+        })
+    }
+
+    /// Whether this one has to wait.
+    pub fn is_over(&self, who: &K, now: Instant) -> bool {
+        let paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        paces.get(who).is_some_and(|pace| pace.due(now).is_some())
+    }
+
+    fn with<T>(&self, who: K, now: Instant, with: impl FnOnce(&mut Pace) -> T) -> T {
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
         if paces.len() >= 1024 {
             paces.retain(|_, pace| !pace.is_settled(now));
@@ -75,7 +101,28 @@ impl<K: Eq + Hash> Paces<K> {
         let pace = paces
             .entry(who)
             .or_insert_with(|| Pace::new(self.times, self.period, now));
-        pace.take(now).is_ok()
+        with(pace)
+    }
+}
+
+/// What comes again and again, and is said 100 times a minute.
+#[derive(Debug)]
+pub struct Mentions(Mutex<(Pace, u64)>);
+
+impl Mentions {
+    pub fn new(now: Instant) -> Self {
+        Self(Mutex::new((Pace::new(100, Duration::from_secs(60), now), 0)))
+    }
+
+    /// Whether it is said this time. If so, how often it was not since the last one, if ever.
+    pub fn take(&self, now: Instant) -> Option<Option<u64>> {
+        let mut mentions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (pace, unsaid) = &mut *mentions;
+        if pace.take(now).is_err() {
+            *unsaid += 1;
+            return None;
+        }
+        Some(Some(std::mem::take(unsaid)).filter(|unsaid| *unsaid > 0))
     }
 }
 
@@ -110,6 +157,28 @@ mod tests {
         pace.owe(3 * SECOND, start);
         assert_eq!(pace.take(start), Err(start + 3 * SECOND + SECOND / 4));
         assert_eq!(pace.take(start + 3 * SECOND + SECOND / 4), Ok(()));
+    }
+
+    #[test]
+    fn what_was_done_anyway_is_owed_and_not_for_ever() {
+        let start = Instant::now();
+        let paces = Paces::new(4, SECOND);
+        assert_eq!(paces.owe(1, 4, start), None);
+        assert!(!paces.is_over(&1, start));
+        assert_eq!(paces.owe(1, 1, start), Some(start + SECOND / 4));
+        assert!(paces.is_over(&1, start) && !paces.is_over(&2, start));
+        assert!(!paces.is_over(&1, start + SECOND / 4));
+        assert_eq!(paces.owe(1, 1_000_000, start), Some(start + 2 * SECOND));
+    }
+
+    #[test]
+    fn what_is_said_too_often_is_counted() {
+        let start = Instant::now();
+        let mentions = Mentions::new(start);
+        let said = (0..130).filter(|_| mentions.take(start) == Some(None)).count();
+        assert_eq!(said, 100);
+        assert_eq!(mentions.take(start + SECOND), Some(Some(30)));
+        assert_eq!(mentions.take(start + 2 * SECOND), Some(None));
     }
 
     #[test]

@@ -22,6 +22,7 @@ use tonic::Status;
 use crate::device_plugin::client::Api;
 use crate::device_plugin::resource_name::{self, InvalidResourceName};
 use crate::dra::registration::{self, DriverRegistrar, InvalidDriver, Registered};
+use crate::grpc::chatter::Hearing;
 use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::{self, DialError, Dialed};
 use crate::limits::{Limit, OverLimit};
@@ -175,7 +176,8 @@ impl Handshake {
 
     async fn attempt(&self, socket: &Path) -> Result<TakenIn, HandshakeError> {
         let deadlines = &self.registrar.config.deadlines;
-        let dialed = uds::connect(socket, Instant::now() + deadlines.dial)
+        let hearing = Hearing::new(&self.registrar.config.limits, &self.registrar.metrics);
+        let dialed = uds::connect_to_hear(socket, Instant::now() + deadlines.dial, &hearing)
             .await
             .map_err(|problem| HandshakeError::Dial {
                 socket: socket.to_owned(),

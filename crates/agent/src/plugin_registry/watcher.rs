@@ -7,13 +7,15 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::inotify;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
 
 /// How deep below the directory sockets are looked for: a kubelet has no limit, a loop of bind mounts has none
 /// either.
@@ -21,6 +23,12 @@ const DEEPEST: usize = 16;
 
 /// How often a directory that was deleted is looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// After a look, the next one waits so many times as long as it took, and between so long and so long: whoever makes
+/// events without end is not looked after all the time.
+const LEFT_TO_OTHERS: u32 = 9;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a directory cannot be watched.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +54,7 @@ pub struct Identity {
 #[derive(Debug)]
 pub struct Watcher {
     directory: PathBuf,
-    inotify: AsyncFd<OwnedFd>,
+    inotify: OwnedFd,
     last: Option<BTreeMap<PathBuf, Identity>>,
 }
 
@@ -54,11 +62,9 @@ impl Watcher {
     /// Watches `directory`, which must exist.
     pub fn new(directory: PathBuf) -> Result<Self, WatchError> {
         let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
-        let start = || -> io::Result<AsyncFd<OwnedFd>> {
+        let start = || -> io::Result<OwnedFd> {
             std::fs::read_dir(&directory)?;
-            // Its successor is unsafe for types whose descriptor may change; an `OwnedFd` has the same one for life.
-            #[allow(deprecated)]
-            AsyncFd::new(inotify::init(flags)?)
+            Ok(inotify::init(flags)?)
         };
         match start() {
             Ok(inotify) => Ok(Self {
@@ -73,6 +79,7 @@ impl Watcher {
     /// All sockets, as soon as they are other ones than last time. The first call answers at once.
     pub async fn changed(&mut self) -> Result<BTreeMap<PathBuf, Identity>, WatchError> {
         loop {
+            let began = Instant::now();
             // Watches are set before a directory is read, so that nothing falls in between.
             let mut sockets = BTreeMap::new();
             let is_there = self.scan(&self.directory, 0, &mut sockets);
@@ -80,12 +87,13 @@ impl Watcher {
                 self.last = Some(sockets.clone());
                 return Ok(sockets);
             }
-            let event = async {
-                self.wait().await.map_err(|problem| WatchError {
-                    directory: self.directory.clone(),
-                    problem,
-                })
+            let ended = Instant::now();
+            let pause = ((ended - began) * LEFT_TO_OTHERS).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            let failed = |problem| WatchError {
+                directory: self.directory.clone(),
+                problem,
             };
+            let event = async { self.happened().await.map_err(failed) };
             if is_there {
                 event.await?;
             } else {
@@ -95,21 +103,26 @@ impl Watcher {
                     Err(_) => continue,
                 }
             }
+            tokio::time::sleep_until(ended + pause).await;
+            self.forget_events().map_err(failed)?;
         }
     }
 
-    /// Until something happened; what it was does not matter.
-    async fn wait(&self) -> io::Result<()> {
-        let mut ready = self.inotify.readable().await?;
+    /// Until something happens. Nobody is woken by what happens later, until this is asked again.
+    async fn happened(&self) -> io::Result<()> {
+        // Its successor is unsafe for types whose descriptor may change; this one has the same for life.
+        #[allow(deprecated)]
+        let ready = AsyncFd::with_interest(self.inotify.as_fd(), Interest::READABLE)?;
+        ready.readable().await.map(drop)
+    }
+
+    /// What happened does not matter.
+    fn forget_events(&self) -> io::Result<()> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         loop {
-            match rustix::io::read(self.inotify.get_ref(), &mut buffer[..]) {
-                Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => {
-                    ready.clear_ready();
-                    return Ok(());
-                }
+            match rustix::io::read(&self.inotify, &mut buffer[..]) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -127,7 +140,7 @@ impl Watcher {
             | WatchFlags::DELETE_SELF
             | WatchFlags::MOVE_SELF
             | WatchFlags::ONLYDIR;
-        if let Err(error) = inotify::add_watch(self.inotify.get_ref(), directory, flags)
+        if let Err(error) = inotify::add_watch(&self.inotify, directory, flags)
             && error != rustix::io::Errno::NOENT
         {
             tracing::warn!(directory = %directory.display(), %error, "directory is not watched");

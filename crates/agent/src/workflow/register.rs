@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use devlet_core::device_plugin::inventory::Offer;
 use devlet_core::{ConnectError, ConnectionId, Node, ResourceName};
@@ -15,10 +16,11 @@ use crate::device_plugin::client::{Api, PluginClient};
 use crate::device_plugin::connection::{self, Connection};
 use crate::device_plugin::plugins::Plugins;
 use crate::grpc::call::CallError;
+use crate::grpc::chatter::Hearing;
 use crate::grpc::uds::{self, DialError};
-use crate::limits::rate::Paces;
+use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::{self, Process, Seats};
-use crate::limits::{Limit, OverLimit};
+use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Metrics;
 use crate::store::Store;
 
@@ -75,6 +77,14 @@ pub enum RegisterError {
     Refused(#[from] ConnectError),
 }
 
+/// How long a process that registers too often waits to be told so.
+const SLOWED_DOWN: Duration = Duration::from_secs(1);
+
+/// How often a process may register one resource.
+pub(crate) fn repetitions_per_minute(limits: &Limits) -> u32 {
+    (limits.registrations_per_minute / 10).max(1)
+}
+
 /// Takes plugins in.
 #[derive(Debug, Clone)]
 pub struct Registrar {
@@ -87,8 +97,12 @@ pub struct Registrar {
     pub(crate) stop: CancellationToken,
     /// How often each process registers.
     pub(crate) registrations: Arc<Paces<Process>>,
+    /// The same for each resource of it.
+    pub(crate) repetitions: Arc<Paces<(Process, ResourceName)>>,
     /// Long lists are decoded one at a time.
     pub(crate) decoding: Arc<Semaphore>,
+    /// Refusals in the log.
+    pub(crate) refusals: Arc<Mentions>,
 }
 
 impl Registrar {
@@ -96,7 +110,14 @@ impl Registrar {
     pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
         let connected = match self.in_time(&candidate) {
             Ok(()) => self.connect(&candidate, |_| true).await,
-            Err(over) => Err(over.into()),
+            Err(over) => {
+                // Whoever does not wait for the answer waits for a place.
+                tokio::select! {
+                    () = tokio::time::sleep(SLOWED_DOWN) => {}
+                    () = self.stop.cancelled() => {}
+                }
+                Err(over.into())
+            }
         };
         self.metrics.registered(&candidate.resource, &connected);
         if let Err(RegisterError::OverLimit(over)) = &connected {
@@ -113,14 +134,33 @@ impl Registrar {
         Ok(id)
     }
 
+    /// For the log.
+    pub(crate) fn say_refused(&self, resource: &ResourceName, error: &RegisterError) {
+        if let Some(unsaid) = self.refusals.take(Instant::now()) {
+            tracing::warn!(%resource, %error, unsaid, "device plugin is not taken in");
+        }
+    }
+
     /// Whether its process may register again already.
     fn in_time(&self, candidate: &Candidate) -> Result<(), OverLimit> {
         let process = (candidate.uid, candidate.pid);
-        if self.registrations.take(process, Instant::now()) {
-            return Ok(());
+        let resource = &candidate.resource;
+        let now = Instant::now();
+        let often = |what: String, most: u32| {
+            let most = usize::try_from(most).unwrap_or(usize::MAX);
+            Limit::REGISTRATIONS_PER_MINUTE.exceeded(what, most)
+        };
+        let most = self.config.limits.registrations_per_minute;
+        if !self.repetitions.take((process, resource.clone()), now) {
+            let tenth = repetitions_per_minute(&self.config.limits);
+            let what =
+                format!("the process registers {resource} more than {tenth} times a minute (a tenth of all)");
+            return Err(often(what, most));
         }
-        let most = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
-        Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", most))
+        if !self.registrations.take(process, now) {
+            return Err(often("the process registers too often".into(), most));
+        }
+        Ok(())
     }
 
     /// Dials a plugin and tells the node, if `still` says so when it comes to that.
@@ -144,7 +184,8 @@ impl Registrar {
             });
         }
         let deadlines = &self.config.deadlines;
-        let dialed = uds::connect(socket, Instant::now() + deadlines.dial)
+        let hearing = Hearing::new(&self.config.limits, &self.metrics);
+        let dialed = uds::connect_to_hear(socket, Instant::now() + deadlines.dial, &hearing)
             .await
             .map_err(RegisterError::Dial)?;
         for owner in [dialed.owner, dialed.peer.uid] {

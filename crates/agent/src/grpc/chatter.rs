@@ -1,0 +1,313 @@
+//! What a peer sends besides calls: connections that come to nothing, pings, settings, resets. All of it has to be
+//! looked at, and none of it is of use to anybody; more than a little of it waits.
+//!
+//! Frames count from the last call on their connection: that is a whole request from a peer who connects to us, and ours
+//! to one that we dialled. A process that connects has one account for all its connections, and each that never had a
+//! call counts for some. So where there are calls nobody is kept waiting, and whoever makes none is heard so often and no
+//! more. Nor does one connection keep its thread from others for long.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+use super::presence::Calls;
+use super::uds::PeerCred;
+use crate::limits::rate::Paces;
+use crate::limits::{Limit, Limits};
+use crate::metrics::Metrics;
+
+/// How many bytes of a client come before its first frame.
+const PREFACE: usize = 24;
+const FRAME_HEAD: usize = 9;
+const HEADERS: u8 = 1;
+
+/// What a connection without a call counts for, in frames.
+const CONNECTION: u32 = 64;
+/// So many are put on the account at a time.
+const PORTION: u32 = 64;
+/// So many in a row, and others have their turn.
+const TURN: u32 = 256;
+
+/// Who talks: a user's process.
+type Speaker = (u32, Option<i32>);
+
+/// The accounts of all of them.
+#[derive(Debug, Clone)]
+pub(super) struct Speakers(Arc<Paces<Speaker>>);
+
+impl Speakers {
+    pub(super) fn new(frames_per_second: u32) -> Self {
+        Self(Arc::new(Paces::new(frames_per_second, Duration::from_secs(1))))
+    }
+
+    /// Whether this one has said more than it may.
+    pub(super) fn is_over(&self, peer: &PeerCred) -> bool {
+        self.0.is_over(&speaker(peer), Instant::now())
+    }
+}
+
+/// What comes over one connection.
+#[derive(Debug)]
+pub(super) struct Chatter {
+    who: Speaker,
+    speakers: Speakers,
+    metrics: Metrics,
+    calls: Arc<Calls>,
+    /// Calls that have been seen.
+    seen: usize,
+    frames: Frames,
+    /// Frames since the last call that are not on the account.
+    unpaid: u32,
+    /// Frames in a row.
+    row: u32,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Chatter {
+    /// Of a peer who connected.
+    pub(super) fn new(peer: &PeerCred, calls: Arc<Calls>, speakers: Speakers, metrics: Metrics) -> Self {
+        Self::after(PREFACE, peer, calls, speakers, metrics)
+    }
+
+    /// After so many bytes of something else.
+    fn after(skip: usize, peer: &PeerCred, calls: Arc<Calls>, speakers: Speakers, metrics: Metrics) -> Self {
+        Self {
+            who: speaker(peer),
+            speakers,
+            metrics,
+            calls,
+            seen: 0,
+            frames: Frames::after(skip),
+            unpaid: 0,
+            row: 0,
+            pause: None,
+        }
+    }
+
+    /// Whether more may be read.
+    pub(super) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        if self.row >= TURN {
+            self.row = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    }
+
+    /// This came; nothing, if there is nothing more for the moment.
+    pub(super) fn heard(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            self.row = 0;
+            return;
+        }
+        let calls = self.calls.count();
+        if self.seen != calls {
+            (self.seen, self.unpaid) = (calls, 0);
+        }
+        let mut frames = 0;
+        self.frames.pass(bytes, |_| frames += 1);
+        self.row = self.row.saturating_add(frames);
+        self.unpaid = self.unpaid.saturating_add(frames);
+        if self.unpaid < PORTION {
+            return;
+        }
+        let now = Instant::now();
+        let unpaid = std::mem::take(&mut self.unpaid);
+        if let Some(due) = self.speakers.0.owe(self.who, unpaid, now) {
+            self.metrics.limit_hit(Limit::FRAMES_PER_SECOND.name());
+            self.pause = Some(Box::pin(tokio::time::sleep_until(due)));
+        }
+    }
+}
+
+impl Drop for Chatter {
+    fn drop(&mut self) {
+        if !self.calls.were_any() {
+            let frames = self.unpaid.saturating_add(CONNECTION);
+            self.speakers.0.owe(self.who, frames, Instant::now());
+        }
+    }
+}
+
+fn speaker(peer: &PeerCred) -> Speaker {
+    (peer.uid, peer.pid)
+}
+
+/// How much is heard of peers who are dialled.
+#[derive(Debug, Clone)]
+pub(crate) struct Hearing {
+    pub(super) frames_per_second: u32,
+    pub(super) metrics: Metrics,
+}
+
+impl Hearing {
+    /// As much as of those who connect.
+    pub(crate) fn new(limits: &Limits, metrics: &Metrics) -> Self {
+        Self {
+            frames_per_second: limits.server.frames_per_second,
+            metrics: metrics.clone(),
+        }
+    }
+}
+
+/// A connection to a peer who was dialled, of whose chatter a little is heard.
+#[derive(Debug)]
+pub(super) struct Heard<T> {
+    inner: T,
+    chatter: Chatter,
+    calls: Arc<Calls>,
+    /// What we send.
+    own: Frames,
+}
+
+impl<T> Heard<T> {
+    pub(super) fn new(inner: T, peer: &PeerCred, hearing: &Hearing) -> Self {
+        let calls = Arc::new(Calls::default());
+        let account = Speakers::new(hearing.frames_per_second);
+        Self {
+            inner,
+            chatter: Chatter::after(0, peer, calls.clone(), account, hearing.metrics.clone()),
+            calls,
+            own: Frames::after(PREFACE),
+        }
+    }
+
+    fn sent(&mut self, bytes: &[u8]) {
+        let calls = &self.calls;
+        let pass = |kind| {
+            if kind == HEADERS {
+                calls.another();
+            }
+        };
+        self.own.pass(bytes, pass);
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Heard<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.chatter.poll_turn(cx));
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut this.inner).poll_read(cx, buf);
+        this.chatter.heard(&buf.filled()[before..]);
+        polled
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Heard<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let sent = ready!(Pin::new(&mut this.inner).poll_write(cx, buf))?;
+        this.sent(&buf[..sent]);
+        Poll::Ready(Ok(sent))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let sent = ready!(Pin::new(&mut this.inner).poll_write_vectored(cx, bufs))?;
+        let mut left = sent;
+        for buf in bufs {
+            let part = left.min(buf.len());
+            this.sent(&buf[..part]);
+            left -= part;
+        }
+        Poll::Ready(Ok(sent))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
+
+/// Tells the frames in what passes.
+#[derive(Debug)]
+struct Frames {
+    /// Bytes until the next frame.
+    skip: usize,
+    /// How much of a frame's head has passed, and what is known of it.
+    head: usize,
+    length: usize,
+    kind: u8,
+}
+
+impl Frames {
+    fn after(skip: usize) -> Self {
+        Self {
+            skip,
+            head: 0,
+            length: 0,
+            kind: 0,
+        }
+    }
+
+    /// The kinds of those whose heads end in these bytes.
+    fn pass(&mut self, mut bytes: &[u8], mut frame: impl FnMut(u8)) {
+        while let Some((&first, rest)) = bytes.split_first() {
+            if self.skip > 0 {
+                let passed = self.skip.min(bytes.len());
+                self.skip -= passed;
+                bytes = &bytes[passed..];
+                continue;
+            }
+            match self.head {
+                0..3 => self.length = self.length << 8 | usize::from(first),
+                3 => self.kind = first,
+                _ => {}
+            }
+            self.head += 1;
+            bytes = rest;
+            if self.head == FRAME_HEAD {
+                frame(self.kind);
+                *self = Self::after(self.length);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, length: usize) -> Vec<u8> {
+        let mut frame = u32::try_from(length).unwrap().to_be_bytes()[1..].to_vec();
+        frame.extend([kind, 0, 0, 0, 0, 0]);
+        frame.resize(FRAME_HEAD + length, 0xff);
+        frame
+    }
+
+    #[test]
+    fn frames_are_told_however_they_are_cut() {
+        let frames =
+            [(4, 0), (6, 8), (0, 1), (1, 0), (0, 70_000), (8, 4)].map(|(kind, length)| frame(kind, length));
+        let bytes = [vec![0xff; PREFACE], frames.concat()].concat();
+        for size in [1, 2, 3, 7, 9, 10, 17, 4096, bytes.len()] {
+            let mut frames = Frames::after(PREFACE);
+            let mut kinds = Vec::new();
+            for chunk in bytes.chunks(size) {
+                frames.pass(chunk, |kind| kinds.push(kind));
+            }
+            assert_eq!(kinds, [4, 6, 0, 1, 0, 8], "in pieces of {size}");
+        }
+    }
+}
