@@ -22,6 +22,7 @@ mod hostile;
 
 use std::any::Any;
 use std::io::Write as _;
+use std::ops::RangeInclusive;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -393,9 +394,12 @@ impl Drop for Again {
 struct Args {
     /// Only the behaviours that have one of these in their name
     names: Vec<String>,
-    /// How often each behaviour begins and ends
-    #[arg(long, default_value_t = 25)]
+    /// How often each behaviour begins and ends at least
+    #[arg(long, default_value_t = 15)]
     rounds: usize,
+    /// And at most, if the ratio is not certain enough
+    #[arg(long, default_value_t = 60)]
+    most_rounds: usize,
     /// One short round of each: to try it, not to judge
     #[arg(long)]
     quick: bool,
@@ -412,14 +416,28 @@ impl Args {
         self.names.is_empty() || self.names.iter().any(|each| name.contains(each.as_str()))
     }
 
-    /// Rounds, and pods in each.
-    fn size(&self) -> (usize, usize) {
+    fn size(&self) -> Size {
         if self.quick {
-            (2, 50)
+            Size {
+                rounds: 2..=2,
+                pods: 50,
+            }
         } else {
-            (self.rounds.max(2), PODS)
+            let rounds = self.rounds.max(2);
+            Size {
+                rounds: rounds..=self.most_rounds.max(rounds),
+                pods: PODS,
+            }
         }
     }
+}
+
+/// How much is measured.
+struct Size {
+    /// Of each behaviour, at least and at most.
+    rounds: RangeInclusive<usize>,
+    /// In each round.
+    pods: usize,
 }
 
 /// What a round of pods was like.
@@ -451,6 +469,8 @@ struct Row {
     during: f64,
     /// Of a round with the behaviour to those around it; the median.
     ratio: f64,
+    /// How many of these.
+    rounds: usize,
     /// By what factor that may be off, either way.
     noise: f64,
     /// How much of a processor the daemon spends on the behaviour.
@@ -473,6 +493,7 @@ impl Row {
             quiet: median(&in_order(quiet.iter().map(|round| round.p99))),
             during: median(&in_order(during.iter().map(|round| round.p99))),
             ratio: median(&ratios),
+            rounds: ratios.len(),
             noise: (high / low).sqrt(),
             share: (busy(during) - own) / took.as_secs_f64(),
         }
@@ -505,13 +526,14 @@ impl Row {
             quiet,
             during,
             ratio,
+            rounds,
             noise,
             share,
         } = self;
         let share = share * 100.0;
         let verdict = self.verdict();
         format!(
-            "| {name:<52} | {quiet:>8.2} | {during:>8.2} | {ratio:>5.2} | {noise:>5.2} | {share:>4.0} | {verdict} |"
+            "| {name:<52} | {quiet:>8.2} | {during:>8.2} | {ratio:>5.2} | {noise:>5.2} | {rounds:>3} | {share:>4.0} | {verdict} |"
         )
     }
 }
@@ -550,44 +572,51 @@ fn set_idle(is_idle: bool) {
     }
 }
 
-fn row(name: &'static str, begin: fn(&Neighbourhood) -> Going, (rounds, pods): (usize, usize)) -> Row {
+fn row(name: &'static str, begin: fn(&Neighbourhood) -> Going, size: &Size) -> Row {
     let mut neighbours = Neighbourhood::configured("logLevel: error\n");
-    let (mut quiet, mut during) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        quiet.push(Round::of(&mut neighbours, pods));
+    let mut quiet = vec![Round::of(&mut neighbours, size.pods)];
+    let mut during = Vec::new();
+    loop {
         // Threads and processes inherit it.
         set_idle(true);
         let going = begin(&neighbours);
         set_idle(false);
-        during.push(Round::of(&mut neighbours, pods));
+        during.push(Round::of(&mut neighbours, size.pods));
         drop(going);
         // What is left of it ends.
         let settled = Instant::now() + SETTLE;
         while Instant::now() < settled {
             neighbours.one_pod_goes_on();
         }
+        quiet.push(Round::of(&mut neighbours, size.pods));
+        if during.len() < *size.rounds.start() {
+            continue;
+        }
+        let row = Row::new(name, &quiet, &during);
+        if !row.is_noisy() || during.len() >= *size.rounds.end() {
+            neighbours.unharmed_within(ROOM_MIB);
+            return row;
+        }
     }
-    quiet.push(Round::of(&mut neighbours, pods));
-    neighbours.unharmed_within(ROOM_MIB);
-    Row::new(name, &quiet, &during)
 }
 
 fn main() -> ExitCode {
     devlet_testkit::become_plugin_if_asked();
     let args = Args::parse();
-    let (rounds, pods) = args.size();
-    let head = "| while another plugin or caller ... | p99 undisturbed, ms | p99 meanwhile, ms | ratio | noise | devlet's work, % | |\n\
-                | --- | ---: | ---: | ---: | ---: | ---: | --- |";
+    let size = args.size();
+    let head = "| while another plugin or caller ... | p99 undisturbed, ms | p99 meanwhile, ms | ratio | noise | rounds | devlet's work, % | |\n\
+                | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |";
     println!("{head}");
     let mut rows = Vec::new();
     for (name, begin) in BEHAVIOURS.iter().filter(|(name, _)| args.wants(name)) {
-        let row = row(name, *begin, (rounds, pods));
+        let row = row(name, *begin, &size);
         println!("{}", row.line());
         rows.push(row);
     }
+    let Size { pods, .. } = size;
     let legend = format!(
-        "Admission of a pod of a good plugin; {rounds} rounds of {pods} pods with the behaviour, in turns with as many \
-         without; medians of the rounds' 99th percentiles. Ratio: of a round to those before and after, the median. \
+        "Admission of a pod of a good plugin; rounds of {pods} pods with the behaviour, in turns with as many without, \
+         more of them where the ratio was not certain; medians of the rounds' 99th percentiles. Ratio: of a round to those before and after, the median. \
          Noise: by what factor it may be off, in 19 of 20 cases. Devlet's work: processor time that it spends on the \
          behaviour, of one processor. The bar is {BAR}."
     );
