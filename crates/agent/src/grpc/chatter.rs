@@ -45,6 +45,14 @@ impl Speakers {
         Self(Arc::new(Paces::new(frames_per_second, Duration::from_secs(1))))
     }
 
+    /// The account of this one. Processes that cannot be told apart have one for each connection.
+    fn of(&self, peer: &PeerCred) -> Self {
+        match peer.pid {
+            Some(_) => self.clone(),
+            None => Self(Arc::new(self.0.alike())),
+        }
+    }
+
     /// Whether this one has said more than it may.
     pub(super) fn is_over(&self, peer: &PeerCred) -> bool {
         self.0.is_over(&speaker(peer), Instant::now())
@@ -70,15 +78,15 @@ pub(super) struct Chatter {
 
 impl Chatter {
     /// Of a peer who connected.
-    pub(super) fn new(peer: &PeerCred, calls: Arc<Calls>, speakers: Speakers, metrics: Metrics) -> Self {
+    pub(super) fn new(peer: &PeerCred, calls: Arc<Calls>, speakers: &Speakers, metrics: Metrics) -> Self {
         Self::after(PREFACE, peer, calls, speakers, metrics)
     }
 
     /// After so many bytes of something else.
-    fn after(skip: usize, peer: &PeerCred, calls: Arc<Calls>, speakers: Speakers, metrics: Metrics) -> Self {
+    fn after(skip: usize, peer: &PeerCred, calls: Arc<Calls>, speakers: &Speakers, metrics: Metrics) -> Self {
         Self {
             who: speaker(peer),
-            speakers,
+            speakers: speakers.of(peer),
             metrics,
             calls,
             seen: 0,
@@ -175,7 +183,7 @@ impl<T> Heard<T> {
         let account = Speakers::new(hearing.frames_per_second);
         Self {
             inner,
-            chatter: Chatter::after(0, peer, calls.clone(), account, hearing.metrics.clone()),
+            chatter: Chatter::after(0, peer, calls.clone(), &account, hearing.metrics.clone()),
             calls,
             own: Frames::after(PREFACE),
         }
@@ -309,5 +317,51 @@ mod tests {
             }
             assert_eq!(kinds, [4, 6, 0, 1, 0, 8], "in pieces of {size}");
         }
+    }
+
+    fn peer(pid: Option<i32>) -> PeerCred {
+        PeerCred { uid: 0, gid: 0, pid }
+    }
+
+    fn chatter(pid: Option<i32>, speakers: &Speakers, calls: &Arc<Calls>) -> Chatter {
+        let mut chatter = Chatter::new(&peer(pid), calls.clone(), speakers, Metrics::default());
+        chatter.heard(&[0; PREFACE]);
+        chatter
+    }
+
+    #[tokio::test]
+    async fn a_process_has_one_account_and_those_that_cannot_be_told_apart_have_none_in_common() {
+        for pid in [Some(7), None] {
+            let speakers = Speakers::new(100);
+            let mut talks = chatter(pid, &speakers, &Arc::default());
+            talks.heard(&frame(6, 8).repeat(1_000));
+            assert!(talks.pause.is_some());
+            assert_eq!(speakers.is_over(&peer(pid)), pid.is_some());
+            let mut other = chatter(pid, &speakers, &Arc::default());
+            other.heard(&frame(6, 8).repeat(70));
+            assert_eq!(other.pause.is_some(), pid.is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_makes_calls_is_not_kept_waiting() {
+        let (speakers, calls) = (Speakers::new(100), Arc::<Calls>::default());
+        let mut talks = chatter(Some(7), &speakers, &calls);
+        for _ in 0..1_000 {
+            talks.heard(&frame(6, 8).repeat(60));
+            assert!(talks.pause.is_none());
+            calls.another();
+        }
+        drop(talks);
+        assert!(!speakers.is_over(&peer(Some(7))));
+    }
+
+    #[tokio::test]
+    async fn connections_that_come_to_nothing_count() {
+        let speakers = Speakers::new(100);
+        drop(chatter(Some(7), &speakers, &Arc::default()));
+        assert!(!speakers.is_over(&peer(Some(7))));
+        drop(chatter(Some(7), &speakers, &Arc::default()));
+        assert!(speakers.is_over(&peer(Some(7))));
     }
 }

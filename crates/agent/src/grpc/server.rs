@@ -276,7 +276,7 @@ impl Incoming {
                 (seat, self.cut.child_token(), Some(Arc::new(error)))
             }
         };
-        let chatter = Chatter::new(&peer, calls.clone(), self.speakers.clone(), self.metrics.clone());
+        let chatter = Chatter::new(&peer, calls.clone(), &self.speakers, self.metrics.clone());
         let preface = self.limits.preface;
         let (until, time) = match &refused {
             Some(_) => (Until::Never, preface.min(TOLD_TIME)),

@@ -72,6 +72,11 @@ impl<K: Eq + Hash> Paces<K> {
         }
     }
 
+    /// The same, of nobody yet.
+    pub fn alike(&self) -> Self {
+        Self::new(self.times, self.period)
+    }
+
     /// Whether this one may now.
     pub fn take(&self, who: K, now: Instant) -> bool {
         self.with(who, now, |pace| pace.take(now).is_ok())
