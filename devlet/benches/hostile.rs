@@ -473,6 +473,8 @@ struct Row {
     rounds: usize,
     /// By what factor that may be off, either way.
     noise: f64,
+    /// What it hardly is below.
+    low: f64,
     /// How much of a processor the daemon spends on the behaviour.
     share: f64,
 }
@@ -495,6 +497,7 @@ impl Row {
             ratio: median(&ratios),
             rounds: ratios.len(),
             noise: (high / low).sqrt(),
+            low,
             share: (busy(during) - own) / took.as_secs_f64(),
         }
     }
@@ -508,14 +511,15 @@ impl Row {
     }
 
     fn is_over(&self) -> bool {
-        !self.is_control() && !self.is_noisy() && self.ratio > BAR
+        // However noisy, if it is that much.
+        !self.is_control() && (self.low > BAR || !self.is_noisy() && self.ratio > BAR)
     }
 
     fn verdict(&self) -> &'static str {
         match self {
             _ if self.is_control() => "",
-            _ if self.is_noisy() => "too noisy to say",
             _ if self.is_over() => "**over the bar**",
+            _ if self.is_noisy() => "too noisy to say",
             _ => "ok",
         }
     }
@@ -528,6 +532,7 @@ impl Row {
             ratio,
             rounds,
             noise,
+            low: _,
             share,
         } = self;
         let share = share * 100.0;
@@ -550,7 +555,8 @@ fn median(values: &[f64]) -> f64 {
     f64::midpoint(values[last / 2], values[last.div_ceil(2)])
 }
 
-/// Between which of these the median of all that there might have been lies, in 19 of 20 cases.
+/// Between which of these the median of all that there might have been lies, in 19 of 20 cases if they had nothing to do
+/// with each other. But neighbours share a quiet round, and there are as many as it takes: in about 9 of 10.
 fn trusted(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     // Each is below that median or above it, like a coin that is tossed.
@@ -593,7 +599,7 @@ fn row(name: &'static str, begin: fn(&Neighbourhood) -> Going, size: &Size) -> R
             continue;
         }
         let row = Row::new(name, &quiet, &during);
-        if !row.is_noisy() || during.len() >= *size.rounds.end() {
+        if !row.is_noisy() || row.is_over() || during.len() >= *size.rounds.end() {
             neighbours.unharmed_within(ROOM_MIB);
             return row;
         }
@@ -617,7 +623,7 @@ fn main() -> ExitCode {
     let legend = format!(
         "Admission of a pod of a good plugin; rounds of {pods} pods with the behaviour, in turns with as many without, \
          more of them where the ratio was not certain; medians of the rounds' 99th percentiles. Ratio: of a round to those before and after, the median. \
-         Noise: by what factor it may be off, in 19 of 20 cases. Devlet's work: processor time that it spends on the \
+         Noise: by what factor it may be off, in 9 of 10 cases. Devlet's work: processor time that it spends on the \
          behaviour, of one processor. The bar is {BAR}."
     );
     println!("\n{legend}");

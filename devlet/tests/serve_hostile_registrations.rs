@@ -7,7 +7,7 @@ mod common;
 mod hostile;
 
 use devlet_client::v1::ResourceState;
-use devlet_testkit::{Door, Event, Plugin, Script};
+use devlet_testkit::{Api, Door, Event, Plugin, Script};
 use hostile::{BAD, IMPATIENT, Neighbourhood};
 
 devlet_testkit::plugin_process!();
@@ -44,8 +44,20 @@ fn a_plugin_that_is_gone_when_it_is_dialled_is_not_taken_in() {
 
 #[test]
 fn a_plugin_that_registers_a_thousand_times_a_second_is_slowed_down_alone() {
+    slowed_down_alone(Api::V1beta1);
+}
+
+#[test]
+fn so_is_one_of_2017() {
+    slowed_down_alone(Api::V1alpha2);
+}
+
+fn slowed_down_alone(api: Api) {
     let mut neighbours = Neighbourhood::configured("limits: {registrationsPerMinute: 50}");
-    let mut plugin = Plugin::registered(&neighbours.bad(2));
+    let mut plugin = Plugin::registered(&Script {
+        api,
+        ..neighbours.bad(2)
+    });
     neighbours.until_capacity(BAD, 2);
     plugin.register_often(1_000, 1_000);
     while !plugin.has_come(|event| matches!(event, Event::Registrations { .. })) {
@@ -57,7 +69,11 @@ fn a_plugin_that_registers_a_thousand_times_a_second_is_slowed_down_alone() {
         "{taken_in} taken in, {refused} refused"
     );
     let named = |limit: &str| messages.iter().any(|message| message.contains(limit));
-    assert!(named("limits.registrationsPerMinute"), "{messages:?}");
+    assert!(named("limits.registrationsPerMinute allows 50"), "{messages:?}");
+    assert!(
+        named("registers evil.example/device more than 5 times a minute"),
+        "{messages:?}"
+    );
     assert!(neighbours.hits("registrationsPerMinute") > 0);
     // Another plugin still gets in.
     let _other = Plugin::registered(&Script {

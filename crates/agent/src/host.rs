@@ -11,10 +11,10 @@ mod claims;
 mod convert;
 mod problems;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use devlet_client::v1;
@@ -38,7 +38,8 @@ use crate::grpc::server::{self, ServerLimits};
 use crate::grpc::status::since;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
-use crate::manifest::{self, InvalidManifest, Manifests};
+use crate::limits::seats::Process;
+use crate::manifest::{self, Manifests};
 use crate::store::{ForgetClaimError, OpenReport, WriteError};
 use crate::workflow::admit::AdmitError;
 
@@ -50,6 +51,43 @@ const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Manifests of so many bytes take a while to parse, and the next one waits so many times as long.
 const LARGE_MANIFEST: usize = 64 << 10;
 const LEFT_TO_OTHERS: u32 = 9;
+const LONGEST_REST: Duration = Duration::from_secs(1);
+const LONG_MANIFEST: &str = "manifests of 64 KiB and more are parsed one after the other, and this one's turn did not come in \
+                             time: admit it again, with a longer wait, or shorten it";
+
+/// Who wants something admitted, and until when.
+struct Caller {
+    process: Option<Process>,
+    deadline: Instant,
+}
+
+/// Turns for what takes long: of all, one has its turn, and of each process one is there to take it or rests.
+#[derive(Debug)]
+struct Turns {
+    all: Arc<Semaphore>,
+    by_process: Mutex<HashMap<Option<Process>, Arc<Semaphore>>>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self {
+            all: Arc::new(Semaphore::new(1)),
+            by_process: Mutex::default(),
+        }
+    }
+}
+
+impl Turns {
+    fn of(&self, process: Option<Process>) -> Arc<Semaphore> {
+        let mut by_process = self.by_process.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_process.len() >= 64 {
+            // Nobody has or wants the others.
+            by_process.retain(|_, turn| Arc::strong_count(turn) > 1);
+        }
+        let turn = by_process.entry(process);
+        turn.or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
+    }
+}
 
 /// The pause between two snapshots of a watch: changes come in bursts, and the first of them is told at once.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -131,7 +169,7 @@ pub struct Host {
     /// What a human should know of how the node started.
     findings: Arc<Vec<v1::Problem>>,
     /// Long manifests are parsed one at a time.
-    parsing: Arc<Semaphore>,
+    parsing: Arc<Turns>,
 }
 
 /// Serves our API for a node until it stops.
@@ -177,7 +215,7 @@ impl Host {
             agent,
             started,
             findings,
-            parsing: Arc::new(Semaphore::new(1)),
+            parsing: Arc::default(),
         }
     }
 
@@ -200,44 +238,48 @@ impl Host {
         Instant::now() + wait.min(LONGEST_WAIT)
     }
 
-    /// Long manifests one at a time, and where they keep nobody else waiting.
-    async fn parse(&self, texts: Vec<String>) -> Result<Manifests, InvalidManifest> {
+    /// Long manifests one at a time, and where they keep nobody else waiting. After one, its caller rests.
+    async fn parse(&self, texts: Vec<String>, caller: &Caller) -> Result<Manifests, Status> {
         let parse = |agent: &Agent, texts: &[String]| {
             let texts = texts.iter().map(String::as_str);
             manifest::read(texts, Source::Api, &agent.config().foreign)
         };
         if bytes(&texts) < LARGE_MANIFEST {
-            return parse(&self.agent, &texts);
+            return Ok(parse(&self.agent, &texts)?);
         }
-        let turn = self.parsing.clone().acquire_owned().await;
+        let turns = async {
+            let own = self.parsing.of(caller.process).acquire_owned().await;
+            (own, self.parsing.all.clone().acquire_owned().await)
+        };
+        let turns = tokio::time::timeout_at(caller.deadline, turns).await;
+        let (own, turn) = turns.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;
         let agent = self.agent.clone();
         // A caller who leaves does not shorten it.
         let parsed = tokio::task::spawn_blocking(move || {
             let began = Instant::now();
             let parsed = parse(&agent, &texts);
-            let pause = began.elapsed() * LEFT_TO_OTHERS;
+            drop(turn);
+            let pause = (began.elapsed() * LEFT_TO_OTHERS).min(LONGEST_REST);
             tokio::spawn(async move {
                 tokio::time::sleep(pause).await;
-                drop(turn);
+                drop(own);
             });
             parsed
         })
         .await;
-        parsed.unwrap_or_else(|error| {
-            let message = error.to_string();
-            Err(InvalidManifest::Malformed { message })
-        })
+        let parsed = parsed.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(parsed?)
     }
 
     /// What a caller wants admitted, from all of its manifests.
-    async fn request(&self, texts: Vec<String>) -> Result<PodRequest, Status> {
+    async fn request(&self, texts: Vec<String>, caller: &Caller) -> Result<PodRequest, Status> {
         let limits = &self.agent.config().limits;
         let bytes = bytes(&texts);
         let most = limits.manifest_bytes;
         let what = || format!("the manifest has {bytes} bytes");
         let checked = Limit::MANIFEST_BYTES.check(bytes, most, what);
         checked.inspect_err(|over| self.agent.metrics().limit_hit(over.limit.name()))?;
-        let Manifests { pod, claims } = self.parse(texts).await?;
+        let Manifests { pod, claims } = self.parse(texts, caller).await?;
         Ok(pod.resolve(&claims).await?)
     }
 
@@ -520,18 +562,23 @@ impl Devlet for Host {
         let metrics = self.agent.metrics();
         self.allow(&request)
             .inspect_err(|_| metrics.turned_away("not_allowed"))?;
+        let peer = request.extensions().get::<PeerCred>().copied();
         let v1::AdmitRequest {
             manifest,
             wait_ms,
             manifests,
         } = request.into_inner();
+        let caller = Caller {
+            process: peer.map(|peer| (peer.uid, peer.pid)),
+            deadline: self.deadline(wait_ms),
+        };
         // One who has all of them in a list need not single one out.
         let first = (!manifest.is_empty() || manifests.is_empty()).then_some(manifest);
         let request = self
-            .request(first.into_iter().chain(manifests).collect())
+            .request(first.into_iter().chain(manifests).collect(), &caller)
             .await
             .inspect_err(|_| metrics.turned_away("invalid"))?;
-        let deadline = self.deadline(wait_ms);
+        let Caller { deadline, .. } = caller;
         let (sender, mut events) = mpsc::channel(16);
         let agent = self.agent.clone();
         self.agent.spawn(async move {

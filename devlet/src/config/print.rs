@@ -87,7 +87,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "limits.framesPerSecond",
-        "HTTP/2 frames that one process may send to a socket besides its calls: so many at once, and as many a second.",
+        "HTTP/2 frames that one process may send besides its calls: so many at once, and as many a second. A connection without a call counts for 64.",
     ),
     (
         "limits.preface",
@@ -110,7 +110,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "limits.registrationsPerMinute",
-        "Registrations of one process: so many at once, and as many a minute.",
+        "Registrations of one process: so many at once, and as many a minute; of one resource a tenth of that.",
     ),
     (
         "limits.plugins",

@@ -41,8 +41,9 @@ const LARGE: usize = 64 << 10;
 /// After a large one, the next one waits so many times as long as it took: a plugin that sends one after the other is
 /// listened to for a small part of the time.
 const LEFT_TO_OTHERS: u32 = 9;
-/// So many bytes of lists that do not count are heard in one go, and one of them is as good as so many.
-const MOST_PASSED_OVER: usize = 512 << 10;
+const LONGEST_REST: Duration = Duration::from_secs(1);
+/// So many bytes of lists that do not count are heard in a second, and one of them is as good as so many.
+const PASSED_OVER_PER_SECOND: usize = 32 << 20;
 const PASSED_OVER: usize = 1 << 10;
 
 /// A plugin that is connected.
@@ -147,7 +148,7 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
                 repeated,
                 took,
             } = take(list, registrar, connection).await?;
-            rests = Instant::now() + took * LEFT_TO_OTHERS;
+            rests = Instant::now() + (took * LEFT_TO_OTHERS).min(LONGEST_REST);
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
@@ -173,8 +174,10 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
 /// so that what counts in the end is not long out of date. One that sends without end is not even heard.
 async fn newest(first: RawList, lists: &mut Lists, due: Instant) -> Result<RawList, ListError> {
     let (mut newest, mut bytes) = (first, 0);
+    let wait = due.saturating_duration_since(Instant::now()).min(LONGEST_REST);
+    let most = PASSED_OVER_PER_SECOND / 1_000 * usize::try_from(wait.as_millis()).unwrap_or(1_000);
     let mut due = pin!(tokio::time::sleep_until(due));
-    while bytes < MOST_PASSED_OVER {
+    while bytes < most {
         tokio::select! {
             next = lists.next() => match next? {
                 Some(next) => {

@@ -119,11 +119,16 @@ impl server_2017::Registration for RegistrationService {
             .candidate(wish, Api::V1alpha2, caller.as_ref())
             .inspect_err(|_| self.registrar.metrics.registration_refused("invalid"))
             .map_err(refusal)?;
+        let slowed_down = self.registrar.slow_down(&candidate).await;
+        slowed_down.map_err(|error| {
+            self.registrar.say_refused(&candidate.resource, &error);
+            refusal(error)
+        })?;
         let (registrar, stop) = (self.registrar.clone(), self.registrar.stop.clone());
         self.registrar.tasks.spawn(async move {
             let resource = candidate.resource.clone();
             tokio::select! {
-                ended = registrar.register(candidate) => if let Err(error) = ended {
+                ended = registrar.take_in(candidate) => if let Err(error) = ended {
                     registrar.say_refused(&resource, &error);
                 },
                 () = stop.cancelled() => {}

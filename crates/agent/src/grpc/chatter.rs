@@ -1,10 +1,10 @@
 //! What a peer sends besides calls: connections that come to nothing, pings, settings, resets. All of it has to be
 //! looked at, and none of it is of use to anybody; more than a little of it waits.
 //!
-//! Frames count from the last call on their connection: that is a whole request from a peer who connects to us, and ours
-//! to one that we dialled. A process that connects has one account for all its connections, and each that never had a
-//! call counts for some. So where there are calls nobody is kept waiting, and whoever makes none is heard so often and no
-//! more. Nor does one connection keep its thread from others for long.
+//! HEADERS, with which a question or an answer begins, pay for themselves and for a few frames more, so that where there are
+//! calls nobody is kept waiting, however many; whoever sends the rest without them is heard so often and no more. A process
+//! that connects has one account for all its connections, and each that never had a call counts for some frames. Nor does
+//! one connection keep its thread from others for long.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -25,7 +25,12 @@ use crate::metrics::Metrics;
 const PREFACE: usize = 24;
 const FRAME_HEAD: usize = 9;
 const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
 
+/// How many frames HEADERS pay for: what belongs to a call.
+const CALL: u32 = 8;
+/// What a reset counts for: more than what it resets has paid.
+const RESET: u32 = CALL + 1;
 /// What a connection without a call counts for, in frames.
 const CONNECTION: u32 = 64;
 /// So many are put on the account at a time.
@@ -55,21 +60,37 @@ impl Speakers {
 
     /// Whether this one has said more than it may.
     pub(super) fn is_over(&self, peer: &PeerCred) -> bool {
-        self.0.is_over(&speaker(peer), Instant::now())
+        self.0.due(&(peer.uid, peer.pid), Instant::now()).is_some()
+    }
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Account {
+    who: Speaker,
+    speakers: Speakers,
+}
+
+impl Account {
+    /// So many frames more. If that is too much, when the next ones may come.
+    fn owe(&self, frames: u32) -> Option<Instant> {
+        self.speakers.0.owe(self.who, frames, Instant::now())
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.speakers.0.due(&self.who, Instant::now())
     }
 }
 
 /// What comes over one connection.
 #[derive(Debug)]
 pub(super) struct Chatter {
-    who: Speaker,
-    speakers: Speakers,
+    account: Account,
     metrics: Metrics,
-    calls: Arc<Calls>,
-    /// Calls that have been seen.
-    seen: usize,
+    /// Of a peer who connected; each without a call counts.
+    calls: Option<Arc<Calls>>,
     frames: Frames,
-    /// Frames since the last call that are not on the account.
+    /// Frames that are not on the account.
     unpaid: u32,
     /// Frames in a row.
     row: u32,
@@ -79,29 +100,39 @@ pub(super) struct Chatter {
 impl Chatter {
     /// Of a peer who connected.
     pub(super) fn new(peer: &PeerCred, calls: Arc<Calls>, speakers: &Speakers, metrics: Metrics) -> Self {
-        Self::after(PREFACE, peer, calls, speakers, metrics)
+        let mut chatter = Self::answers(peer, speakers, metrics);
+        chatter.calls = Some(calls);
+        chatter.frames = Frames::after(PREFACE);
+        chatter
     }
 
-    /// After so many bytes of something else.
-    fn after(skip: usize, peer: &PeerCred, calls: Arc<Calls>, speakers: &Speakers, metrics: Metrics) -> Self {
+    /// Of a peer who was dialled.
+    fn answers(peer: &PeerCred, speakers: &Speakers, metrics: Metrics) -> Self {
         Self {
-            who: speaker(peer),
-            speakers: speakers.of(peer),
+            account: Account {
+                who: (peer.uid, peer.pid),
+                speakers: speakers.of(peer),
+            },
             metrics,
-            calls,
-            seen: 0,
-            frames: Frames::after(skip),
+            calls: None,
+            frames: Frames::after(0),
             unpaid: 0,
             row: 0,
             pause: None,
         }
     }
 
+    /// The connection does not count: it is refused anyhow.
+    pub(super) fn spare(&mut self) {
+        self.calls = None;
+    }
+
     /// Whether more may be read.
     pub(super) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(pause) = &mut self.pause {
+        while let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(cx));
-            self.pause = None;
+            // Another connection of the same process may have been faster.
+            self.pause = self.account.due().map(until);
         }
         if self.row >= TURN {
             self.row = 0;
@@ -117,37 +148,35 @@ impl Chatter {
             self.row = 0;
             return;
         }
-        let calls = self.calls.count();
-        if self.seen != calls {
-            (self.seen, self.unpaid) = (calls, 0);
-        }
-        let mut frames = 0;
-        self.frames.pass(bytes, |_| frames += 1);
-        self.row = self.row.saturating_add(frames);
-        self.unpaid = self.unpaid.saturating_add(frames);
+        let (row, unpaid) = (&mut self.row, &mut self.unpaid);
+        self.frames.pass(bytes, |kind| {
+            *row = row.saturating_add(1);
+            *unpaid = match kind {
+                HEADERS => unpaid.saturating_sub(CALL),
+                RST_STREAM => unpaid.saturating_add(RESET),
+                _ => unpaid.saturating_add(1),
+            };
+        });
         if self.unpaid < PORTION {
             return;
         }
-        let now = Instant::now();
-        let unpaid = std::mem::take(&mut self.unpaid);
-        if let Some(due) = self.speakers.0.owe(self.who, unpaid, now) {
+        if let Some(due) = self.account.owe(std::mem::take(&mut self.unpaid)) {
             self.metrics.limit_hit(Limit::FRAMES_PER_SECOND.name());
-            self.pause = Some(Box::pin(tokio::time::sleep_until(due)));
+            self.pause = Some(until(due));
         }
     }
+}
+
+fn until(due: Instant) -> Pin<Box<Sleep>> {
+    Box::pin(tokio::time::sleep_until(due))
 }
 
 impl Drop for Chatter {
     fn drop(&mut self) {
-        if !self.calls.were_any() {
-            let frames = self.unpaid.saturating_add(CONNECTION);
-            self.speakers.0.owe(self.who, frames, Instant::now());
+        if self.calls.as_ref().is_some_and(|calls| !calls.were_any()) {
+            self.account.owe(self.unpaid.saturating_add(CONNECTION));
         }
     }
-}
-
-fn speaker(peer: &PeerCred) -> Speaker {
-    (peer.uid, peer.pid)
 }
 
 /// How much is heard of peers who are dialled.
@@ -172,31 +201,15 @@ impl Hearing {
 pub(super) struct Heard<T> {
     inner: T,
     chatter: Chatter,
-    calls: Arc<Calls>,
-    /// What we send.
-    own: Frames,
 }
 
 impl<T> Heard<T> {
     pub(super) fn new(inner: T, peer: &PeerCred, hearing: &Hearing) -> Self {
-        let calls = Arc::new(Calls::default());
         let account = Speakers::new(hearing.frames_per_second);
         Self {
             inner,
-            chatter: Chatter::after(0, peer, calls.clone(), &account, hearing.metrics.clone()),
-            calls,
-            own: Frames::after(PREFACE),
+            chatter: Chatter::answers(peer, &account, hearing.metrics.clone()),
         }
-    }
-
-    fn sent(&mut self, bytes: &[u8]) {
-        let calls = &self.calls;
-        let pass = |kind| {
-            if kind == HEADERS {
-                calls.another();
-            }
-        };
-        self.own.pass(bytes, pass);
     }
 }
 
@@ -213,10 +226,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Heard<T> {
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Heard<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let sent = ready!(Pin::new(&mut this.inner).poll_write(cx, buf))?;
-        this.sent(&buf[..sent]);
-        Poll::Ready(Ok(sent))
+        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -232,15 +242,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Heard<T> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let sent = ready!(Pin::new(&mut this.inner).poll_write_vectored(cx, bufs))?;
-        let mut left = sent;
-        for buf in bufs {
-            let part = left.min(buf.len());
-            this.sent(&buf[..part]);
-            left -= part;
-        }
-        Poll::Ready(Ok(sent))
+        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -344,16 +346,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_makes_calls_is_not_kept_waiting() {
+    async fn whoever_makes_calls_is_not_kept_waiting_however_many_come_at_once() {
         let (speakers, calls) = (Speakers::new(100), Arc::<Calls>::default());
         let mut talks = chatter(Some(7), &speakers, &calls);
-        for _ in 0..1_000 {
-            talks.heard(&frame(6, 8).repeat(60));
+        // Of its head, its body, two windows and a ping.
+        let call = [(1, 40), (0, 100), (8, 4), (8, 4), (6, 8)].map(|(kind, length)| frame(kind, length));
+        for _ in 0..10 {
+            talks.heard(&call.concat().repeat(500));
             assert!(talks.pause.is_none());
-            calls.another();
         }
-        drop(talks);
-        assert!(!speakers.is_over(&peer(Some(7))));
+        // Calls that are taken back are none.
+        let taken_back = [frame(1, 40), frame(3, 4)].concat();
+        talks.heard(&taken_back.repeat(500));
+        assert!(talks.pause.is_some());
     }
 
     #[tokio::test]

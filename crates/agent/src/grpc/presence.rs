@@ -34,8 +34,7 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     under_way: AtomicUsize,
-    /// Whole requests so far.
-    count: AtomicUsize,
+    any: AtomicBool,
 }
 
 impl Calls {
@@ -46,17 +45,7 @@ impl Calls {
 
     /// Whether there has been a whole request.
     pub(super) fn were_any(&self) -> bool {
-        self.count() > 0
-    }
-
-    /// There was one more.
-    pub(super) fn another(&self) {
-        self.count.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Whole requests so far.
-    pub(super) fn count(&self) -> usize {
-        self.count.load(Ordering::Acquire)
+        self.any.load(Ordering::Acquire)
     }
 }
 
@@ -71,7 +60,7 @@ impl Call {
     fn is_whole(&self) {
         if !self.is_whole.swap(true, Ordering::AcqRel) {
             self.calls.under_way.fetch_add(1, Ordering::AcqRel);
-            self.calls.another();
+            self.calls.any.store(true, Ordering::Release);
         }
     }
 }

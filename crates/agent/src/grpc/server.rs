@@ -210,6 +210,7 @@ impl Incoming {
         peer: &PeerCred,
         calls: &Arc<Calls>,
     ) -> Result<(Arc<()>, CancellationToken), OverLimit> {
+        self.users.retain(|_, user| user.is_there());
         let frames = self.limits.frames_per_second;
         if self.speakers.is_over(peer) {
             self.metrics.limit_hit(Limit::FRAMES_PER_SECOND.name());
@@ -217,7 +218,6 @@ impl Incoming {
             return Err(Limit::FRAMES_PER_SECOND.exceeded(what, frames as usize));
         }
         let most = self.limits.connections_per_uid;
-        self.users.retain(|_, user| user.is_there());
         let seats = &mut self.users.entry(peer.uid).or_default().seats;
         if seats.len() >= most {
             self.metrics.limit_hit(self.limits.connections_limit.name());
@@ -276,7 +276,10 @@ impl Incoming {
                 (seat, self.cut.child_token(), Some(Arc::new(error)))
             }
         };
-        let chatter = Chatter::new(&peer, calls.clone(), &self.speakers, self.metrics.clone());
+        let mut chatter = Chatter::new(&peer, calls.clone(), &self.speakers, self.metrics.clone());
+        if refused.is_some() {
+            chatter.spare();
+        }
         let preface = self.limits.preface;
         let (until, time) = match &refused {
             Some(_) => (Until::Never, preface.min(TOLD_TIME)),

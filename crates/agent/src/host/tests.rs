@@ -241,23 +241,48 @@ async fn a_change_that_nobody_sees_is_not_told() {
     assert_eq!(watched.told().await, [1]);
 }
 
+async fn parse(host: &Host, bytes: usize, pid: i32, wait: Duration) -> Result<Manifests, Status> {
+    let note = "x".repeat(bytes);
+    let metadata = format!("metadata: {{name: plain, annotations: {{note: {note}}}}}");
+    let caller = Caller {
+        process: Some((0, Some(pid))),
+        deadline: Instant::now() + wait,
+    };
+    let text = format!("{metadata}\nspec: {{containers: [{{name: main}}]}}");
+    host.parse(vec![text], &caller).await
+}
+
+const SHORT: usize = 1 << 10;
+const LONG: usize = 512 << 10;
+const SOON: Duration = Duration::from_secs(60);
+
 #[tokio::test]
 async fn a_long_manifest_keeps_nobody_else_waiting() {
     let root = tempfile::tempdir().unwrap();
     let (agent, report) = Agent::start(Config::new(root.path())).await.unwrap();
     let host = Host::new(agent.clone(), &report);
-    let parse = |bytes: usize| {
-        let note = "x".repeat(bytes);
-        let metadata = format!("metadata: {{name: plain, annotations: {{note: {note}}}}}");
-        host.parse(vec![format!(
-            "{metadata}\nspec: {{containers: [{{name: main}}]}}"
-        )])
-    };
     // Each is polled once, on the only thread.
-    assert!(parse(1 << 10).now_or_never().is_some());
-    let mut long = Box::pin(parse(512 << 10));
+    assert!(parse(&host, SHORT, 1, SOON).now_or_never().is_some());
+    let mut long = Box::pin(parse(&host, LONG, 1, SOON));
     assert!((&mut long).now_or_never().is_none());
     assert!(long.await.is_ok());
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_whose_manifests_are_long_waits_alone_and_no_longer_than_it_said() {
+    let root = tempfile::tempdir().unwrap();
+    let (agent, report) = Agent::start(Config::new(root.path())).await.unwrap();
+    let host = Host::new(agent.clone(), &report);
+    // It rests.
+    let _rest = host.parsing.of(Some((0, Some(1)))).acquire_owned().await.unwrap();
+    assert!(parse(&host, LONG, 2, SOON).await.is_ok());
+    assert!(parse(&host, SHORT, 1, SOON).await.is_ok());
+    let late = parse(&host, LONG, 1, Duration::ZERO).await.unwrap_err();
+    assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
+    assert_eq!(late.message(), LONG_MANIFEST);
+    // Nor is the turn of all kept by those who wait for their own.
+    assert!(parse(&host, LONG, 2, SOON).await.is_ok());
     agent.stop().await.unwrap();
 }
 

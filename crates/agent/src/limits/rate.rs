@@ -59,8 +59,17 @@ impl Pace {
 pub struct Paces<K> {
     times: u32,
     period: Duration,
-    paces: Mutex<HashMap<K, Pace>>,
+    paces: Mutex<Known<K>>,
 }
+
+#[derive(Debug)]
+struct Known<K> {
+    by_name: HashMap<K, Pace>,
+    /// At how many the idle ones are forgotten.
+    many: usize,
+}
+
+const MANY: usize = 1024;
 
 impl<K: Eq + Hash> Paces<K> {
     /// Each so many times in a period.
@@ -68,7 +77,10 @@ impl<K: Eq + Hash> Paces<K> {
         Self {
             times,
             period,
-            paces: Mutex::default(),
+            paces: Mutex::new(Known {
+                by_name: HashMap::new(),
+                many: MANY,
+            }),
         }
     }
 
@@ -92,18 +104,20 @@ impl<K: Eq + Hash> Paces<K> {
         })
     }
 
-    /// Whether this one has to wait.
-    pub fn is_over(&self, who: &K, now: Instant) -> bool {
+    /// Until when this one has to wait, if it has to.
+    pub fn due(&self, who: &K, now: Instant) -> Option<Instant> {
         let paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
-        paces.get(who).is_some_and(|pace| pace.due(now).is_some())
+        paces.by_name.get(who)?.due(now)
     }
 
     fn with<T>(&self, who: K, now: Instant, with: impl FnOnce(&mut Pace) -> T) -> T {
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
-        if paces.len() >= 1024 {
-            paces.retain(|_, pace| !pace.is_settled(now));
+        if paces.by_name.len() >= paces.many {
+            paces.by_name.retain(|_, pace| !pace.is_settled(now));
+            paces.many = MANY.max(2 * paces.by_name.len());
         }
         let pace = paces
+            .by_name
             .entry(who)
             .or_insert_with(|| Pace::new(self.times, self.period, now));
         with(pace)
@@ -169,10 +183,10 @@ mod tests {
         let start = Instant::now();
         let paces = Paces::new(4, SECOND);
         assert_eq!(paces.owe(1, 4, start), None);
-        assert!(!paces.is_over(&1, start));
+        assert_eq!(paces.due(&1, start), None);
         assert_eq!(paces.owe(1, 1, start), Some(start + SECOND / 4));
-        assert!(paces.is_over(&1, start) && !paces.is_over(&2, start));
-        assert!(!paces.is_over(&1, start + SECOND / 4));
+        assert!(paces.due(&1, start).is_some() && paces.due(&2, start).is_none());
+        assert_eq!(paces.due(&1, start + SECOND / 4), None);
         assert_eq!(paces.owe(1, 1_000_000, start), Some(start + 2 * SECOND));
     }
 
@@ -197,6 +211,6 @@ mod tests {
             now += SECOND;
             assert!(paces.take(who, now));
         }
-        assert!(paces.paces.lock().unwrap().len() <= 1024);
+        assert!(paces.paces.lock().unwrap().by_name.len() <= MANY);
     }
 }

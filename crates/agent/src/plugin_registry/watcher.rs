@@ -55,6 +55,8 @@ pub struct Identity {
 pub struct Watcher {
     directory: PathBuf,
     inotify: OwnedFd,
+    /// When it is looked at again at the earliest.
+    rests: Instant,
     last: Option<BTreeMap<PathBuf, Identity>>,
 }
 
@@ -70,6 +72,7 @@ impl Watcher {
             Ok(inotify) => Ok(Self {
                 directory,
                 inotify,
+                rests: Instant::now(),
                 last: None,
             }),
             Err(problem) => Err(WatchError { directory, problem }),
@@ -79,41 +82,44 @@ impl Watcher {
     /// All sockets, as soon as they are other ones than last time. The first call answers at once.
     pub async fn changed(&mut self) -> Result<BTreeMap<PathBuf, Identity>, WatchError> {
         loop {
+            tokio::time::sleep_until(self.rests).await;
+            self.forget_events().map_err(|problem| WatchError {
+                directory: self.directory.clone(),
+                problem,
+            })?;
             let began = Instant::now();
             // Watches are set before a directory is read, so that nothing falls in between.
             let mut sockets = BTreeMap::new();
             let is_there = self.scan(&self.directory, 0, &mut sockets);
+            let ended = Instant::now();
+            self.rests = ended + ((ended - began) * LEFT_TO_OTHERS).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
             if self.last.as_ref() != Some(&sockets) {
                 self.last = Some(sockets.clone());
                 return Ok(sockets);
             }
-            let ended = Instant::now();
-            let pause = ((ended - began) * LEFT_TO_OTHERS).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-            let failed = |problem| WatchError {
-                directory: self.directory.clone(),
-                problem,
-            };
-            let event = async { self.happened().await.map_err(failed) };
             if is_there {
-                event.await?;
+                self.happened().await;
             } else {
                 // Nothing tells when it is made anew.
-                match tokio::time::timeout(LOOK_AGAIN, event).await {
-                    Ok(happened) => happened?,
-                    Err(_) => continue,
-                }
+                let _ = tokio::time::timeout(LOOK_AGAIN, self.happened()).await;
             }
-            tokio::time::sleep_until(ended + pause).await;
-            self.forget_events().map_err(failed)?;
         }
     }
 
-    /// Until something happens. Nobody is woken by what happens later, until this is asked again.
-    async fn happened(&self) -> io::Result<()> {
+    /// Until something happens. Nobody is woken by what happens later, until this is asked again. Where the system cannot
+    /// tell, it is time to look in a moment.
+    async fn happened(&self) {
         // Its successor is unsafe for types whose descriptor may change; this one has the same for life.
         #[allow(deprecated)]
-        let ready = AsyncFd::with_interest(self.inotify.as_fd(), Interest::READABLE)?;
-        ready.readable().await.map(drop)
+        let ready = AsyncFd::with_interest(self.inotify.as_fd(), Interest::READABLE);
+        let happened = match &ready {
+            Ok(ready) => ready.readable().await.map(drop),
+            Err(error) => Err(error.kind().into()),
+        };
+        if let Err(error) = happened {
+            tracing::warn!(directory = %self.directory.display(), %error, "directory is looked at every second");
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
     }
 
     /// What happened does not matter.

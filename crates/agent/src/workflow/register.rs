@@ -108,17 +108,29 @@ pub struct Registrar {
 impl Registrar {
     /// Takes a plugin in, and follows it until it is gone for good.
     pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
-        let connected = match self.in_time(&candidate) {
-            Ok(()) => self.connect(&candidate, |_| true).await,
-            Err(over) => {
-                // Whoever does not wait for the answer waits for a place.
-                tokio::select! {
-                    () = tokio::time::sleep(SLOWED_DOWN) => {}
-                    () = self.stop.cancelled() => {}
-                }
-                Err(over.into())
-            }
+        self.slow_down(&candidate).await?;
+        self.take_in(candidate).await
+    }
+
+    /// Whether a plugin may register now. If not, that is counted at once and told after a while.
+    pub(crate) async fn slow_down(&self, candidate: &Candidate) -> Result<(), RegisterError> {
+        let Err(over) = self.in_time(candidate) else {
+            return Ok(());
         };
+        self.metrics.limit_hit(over.limit.name());
+        let refused = Err(over.into());
+        self.metrics.registered(&candidate.resource, &refused);
+        // Whoever does not wait for the answer waits for a place.
+        tokio::select! {
+            () = tokio::time::sleep(SLOWED_DOWN) => {}
+            () = self.stop.cancelled() => {}
+        }
+        refused
+    }
+
+    /// Takes a plugin in that may register.
+    pub(crate) async fn take_in(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
+        let connected = self.connect(&candidate, |_| true).await;
         self.metrics.registered(&candidate.resource, &connected);
         if let Err(RegisterError::OverLimit(over)) = &connected {
             self.metrics.limit_hit(over.limit.name());
@@ -151,14 +163,14 @@ impl Registrar {
             Limit::REGISTRATIONS_PER_MINUTE.exceeded(what, most)
         };
         let most = self.config.limits.registrations_per_minute;
+        if !self.registrations.take(process, now) {
+            return Err(often("the process registers too often".into(), most));
+        }
         if !self.repetitions.take((process, resource.clone()), now) {
             let tenth = repetitions_per_minute(&self.config.limits);
             let what =
                 format!("the process registers {resource} more than {tenth} times a minute (a tenth of all)");
             return Err(often(what, most));
-        }
-        if !self.registrations.take(process, now) {
-            return Err(often("the process registers too often".into(), most));
         }
         Ok(())
     }
