@@ -168,8 +168,9 @@ impl Registrar {
         }
         if !self.repetitions.take((process, resource.clone()), now) {
             let tenth = repetitions_per_minute(&self.config.limits);
-            let what =
-                format!("the process registers {resource} more than {tenth} times a minute (a tenth of all)");
+            let what = format!(
+                "the process registers {resource} more than {tenth} times a minute (each resource has a tenth)"
+            );
             return Err(often(what, most));
         }
         Ok(())
