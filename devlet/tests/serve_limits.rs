@@ -403,22 +403,29 @@ fn a_process_with_too_many_connections_makes_room_for_others() {
             "connectionsPerUid"
         };
         assert!(neighbours.hits(limit) > 0);
-        // Other processes of the same user: a command, and a plugin.
-        assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
-        let _plugin = Plugin::registered(&neighbours.bad(1));
-        neighbours.until_capacity(BAD, 1);
-        neighbours.pods_go_on();
+        others_get_in(&mut neighbours);
     }
     neighbours.unharmed();
+}
+
+fn pings_of(nonsense: Vec<(&str, Vec<u8>)>) -> Vec<u8> {
+    let mut all = nonsense.into_iter();
+    let pings = all.find(|(name, _)| *name == "pings without end");
+    pings.unwrap().1
+}
+
+/// Other processes of the same user: a command, and a plugin.
+fn others_get_in(neighbours: &mut Neighbourhood) {
+    assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
+    let _plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    neighbours.pods_go_on();
 }
 
 #[test]
 fn a_process_that_says_much_and_asks_nothing_waits_alone() {
     let mut neighbours = Neighbourhood::configured("limits: {framesPerSecond: 1}");
-    let (_, pings) = nonsense_of_a_client()
-        .into_iter()
-        .find(|(name, _)| *name == "pings without end")
-        .unwrap();
+    let pings = pings_of(nonsense_of_a_client());
     for socket in neighbours.sockets() {
         let before = neighbours.hits("framesPerSecond");
         let _open = throw(&socket, &pings);
@@ -440,21 +447,14 @@ fn a_process_that_says_much_and_asks_nothing_waits_alone() {
         let said = refused.to_string();
         assert!(said.contains("limits.framesPerSecond allows 1"), "{said}");
     }
-    // Other processes of the same user: a command, and a plugin.
-    assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
-    let _plugin = Plugin::registered(&neighbours.bad(1));
-    neighbours.until_capacity(BAD, 1);
-    neighbours.pods_go_on();
+    others_get_in(&mut neighbours);
     neighbours.unharmed();
 }
 
 #[test]
 fn a_plugin_that_says_much_and_answers_nothing_is_heard_now_and_then() {
     let mut neighbours = Neighbourhood::configured("limits: {framesPerSecond: 1}");
-    let (_, pings) = nonsense_of_a_server()
-        .into_iter()
-        .find(|(name, _)| *name == "pings without end")
-        .unwrap();
+    let pings = pings_of(nonsense_of_a_server());
     let _babbler = Babbler::at(&neighbours.root().join("plugins_registry/babbler.sock"), pings);
     while neighbours.hits("framesPerSecond") == 0 {
         neighbours.one_pod_goes_on();

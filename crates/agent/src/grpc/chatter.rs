@@ -6,13 +6,11 @@
 //! that connects has one account for all its connections, and each that never had a call counts for some frames. Nor does
 //! one connection keep its thread from others for long.
 
-use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
 use super::presence::Calls;
@@ -100,14 +98,19 @@ pub(super) struct Chatter {
 impl Chatter {
     /// Of a peer who connected.
     pub(super) fn new(peer: &PeerCred, calls: Arc<Calls>, speakers: &Speakers, metrics: Metrics) -> Self {
-        let mut chatter = Self::answers(peer, speakers, metrics);
+        let mut chatter = Self::of(peer, speakers, metrics);
         chatter.calls = Some(calls);
         chatter.frames = Frames::after(PREFACE);
         chatter
     }
 
     /// Of a peer who was dialled.
-    fn answers(peer: &PeerCred, speakers: &Speakers, metrics: Metrics) -> Self {
+    pub(super) fn dialed(peer: &PeerCred, hearing: &Hearing) -> Self {
+        let account = Speakers::new(hearing.frames_per_second);
+        Self::of(peer, &account, hearing.metrics.clone())
+    }
+
+    fn of(peer: &PeerCred, speakers: &Speakers, metrics: Metrics) -> Self {
         Self {
             account: Account {
                 who: (peer.uid, peer.pid),
@@ -193,60 +196,6 @@ impl Hearing {
             frames_per_second: limits.server.frames_per_second,
             metrics: metrics.clone(),
         }
-    }
-}
-
-/// A connection to a peer who was dialled, of whose chatter a little is heard.
-#[derive(Debug)]
-pub(super) struct Heard<T> {
-    inner: T,
-    chatter: Chatter,
-}
-
-impl<T> Heard<T> {
-    pub(super) fn new(inner: T, peer: &PeerCred, hearing: &Hearing) -> Self {
-        let account = Speakers::new(hearing.frames_per_second);
-        Self {
-            inner,
-            chatter: Chatter::answers(peer, &account, hearing.metrics.clone()),
-        }
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Heard<T> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        ready!(this.chatter.poll_turn(cx));
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut this.inner).poll_read(cx, buf);
-        this.chatter.heard(&buf.filled()[before..]);
-        polled
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Heard<T> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
     }
 }
 

@@ -287,8 +287,7 @@ impl Incoming {
             None => (Until::Preface, preface),
         };
         Some(Accepted {
-            stream: Severable::new(AnyAuthority::new(stream), cut, CancellationToken::new()),
-            chatter,
+            stream: Severable::new(AnyAuthority::new(stream), cut, CancellationToken::new(), chatter),
             connection: Connection {
                 peer,
                 calls,
@@ -385,7 +384,6 @@ impl Stream for Incoming {
 /// A connection on which [`serve`] answers.
 struct Accepted {
     stream: Severable<AnyAuthority<UnixStream>>,
-    chatter: Chatter,
     connection: Connection,
     /// Until it has ended.
     patience: Option<Patience>,
@@ -443,17 +441,9 @@ impl AsyncRead for Accepted {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
-        let polled = match this.chatter.poll_turn(cx) {
-            Poll::Ready(()) => Pin::new(&mut this.stream).poll_read(cx, buf),
-            Poll::Pending => {
-                this.stream.is_whole(cx)?;
-                Poll::Pending
-            }
-        };
-        let heard = &buf.filled()[before..];
-        this.chatter.heard(heard);
+        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
         if let Some(patience) = &mut this.patience {
-            patience.heard += heard.len();
+            patience.heard += buf.filled().len() - before;
         }
         this.in_time(cx)?;
         polled

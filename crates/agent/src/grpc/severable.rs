@@ -1,4 +1,4 @@
-//! A connection that can be cut from outside, and that tells when it is gone.
+//! A connection that can be cut from outside, that tells when it is gone, and of which only so much chatter is heard.
 //!
 //! tonic neither closes a connection on demand nor says that one has ended. Both ends are tied to one token
 //! each: cancelling the first makes every read and write fail, and dropping the connection, whatever the
@@ -7,33 +7,29 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 
+use super::chatter::Chatter;
+
 pub(super) struct Severable<T> {
     inner: T,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    chatter: Chatter,
     _gone: DropGuard,
 }
 
 impl<T> Severable<T> {
-    /// Ties a connection to `cut`, and `gone` to the connection.
-    pub(super) fn new(inner: T, cut: CancellationToken, gone: CancellationToken) -> Self {
+    /// Ties a connection to `cut`, and `gone` to the connection, of whose chatter only so much is heard.
+    pub(super) fn new(inner: T, cut: CancellationToken, gone: CancellationToken, chatter: Chatter) -> Self {
         Self {
             inner,
             cut: Box::pin(cut.cancelled_owned()),
+            chatter,
             _gone: gone.drop_guard(),
         }
-    }
-
-    /// An error once the connection has been cut.
-    pub(super) fn is_whole(&mut self, cx: &mut Context<'_>) -> io::Result<()>
-    where
-        T: Unpin,
-    {
-        self.whole(cx).map(drop)
     }
 
     /// The connection, unless it has been cut.
@@ -59,7 +55,13 @@ impl<T: fmt::Debug> fmt::Debug for Severable<T> {
 
 impl<T: AsyncRead + Unpin> AsyncRead for Severable<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().whole(cx)?.poll_read(cx, buf)
+        let this = self.get_mut();
+        this.whole(cx)?;
+        ready!(this.chatter.poll_turn(cx));
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut this.inner).poll_read(cx, buf);
+        this.chatter.heard(&buf.filled()[before..]);
+        polled
     }
 }
 

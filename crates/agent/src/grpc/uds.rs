@@ -32,7 +32,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::chatter::{Heard, Hearing};
+use super::chatter::{Chatter, Hearing};
 use super::severable::Severable;
 use crate::metrics::Metrics;
 
@@ -598,8 +598,8 @@ pub(crate) async fn connect_to_hear(
     };
     let peer = PeerCred::of(&stream).map_err(failed)?;
     let (cut, gone) = (CancellationToken::new(), CancellationToken::new());
-    let stream = Heard::new(stream, &peer, hearing);
-    let stream = Severable::new(stream, cut.clone(), gone.clone());
+    let chatter = Chatter::dialed(&peer, hearing);
+    let stream = Severable::new(stream, cut.clone(), gone.clone(), chatter);
     let opened = Channel::open(stream, path).await;
     let channel = opened.map_err(|error| failed(io::Error::other(error)))?;
     Ok(Dialed {
