@@ -12,7 +12,7 @@ use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
 use devlet_core::{ClaimUid, DriverName, Node, Pod, PodRequest, PodUid, ReserveError, Source};
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use futures_util::future::join_all;
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::OnceCell;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -29,6 +29,7 @@ use crate::grpc::oversize::Bounded;
 use crate::grpc::server::{self, ServeError, ServerLimits};
 use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
 use crate::limits::Limit;
+use crate::limits::portions::Turns;
 use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::Seats;
 use crate::metrics::Metrics;
@@ -159,7 +160,7 @@ impl Agent {
             stop: stop.clone(),
             registrations: Arc::new(Paces::new(config.limits.registrations_per_minute, MINUTE)),
             repetitions: Arc::new(Paces::new(repetitions_per_minute(&config.limits), MINUTE)),
-            decoding: Arc::new(Semaphore::new(1)),
+            decoding: Turns::default(),
             refusals: Arc::new(Mentions::new(Instant::now())),
         };
         let drivers = Drivers::new(Arc::clone(&config));

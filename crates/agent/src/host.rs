@@ -11,10 +11,10 @@ mod claims;
 mod convert;
 mod problems;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use devlet_client::v1;
@@ -24,7 +24,7 @@ use devlet_core::{
     ClaimUid, DriverName, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
 };
 use futures_util::stream;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -38,6 +38,7 @@ use crate::grpc::server::{self, ServerLimits};
 use crate::grpc::status::since;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
+use crate::limits::portions::Turns;
 use crate::limits::seats::Process;
 use crate::manifest::{self, Manifests};
 use crate::store::{ForgetClaimError, OpenReport, WriteError};
@@ -48,10 +49,8 @@ pub use claims::{ClaimLookupError, NothingToAbandon, UnknownDriver};
 /// Longer than anybody waits, and short enough to be added to any point in time.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Manifests of so many bytes take a while to parse, and the next one waits so many times as long.
+/// Manifests of so many bytes take a while to parse.
 const LARGE_MANIFEST: usize = 64 << 10;
-const LEFT_TO_OTHERS: u32 = 9;
-const LONGEST_REST: Duration = Duration::from_secs(1);
 const LONG_MANIFEST: &str = "manifests of 64 KiB and more are parsed one after the other, and this one's turn did not come in \
                              time: admit it again, with a longer wait, or shorten it";
 
@@ -59,34 +58,6 @@ const LONG_MANIFEST: &str = "manifests of 64 KiB and more are parsed one after t
 struct Caller {
     process: Option<Process>,
     deadline: Instant,
-}
-
-/// Turns for what takes long: of all, one has its turn, and of each process one is there to take it or rests.
-#[derive(Debug)]
-struct Turns {
-    all: Arc<Semaphore>,
-    by_process: Mutex<HashMap<Option<Process>, Arc<Semaphore>>>,
-}
-
-impl Default for Turns {
-    fn default() -> Self {
-        Self {
-            all: Arc::new(Semaphore::new(1)),
-            by_process: Mutex::default(),
-        }
-    }
-}
-
-impl Turns {
-    fn of(&self, process: Option<Process>) -> Arc<Semaphore> {
-        let mut by_process = self.by_process.lock().unwrap_or_else(PoisonError::into_inner);
-        if by_process.len() >= 64 {
-            // Nobody has or wants the others.
-            by_process.retain(|_, turn| Arc::strong_count(turn) > 1);
-        }
-        let turn = by_process.entry(process);
-        turn.or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
-    }
 }
 
 /// The pause between two snapshots of a watch: changes come in bursts, and the first of them is told at once.
@@ -169,7 +140,7 @@ pub struct Host {
     /// What a human should know of how the node started.
     findings: Arc<Vec<v1::Problem>>,
     /// Long manifests are parsed one at a time.
-    parsing: Arc<Turns>,
+    parsing: Turns,
 }
 
 /// Serves our API for a node until it stops.
@@ -215,7 +186,7 @@ impl Host {
             agent,
             started,
             findings,
-            parsing: Arc::default(),
+            parsing: Turns::default(),
         }
     }
 
@@ -238,7 +209,7 @@ impl Host {
         Instant::now() + wait.min(LONGEST_WAIT)
     }
 
-    /// Long manifests one at a time, and where they keep nobody else waiting. After one, its caller rests.
+    /// Long manifests one at a time, where they keep nobody else waiting, and few of each process.
     async fn parse(&self, texts: Vec<String>, caller: &Caller) -> Result<Manifests, Status> {
         let parse = |agent: &Agent, texts: &[String]| {
             let texts = texts.iter().map(String::as_str);
@@ -247,26 +218,10 @@ impl Host {
         if bytes(&texts) < LARGE_MANIFEST {
             return Ok(parse(&self.agent, &texts)?);
         }
-        let turns = async {
-            let own = self.parsing.of(caller.process).acquire_owned().await;
-            (own, self.parsing.all.clone().acquire_owned().await)
-        };
-        let turns = tokio::time::timeout_at(caller.deadline, turns).await;
-        let (own, turn) = turns.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;
+        let turn = tokio::time::timeout_at(caller.deadline, self.parsing.turn(caller.process)).await;
+        let turn = turn.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;
         let agent = self.agent.clone();
-        // A caller who leaves does not shorten it.
-        let parsed = tokio::task::spawn_blocking(move || {
-            let began = Instant::now();
-            let parsed = parse(&agent, &texts);
-            drop(turn);
-            let pause = (began.elapsed() * LEFT_TO_OTHERS).min(LONGEST_REST);
-            tokio::spawn(async move {
-                tokio::time::sleep(pause).await;
-                drop(own);
-            });
-            parsed
-        })
-        .await;
+        let parsed = turn.work(move |_| parse(&agent, &texts)).await;
         let parsed = parsed.map_err(|error| Status::internal(error.to_string()))?;
         Ok(parsed?)
     }

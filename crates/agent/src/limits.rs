@@ -3,6 +3,7 @@
 //! Whatever is over a limit is refused whole, with an error that names the limit as the configuration does, and is
 //! counted. A list that comes too often is no error: only the newest one counts ([`rate::Pace`]).
 
+pub(crate) mod portions;
 pub mod rate;
 pub(crate) mod seats;
 

@@ -2,10 +2,12 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::device_plugin::inventory::{Last, PluginOptions};
 use crate::device_plugin::ledger::Ledger;
+use crate::device_plugin::list::DeviceList;
 use crate::device_plugin::run_options::{self, Conflict, RunOptions};
 use crate::id::{ConnectionId, DeviceId, Moment, PodUid, ResourceName};
 use crate::node::{Blocked, Node};
@@ -216,20 +218,16 @@ impl Node {
         self.resources.get(name).is_some_and(healthy)
     }
 
-    /// The healthy devices of every resource, for the kubelet's file.
-    pub fn healthy_devices(&self) -> BTreeMap<ResourceName, Vec<DeviceId>> {
-        let healthy = |(name, resource): (&ResourceName, &crate::device_plugin::inventory::Resource)| {
-            let places = resource
-                .in_force
-                .is_some()
-                .then(|| resource.list.healthy().iter());
-            let ids = places
-                .into_iter()
-                .flatten()
-                .filter_map(|place| resource.list.id_at(place).cloned());
-            (name.clone(), ids.collect())
+    /// The list of every resource, if it is in force. Not what is in it, which takes longer to say.
+    pub fn lists_in_force(&self) -> BTreeMap<ResourceName, Option<Arc<DeviceList>>> {
+        let list = |resource: &crate::device_plugin::inventory::Resource| {
+            let list = resource.in_force.map(|_| &resource.list);
+            list.cloned()
         };
-        self.resources.iter().map(healthy).collect()
+        let lists = self.resources.iter();
+        lists
+            .map(|(name, resource)| (name.clone(), list(resource)))
+            .collect()
     }
 
     /// Devices that more than one pod holds. Only an imported file can bring that about.

@@ -59,7 +59,11 @@ impl Calls {
         let is_of_the_wire = |fault: &Fault| {
             matches!(
                 fault,
-                Fault::Half | Fault::Drip { .. } | Fault::Raw(_) | Fault::Endless(_)
+                Fault::Half
+                    | Fault::Drip { .. }
+                    | Fault::Raw(_)
+                    | Fault::Endless(_)
+                    | Fault::EndlessDevices(_)
             )
         };
         self.fault(method).filter(is_of_the_wire)

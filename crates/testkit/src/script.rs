@@ -169,6 +169,9 @@ pub enum Fault {
     Raw(Vec<u8>),
     /// A stream only: these bytes again and again, as fast as they are taken.
     Endless(Vec<u8>),
+    /// `ListAndWatch` only: lists of so many devices, all of which fall ill and recover, as fast as they are taken. They are
+    /// made once, so that it takes little to send them.
+    EndlessDevices(usize),
 }
 
 /// Faults by the name of the call, such as `Allocate` or `GetInfo`.

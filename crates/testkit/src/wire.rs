@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use devlet_kubelet_api::device_plugin::v1beta1;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
+use prost::Message as _;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio_stream::wrappers::ReceiverStream;
@@ -104,15 +106,31 @@ async fn answer(fault: Fault, stays_open: bool, sender: &Sender<Piece>) -> Resul
                 return sender.send(Ok(Frame::trailers(trailers))).await;
             }
         }
-        Fault::Endless(bytes) => {
-            let message = Bytes::from(message(&bytes));
-            loop {
-                sender.send(Ok(Frame::data(message.clone()))).await?;
-            }
+        Fault::Endless(bytes) => endless([message(&bytes)], sender).await?,
+        Fault::EndlessDevices(count) => {
+            let list = |health: &str| {
+                let device = |number| v1beta1::Device {
+                    id: format!("many-{number}"),
+                    health: health.to_owned(),
+                    topology: None,
+                };
+                let devices = (0..count).map(device).collect();
+                message(&v1beta1::ListAndWatchResponse { devices }.encode_to_vec())
+            };
+            endless([list(v1beta1::HEALTHY), list("Unhealthy")], sender).await?;
         }
         _ => {}
     }
     sender.closed().await;
+    Ok(())
+}
+
+/// All of them, again and again.
+async fn endless<const COUNT: usize>(messages: [Vec<u8>; COUNT], sender: &Sender<Piece>) -> Result<(), Left> {
+    let messages = messages.map(Bytes::from);
+    for message in messages.iter().cycle() {
+        sender.send(Ok(Frame::data(message.clone()))).await?;
+    }
     Ok(())
 }
 

@@ -19,8 +19,10 @@ use tonic::{Code, Request, Status};
 
 use super::wire;
 use crate::grpc::call::{self, CallError, InvalidAnswer, Patience};
+use crate::grpc::fields::Damage;
 use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::Dialed;
+use crate::limits::portions::Portions;
 use crate::limits::seats::Account;
 use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Calls;
@@ -226,7 +228,7 @@ pub enum ListError {
     Ended(#[from] Status),
     /// The list is none.
     #[error("the list is damaged: {0}")]
-    Damaged(#[from] prost::DecodeError),
+    Damaged(#[from] Damage),
     /// There is too much of it.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
@@ -284,28 +286,18 @@ impl RawList {
 
     /// What it says, with the number of devices that it named again, if it is within bounds and `hold` agrees to how much
     /// memory it takes. This takes time if the list is long.
-    pub fn decode(
+    pub(crate) fn decode(
         self,
         hold: impl FnOnce(usize) -> Result<(), OverLimit>,
+        portions: &mut Portions,
     ) -> Result<(DeviceList, usize), ListError> {
-        Ok(match self.api {
-            Api::V1beta1 => {
-                let message = v1beta1::ListAndWatchResponse::decode(self.bytes)?;
-                hold(wire::check(
-                    message.devices.iter().map(wire::outline),
-                    &self.limits,
-                )?)?;
-                wire::device_list(message)
-            }
-            Api::V1alpha2 => {
-                let message = v1alpha2::ListAndWatchResponse::decode(self.bytes)?;
-                hold(wire::check(
-                    message.devices.iter().map(wire::outline_2017),
-                    &self.limits,
-                )?)?;
-                wire::device_list_2017(message)
-            }
-        })
+        let device = match self.api {
+            Api::V1beta1 => wire::device,
+            Api::V1alpha2 => wire::device_2017,
+        };
+        let (devices, memory) = wire::devices(self.bytes, device, &self.limits, portions)?;
+        hold(memory)?;
+        Ok(DeviceList::stepwise(devices, &mut || portions.step()))
     }
 }
 

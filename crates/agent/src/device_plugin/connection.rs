@@ -25,6 +25,7 @@ use super::client::{ListError, Lists, PluginClient, RawList};
 use super::plugins::Entered;
 use crate::grpc::uds::Dialed;
 use crate::limits::Limit;
+use crate::limits::portions::Portions;
 use crate::limits::rate::Pace;
 use crate::limits::seats::{Account, Seat};
 use crate::store::Store;
@@ -38,10 +39,6 @@ const GOOD: Duration = Duration::from_secs(60);
 
 /// Lists of so many bytes take a while to decode, compare and free.
 const LARGE: usize = 64 << 10;
-/// After a large one, the next one waits so many times as long as it took: a plugin that sends one after the other is
-/// listened to for a small part of the time.
-const LEFT_TO_OTHERS: u32 = 9;
-const LONGEST_REST: Duration = Duration::from_secs(1);
 /// So many bytes of lists that do not count are heard in a second, and one of them is as good as so many.
 const PASSED_OVER_PER_SECOND: usize = 32 << 20;
 const PASSED_OVER: usize = 1 << 10;
@@ -128,27 +125,14 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
             Duration::from_secs(1),
             Instant::now(),
         );
-        let mut rests = Instant::now();
-        while let Some(list) = lists.next().await? {
-            let now = Instant::now();
-            let taken = pace.take(now);
-            let due = taken.err().unwrap_or(now).max(rests);
-            let list = if due > now {
+        while let Some(mut list) = lists.next().await? {
+            if let Err(due) = pace.take(Instant::now()) {
                 registrar.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
-                newest(list, &mut lists, due).await?
-            } else {
-                list
-            };
-            if taken.is_err() {
+                list = newest(list, &mut lists, due).await?;
                 // It is due.
                 let _ = pace.take(Instant::now());
             }
-            let Taken {
-                changed,
-                repeated,
-                took,
-            } = take(list, registrar, connection).await?;
-            rests = Instant::now() + (took * LEFT_TO_OTHERS).min(LONGEST_REST);
+            let Taken { changed, repeated } = take(list, registrar, connection).await?;
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
@@ -174,7 +158,7 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
 /// so that what counts in the end is not long out of date. One that sends without end is not even heard.
 async fn newest(first: RawList, lists: &mut Lists, due: Instant) -> Result<RawList, ListError> {
     let (mut newest, mut bytes) = (first, 0);
-    let wait = due.saturating_duration_since(Instant::now()).min(LONGEST_REST);
+    let wait = due.saturating_duration_since(Instant::now());
     let most = PASSED_OVER_PER_SECOND / 1_000 * usize::try_from(wait.as_millis()).unwrap_or(1_000);
     let mut due = pin!(tokio::time::sleep_until(due));
     while bytes < most {
@@ -199,29 +183,28 @@ struct Taken {
     changed: bool,
     /// How many entries named a device again.
     repeated: usize,
-    /// How long it took, if that was worth mentioning.
-    took: Duration,
 }
 
-/// Takes a list in: large ones one at a time, and where they keep nobody else waiting. A list that comes too late for its
-/// connection changes nothing.
+/// Takes a list in: large ones one at a time, and where they keep nobody else waiting. A process that sends many of them
+/// has them taken in with pauses, and those of others do not wait for that. A list that comes too late for its connection
+/// changes nothing.
 async fn take(list: RawList, registrar: &Registrar, connection: &Connection) -> Result<Taken, ListError> {
     let (id, account) = (connection.id, connection.client.account());
     let most = registrar.config.limits.bytes_per_plugin;
     if list.size() < LARGE {
-        return take_now(list, &registrar.store, id, account, most);
+        return take_now(
+            list,
+            &registrar.store,
+            id,
+            account,
+            most,
+            &mut Portions::in_one_go(),
+        );
     }
-    let turn = registrar.decoding.clone().acquire_owned().await;
-    let (store, account) = (registrar.store.clone(), Arc::clone(account));
-    let taken = tokio::task::spawn_blocking(move || {
-        // Also when nobody waits for it any more.
-        let _turn = turn;
-        let began = Instant::now();
-        let taken = take_now(list, &store, id, &account, most)?;
-        let took = began.elapsed();
-        Ok(Taken { took, ..taken })
-    })
-    .await;
+    let (store, process, account) = (registrar.store.clone(), account.process(), Arc::clone(account));
+    let work = move |portions: &mut Portions| take_now(list, &store, id, &account, most, portions);
+    let turn = registrar.decoding.turn_or_pauses(Some(process)).await;
+    let taken = turn.work(work).await;
     taken.unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()).into()))
 }
 
@@ -231,20 +214,26 @@ fn take_now(
     connection: ConnectionId,
     account: &Account,
     most: usize,
+    portions: &mut Portions,
 ) -> Result<Taken, ListError> {
     let is_kept = |resource: &str| store.read(|node| node.keeps_list(resource));
-    let (list, repeated) = list.decode(|memory| account.list(memory, most, is_kept))?;
+    let (list, repeated) = list.decode(|memory| account.list(memory, most, is_kept), portions)?;
     let list = Arc::new(list);
     // Compared, and freed in the end, while nobody has to wait for the node.
-    let before = store.read(|node| node.lists_before(connection));
-    let same = before.iter().find(|known| ***known == *list);
-    let list = Arc::clone(same.unwrap_or(&list));
-    let changed = store.update(|node| node.devices_listed(connection, list));
-    Ok(Taken {
-        changed,
-        repeated,
-        took: Duration::ZERO,
-    })
+    let mut before = store.read(|node| node.lists_before(connection));
+    let same = before
+        .iter()
+        .find(|known| known.says_the_same(&list, &mut || portions.step()));
+    let counts = Arc::clone(same.unwrap_or(&list));
+    let changed = store.update(|node| node.devices_listed(connection, counts));
+    before.push(list);
+    for list in before.into_iter().filter_map(Arc::into_inner) {
+        for device in list.into_devices() {
+            drop(device);
+            portions.step();
+        }
+    }
+    Ok(Taken { changed, repeated })
 }
 
 fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {

@@ -17,6 +17,7 @@ use super::registration::DriverRegistrar;
 use super::wire;
 use crate::grpc::call::InvalidAnswer;
 use crate::grpc::oversize::is_too_large;
+use crate::limits::portions::Portions;
 use crate::limits::rate::Pace;
 use crate::limits::{Limit, Limits};
 use crate::store::Store;
@@ -36,8 +37,6 @@ const DEVICES_PER_SECOND: usize = 10_000;
 const LARGE: usize = 8 << 10;
 /// So many reports are taken in in one go: others wait for the node meanwhile.
 const PORTION: usize = 64;
-/// Then it is left to others for so many times as long as that took.
-const LEFT_TO_OTHERS: u32 = 4;
 
 /// Why a stream has ended.
 #[derive(Debug, thiserror::Error)]
@@ -160,18 +159,13 @@ struct Taken {
 /// Takes a message in: long ones one at a time, and where they keep nobody else waiting.
 async fn take(registrar: &DriverRegistrar, id: ConnectionId, message: Bytes) -> Result<Taken, InvalidAnswer> {
     if message.len() < LARGE {
-        return take_now(message, &registrar.config.limits, &registrar.store, id, |_| {});
+        let limits = &registrar.config.limits;
+        return take_now(message, limits, &registrar.store, id, &mut Portions::in_one_go());
     }
-    let turn = registrar.decoding.clone().acquire_owned().await;
     let (config, store) = (registrar.config.clone(), registrar.store.clone());
-    let taken = tokio::task::spawn_blocking(move || {
-        // Also when nobody waits for it any more.
-        let _turn = turn;
-        // Whoever waits for the node would not get it in the moment in which nobody has it.
-        let pause = |took: Duration| std::thread::sleep(took * LEFT_TO_OTHERS);
-        take_now(message, &config.limits, &store, id, pause)
-    })
-    .await;
+    let work = move |portions: &mut Portions| take_now(message, &config.limits, &store, id, portions);
+    let turn = registrar.decoding.turn_with_pauses().await;
+    let taken = turn.work(work).await;
     taken.unwrap_or_else(|error| Err(InvalidAnswer::Damaged(error.to_string())))
 }
 
@@ -180,9 +174,9 @@ fn take_now(
     limits: &Limits,
     store: &Store,
     id: ConnectionId,
-    pause: impl Fn(Duration),
+    portions: &mut Portions,
 ) -> Result<Taken, InvalidAnswer> {
-    let (reports, nameless) = wire::reports(message, limits)?;
+    let (reports, nameless) = wire::reports(message, limits, portions)?;
     let mut taken = Taken {
         reports: reports.len() + nameless,
         nameless,
@@ -191,7 +185,6 @@ fn take_now(
     let mut reports = reports.into_iter();
     loop {
         let portion: Vec<HealthReport> = reports.by_ref().take(PORTION).collect();
-        let began = Instant::now();
         let now = store.now();
         let change = store.update(|node| node.health_reported(id, portion, now));
         taken.changed += change.devices.len();
@@ -199,6 +192,6 @@ fn take_now(
         if reports.len() == 0 {
             return Ok(taken);
         }
-        pause(began.elapsed());
+        portions.portion();
     }
 }

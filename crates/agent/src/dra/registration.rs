@@ -11,7 +11,6 @@ use std::sync::Arc;
 use devlet_core::dra::drivers::{self, DriverOffer, Refusal};
 use devlet_core::{ConnectionId, DriverName, Node};
 use devlet_kubelet_api::plugin_registration::PluginInfo;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,6 +22,7 @@ use super::services::{self, NoService, NodeService, Services};
 use crate::config::Config;
 use crate::grpc::call::CallError;
 use crate::grpc::uds::PeerCred;
+use crate::limits::portions::Turns;
 use crate::limits::rate::Paces;
 use crate::limits::seats::{Process, Seats};
 use crate::limits::{Limit, OverLimit, shortened};
@@ -193,8 +193,8 @@ pub struct DriverRegistrar {
     pub(crate) stop: CancellationToken,
     /// How often each process registers.
     pub(crate) registrations: Arc<Paces<Process>>,
-    /// What is long is decoded one at a time; not in turns with plugins' lists, because it is taken in with pauses.
-    pub(crate) decoding: Arc<Semaphore>,
+    /// For long reports of health, which do not wait for plugins' lists.
+    pub(crate) decoding: Turns,
 }
 
 impl DriverRegistrar {
@@ -222,7 +222,7 @@ impl DriverRegistrar {
             tasks,
             stop,
             registrations,
-            decoding: Arc::new(Semaphore::new(1)),
+            decoding: Turns::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Between the wire and the core: what drivers answer, and what they say about their devices.
 //!
-//! A few bytes on the wire can stand for many times as much memory. So an answer is walked through part by part, and
-//! each part is looked at before it is decoded.
+//! A few bytes on the wire can stand for many times as much memory. So an answer is walked through part by part
+//! ([`Fields`]), and each part is looked at before it is decoded.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,13 @@ use devlet_core::dra::health::{DeviceHealth, HealthReport, PoolDevice};
 use devlet_kubelet_api::dra::v1;
 use devlet_kubelet_api::dra_health::v1 as health;
 use prost::Message as _;
-use prost::bytes::{Buf as _, Bytes};
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::bytes::Bytes;
 
 use super::services::NodeService;
 use super::{Prepared, Unprepared};
 use crate::grpc::call::InvalidAnswer;
+use crate::grpc::fields::Fields;
+use crate::limits::portions::Portions;
 use crate::limits::{Limit, Limits, shortened};
 
 /// What a device or a name takes besides its text, roughly.
@@ -45,7 +46,7 @@ pub(super) fn prepared(
         let (uid, about) = claim?;
         let (mut devices, mut entries, mut error) = (Vec::new(), 0, String::new());
         let bytes = about.len();
-        for field in Fields(about) {
+        for field in Fields::of(about, 2) {
             match field? {
                 (1, device) => {
                     count += 1;
@@ -83,7 +84,7 @@ pub(super) fn unprepared(answer: Bytes, asked: usize) -> Result<Unprepared, Inva
     for claim in Claims::of(answer) {
         let (uid, about) = claim?;
         let mut outcome = Ok(());
-        for field in Fields(about) {
+        for field in Fields::of(about, 1) {
             if let (1, text) = field? {
                 let error = string(&text)?;
                 outcome = if error.is_empty() { Ok(()) } else { Err(error) };
@@ -104,7 +105,7 @@ fn prepared_device(
     entries: &mut usize,
     limits: &Limits,
 ) -> Result<PreparedDevice, InvalidAnswer> {
-    for field in Fields(device.clone()) {
+    for field in Fields::of(device.clone(), 5) {
         let (tag, text) = field?;
         let (limit, most) = match tag {
             4 => (Limit::PATH_BYTES, limits.path_bytes),
@@ -131,9 +132,14 @@ fn prepared_device(
 }
 
 /// A message of `NodeWatchResources`, and how many devices it has without a name.
-pub(super) fn reports(message: Bytes, limits: &Limits) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
+pub(super) fn reports(
+    message: Bytes,
+    limits: &Limits,
+    portions: &mut Portions,
+) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
     let (mut all, mut nameless) = (Vec::new(), 0);
-    for field in Fields(message) {
+    for field in Fields::of(message, 1) {
+        portions.step();
         let (1, device) = field? else {
             continue;
         };
@@ -175,7 +181,7 @@ struct Claims(Fields);
 
 impl Claims {
     fn of(answer: Bytes) -> Self {
-        Self(Fields(answer))
+        Self(Fields::of(answer, 1))
     }
 }
 
@@ -187,7 +193,7 @@ impl Iterator for Claims {
             match self.0.next()? {
                 Ok((1, entry)) => return Some(claim(entry)),
                 Ok(_) => {}
-                Err(error) => return Some(Err(error)),
+                Err(error) => return Some(Err(error.into())),
             }
         }
     }
@@ -195,7 +201,7 @@ impl Iterator for Claims {
 
 fn claim(entry: Bytes) -> Result<(ClaimUid, Bytes), InvalidAnswer> {
     let (mut uid, mut about) = (String::new(), Bytes::new());
-    for field in Fields(entry) {
+    for field in Fields::of(entry, 2) {
         match field? {
             (1, text) => uid = string(&text)?,
             (2, message) => about = message,
@@ -203,45 +209,6 @@ fn claim(entry: Bytes) -> Result<(ClaimUid, Bytes), InvalidAnswer> {
         }
     }
     Ok((uid.into(), about))
-}
-
-/// The fields of a message that have a length of their own; all that matter here do.
-struct Fields(Bytes);
-
-impl Iterator for Fields {
-    type Item = Result<(u32, Bytes), InvalidAnswer>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        while self.0.has_remaining() {
-            match self.field() {
-                Ok(Some(field)) => return Some(Ok(field)),
-                Ok(None) => {}
-                Err(error) => {
-                    self.0.clear();
-                    return Some(Err(error));
-                }
-            }
-        }
-        None
-    }
-}
-
-impl Fields {
-    fn field(&mut self) -> Result<Option<(u32, Bytes)>, InvalidAnswer> {
-        let (tag, wire_type) = decode_key(&mut self.0)?;
-        if wire_type != WireType::LengthDelimited {
-            skip_field(wire_type, tag, &mut self.0, DecodeContext::default())?;
-            return Ok(None);
-        }
-        let length = decode_varint(&mut self.0)?;
-        match usize::try_from(length) {
-            Ok(length) if length <= self.0.remaining() => Ok(Some((tag, self.0.split_to(length)))),
-            _ => {
-                let problem = format!("field {tag} is longer than its message");
-                Err(InvalidAnswer::Damaged(problem))
-            }
-        }
-    }
 }
 
 fn string(bytes: &Bytes) -> Result<String, InvalidAnswer> {
@@ -413,7 +380,7 @@ mod tests {
                 let spoiled = Bytes::from(spoiled.clone());
                 let _ = read(&spoiled, &limits);
                 let _ = unprepared(spoiled.clone(), 2);
-                let _ = reports(spoiled, &limits);
+                let _ = reports(spoiled, &limits, &mut Portions::in_one_go());
             }
         }
         let error = read(&Bytes::from_static(&[0x0a, 0x7f, 0x00]), &limits).unwrap_err();
@@ -453,7 +420,8 @@ mod tests {
             device_health("d", 99, i64::MAX),
             nobody,
         ];
-        let (reports, nameless) = reports(message(sent), &Limits::default()).unwrap();
+        let (reports, nameless) =
+            reports(message(sent), &Limits::default(), &mut Portions::in_one_go()).unwrap();
         assert_eq!(nameless, 1);
         let short: Vec<_> = reports
             .iter()
@@ -476,7 +444,7 @@ mod tests {
             ..Limits::default()
         };
         let sent = (0..3).map(|number| device_health(&number.to_string(), 1, 0));
-        let error = reports(message(sent.collect()), &limits).unwrap_err();
+        let error = reports(message(sent.collect()), &limits, &mut Portions::in_one_go()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the message has 3 devices or more, limits.devicesPerResource allows 2"

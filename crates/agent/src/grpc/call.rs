@@ -13,6 +13,7 @@ use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::{Code, Request, Response, Status};
 
+use super::fields::Damage;
 use super::oversize::is_too_large;
 use super::uds::Dialed;
 use crate::limits::{Limit, OverLimit};
@@ -78,6 +79,12 @@ pub enum InvalidAnswer {
     /// There is too much of it.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
+}
+
+impl From<Damage> for InvalidAnswer {
+    fn from(damage: Damage) -> Self {
+        Self::Damaged(damage.to_string())
+    }
 }
 
 impl From<prost::DecodeError> for InvalidAnswer {

@@ -3,6 +3,7 @@
 pub mod authority;
 pub mod call;
 pub(crate) mod chatter;
+pub mod fields;
 mod huffman;
 pub(crate) mod oversize;
 mod presence;

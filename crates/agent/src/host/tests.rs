@@ -274,15 +274,14 @@ async fn a_process_whose_manifests_are_long_waits_alone_and_no_longer_than_it_sa
     let root = tempfile::tempdir().unwrap();
     let (agent, report) = Agent::start(Config::new(root.path())).await.unwrap();
     let host = Host::new(agent.clone(), &report);
-    // It rests.
-    let _rest = host.parsing.of(Some((0, Some(1)))).acquire_owned().await.unwrap();
+    host.parsing.give_much(Some((0, Some(1))));
     assert!(parse(&host, LONG, 2, SOON).await.is_ok());
     assert!(parse(&host, SHORT, 1, SOON).await.is_ok());
     let late = parse(&host, LONG, 1, Duration::ZERO).await.unwrap_err();
     assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
     assert_eq!(late.message(), LONG_MANIFEST);
     // Nor is the turn of all kept by those who wait for their own.
-    assert!(parse(&host, LONG, 2, SOON).await.is_ok());
+    assert!(parse(&host, LONG, 3, SOON).await.is_ok());
     agent.stop().await.unwrap();
 }
 

@@ -110,6 +110,12 @@ impl<K: Eq + Hash> Paces<K> {
         paces.by_name.get(who)?.due(now)
     }
 
+    /// Whether this one owes nothing.
+    pub fn is_settled(&self, who: &K, now: Instant) -> bool {
+        let paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        paces.by_name.get(who).is_none_or(|pace| pace.is_settled(now))
+    }
+
     fn with<T>(&self, who: K, now: Instant, with: impl FnOnce(&mut Pace) -> T) -> T {
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
         if paces.by_name.len() >= paces.many {

@@ -118,6 +118,11 @@ impl Account {
         Ok(())
     }
 
+    /// Whose it is.
+    pub(crate) fn process(&self) -> Process {
+        self.process
+    }
+
     /// The resources and drivers that its process serves.
     pub(crate) fn served(&self) -> Vec<String> {
         let all = self.seats.0.lock().unwrap_or_else(PoisonError::into_inner);

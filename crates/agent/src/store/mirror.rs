@@ -25,7 +25,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use devlet_core::{DeviceId, ResourceName};
+use devlet_core::ResourceName;
+use devlet_core::device_plugin::list::DeviceList;
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
@@ -197,20 +198,19 @@ impl Mirrorer {
     fn reconcile(&mut self) -> Result<(), MirrorError> {
         // From here on, a change may be missing in what is read, so it must ring again.
         self.rung.store(false, Ordering::Release);
-        let (healthy, blocked) = self
+        let (lists, blocked) = self
             .shared
-            .read(|node| (node.healthy_devices(), node.blocked().is_some()));
+            .read(|node| (node.lists_in_force(), node.blocked().is_some()));
         if blocked || self.files.is_empty() {
             return Ok(());
         }
         let snapshot = settled(self.outbox.read().blocking_recv())?;
         let mut files = std::mem::take(&mut self.files);
-        let mut healthy = Some(healthy);
         let mut result = Ok(());
         for file in &mut files {
             let content = match file.file {
                 KubeletFile::Devices => {
-                    let content = checkpoint(&snapshot, healthy.take().unwrap_or_default());
+                    let content = checkpoint(&snapshot, &lists);
                     content.map(|content| Some(device_plugin::write(&content)))
                 }
                 KubeletFile::Claims => claims_file::mirror(&snapshot),
@@ -348,7 +348,7 @@ impl Seen {
 /// What the kubelet's file should say, entries in the order of pods, containers and resources.
 fn checkpoint(
     snapshot: &Snapshot,
-    healthy: BTreeMap<ResourceName, Vec<DeviceId>>,
+    lists: &BTreeMap<ResourceName, Option<Arc<DeviceList>>>,
 ) -> Result<Checkpoint, LoadError> {
     let mut entries = Vec::new();
     snapshot.pods(|uid, record| {
@@ -369,10 +369,11 @@ fn checkpoint(
             });
         }
     })?;
-    let texts = |ids: Vec<DeviceId>| ids.iter().map(|id| id.as_str().to_owned()).collect();
-    let registered = healthy
-        .into_iter()
-        .map(|(name, ids)| (name.as_str().to_owned(), Some(texts(ids))));
+    let registered = lists.iter().map(|(name, list)| {
+        let healthy = list.iter().flat_map(|list| list.healthy_ids());
+        let texts = healthy.map(|id| id.as_str().to_owned());
+        (name.as_str().to_owned(), Some(texts.collect()))
+    });
     Ok(Checkpoint {
         // As a kubelet: nothing, not an empty list.
         entries: (!entries.is_empty()).then_some(entries),

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use devlet_core::device_plugin::inventory::Offer;
 use devlet_core::{ConnectError, ConnectionId, Node, ResourceName};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -18,6 +17,7 @@ use crate::device_plugin::plugins::Plugins;
 use crate::grpc::call::CallError;
 use crate::grpc::chatter::Hearing;
 use crate::grpc::uds::{self, DialError};
+use crate::limits::portions::Turns;
 use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::{self, Process, Seats};
 use crate::limits::{Limit, Limits, OverLimit};
@@ -99,8 +99,8 @@ pub struct Registrar {
     pub(crate) registrations: Arc<Paces<Process>>,
     /// The same for each resource of it.
     pub(crate) repetitions: Arc<Paces<(Process, ResourceName)>>,
-    /// Long lists are decoded one at a time.
-    pub(crate) decoding: Arc<Semaphore>,
+    /// For long lists.
+    pub(crate) decoding: Turns,
     /// Refusals in the log.
     pub(crate) refusals: Arc<Mentions>,
 }

@@ -33,11 +33,16 @@ pub struct DeviceList {
 impl DeviceList {
     /// A list from a plugin's message. Of a device that is named twice the last entry counts. The second value
     /// is the number of entries that were left out.
-    pub fn new(mut devices: Vec<Device>) -> (Self, usize) {
+    pub fn new(devices: Vec<Device>) -> (Self, usize) {
+        Self::stepwise(devices, &mut || {})
+    }
+
+    /// The same, step by step: a long list takes a while, and whoever builds it may want to pause between two steps.
+    pub fn stepwise(mut devices: Vec<Device>, step: &mut impl FnMut()) -> (Self, usize) {
         let named = devices.len();
-        // Stable, so that of equal ids the last one named stays last.
-        devices.sort_by(|one, other| one.id.cmp(&other.id));
+        sort(&mut devices, step);
         devices.dedup_by(|later, kept| {
+            step();
             let is_same = later.id == kept.id;
             if is_same {
                 core::mem::swap(later, kept);
@@ -48,6 +53,7 @@ impl DeviceList {
         let mut healthy = Bits::none(length);
         let mut by_node: BTreeMap<i64, Bits> = BTreeMap::new();
         for (place, device) in devices.iter_mut().enumerate() {
+            step();
             if device.healthy {
                 healthy.insert(place);
             }
@@ -71,6 +77,28 @@ impl DeviceList {
         )
     }
 
+    /// Whether another list says the same, step by step.
+    pub fn says_the_same(&self, other: &Self, step: &mut impl FnMut()) -> bool {
+        let Self {
+            healthy,
+            by_node,
+            devices,
+        } = self;
+        let mut pairs = devices.iter().zip(&other.devices);
+        *healthy == other.healthy
+            && *by_node == other.by_node
+            && devices.len() == other.devices.len()
+            && pairs.all(|(one, other)| {
+                step();
+                one == other
+            })
+    }
+
+    /// All devices, sorted by id; the list is no more.
+    pub fn into_devices(self) -> Vec<Device> {
+        self.devices
+    }
+
     /// All devices, sorted by id.
     pub fn devices(&self) -> &[Device] {
         &self.devices
@@ -89,6 +117,11 @@ impl DeviceList {
     /// The places of the healthy devices.
     pub fn healthy(&self) -> &Bits {
         &self.healthy
+    }
+
+    /// The names of the healthy devices.
+    pub fn healthy_ids(&self) -> impl Iterator<Item = &DeviceId> {
+        self.healthy.iter().filter_map(|place| self.id_at(place))
     }
 
     /// The places of the devices on each NUMA node that counts. Devices without one are in none.
@@ -111,6 +144,29 @@ impl DeviceList {
     /// A device by name.
     pub fn get(&self, id: &str) -> Option<&Device> {
         self.devices.get(self.place_of(id)?)
+    }
+}
+
+/// Sorts devices by id, step by step; of equal ids the last one named stays last. What is moved about are small numbers
+/// first, each device once in the end: long lists are mostly moves otherwise, and those of a whole run are one step.
+fn sort(devices: &mut [Device], step: &mut impl FnMut()) {
+    let mut order: Vec<usize> = (0..devices.len()).collect();
+    order.sort_by(|one, other| {
+        step();
+        devices[*one].id.cmp(&devices[*other].id)
+    });
+    // Where each place is filled from, round by round, until all are.
+    for start in 0..order.len() {
+        let mut place = start;
+        loop {
+            step();
+            let from = core::mem::replace(&mut order[place], place);
+            if from == start {
+                break;
+            }
+            devices.swap(place, from);
+            place = from;
+        }
     }
 }
 

@@ -79,14 +79,18 @@ fn healthy_devices_follow_the_list_in_force() {
     let mut node = Node::default();
     let only = connect(&mut node, offer(GPU, "gpu.sock"));
     node.devices_listed(only, list_of(vec![healthy("a"), unhealthy("b")]));
-    let before = node.healthy_devices();
+    let healthy = |node: &Node| {
+        let list = node.lists_in_force().remove(&gpu()).unwrap();
+        list.map(|list| list.healthy_ids().cloned().collect::<Vec<_>>())
+    };
+    let before = healthy(&node);
     node.devices_listed(only, list(&["a", "b"]));
-    let after = node.healthy_devices();
+    let after = healthy(&node);
     node.connection_lost(only, START);
 
-    assert_eq!(before, [(gpu(), ids(&["a"]))].into());
-    assert_eq!(after, [(gpu(), ids(&["a", "b"]))].into());
-    assert_eq!(node.healthy_devices(), [(gpu(), vec![])].into(), "the key stays");
+    assert_eq!(before, Some(ids(&["a"])));
+    assert_eq!(after, Some(ids(&["a", "b"])));
+    assert_eq!(healthy(&node), None, "the key stays");
 }
 
 // TestUpdatePluginResources

@@ -1,7 +1,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::DeviceList;
+use super::{Device, DeviceList};
 use crate::tests::{healthy, healthy_on, list, list_of, unhealthy};
 
 #[test]
@@ -17,6 +17,34 @@ fn of_a_device_that_is_named_twice_the_last_entry_counts() {
     assert_eq!(left_out, 1);
     assert_eq!(list.devices(), [unhealthy("a"), healthy("b")]);
     assert_eq!(list.healthy().count(), 1);
+}
+
+#[test]
+fn a_list_is_the_same_whatever_way_it_is_built_and_compared() {
+    let ids: Vec<_> = (0..100)
+        .map(|number| alloc::format!("{}", number * 37 % 101))
+        .collect();
+    let devices: Vec<_> = ids.iter().map(|id| healthy(id)).collect();
+    let mut sorted = devices.clone();
+    sorted.sort_by(|one, other| one.id.cmp(&other.id));
+    let mut steps = 0;
+    let (list, _) = DeviceList::stepwise(devices.clone(), &mut || steps += 1);
+    assert_eq!(list.devices(), sorted);
+    assert!(steps > 300, "sorted, moved, and put in their places: {steps}");
+
+    let mut steps = 0;
+    assert!(list.says_the_same(&DeviceList::new(devices.clone()).0, &mut || steps += 1));
+    assert_eq!(steps, 100);
+    let with = |change: fn(&mut Vec<Device>)| {
+        let mut devices = devices.clone();
+        change(&mut devices);
+        !list.says_the_same(&DeviceList::new(devices).0, &mut || {})
+    };
+    assert!(with(|devices| drop(devices.pop())));
+    assert!(with(|devices| devices[7].healthy = false));
+    assert!(with(|devices| devices[7].id = "other".into()));
+    assert!(with(|devices| devices[7].nodes = vec![1]));
+    assert!(with(|devices| devices[7].nodes = vec![-1]));
 }
 
 #[test]

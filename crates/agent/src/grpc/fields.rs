@@ -1,0 +1,106 @@
+//! A message part by part, so that each part can be looked at before it is decoded.
+//!
+//! A few bytes on the wire can stand for many times as much memory, and a long message takes a while to decode. What
+//! `prost` generates has no way to stop in between.
+
+use prost::DecodeError;
+use prost::bytes::{Buf as _, Bytes};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Damage {
+    /// A part of it is not what it should be.
+    #[error(transparent)]
+    Part(#[from] DecodeError),
+    /// It ends before one of its fields does.
+    #[error("field {0} is longer than its message")]
+    TooShort(u32),
+    /// One of its fields has another type.
+    #[error("field {0} is of another type")]
+    Type(u32),
+}
+
+/// The fields of a message that have a length of their own: texts, and other messages.
+#[derive(Debug)]
+pub(crate) struct Fields {
+    rest: Bytes,
+    known: u32,
+}
+
+impl Fields {
+    /// Fields up to the number `known` must have a length, others may not, and are passed over then.
+    pub(crate) fn of(message: Bytes, known: u32) -> Self {
+        Self { rest: message, known }
+    }
+
+    fn field(&mut self) -> Result<Option<(u32, Bytes)>, Damage> {
+        let (tag, wire_type) = decode_key(&mut self.rest)?;
+        if wire_type != WireType::LengthDelimited {
+            if tag <= self.known {
+                return Err(Damage::Type(tag));
+            }
+            skip_field(wire_type, tag, &mut self.rest, DecodeContext::default())?;
+            return Ok(None);
+        }
+        let length = decode_varint(&mut self.rest)?;
+        match usize::try_from(length) {
+            Ok(length) if length <= self.rest.remaining() => Ok(Some((tag, self.rest.split_to(length)))),
+            _ => Err(Damage::TooShort(tag)),
+        }
+    }
+}
+
+impl Iterator for Fields {
+    type Item = Result<(u32, Bytes), Damage>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.rest.has_remaining() {
+            match self.field() {
+                Ok(Some(field)) => return Some(Ok(field)),
+                Ok(None) => {}
+                Err(error) => {
+                    self.rest.clear();
+                    return Some(Err(error));
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(bytes: &'static [u8]) -> Vec<Result<(u32, Bytes), Damage>> {
+        Fields::of(Bytes::from_static(bytes), 1).collect()
+    }
+
+    #[test]
+    fn what_has_a_length_is_found_and_the_rest_passed_over() {
+        let found = fields(&[0x0a, 1, b'a', 0x10, 7, 0x1a, 0, 0x0a, 2, b'b', b'c']);
+        let wanted = [(1, &b"a"[..]), (3, b""), (1, b"bc")];
+        assert_eq!(found.len(), wanted.len());
+        for (found, (tag, bytes)) in found.into_iter().zip(wanted) {
+            assert_eq!(found, Ok((tag, Bytes::from_static(bytes))));
+        }
+    }
+
+    #[test]
+    fn what_is_damaged_is_found_once_and_ends_it() {
+        // A number where there is a text, a text that is longer than all there is, and a key that has no end.
+        let damaged = [
+            (&[0x08, 1, 0x0a, 0][..], "field 1 is of another type"),
+            (&[0x0a, 9, b'a'], "field 1 is longer than its message"),
+            (&[0xff, 0xff], "failed to decode Protobuf message: invalid varint"),
+        ];
+        for (bytes, wanted) in damaged {
+            let found = fields(bytes);
+            let [Err(error)] = &found[..] else {
+                panic!("{bytes:?}: {found:?}");
+            };
+            assert_eq!(error.to_string(), wanted);
+        }
+    }
+}
