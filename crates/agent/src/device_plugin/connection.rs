@@ -40,7 +40,7 @@ const GOOD: Duration = Duration::from_secs(60);
 /// Lists of so many bytes take a while to decode, compare and free.
 const LARGE: usize = 64 << 10;
 /// So many bytes of lists that do not count are heard in a second, and one of them is as good as so many.
-const PASSED_OVER_PER_SECOND: usize = 32 << 20;
+const PASSED_OVER_PER_SECOND: usize = 8 << 20;
 const PASSED_OVER: usize = 1 << 10;
 
 /// A plugin that is connected.
