@@ -82,7 +82,7 @@ fn until_serving(daemon: &Daemon) {
 
 /// The instants of a call.
 fn instants() -> [Fault; 3] {
-    // It has been made, and nothing is done; it is done, and not answered; it is answered, and nothing of that on disk.
+    // It has been made, and nothing is done; it is done, and not answered; it is answered, and mostly nothing of that on disk.
     [Fault::Hang, Fault::Wait, Fault::KillCaller]
 }
 
@@ -110,6 +110,13 @@ fn killed(
     driver.forget_events();
 }
 
+/// The names of the pods.
+fn names(daemon: &Daemon) -> Vec<String> {
+    let pods = daemon.json(&["get", "pods"]);
+    let name = |pod: &serde_json::Value| pod["name"].as_str().unwrap().to_owned();
+    common::items(&pods).iter().map(name).collect()
+}
+
 fn prepared(uids: &[&str]) -> BTreeSet<String> {
     uids.iter().map(|uid| (*uid).to_owned()).collect()
 }
@@ -131,6 +138,13 @@ fn an_admission_that_is_killed_while_a_driver_is_called_is_undone() {
 
         let daemon = Daemon::on(root.path());
 
+        if names(&daemon) == ["a", "b"] {
+            // It was on disk before the kill came.
+            assert!(matches!(fault, Fault::KillCaller), "{fault:?}");
+            assert_eq!(driver.prepared(), prepared(&["uid-kept", "uid-lost"]));
+            assert_eq!(daemon.stop(), Some(0));
+            continue;
+        }
         let (_, claims) = driver.asked(UNPREPARE);
         assert_eq!(claims[0].uid, "uid-lost", "{fault:?}");
         let list = daemon.until("claims", |list| {
@@ -167,14 +181,12 @@ fn a_removal_that_is_killed_while_a_driver_is_called_is_carried_on() {
 
         let daemon = Daemon::on(root.path());
 
-        let pods = daemon.json(&["get", "pods"]);
-        let names: Vec<_> = common::items(&pods)
-            .iter()
-            .map(|pod| pod["name"].clone())
-            .collect();
-        assert_eq!(names, [json!("a")], "{fault:?}: the removal was on disk");
-        let (_, claims) = driver.asked(UNPREPARE);
-        assert_eq!(claims[0].uid, "uid-gone", "{fault:?}");
+        assert_eq!(names(&daemon), ["a"], "{fault:?}: the removal was on disk");
+        // With an answer, the claim may have been off the disk before the kill came.
+        if !matches!(fault, Fault::KillCaller) {
+            let (_, claims) = driver.asked(UNPREPARE);
+            assert_eq!(claims[0].uid, "uid-gone", "{fault:?}");
+        }
         daemon.until("claims", |list| {
             list["claims"].as_array().is_some_and(|all| all.len() == 1)
         });

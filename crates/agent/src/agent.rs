@@ -160,7 +160,7 @@ impl Agent {
             stop: stop.clone(),
             registrations: Arc::new(Paces::new(config.limits.registrations_per_minute, MINUTE)),
             repetitions: Arc::new(Paces::new(repetitions_per_minute(&config.limits), MINUTE)),
-            decoding: Turns::default(),
+            decoding: Turns::new(stop.clone()),
             refusals: Arc::new(Mentions::new(Instant::now())),
         };
         let drivers = Drivers::new(Arc::clone(&config));

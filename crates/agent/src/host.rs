@@ -186,7 +186,7 @@ impl Host {
             agent,
             started,
             findings,
-            parsing: Turns::default(),
+            parsing: Turns::new(CancellationToken::new()),
         }
     }
 
@@ -217,6 +217,9 @@ impl Host {
         };
         if bytes(&texts) < LARGE_MANIFEST {
             return Ok(parse(&self.agent, &texts)?);
+        }
+        if self.parsing.had_much(caller.process) {
+            self.agent.metrics().limit_hit(Limit::MANIFEST_BYTES.name());
         }
         let turn = tokio::time::timeout_at(caller.deadline, self.parsing.turn(caller.process)).await;
         let turn = turn.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;

@@ -508,6 +508,11 @@ impl Node {
         true
     }
 
+    /// Whether this connection is one still.
+    pub fn is_connected(&self, connection: ConnectionId) -> bool {
+        self.connections.contains_key(&connection)
+    }
+
     /// The lists that the next one of this connection may take the place of: the plugin's last one, and the one
     /// that counts.
     pub fn lists_before(&self, connection: ConnectionId) -> Vec<Arc<DeviceList>> {

@@ -39,7 +39,7 @@ const GOOD: Duration = Duration::from_secs(60);
 
 /// Lists of so many bytes take a while to decode, compare and free.
 const LARGE: usize = 64 << 10;
-/// So many bytes of lists that do not count are heard in a second, and one of them is as good as so many.
+/// So many bytes of lists that do not count are heard in a second, and each counts for so many more.
 const PASSED_OVER_PER_SECOND: usize = 8 << 20;
 const PASSED_OVER: usize = 1 << 10;
 
@@ -125,14 +125,17 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
             Duration::from_secs(1),
             Instant::now(),
         );
+        let mut is_first = true;
         while let Some(mut list) = lists.next().await? {
             if let Err(due) = pace.take(Instant::now()) {
                 registrar.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
-                list = newest(list, &mut lists, due).await?;
+                (list, ()) = newest(list, &mut lists, tokio::time::sleep_until(due)).await?;
                 // It is due.
                 let _ = pace.take(Instant::now());
             }
-            let Taken { changed, repeated } = take(list, registrar, connection).await?;
+            let taken = take(list, &mut lists, is_first, registrar, connection).await?;
+            let Taken { changed, repeated } = taken;
+            is_first = false;
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device plugin lists devices more than once");
             }
@@ -154,27 +157,36 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
     }
 }
 
-/// The last of the lists that come until `due`: a plugin that sends more of them than it may is heard all the same,
-/// so that what counts in the end is not long out of date. One that sends without end is not even heard.
-async fn newest(first: RawList, lists: &mut Lists, due: Instant) -> Result<RawList, ListError> {
-    let (mut newest, mut bytes) = (first, 0);
-    let wait = due.saturating_duration_since(Instant::now());
-    let most = PASSED_OVER_PER_SECOND / 1_000 * usize::try_from(wait.as_millis()).unwrap_or(1_000);
-    let mut due = pin!(tokio::time::sleep_until(due));
-    while bytes < most {
+/// The last of the lists that come until something else does: a plugin that sends more of them than it may is heard all the
+/// same, so that what counts in the end is not long out of date. One that sends without end is heard slowly.
+async fn newest<T>(
+    first: RawList,
+    lists: &mut Lists,
+    until: impl Future<Output = T>,
+) -> Result<(RawList, T), ListError> {
+    let mut newest = first;
+    let mut until = pin!(until);
+    loop {
+        let bytes = newest.size() + PASSED_OVER;
+        let next = async {
+            tokio::time::sleep(pause_after(bytes)).await;
+            lists.next().await
+        };
         tokio::select! {
-            next = lists.next() => match next? {
-                Some(next) => {
-                    bytes += newest.size() + PASSED_OVER;
-                    newest = next;
-                }
-                None => return Ok(newest),
+            biased;
+            until = &mut until => return Ok((newest, until)),
+            next = next => match next? {
+                Some(next) => newest = next,
+                None => return Ok((newest, until.await)),
             },
-            () = &mut due => return Ok(newest),
         }
     }
-    due.await;
-    Ok(newest)
+}
+
+/// Until the next list is heard, after one of so many bytes that did not count.
+fn pause_after(bytes: usize) -> Duration {
+    let micros = bytes.saturating_mul(1_000_000) / PASSED_OVER_PER_SECOND;
+    Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
 
 /// What became of a list.
@@ -185,25 +197,30 @@ struct Taken {
     repeated: usize,
 }
 
-/// Takes a list in: large ones one at a time, and where they keep nobody else waiting. A process that sends many of them
-/// has them taken in with pauses, and those of others do not wait for that. A list that comes too late for its connection
-/// changes nothing.
-async fn take(list: RawList, registrar: &Registrar, connection: &Connection) -> Result<Taken, ListError> {
+/// Takes a list in. Large ones have turns ([`Turns`](crate::limits::portions::Turns)): a process that sends many of them has
+/// them taken in with pauses; so has one that sends too many small ones. Newer lists that come meanwhile take its place. A list
+/// that comes too late for its connection changes nothing.
+async fn take(
+    list: RawList,
+    lists: &mut Lists,
+    is_first: bool,
+    registrar: &Registrar,
+    connection: &Connection,
+) -> Result<Taken, ListError> {
     let (id, account) = (connection.id, connection.client.account());
     let most = registrar.config.limits.bytes_per_plugin;
-    if list.size() < LARGE {
-        return take_now(
-            list,
-            &registrar.store,
-            id,
-            account,
-            most,
-            &mut Portions::in_one_go(),
-        );
+    let (turns, process) = (&registrar.decoding, Some(account.process()));
+    if list.size() < LARGE && !turns.had_much(process) {
+        return turns.at_once(process, |portions| {
+            take_now(list, &registrar.store, id, account, most, portions)
+        });
     }
-    let (store, process, account) = (registrar.store.clone(), account.process(), Arc::clone(account));
+    let (list, turn) = newest(list, lists, turns.turn_or_pauses(process, is_first)).await?;
+    if turn.has_pauses() {
+        registrar.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
+    }
+    let (store, account) = (registrar.store.clone(), Arc::clone(account));
     let work = move |portions: &mut Portions| take_now(list, &store, id, &account, most, portions);
-    let turn = registrar.decoding.turn_or_pauses(Some(process)).await;
     let taken = turn.work(work).await;
     taken.unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()).into()))
 }
@@ -217,7 +234,12 @@ fn take_now(
     portions: &mut Portions,
 ) -> Result<Taken, ListError> {
     let is_kept = |resource: &str| store.read(|node| node.keeps_list(resource));
-    let (list, repeated) = list.decode(|memory| account.list(memory, most, is_kept), portions)?;
+    let hold = |memory| match store.read(|node| node.is_connected(connection)) {
+        true => account.list(memory, most, is_kept),
+        // It is not kept.
+        false => Ok(()),
+    };
+    let (list, repeated) = list.decode(hold, portions)?;
     let list = Arc::new(list);
     // Compared, and freed in the end, while nobody has to wait for the node.
     let mut before = store.read(|node| node.lists_before(connection));

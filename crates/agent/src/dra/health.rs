@@ -19,6 +19,7 @@ use crate::grpc::call::InvalidAnswer;
 use crate::grpc::oversize::is_too_large;
 use crate::limits::portions::Portions;
 use crate::limits::rate::Pace;
+use crate::limits::seats::Process;
 use crate::limits::{Limit, Limits};
 use crate::store::Store;
 
@@ -65,11 +66,12 @@ pub(super) async fn follow(
     id: ConnectionId,
     driver: &DriverName,
     client: &DriverClient,
+    process: Process,
 ) {
     let mut pause = FIRST_PAUSE;
     loop {
         let began = Instant::now();
-        let ended = listen(registrar, id, driver, client).await;
+        let ended = listen(registrar, id, driver, client, process).await;
         registrar.store.update(|node| node.health_stream_ended(id));
         match ended {
             Ok(Some(())) => tracing::debug!(%driver, conn = %id, "DRA driver ended its reports of health"),
@@ -101,6 +103,7 @@ async fn listen(
     id: ConnectionId,
     driver: &DriverName,
     client: &DriverClient,
+    process: Process,
 ) -> Result<Option<()>, WatchError> {
     let Some(stream) = client.watch().await else {
         return Ok(None);
@@ -123,7 +126,7 @@ async fn listen(
             let _ = pace.take(Instant::now());
         }
         pace.owe(weight(message.len(), BYTES_PER_SECOND), Instant::now());
-        let taken = take(registrar, id, message).await?;
+        let taken = take(registrar, id, message, process).await?;
         pace.owe(weight(taken.reports, DEVICES_PER_SECOND), Instant::now());
         registrar.metrics.health_reported(driver, taken.changed > 0);
         if taken.nameless + taken.left_out > 0 && !complained {
@@ -156,15 +159,20 @@ struct Taken {
     left_out: usize,
 }
 
-/// Takes a message in: long ones one at a time, and where they keep nobody else waiting.
-async fn take(registrar: &DriverRegistrar, id: ConnectionId, message: Bytes) -> Result<Taken, InvalidAnswer> {
+/// Takes a message in: long ones with pauses, and where they keep nobody else waiting.
+async fn take(
+    registrar: &DriverRegistrar,
+    id: ConnectionId,
+    message: Bytes,
+    process: Process,
+) -> Result<Taken, InvalidAnswer> {
     if message.len() < LARGE {
         let limits = &registrar.config.limits;
         return take_now(message, limits, &registrar.store, id, &mut Portions::in_one_go());
     }
     let (config, store) = (registrar.config.clone(), registrar.store.clone());
     let work = move |portions: &mut Portions| take_now(message, &config.limits, &store, id, portions);
-    let turn = registrar.decoding.turn_with_pauses().await;
+    let turn = registrar.decoding.turn_with_pauses(Some(process)).await;
     let taken = turn.work(work).await;
     taken.unwrap_or_else(|error| Err(InvalidAnswer::Damaged(error.to_string())))
 }

@@ -136,6 +136,7 @@ async fn dialled_at_last(registrar: &DriverRegistrar, plugin: &Plugin) -> Dialed
 /// Until the connection ends.
 async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: Dialed) {
     let driver = &plugin.candidate.driver;
+    let process = (plugin.candidate.uid, plugin.candidate.pid);
     let rpcs = registrar.metrics.driver(driver);
     let client = DriverClient::new(
         &dialed,
@@ -147,7 +148,7 @@ async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: Dialed) {
     let _linked = Linked::new(registrar, plugin, dialed, client.clone());
     tokio::select! {
         () = gone.wait() => {}
-        () = health::follow(registrar, plugin.id, driver, &client) => {}
+        () = health::follow(registrar, plugin.id, driver, &client, process) => {}
     }
 }
 

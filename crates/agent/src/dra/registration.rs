@@ -220,9 +220,9 @@ impl DriverRegistrar {
             seats,
             metrics,
             tasks,
-            stop,
             registrations,
-            decoding: Turns::default(),
+            decoding: Turns::new(stop.clone()),
+            stop,
         }
     }
 

@@ -21,7 +21,8 @@ pub enum Damage {
     Type(u32),
 }
 
-/// The fields of a message that have a length of their own: texts, and other messages.
+/// The fields of a message that have a length of their own: texts, and other messages. Others come without their number, as 0,
+/// which no field has, so that whoever walks over them can count them.
 #[derive(Debug)]
 pub(crate) struct Fields {
     rest: Bytes,
@@ -29,23 +30,23 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    /// Fields up to the number `known` must have a length, others may not, and are passed over then.
+    /// Fields up to the number `known` must have a length.
     pub(crate) fn of(message: Bytes, known: u32) -> Self {
         Self { rest: message, known }
     }
 
-    fn field(&mut self) -> Result<Option<(u32, Bytes)>, Damage> {
+    fn field(&mut self) -> Result<(u32, Bytes), Damage> {
         let (tag, wire_type) = decode_key(&mut self.rest)?;
         if wire_type != WireType::LengthDelimited {
             if tag <= self.known {
                 return Err(Damage::Type(tag));
             }
             skip_field(wire_type, tag, &mut self.rest, DecodeContext::default())?;
-            return Ok(None);
+            return Ok((0, Bytes::new()));
         }
         let length = decode_varint(&mut self.rest)?;
         match usize::try_from(length) {
-            Ok(length) if length <= self.rest.remaining() => Ok(Some((tag, self.rest.split_to(length)))),
+            Ok(length) if length <= self.rest.remaining() => Ok((tag, self.rest.split_to(length))),
             _ => Err(Damage::TooShort(tag)),
         }
     }
@@ -55,17 +56,14 @@ impl Iterator for Fields {
     type Item = Result<(u32, Bytes), Damage>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while self.rest.has_remaining() {
-            match self.field() {
-                Ok(Some(field)) => return Some(Ok(field)),
-                Ok(None) => {}
-                Err(error) => {
-                    self.rest.clear();
-                    return Some(Err(error));
-                }
-            }
+        if !self.rest.has_remaining() {
+            return None;
         }
-        None
+        let field = self.field();
+        if field.is_err() {
+            self.rest.clear();
+        }
+        Some(field)
     }
 }
 
@@ -78,9 +76,9 @@ mod tests {
     }
 
     #[test]
-    fn what_has_a_length_is_found_and_the_rest_passed_over() {
+    fn what_has_a_length_is_found_and_the_rest_counted() {
         let found = fields(&[0x0a, 1, b'a', 0x10, 7, 0x1a, 0, 0x0a, 2, b'b', b'c']);
-        let wanted = [(1, &b"a"[..]), (3, b""), (1, b"bc")];
+        let wanted = [(1, &b"a"[..]), (0, b""), (3, b""), (1, b"bc")];
         assert_eq!(found.len(), wanted.len());
         for (found, (tag, bytes)) in found.into_iter().zip(wanted) {
             assert_eq!(found, Ok((tag, Bytes::from_static(bytes))));

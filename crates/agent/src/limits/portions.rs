@@ -3,114 +3,201 @@
 //! A thread that computes has its processor until its turn is over, whoever else is woken: a millisecond or more, which is
 //! as long as an admission takes. One that sleeps after a fraction of that, and for longer than it worked, is in nobody's way.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
-use tokio::time::{Instant as Now, sleep_until};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use super::rate::Paces;
 use super::seats::Process;
 
-/// So many milliseconds of work are done for a process in one go, at once and in each period: a hundredth of the time.
-const MILLISECONDS: u32 = 100;
-const PERIOD: Duration = Duration::from_secs(10);
-
-/// So long is worked in one go.
+/// So long a portion is.
 const PORTION: Duration = Duration::from_micros(200);
 /// Then it is left to others for so many times as long.
 const LEFT_TO_OTHERS: u32 = 29;
-/// Who was kept from working for a while has not worked for that long.
-const LONGEST_PORTION: Duration = Duration::from_millis(2);
-/// The clock is looked at after so many steps.
-const STEPS: u32 = 32;
+/// So many work like this at a time: together they have a tenth of a processor.
+const WITH_PAUSES: usize = 3;
+/// The clock is looked at after so many steps, or so many bytes.
+const STEPS: usize = 32;
+const BYTES_PER_STEP: usize = 256;
+/// A stop is noticed after so long.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
-/// How much was done for whom.
-type Done = Arc<Paces<Option<Process>>>;
+/// So much is done for a process in one go, at once; from then on it has one part of the time in so many.
+const AT_ONCE: Duration = Duration::from_millis(500);
+const PARTS: u32 = 100;
+/// The same for all processes together: a new process costs nobody anything.
+const ALL_AT_ONCE: Duration = Duration::from_secs(1);
+const ALL_PARTS: u32 = 10;
 
-/// Turns for long work, one at a time. Whoever had much of that lately waits, or has turns with pauses, for which nobody
-/// else has to wait.
-#[derive(Debug, Clone)]
-pub(crate) struct Turns {
-    in_one_go: Arc<Semaphore>,
-    with_pauses: Arc<Semaphore>,
-    done: Done,
+/// How much was done in one go, and for whom.
+#[derive(Debug)]
+struct Done {
+    by_process: Paces<Option<Process>>,
+    all: Paces<()>,
 }
 
-impl Default for Turns {
+impl Default for Done {
     fn default() -> Self {
         Self {
-            in_one_go: Arc::new(Semaphore::new(1)),
-            with_pauses: Arc::new(Semaphore::new(1)),
-            done: Arc::new(Paces::new(MILLISECONDS, PERIOD)),
+            by_process: Paces::new(1, AT_ONCE * PARTS),
+            all: Paces::new(1, ALL_AT_ONCE * ALL_PARTS),
         }
     }
 }
 
+impl Done {
+    /// When there may be more, if there was too much.
+    fn due(&self, process: Option<Process>) -> Option<Instant> {
+        let now = Instant::now();
+        self.by_process.due(&process, now).max(self.all.due(&(), now))
+    }
+
+    /// Whether the last one was long ago.
+    fn is_settled(&self, process: Option<Process>) -> bool {
+        let now = Instant::now();
+        self.by_process.is_settled(&process, now) && self.all.due(&(), now).is_none()
+    }
+
+    fn charge(&self, process: Option<Process>, worked: Duration) {
+        let now = Instant::now();
+        self.by_process
+            .owe_time(process, worked.saturating_mul(PARTS), now);
+        self.all.owe_time((), worked.saturating_mul(ALL_PARTS), now);
+    }
+}
+
+/// Turns for long work. In one go it is done one at a time; whoever had much of that lately waits, or has turns with pauses,
+/// for which nobody else has to wait.
+#[derive(Debug, Clone)]
+pub(crate) struct Turns {
+    in_one_go: Arc<Semaphore>,
+    with_pauses: Arc<Semaphore>,
+    /// Of each process one works with pauses, or waits for that.
+    own: Arc<Mutex<HashMap<Option<Process>, Arc<Semaphore>>>>,
+    done: Arc<Done>,
+    stop: CancellationToken,
+}
+
 impl Turns {
+    /// At a stop nobody pauses any more.
+    pub(crate) fn new(stop: CancellationToken) -> Self {
+        Self {
+            in_one_go: Arc::new(Semaphore::new(1)),
+            with_pauses: Arc::new(Semaphore::new(WITH_PAUSES)),
+            own: Arc::default(),
+            done: Arc::default(),
+            stop,
+        }
+    }
+
     /// For what can only be done in one go: who had much of that waits.
     pub(crate) async fn turn(&self, process: Option<Process>) -> Turn {
         loop {
-            match self.had_much(process) {
+            match self.done.due(process) {
                 Some(due) => sleep_until(due).await,
                 None => {
                     let permit = self.in_one_go.clone().acquire_owned().await;
                     // Several of the same process may have waited.
-                    if self.had_much(process).is_none() {
-                        return Turn::in_one_go(permit, &self.done, process);
+                    if !self.had_much(process) {
+                        return self.in_one_go(permit, process);
                     }
                 }
             }
         }
     }
 
-    /// For what can be done in portions: who had any of that lately, a hundred times as long ago as it took, has pauses.
-    pub(crate) async fn turn_or_pauses(&self, process: Option<Process>) -> Turn {
-        if !self.done.is_settled(&process, Now::now()) {
-            return self.turn_with_pauses().await;
+    /// For what can be done in portions: who had any of that lately, a hundred times as long ago as it took, has pauses. For what
+    /// somebody waits for, it is only who had much.
+    pub(crate) async fn turn_or_pauses(&self, process: Option<Process>, is_awaited: bool) -> Turn {
+        let has_pauses = || match is_awaited {
+            true => self.had_much(process),
+            false => !self.done.is_settled(process),
+        };
+        if !has_pauses() {
+            let permit = self.in_one_go.clone().acquire_owned().await;
+            // Several of the same process may have waited.
+            if !has_pauses() {
+                return self.in_one_go(permit, process);
+            }
         }
-        let permit = self.in_one_go.clone().acquire_owned().await;
-        Turn::in_one_go(permit, &self.done, process)
+        self.turn_with_pauses(process).await
     }
 
     /// For what nobody is in a hurry for.
-    pub(crate) async fn turn_with_pauses(&self) -> Turn {
+    pub(crate) async fn turn_with_pauses(&self, process: Option<Process>) -> Turn {
+        let own = self.own(process).acquire_owned().await;
         Turn {
-            permit: self.with_pauses.clone().acquire_owned().await,
-            charged: None,
+            permits: vec![own, self.with_pauses.clone().acquire_owned().await],
+            kind: Kind::WithPauses(self.stop.clone()),
         }
+    }
+
+    fn in_one_go(&self, permit: Permit, process: Option<Process>) -> Turn {
+        Turn {
+            permits: vec![permit],
+            kind: Kind::InOneGo(Arc::clone(&self.done), process),
+        }
+    }
+
+    fn own(&self, process: Option<Process>) -> Arc<Semaphore> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.len() >= 64 {
+            // Nobody has or wants the others.
+            own.retain(|_, turn| Arc::strong_count(turn) > 1);
+        }
+        let turn = own.entry(process);
+        turn.or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
+    }
+
+    /// Whether much was done lately, for this process or for all.
+    pub(crate) fn had_much(&self, process: Option<Process>) -> bool {
+        self.done.due(process).is_some()
+    }
+
+    /// Does something that is short, but may come often.
+    pub(crate) fn at_once<T>(&self, process: Option<Process>, work: impl FnOnce(&mut Portions) -> T) -> T {
+        let mut portions = Portions::in_one_go();
+        let worked = work(&mut portions);
+        self.done.charge(process, portions.worked());
+        worked
     }
 
     /// As if much had been done for a process.
     #[cfg(test)]
     pub(crate) fn give_much(&self, process: Option<Process>) {
-        self.done.owe(process, 2 * MILLISECONDS, Now::now());
-    }
-
-    fn had_much(&self, process: Option<Process>) -> Option<Now> {
-        self.done.due(&process, Now::now())
+        self.done
+            .by_process
+            .owe_time(process, 2 * AT_ONCE * PARTS, Instant::now());
     }
 }
+
+type Permit = Result<OwnedSemaphorePermit, AcquireError>;
 
 /// Somebody's turn.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    permit: Result<OwnedSemaphorePermit, AcquireError>,
-    /// On whose account, if that matters.
-    charged: Option<(Done, Option<Process>)>,
+    permits: Vec<Permit>,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// On whose account.
+    InOneGo(Arc<Done>, Option<Process>),
+    /// Until this.
+    WithPauses(CancellationToken),
 }
 
 impl Turn {
-    fn in_one_go(
-        permit: Result<OwnedSemaphorePermit, AcquireError>,
-        done: &Done,
-        process: Option<Process>,
-    ) -> Self {
-        Self {
-            permit,
-            charged: Some((Arc::clone(done), process)),
-        }
+    /// Whether it takes longer than it would have to.
+    pub(crate) fn has_pauses(&self) -> bool {
+        matches!(self.kind, Kind::WithPauses(_))
     }
 
     /// Does something on a thread on which it may take long. It is done to the end, also when nobody waits for it any more.
@@ -119,59 +206,73 @@ impl Turn {
         work: impl FnOnce(&mut Portions) -> T + Send + 'static,
     ) -> Result<T, JoinError> {
         let work = move || {
-            let Self { permit, charged } = self;
-            let mut portions = match charged {
-                Some(_) => Portions::in_one_go(),
-                None => Portions::with_pauses(),
+            let Self { permits, kind } = self;
+            let mut portions = match &kind {
+                Kind::InOneGo(..) => Portions::in_one_go(),
+                Kind::WithPauses(stop) => Portions::with_pauses(stop.clone()),
             };
             let worked = work(&mut portions);
-            if let Some((done, process)) = charged {
-                let milliseconds = u32::try_from(portions.worked().as_millis()).unwrap_or(u32::MAX);
-                done.owe(process, milliseconds.saturating_add(1), Now::now());
+            if let Kind::InOneGo(done, process) = kind {
+                done.charge(process, portions.worked());
             }
-            drop(permit);
+            // The last one was a portion, too.
+            portions.portion();
+            drop(permits);
             worked
         };
         tokio::task::spawn_blocking(work).await
     }
 }
 
+/// How long this thread has worked. Not how long it was kept from that.
+fn clock() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 /// Work that may take long, on a thread that may sleep.
 #[derive(Debug)]
 pub(crate) struct Portions {
-    began: Instant,
+    /// When this portion began, on the thread's clock.
+    began: Duration,
     /// In the portions before.
     worked: Duration,
-    steps: u32,
-    has_pauses: bool,
+    steps: usize,
+    /// There are pauses until this.
+    pauses: Option<CancellationToken>,
 }
 
 impl Portions {
     /// Work that somebody waits for, or that is short.
     pub(crate) fn in_one_go() -> Self {
         Self {
-            began: Instant::now(),
+            began: clock(),
             worked: Duration::ZERO,
             steps: 0,
-            has_pauses: false,
+            pauses: None,
         }
     }
 
-    /// Work that takes a thirtieth of a processor's time.
-    pub(crate) fn with_pauses() -> Self {
+    fn with_pauses(until: CancellationToken) -> Self {
         Self {
-            has_pauses: true,
+            pauses: Some(until),
             ..Self::in_one_go()
         }
     }
 
-    /// A step is done, which took a few microseconds at most. Here the thread may sleep.
+    /// A step is done, which mostly takes a microsecond or less. Here the thread may sleep.
     pub(crate) fn step(&mut self) {
-        self.steps += 1;
+        self.step_over(0);
+    }
+
+    /// The same for a step that takes longer the more bytes it has.
+    pub(crate) fn step_over(&mut self, bytes: usize) {
+        self.steps += 1 + bytes / BYTES_PER_STEP;
         if self.steps >= STEPS {
             self.steps = 0;
-            if self.has_pauses && self.began.elapsed() >= PORTION {
-                self.pause();
+            if self.pauses.is_some() && clock().saturating_sub(self.began) >= PORTION {
+                self.portion();
             }
         }
     }
@@ -179,27 +280,30 @@ impl Portions {
     /// A portion is done, however short: whoever waits for what it had would not get it in the moment in which nobody has
     /// it.
     pub(crate) fn portion(&mut self) {
-        if self.has_pauses {
-            self.pause();
-        }
-    }
-
-    fn pause(&mut self) {
-        let worked = self.began.elapsed().min(LONGEST_PORTION);
+        let Some(stop) = &self.pauses else {
+            return;
+        };
+        let worked = clock().saturating_sub(self.began);
         self.worked += worked;
-        std::thread::sleep(worked * LEFT_TO_OTHERS);
-        self.began = Instant::now();
+        let mut pause = worked * LEFT_TO_OTHERS;
+        while !pause.is_zero() && !stop.is_cancelled() {
+            let sleep = pause.min(LONGEST_SLEEP);
+            std::thread::sleep(sleep);
+            pause -= sleep;
+        }
+        self.began = clock();
     }
 
-    /// How long was worked, without the pauses.
+    /// How long was worked.
     pub(crate) fn worked(&self) -> Duration {
-        self.worked + self.began.elapsed()
+        self.worked + clock().saturating_sub(self.began)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::time::Instant as Clock;
 
     use futures_util::FutureExt as _;
 
@@ -208,56 +312,109 @@ mod tests {
     const ONE: Option<Process> = Some((0, Some(1)));
     const OTHER: Option<Process> = Some((0, Some(2)));
 
-    async fn has_pauses(turns: &Turns, process: Option<Process>) -> bool {
-        let turn = turns.turn_or_pauses(process).await;
-        turn.work(|portions| portions.has_pauses).await.unwrap()
+    fn turns() -> Turns {
+        Turns::new(CancellationToken::new())
+    }
+
+    async fn has_pauses(turns: &Turns, process: Option<Process>, is_awaited: bool) -> bool {
+        let turn = turns.turn_or_pauses(process, is_awaited).await;
+        let has_pauses = turn.has_pauses();
+        let works_so = turn.work(|portions| portions.pauses.is_some()).await.unwrap();
+        assert_eq!(works_so, has_pauses);
+        has_pauses
     }
 
     #[tokio::test]
     async fn who_had_much_has_pauses_or_waits_and_nobody_else_does() {
-        let turns = Turns::default();
-        assert!(!has_pauses(&turns, ONE).await);
-        assert!(has_pauses(&turns, ONE).await);
-        turns.turn(ONE).await.work(|_| ()).await.unwrap();
+        let turns = turns();
+        assert!(!has_pauses(&turns, ONE, false).await);
         turns.give_much(ONE);
-        assert!(has_pauses(&turns, ONE).await);
+        assert!(has_pauses(&turns, ONE, true).await);
         let mut waits = pin!(turns.turn(ONE));
         assert!((&mut waits).now_or_never().is_none());
-        let _slow = turns.turn_with_pauses().await;
-        assert!(!has_pauses(&turns, OTHER).await);
+        let _slow = turns.turn_with_pauses(ONE).await;
+        assert!(!has_pauses(&turns, OTHER, false).await);
         let other = turns.turn(OTHER).await;
-        assert!(!other.work(|portions| portions.has_pauses).await.unwrap());
+        assert!(!other.work(|portions| portions.pauses.is_some()).await.unwrap());
         assert!((&mut waits).now_or_never().is_none());
     }
 
     #[tokio::test]
+    async fn who_had_any_has_pauses_unless_somebody_waits() {
+        let turns = turns();
+        turns.done.charge(ONE, AT_ONCE / 2);
+        assert!(!has_pauses(&turns, ONE, true).await);
+        assert!(has_pauses(&turns, ONE, false).await);
+        // What is short counts, too.
+        turns.at_once(OTHER, |portions| while portions.worked() < AT_ONCE / 20 {});
+        assert!(has_pauses(&turns, OTHER, false).await);
+    }
+
+    #[tokio::test]
+    async fn many_processes_have_pauses_together() {
+        let turns = turns();
+        for process in [ONE, OTHER] {
+            assert!(!has_pauses(&turns, process, true).await);
+            turns.done.charge(process, ALL_AT_ONCE * 3 / 4);
+        }
+        let another = Some((0, Some(3)));
+        assert!(has_pauses(&turns, another, true).await);
+        assert!(turns.turn(another).now_or_never().is_none());
+    }
+
+    #[tokio::test]
     async fn of_several_who_wait_one_has_its_turn_and_the_next_waits_again() {
-        let turns = Turns::default();
+        let turns = turns();
         let first = turns.turn(ONE).await;
         let mut next = pin!(turns.turn(ONE));
+        let mut pausing = pin!(turns.turn_or_pauses(ONE, true));
         assert!((&mut next).now_or_never().is_none());
+        assert!((&mut pausing).now_or_never().is_none());
         turns.give_much(ONE);
         first.work(|_| ()).await.unwrap();
         assert!((&mut next).now_or_never().is_none());
+        assert!(pausing.await.has_pauses());
         assert_eq!(turns.in_one_go.available_permits(), 1);
     }
 
+    #[tokio::test]
+    async fn one_process_does_not_take_all_turns_with_pauses() {
+        let turns = turns();
+        let _own = turns.turn_with_pauses(ONE).await;
+        let mut second = pin!(turns.turn_with_pauses(ONE));
+        assert!((&mut second).now_or_never().is_none());
+        assert!(turns.turn_with_pauses(OTHER).now_or_never().is_some());
+    }
+
     #[test]
-    fn there_is_a_pause_after_each_portion_and_it_is_not_work() {
-        let mut portions = Portions::with_pauses();
-        let began = Instant::now();
-        while portions.worked < 5 * PORTION {
+    fn there_is_a_pause_after_each_portion_until_a_stop() {
+        let stop = CancellationToken::new();
+        let began = Clock::now();
+        let mut portions = Portions::with_pauses(stop.clone());
+        while portions.worked < 3 * PORTION {
             portions.step();
         }
-        let (all, worked) = (began.elapsed(), portions.worked());
-        assert!(
-            all >= portions.worked * (1 + LEFT_TO_OTHERS),
-            "{all:?}, {worked:?}"
-        );
+        let (all, worked) = (began.elapsed(), portions.worked);
+        assert!(all >= worked * (1 + LEFT_TO_OTHERS), "{all:?}, {worked:?}");
+        stop.cancel();
+        portions.began = Duration::ZERO;
+        // Otherwise this would take as long as the thread is old, 29 times.
+        portions.portion();
         let mut in_one_go = Portions::in_one_go();
         while in_one_go.worked() < 2 * PORTION {
             in_one_go.step();
         }
+        in_one_go.portion();
         assert_eq!(in_one_go.worked, Duration::ZERO, "no portion ended");
+    }
+
+    #[test]
+    fn long_steps_are_many() {
+        let mut portions = Portions::with_pauses(CancellationToken::new());
+        while portions.worked() < PORTION {}
+        portions.step_over(BYTES_PER_STEP * (STEPS - 2));
+        assert_eq!(portions.worked, Duration::ZERO);
+        portions.step();
+        assert!(portions.worked >= PORTION);
     }
 }

@@ -97,9 +97,16 @@ impl<K: Eq + Hash> Paces<K> {
     /// This one did it so many times, whether it might or not. If that was too often, when it will be forgiven; no longer
     /// than two more periods.
     pub fn owe(&self, who: K, times: u32, now: Instant) -> Option<Instant> {
+        let share = self.period / self.times.max(1);
+        self.owe_time(who, share.saturating_mul(times), now)
+    }
+
+    /// The same in time.
+    pub fn owe_time(&self, who: K, more: Duration, now: Instant) -> Option<Instant> {
         self.with(who, now, |pace| {
-            pace.owe(pace.share.saturating_mul(times), now);
-            pace.settled = pace.settled.min(now + 3 * pace.period);
+            let most = now + 3 * pace.period;
+            pace.owe(more.min(most - now), now);
+            pace.settled = pace.settled.min(most);
             pace.due(now)
         })
     }

@@ -75,6 +75,8 @@ pub(crate) struct Health {
     expiries: BTreeSet<(Moment, PoolDevice)>,
     /// Plugins that are reporting.
     reporting: BTreeSet<ConnectionId>,
+    /// How many devices each plugin has said last how they are.
+    said: BTreeMap<ConnectionId, usize>,
     /// How many devices are how.
     counts: BTreeMap<DeviceHealth, usize>,
 }
@@ -131,8 +133,9 @@ impl Health {
                 until,
             };
             *self.counts.entry(known.health).or_default() += 1;
+            *self.said.entry(by).or_default() += 1;
             if let Some(before) = self.devices.insert(report.device, known) {
-                self.uncount(before.health);
+                self.uncount(&before);
             }
         }
         (changed, left_out)
@@ -154,6 +157,10 @@ impl Health {
 
     /// What plugins have said that report no longer, by when it expires.
     fn left_behind(&self) -> Vec<(Moment, PoolDevice)> {
+        // Mostly there is none, and a plugin that says too much would have it looked for again and again.
+        if self.said.keys().all(|by| self.reporting.contains(by)) {
+            return Vec::new();
+        }
         let places = self.expiries.iter();
         places
             .filter(|place| self.is_left_behind(place))
@@ -171,13 +178,19 @@ impl Health {
         self.expiries.remove(&place);
         let (_, device) = place;
         let known = self.devices.remove(&device)?;
-        self.uncount(known.health);
+        self.uncount(&known);
         (known.health != DeviceHealth::Unknown).then_some(device)
     }
 
-    fn uncount(&mut self, health: DeviceHealth) {
-        if let Some(count) = self.counts.get_mut(&health) {
+    fn uncount(&mut self, known: &Known) {
+        if let Some(count) = self.counts.get_mut(&known.health) {
             *count = count.saturating_sub(1);
+        }
+        if let Some(count) = self.said.get_mut(&known.by) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.said.remove(&known.by);
+            }
         }
     }
 
