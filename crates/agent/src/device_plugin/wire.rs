@@ -154,7 +154,7 @@ mod tests {
             ),
             (
                 list(vec![named("a", &[0; 1000])]),
-                "a device has 2016 bytes, more than 64 times as many as its id may have, limits.idBytes allows 8",
+                "a device has 2015 bytes, more than 64 times as many as its id may have, limits.idBytes allows 8",
             ),
             (
                 list(vec![named("ninebytes", &[])]),
