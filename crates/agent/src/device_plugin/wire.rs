@@ -158,7 +158,7 @@ mod tests {
             ),
             (
                 list(vec![named("ninebytes", &[])]),
-                "the id ninebytes has 9 bytes, limits.idBytes allows 8",
+                "the id \"ninebytes\" has 9 bytes, limits.idBytes allows 8",
             ),
         ];
         for (list, wanted) in too_much {
