@@ -76,7 +76,7 @@ pub struct ServerLimits {
     /// Calls that one connection may have under way. Default: 256.
     pub streams_per_connection: u32,
     /// HTTP/2 frames that one process may send besides its calls: so many at once, and as many a second. A connection
-    /// without a call counts for 64. Default: 50,000.
+    /// without a call counts for 64. Default: 10,000.
     pub frames_per_second: u32,
     /// How long a peer may take to send the HTTP/2 preface. Default: 10 s.
     pub preface: Duration,
@@ -92,7 +92,7 @@ impl Default for ServerLimits {
             connections_per_uid: 256,
             connections_limit: Limit::CONNECTIONS_PER_UID,
             streams_per_connection: 256,
-            frames_per_second: 50_000,
+            frames_per_second: 10_000,
             preface: Duration::from_secs(10),
             expects_call: false,
             drain: Duration::from_secs(5),
