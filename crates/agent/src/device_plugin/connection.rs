@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use devlet_core::{ConnectionId, Node};
+use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +43,8 @@ const LARGE: usize = 64 << 10;
 /// So many bytes of lists that do not count are heard in a second, and each counts for so many more.
 const PASSED_OVER_PER_SECOND: usize = 8 << 20;
 const PASSED_OVER: usize = 1 << 10;
+/// Timers are not more exact.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// A plugin that is connected.
 #[derive(Debug)]
@@ -164,12 +167,16 @@ async fn newest<T>(
     lists: &mut Lists,
     until: impl Future<Output = T>,
 ) -> Result<(RawList, T), ListError> {
-    let mut newest = first;
+    let (mut newest, mut owed) = (first, Duration::ZERO);
     let mut until = pin!(until);
     loop {
-        let bytes = newest.size() + PASSED_OVER;
+        owed += pause_after(newest.size() + PASSED_OVER);
+        let pause = match owed < SHORTEST_PAUSE {
+            true => None,
+            false => Some(tokio::time::sleep(std::mem::take(&mut owed))),
+        };
         let next = async {
-            tokio::time::sleep(pause_after(bytes)).await;
+            OptionFuture::from(pause).await;
             lists.next().await
         };
         tokio::select! {
@@ -210,7 +217,7 @@ async fn take(
     let (id, account) = (connection.id, connection.client.account());
     let most = registrar.config.limits.bytes_per_plugin;
     let (turns, process) = (&registrar.decoding, Some(account.process()));
-    if list.size() < LARGE && !turns.had_much(process) {
+    if list.size() < LARGE && !turns.had_much_itself(process) {
         return turns.at_once(process, |portions| {
             take_now(list, &registrar.store, id, account, most, portions)
         });

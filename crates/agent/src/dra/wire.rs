@@ -139,10 +139,11 @@ pub(super) fn reports(
 ) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
     let (mut all, mut nameless) = (Vec::new(), 0);
     for field in Fields::of(message, 1) {
-        portions.step();
         let (1, device) = field? else {
+            portions.step();
             continue;
         };
+        portions.step_over(device.len());
         let device = health::DeviceHealth::decode(device)?;
         let status = device.health();
         let Some(name) = device.device.filter(|name| !name.device_name.is_empty()) else {

@@ -38,7 +38,8 @@ impl Fields {
     fn field(&mut self) -> Result<(u32, Bytes), Damage> {
         let (tag, wire_type) = decode_key(&mut self.rest)?;
         if wire_type != WireType::LengthDelimited {
-            if tag <= self.known {
+            // A group, which messages of today do not have, may be as long as the message.
+            if tag <= self.known || wire_type == WireType::StartGroup {
                 return Err(Damage::Type(tag));
             }
             skip_field(wire_type, tag, &mut self.rest, DecodeContext::default())?;
@@ -87,9 +88,10 @@ mod tests {
 
     #[test]
     fn what_is_damaged_is_found_once_and_ends_it() {
-        // A number where there is a text, a text that is longer than all there is, and a key that has no end.
+        // A number where there is a text, a group, a text that is longer than all there is, and a key that has no end.
         let damaged = [
             (&[0x08, 1, 0x0a, 0][..], "field 1 is of another type"),
+            (&[0x13, 0x08, 1, 0x14], "field 2 is of another type"),
             (&[0x0a, 9, b'a'], "field 1 is longer than its message"),
             (&[0xff, 0xff], "failed to decode Protobuf message: invalid varint"),
         ];

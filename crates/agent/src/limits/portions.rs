@@ -155,6 +155,11 @@ impl Turns {
         turn.or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
     }
 
+    /// Whether much was done for this process lately. What was done for others is no reason to keep what is short waiting.
+    pub(crate) fn had_much_itself(&self, process: Option<Process>) -> bool {
+        self.done.by_process.due(&process, Instant::now()).is_some()
+    }
+
     /// Whether much was done lately, for this process or for all.
     pub(crate) fn had_much(&self, process: Option<Process>) -> bool {
         self.done.due(process).is_some()
@@ -224,6 +229,15 @@ impl Turn {
     }
 }
 
+/// Sleeps for so long, or until a stop.
+fn pause(mut pause: Duration, stop: &CancellationToken) {
+    while !pause.is_zero() && !stop.is_cancelled() {
+        let sleep = pause.min(LONGEST_SLEEP);
+        std::thread::sleep(sleep);
+        pause -= sleep;
+    }
+}
+
 /// How long this thread has worked. Not how long it was kept from that.
 fn clock() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -285,12 +299,7 @@ impl Portions {
         };
         let worked = clock().saturating_sub(self.began);
         self.worked += worked;
-        let mut pause = worked * LEFT_TO_OTHERS;
-        while !pause.is_zero() && !stop.is_cancelled() {
-            let sleep = pause.min(LONGEST_SLEEP);
-            std::thread::sleep(sleep);
-            pause -= sleep;
-        }
+        pause(worked * LEFT_TO_OTHERS, stop);
         self.began = clock();
     }
 
@@ -360,6 +369,8 @@ mod tests {
         let another = Some((0, Some(3)));
         assert!(has_pauses(&turns, another, true).await);
         assert!(turns.turn(another).now_or_never().is_none());
+        assert!(!turns.had_much_itself(another), "what is short does not wait");
+        assert!(turns.had_much_itself(ONE));
     }
 
     #[tokio::test]
@@ -387,25 +398,31 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_pause_after_each_portion_until_a_stop() {
-        let stop = CancellationToken::new();
+    fn there_is_a_pause_after_each_portion() {
         let began = Clock::now();
-        let mut portions = Portions::with_pauses(stop.clone());
+        let mut portions = Portions::with_pauses(CancellationToken::new());
         while portions.worked < 3 * PORTION {
             portions.step();
         }
         let (all, worked) = (began.elapsed(), portions.worked);
         assert!(all >= worked * (1 + LEFT_TO_OTHERS), "{all:?}, {worked:?}");
-        stop.cancel();
-        portions.began = Duration::ZERO;
-        // Otherwise this would take as long as the thread is old, 29 times.
-        portions.portion();
         let mut in_one_go = Portions::in_one_go();
         while in_one_go.worked() < 2 * PORTION {
             in_one_go.step();
         }
         in_one_go.portion();
         assert_eq!(in_one_go.worked, Duration::ZERO, "no portion ended");
+    }
+
+    #[test]
+    fn a_pause_ends_at_a_stop() {
+        let stop = CancellationToken::new();
+        let pausing = std::thread::spawn({
+            let stop = stop.clone();
+            move || pause(Duration::from_secs(3600), &stop)
+        });
+        stop.cancel();
+        pausing.join().unwrap();
     }
 
     #[test]

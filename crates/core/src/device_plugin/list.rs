@@ -10,6 +10,9 @@ use crate::id::DeviceId;
 /// make every choice slow. The kubelet's limit is the same.
 const NODES: i64 = 64;
 
+/// So many nodes of a device are as good as a step.
+const NODES_PER_STEP: usize = 64;
+
 /// One device of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
@@ -53,7 +56,7 @@ impl DeviceList {
         let mut healthy = Bits::none(length);
         let mut by_node: BTreeMap<i64, Bits> = BTreeMap::new();
         for (place, device) in devices.iter_mut().enumerate() {
-            step();
+            (0..=device.nodes.len() / NODES_PER_STEP).for_each(|_| step());
             if device.healthy {
                 healthy.insert(place);
             }
