@@ -29,17 +29,23 @@ const BYTES_PER_STEP: usize = 256;
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
 /// So much is done for a process in one go, at once; from then on it has one part of the time in so many.
-const AT_ONCE: Duration = Duration::from_millis(500);
+const AT_ONCE: Duration = Duration::from_secs(1);
 const PARTS: u32 = 100;
 /// The same for all processes together: a new process costs nobody anything.
-const ALL_AT_ONCE: Duration = Duration::from_secs(1);
+const ALL_AT_ONCE: Duration = Duration::from_secs(2);
 const ALL_PARTS: u32 = 10;
+/// Who comes again before so many times as long as the last one took is in no hurry.
+const REST: u32 = 9;
+const LONGEST_REST: Duration = Duration::from_secs(30);
 
-/// How much was done in one go, and for whom.
+/// How much was done, and for whom.
 #[derive(Debug)]
 struct Done {
+    /// In one go.
     by_process: Paces<Option<Process>>,
     all: Paces<()>,
+    /// In whatever way.
+    lately: Paces<Option<Process>>,
 }
 
 impl Default for Done {
@@ -47,6 +53,8 @@ impl Default for Done {
         Self {
             by_process: Paces::new(1, AT_ONCE * PARTS),
             all: Paces::new(1, ALL_AT_ONCE * ALL_PARTS),
+            // Its debts are of three periods at most.
+            lately: Paces::new(1, LONGEST_REST / 3),
         }
     }
 }
@@ -61,10 +69,17 @@ impl Done {
     /// Whether the last one was long ago.
     fn is_settled(&self, process: Option<Process>) -> bool {
         let now = Instant::now();
-        self.by_process.is_settled(&process, now) && self.all.due(&(), now).is_none()
+        self.lately.is_settled(&process, now) && self.due(process).is_none()
     }
 
+    fn charge_lately(&self, process: Option<Process>, worked: Duration) {
+        self.lately
+            .owe_time(process, worked.saturating_mul(REST), Instant::now());
+    }
+
+    /// What was done in one go.
     fn charge(&self, process: Option<Process>, worked: Duration) {
+        self.charge_lately(process, worked);
         let now = Instant::now();
         self.by_process
             .owe_time(process, worked.saturating_mul(PARTS), now);
@@ -112,8 +127,8 @@ impl Turns {
         }
     }
 
-    /// For what can be done in portions: who had any of that lately, a hundred times as long ago as it took, has pauses. For what
-    /// somebody waits for, it is only who had much.
+    /// For what can be done in portions: who had much of that, or any of it just now, has pauses. For what somebody waits for,
+    /// it is only who had much.
     pub(crate) async fn turn_or_pauses(&self, process: Option<Process>, is_awaited: bool) -> Turn {
         let has_pauses = || match is_awaited {
             true => self.had_much(process),
@@ -135,13 +150,17 @@ impl Turns {
         Turn {
             permits: vec![own, self.with_pauses.clone().acquire_owned().await],
             kind: Kind::WithPauses(self.stop.clone()),
+            done: Arc::clone(&self.done),
+            process,
         }
     }
 
     fn in_one_go(&self, permit: Permit, process: Option<Process>) -> Turn {
         Turn {
             permits: vec![permit],
-            kind: Kind::InOneGo(Arc::clone(&self.done), process),
+            kind: Kind::InOneGo,
+            done: Arc::clone(&self.done),
+            process,
         }
     }
 
@@ -189,12 +208,13 @@ type Permit = Result<OwnedSemaphorePermit, AcquireError>;
 pub(crate) struct Turn {
     permits: Vec<Permit>,
     kind: Kind,
+    done: Arc<Done>,
+    process: Option<Process>,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// On whose account.
-    InOneGo(Arc<Done>, Option<Process>),
+    InOneGo,
     /// Until this.
     WithPauses(CancellationToken),
 }
@@ -211,17 +231,23 @@ impl Turn {
         work: impl FnOnce(&mut Portions) -> T + Send + 'static,
     ) -> Result<T, JoinError> {
         let work = move || {
-            let Self { permits, kind } = self;
+            let Self {
+                permits,
+                kind,
+                done,
+                process,
+            } = self;
             let mut portions = match &kind {
-                Kind::InOneGo(..) => Portions::in_one_go(),
+                Kind::InOneGo => Portions::in_one_go(),
                 Kind::WithPauses(stop) => Portions::with_pauses(stop.clone()),
             };
             let worked = work(&mut portions);
-            if let Kind::InOneGo(done, process) = kind {
-                done.charge(process, portions.worked());
-            }
             // The last one was a portion, too.
             portions.portion();
+            match kind {
+                Kind::InOneGo => done.charge(process, portions.worked()),
+                Kind::WithPauses(_) => done.charge_lately(process, portions.worked()),
+            }
             drop(permits);
             worked
         };
@@ -355,8 +381,14 @@ mod tests {
         assert!(!has_pauses(&turns, ONE, true).await);
         assert!(has_pauses(&turns, ONE, false).await);
         // What is short counts, too.
-        turns.at_once(OTHER, |portions| while portions.worked() < AT_ONCE / 20 {});
+        turns.at_once(OTHER, |portions| while portions.worked() < AT_ONCE / 10 {});
         assert!(has_pauses(&turns, OTHER, false).await);
+        // And what has pauses does.
+        let another = Some((0, Some(3)));
+        let turn = turns.turn_with_pauses(another).await;
+        turn.work(|portions| portions.worked = AT_ONCE).await.unwrap();
+        assert!(!turns.had_much(another));
+        assert!(has_pauses(&turns, another, false).await);
     }
 
     #[tokio::test]
