@@ -35,7 +35,7 @@ const PARTS: u32 = 100;
 const ALL_AT_ONCE: Duration = Duration::from_secs(2);
 const ALL_PARTS: u32 = 10;
 /// Who comes again before so many times as long as the last one took is in no hurry.
-const REST: u32 = 9;
+const REST: u32 = 4;
 const LONGEST_REST: Duration = Duration::from_secs(30);
 
 /// How much was done, and for whom.
