@@ -29,7 +29,7 @@ const BYTES_PER_STEP: usize = 256;
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
 /// So much is done for a process in one go, at once; from then on it has one part of the time in so many.
-const AT_ONCE: Duration = Duration::from_secs(1);
+const AT_ONCE: Duration = Duration::from_millis(500);
 const PARTS: u32 = 100;
 /// The same for all processes together: a new process costs nobody anything.
 const ALL_AT_ONCE: Duration = Duration::from_secs(2);
@@ -66,10 +66,10 @@ impl Done {
         self.by_process.due(&process, now).max(self.all.due(&(), now))
     }
 
-    /// Whether the last one was long ago.
-    fn is_settled(&self, process: Option<Process>) -> bool {
-        let now = Instant::now();
-        self.lately.is_settled(&process, now) && self.due(process).is_none()
+    /// Until when a process rests: if there was too much, or the last one was just now.
+    fn rest(&self, process: Option<Process>) -> Option<Instant> {
+        let lately = self.lately.settles(&process, Instant::now());
+        self.due(process).max(lately)
     }
 
     fn charge_lately(&self, process: Option<Process>, worked: Duration) {
@@ -111,15 +111,15 @@ impl Turns {
         }
     }
 
-    /// For what can only be done in one go: who had much of that waits.
+    /// For what can only be done in one go: who had much of that waits, and who had any of it just now.
     pub(crate) async fn turn(&self, process: Option<Process>) -> Turn {
         loop {
-            match self.done.due(process) {
-                Some(due) => sleep_until(due).await,
+            match self.done.rest(process) {
+                Some(rest) => sleep_until(rest).await,
                 None => {
                     let permit = self.in_one_go.clone().acquire_owned().await;
                     // Several of the same process may have waited.
-                    if !self.had_much(process) {
+                    if self.done.rest(process).is_none() {
                         return self.in_one_go(permit, process);
                     }
                 }
@@ -132,7 +132,7 @@ impl Turns {
     pub(crate) async fn turn_or_pauses(&self, process: Option<Process>, is_awaited: bool) -> Turn {
         let has_pauses = || match is_awaited {
             true => self.had_much(process),
-            false => !self.done.is_settled(process),
+            false => self.done.rest(process).is_some(),
         };
         if !has_pauses() {
             let permit = self.in_one_go.clone().acquire_owned().await;
@@ -369,7 +369,8 @@ mod tests {
         assert!((&mut waits).now_or_never().is_none());
         let _slow = turns.turn_with_pauses(ONE).await;
         assert!(!has_pauses(&turns, OTHER, false).await);
-        let other = turns.turn(OTHER).await;
+        let third = Some((0, Some(3)));
+        let other = turns.turn(third).await;
         assert!(!other.work(|portions| portions.pauses.is_some()).await.unwrap());
         assert!((&mut waits).now_or_never().is_none());
     }

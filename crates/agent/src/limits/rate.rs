@@ -117,10 +117,11 @@ impl<K: Eq + Hash> Paces<K> {
         paces.by_name.get(who)?.due(now)
     }
 
-    /// Whether this one owes nothing.
-    pub fn is_settled(&self, who: &K, now: Instant) -> bool {
+    /// When this one will owe nothing, if it owes something now.
+    pub fn settles(&self, who: &K, now: Instant) -> Option<Instant> {
         let paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
-        paces.by_name.get(who).is_none_or(|pace| pace.is_settled(now))
+        let pace = paces.by_name.get(who)?;
+        (!pace.is_settled(now)).then_some(pace.settled)
     }
 
     fn with<T>(&self, who: K, now: Instant, with: impl FnOnce(&mut Pace) -> T) -> T {
