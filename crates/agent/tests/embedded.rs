@@ -189,9 +189,14 @@ async fn claims_of_pods_that_are_gone_are_unprepared_in_batches_and_one_holds_up
 
     assert_eq!(removed.len(), PODS - 1);
     let writes = agent.store().statistics().batches.count - writes;
-    assert!(writes < 5, "they share a write: {writes}");
-    let (_, first) = driver.asked("NodeUnprepareResources");
-    assert_eq!(first.len(), PODS - 1, "they share a call");
+    assert!(writes < 20, "they share writes: {writes}");
+    let (mut asked, mut calls) = (BTreeSet::new(), 0);
+    while asked.len() < PODS - 1 {
+        let (_, claims) = driver.asked("NodeUnprepareResources");
+        asked.extend(claims.into_iter().map(|claim| claim.uid));
+        calls += 1;
+    }
+    assert!(calls < PODS / 2, "they share calls: {calls}");
     let stuck = PodUid::from(pods[7].uid.as_str());
     let mut changes = agent.store().changed();
     let left = |uid: &PodUid| agent.store().read(|node| node.remaining(uid).len());
