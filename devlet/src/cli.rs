@@ -1,8 +1,9 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{ColorChoice, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum as _};
 
 use crate::{cdi, checkpoint, config, node, serve};
 
@@ -14,8 +15,55 @@ use crate::{cdi, checkpoint, config, node, serve};
                   usage, no running devlet, or a path that cannot be read or written."
 )]
 pub(crate) struct Cli {
+    /// When to use colours: auto means on a terminal, unless NO_COLOR is set or TERM is dumb
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: ColorChoice,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Returns the commands and options that completion offers. Of the full command line, clap offers hidden commands,
+    /// too, where nothing else begins with the word.
+    pub(crate) fn offered() -> clap::Command {
+        let full = Self::command();
+        let commands = full.get_subcommands().filter(|command| !command.is_hide_set());
+        clap::Command::new("devlet")
+            .version(env!("CARGO_PKG_VERSION"))
+            .propagate_version(true)
+            .args(full.get_arguments().cloned())
+            .subcommands(commands.cloned())
+    }
+
+    /// Reads the command line; complaints about it follow `--color`, too.
+    pub(crate) fn read() -> Self {
+        let color = asked_color(std::env::args_os());
+        let matches = Self::command().color(color).get_matches();
+        let cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        let color = match cli.color {
+            ColorChoice::Auto => anstream::ColorChoice::Auto,
+            ColorChoice::Always => anstream::ColorChoice::Always,
+            ColorChoice::Never => anstream::ColorChoice::Never,
+        };
+        color.write_global();
+        cli
+    }
+}
+
+/// The value of `--color`, before anything else about the command line is known.
+fn asked_color(words: impl Iterator<Item = OsString>) -> ColorChoice {
+    let words: Vec<OsString> = words.collect();
+    let values = words
+        .iter()
+        .enumerate()
+        .filter_map(|(place, word)| match word.to_str()? {
+            "--color" => words.get(place + 1)?.to_str(),
+            word => word.strip_prefix("--color="),
+        });
+    values
+        .filter_map(|value| ColorChoice::from_str(value, false).ok())
+        .next_back()
+        .unwrap_or_default()
 }
 
 #[derive(Debug, Subcommand)]
@@ -24,8 +72,9 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  devlet serve --sample\n  devlet serve --http 127.0.0.1:7350\n  \
         devlet serve --config /etc/devlet.yaml --log json\n\n\
-        Stops on SIGTERM and SIGINT. Exit codes: 0 stopped, 2 wrong usage, or it cannot start: the root directory is \
-        in use by another devlet or a kubelet, or cannot be written."
+        Stops on SIGTERM, SIGINT and SIGHUP (nothing is reloaded). Exit codes: 0 stopped, 2 wrong usage, it cannot \
+        start (the root directory is in use by another devlet or a kubelet, or cannot be written), or the state could not \
+        be handed over at the stop: the error says what is out of date."
     )]
     Serve(serve::Args),
     /// The device plugin of `serve --sample`
@@ -48,7 +97,9 @@ pub(crate) enum Command {
     /// Print a completion script for a shell
     #[command(
         after_help = "Examples:\n  devlet completions bash > /etc/bash_completion.d/devlet\n  \
-                            devlet completions fish > ~/.config/fish/completions/devlet.fish"
+                            devlet completions fish > ~/.config/fish/completions/devlet.fish\n\n\
+                            The script asks devlet itself, so that names of pods, claims, resources, devices, plugins \
+                            and drivers are completed from the running devlet."
     )]
     Completions {
         /// Which shell

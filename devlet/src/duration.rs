@@ -1,9 +1,10 @@
 //! Times as people write them, on the command line and in files: `500ms`, `30s`, `5m`, `1h30m`, or a number of
-//! seconds.
+//! seconds. Longer ones than a year count as a year, so that no deadline overflows.
 
 use std::fmt;
 use std::time::Duration;
 
+use devlet_agent::deadline::LONGEST;
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -13,21 +14,35 @@ pub(crate) struct Span(pub(crate) Duration);
 
 /// Not a time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a time; write it as 500ms, 30s, 5m, 1h30m, or a number of seconds")]
-pub(crate) struct InvalidSpan(String);
+pub(crate) enum InvalidSpan {
+    #[error("{0:?} is not a time; write it as 500ms, 30s, 5m, 1h30m, or a number of seconds")]
+    Malformed(String),
+    #[error("{0:?} is negative; write a time from 0s on")]
+    Negative(String),
+}
 
 impl std::str::FromStr for Span {
     type Err = InvalidSpan;
 
     fn from_str(text: &str) -> Result<Self, InvalidSpan> {
         if let Ok(seconds) = text.parse() {
-            return Ok(Self(Duration::from_secs(seconds)));
+            return Ok(Self::capped(Duration::from_secs(seconds)));
         }
         // ISO 8601 is more than anybody needs here.
         let plain = text.starts_with(|character: char| character.is_ascii_digit());
         let span: Option<SignedDuration> = plain.then(|| text.parse().ok()).flatten();
         let span = span.and_then(|span| Duration::try_from(span).ok());
-        span.map(Self).ok_or_else(|| InvalidSpan(text.to_owned()))
+        span.map(Self::capped)
+            .ok_or_else(|| match text.strip_prefix('-') {
+                Some(rest) if rest.parse::<Self>().is_ok() => InvalidSpan::Negative(text.to_owned()),
+                _ => InvalidSpan::Malformed(text.to_owned()),
+            })
+    }
+}
+
+impl Span {
+    fn capped(time: Duration) -> Self {
+        Self(time.min(LONGEST))
     }
 }
 
@@ -61,7 +76,7 @@ impl de::Visitor<'_> for Written {
     }
 
     fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Span, E> {
-        Ok(Span(Duration::from_secs(seconds)))
+        Ok(Span::capped(Duration::from_secs(seconds)))
     }
 
     fn visit_i64<E: de::Error>(self, seconds: i64) -> Result<Span, E> {
@@ -96,6 +111,18 @@ mod tests {
         }
         assert_eq!("90".parse(), Ok(Span(Duration::from_secs(90))));
         assert_eq!("1.5s".parse(), Ok(Span(Duration::from_millis(1500))));
+    }
+
+    #[test]
+    fn no_time_is_longer_than_a_year() {
+        for text in ["18446744073709551615", "9223372036854775807s", "876000h"] {
+            assert_eq!(text.parse(), Ok(Span(LONGEST)), "{text}");
+            let span: Span = serde_json::from_str(&format!("{text:?}")).unwrap();
+            assert_eq!(span, Span(LONGEST), "{text}");
+        }
+        let span: Span = serde_json::from_str("18446744073709551615").unwrap();
+        assert_eq!(span, Span(LONGEST));
+        assert_eq!(span.to_string().parse(), Ok(span));
     }
 
     #[test]

@@ -6,15 +6,15 @@ mod cli;
 mod config;
 mod duration;
 mod files;
+mod jsonpath;
 mod manual;
 mod node;
 mod oci;
 mod output;
 mod serve;
+mod table;
 
 use std::process::ExitCode;
-
-use clap::Parser as _;
 
 use cli::{Cli, Command};
 
@@ -24,10 +24,13 @@ enum Outcome {
     Fine,
     /// The thing that was looked at is bad.
     Bad,
+    /// The command could not do its work, and has reported the error itself.
+    Failed,
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    clap_complete::CompleteEnv::with_factory(Cli::offered).complete();
+    let cli = Cli::read();
     let ended = match cli.command {
         Command::Cdi(command) => cdi::run(command),
         Command::Checkpoint(command) => checkpoint::run(command),
@@ -42,7 +45,8 @@ fn main() -> ExitCode {
     match ended {
         Ok(Outcome::Fine) => ExitCode::SUCCESS,
         Ok(Outcome::Bad) => ExitCode::from(1),
-        // Whoever reads our output has seen enough: `devlet ... | head`.
+        Ok(Outcome::Failed) => ExitCode::from(2),
+        // The reader of our output has seen enough: `devlet ... | head`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&error);

@@ -3,31 +3,78 @@
 use std::borrow::Cow;
 use std::io::{self, Write as _};
 
+use anstream::{AutoStream, ColorChoice};
 use anyhow::Context as _;
-use clap::ValueEnum;
-use comfy_table::{Table, presets};
 use serde::Serialize;
 
+use crate::jsonpath::Template;
+use crate::table::{Cell, Screen, Table};
+
 /// The shape of what a command prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Output {
-    /// For people
+    /// For people.
     #[default]
     Table,
-    /// For people, with more columns where there are more
+    /// For people, with more columns where there are more.
     Wide,
-    /// For programs
     Json,
-    /// For programs and people
     Yaml,
+    /// The parts of the JSON that a template names.
+    JsonPath(Box<Template>),
+    /// `KIND/NAME` lines; of `devlet get` only.
+    Name,
+}
+
+const FORMATS: &str = "table, wide, json, yaml or jsonpath=TEMPLATE";
+
+impl Output {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "table" => Self::Table,
+            "wide" => Self::Wide,
+            "json" => Self::Json,
+            "yaml" => Self::Yaml,
+            text => match text.strip_prefix("jsonpath=") {
+                Some(template) => Self::JsonPath(Box::new(template.parse()?)),
+                None => return Err(format!("write {FORMATS}")),
+            },
+        })
+    }
+
+    fn parse_of_list(text: &str) -> Result<Self, String> {
+        match text {
+            "name" => Ok(Self::Name),
+            text => {
+                Self::parse(text).map_err(|problem| problem.replace(FORMATS, &format!("name, {FORMATS}")))
+            }
+        }
+    }
 }
 
 /// `-o`, the same on every command that shows something.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OutputArg {
-    /// How to print the result
-    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table")]
+    /// How to print the result: table, wide, json, yaml or jsonpath=TEMPLATE
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table", value_parser = Output::parse)]
+    #[arg(add = clap_complete::ArgValueCandidates::new(|| formats(&["table", "wide", "json", "yaml", "jsonpath="])))]
     pub(crate) output: Output,
+}
+
+/// `-o` of commands that list things with names.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ListOutputArg {
+    /// How to print the result: table, wide, name, json, yaml or jsonpath=TEMPLATE
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table", value_parser = Output::parse_of_list)]
+    #[arg(add = clap_complete::ArgValueCandidates::new(|| formats(&["table", "wide", "name", "json", "yaml", "jsonpath="])))]
+    pub(crate) output: Output,
+}
+
+fn formats(names: &[&str]) -> Vec<clap_complete::CompletionCandidate> {
+    names
+        .iter()
+        .map(clap_complete::CompletionCandidate::new)
+        .collect()
 }
 
 /// Prints `value` as JSON or YAML, or `table` for people.
@@ -37,9 +84,11 @@ pub(crate) fn print<T: Serialize>(
     table: impl FnOnce(&T) -> String,
 ) -> anyhow::Result<()> {
     print_text(match output {
-        Output::Table | Output::Wide => table(value),
+        Output::Table | Output::Wide | Output::Name => table(value),
         Output::Json => serde_json::to_string_pretty(value)?,
         Output::Yaml => serde_saphyr::to_string(value)?,
+        // As kubectl does, without a line break of its own.
+        Output::JsonPath(template) => return written(out(&template.render(&serde_json::to_value(value)?))),
     })
 }
 
@@ -48,8 +97,12 @@ pub(crate) fn print_text(mut text: String) -> anyhow::Result<()> {
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
-    match out(&text) {
-        // Whoever reads our output has seen enough: `devlet ... | head`. What was found out stands.
+    written(out(&text))
+}
+
+/// A reader that has seen enough (`devlet ... | head`) is no failure: the result stands.
+fn written(printed: anyhow::Result<()>) -> anyhow::Result<()> {
+    match printed {
         Err(error) if is_broken_pipe(&error) => Ok(()),
         printed => printed,
     }
@@ -61,12 +114,23 @@ pub(crate) fn out(text: &str) -> anyhow::Result<()> {
     written.context("cannot write to standard output")
 }
 
-/// A table without rules. Cells come from files, so nothing in them may steer the terminal or look like a row.
-pub(crate) fn table<const N: usize>(
+/// A table for people. Cells come from files and peers, so control characters in them are escaped.
+pub(crate) fn table<const N: usize, C: Into<Cell>>(
     header: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
+    rows: impl IntoIterator<Item = [C; N]>,
 ) -> String {
-    table_of_lines(header, rows.into_iter().map(|row| row.map(|cell| vec![cell])))
+    table_on(Screen::stdout(), header, rows)
+}
+
+/// Like [`table`], below a line of its own: indented by two spaces.
+pub(crate) fn indented_table<const N: usize, C: Into<Cell>>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [C; N]>,
+) -> String {
+    let mut screen = Screen::stdout();
+    screen.width = screen.width.map(|width| width.saturating_sub(2));
+    let text = table_on(screen, header, rows);
+    text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
 /// Like [`table`], with cells of several lines.
@@ -74,20 +138,25 @@ pub(crate) fn table_of_lines<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [Vec<String>; N]>,
 ) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(header);
+    table(header, rows.into_iter().map(|row| row.map(Cell::lines)))
+}
+
+/// Like [`table`], on a screen of the caller's choice.
+pub(crate) fn table_on<const N: usize, C: Into<Cell>>(
+    screen: Screen,
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [C; N]>,
+) -> String {
+    let mut table = Table::new(header);
     for row in rows {
-        table.add_row(row.map(|cell| {
-            let lines: Vec<_> = cell.iter().map(|text| line(text)).collect();
-            lines.join("\n")
-        }));
+        table.push(row.into_iter().map(Into::into).collect());
     }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
-    lines.join("\n") + "\n"
+    table.render(screen)
+}
+
+/// Whether standard output shows colours: a terminal, unless `--color`, `NO_COLOR` or `TERM=dumb` say otherwise.
+pub(crate) fn stdout_has_colour() -> bool {
+    AutoStream::choice(&io::stdout()) != ColorChoice::Never
 }
 
 /// `text` on one line, with line breaks and other control characters written out.
@@ -96,6 +165,22 @@ pub(crate) fn line(text: &str) -> Cow<'_, str> {
         Cow::Borrowed(text) if !text.contains('\n') => Cow::Borrowed(text),
         text => Cow::Owned(text.replace('\n', "\\n")),
     }
+}
+
+/// A line of JSON, with control characters inside its strings escaped. JSON itself demands that only of ASCII ones.
+pub(crate) fn json_line(json: &str) -> Cow<'_, str> {
+    let harmful = |character: char| character != '\n' && (character.is_control() || is_invisible(character));
+    if !json.contains(harmful) {
+        return Cow::Borrowed(json);
+    }
+    let mut escaped = String::with_capacity(json.len());
+    for character in json.chars() {
+        match harmful(character) {
+            true => escaped.push_str(&format!("\\u{:04x}", u32::from(character))),
+            false => escaped.push(character),
+        }
+    }
+    Cow::Owned(escaped)
 }
 
 /// `text` with control characters written out, line breaks excepted.
@@ -122,9 +207,14 @@ fn is_invisible(character: char) -> bool {
     )
 }
 
-/// The error and its causes, on one line.
+/// Prints the error and its causes, on one line.
 pub(crate) fn complain(error: &anyhow::Error) {
-    warn(&format!("error: {}", chain(error.as_ref())));
+    warn(&complaint(error));
+}
+
+/// Returns the line that [`complain`] prints.
+pub(crate) fn complaint(error: &anyhow::Error) -> String {
+    line(&format!("error: {}", chain(error.as_ref()))).into_owned()
 }
 
 /// An error and its causes. Many errors end in the words of their cause, which are then said once.
@@ -140,9 +230,20 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     })
 }
 
-/// A line on standard error. That it cannot be written is nothing anybody could be told.
+/// Writes a line to standard error; a failure to write it cannot be reported anywhere.
 pub(crate) fn warn(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", line(text));
+    let text = line(text);
+    let styles = clap::builder::Styles::styled();
+    let style = match text.split_once(": ") {
+        Some(("error", _)) => Some(styles.get_error()),
+        Some(("warning", _)) => Some(styles.get_invalid()),
+        _ => None,
+    };
+    let mut stderr = anstream::stderr().lock();
+    let _ = match (style, text.split_once(':')) {
+        (Some(style), Some((label, rest))) => writeln!(stderr, "{style}{label}:{style:#}{rest}"),
+        _ => writeln!(stderr, "{text}"),
+    };
 }
 
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {

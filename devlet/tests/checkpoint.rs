@@ -334,8 +334,15 @@ fn repair_writes_only_when_told_and_what_it_writes_verifies() {
     std::fs::write(&damaged, &whole[..500]).unwrap();
 
     let looked = on(&["repair"], &damaged);
-    assert_eq!(looked.status.code(), Some(0), "{}", stderr(&looked));
-    assert!(stdout(&looked).contains("DROPPED"), "{}", stdout(&looked));
+    assert_eq!(
+        looked.status.code(),
+        Some(1),
+        "parts are lost: {}",
+        stderr(&looked)
+    );
+    for says in ["DROPPED", "devlet forget FILE"] {
+        assert!(stdout(&looked).contains(says), "{says}: {}", stdout(&looked));
+    }
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 
     let out = directory.path().join("repaired");
@@ -344,7 +351,9 @@ fn repair_writes_only_when_told_and_what_it_writes_verifies() {
         &damaged,
     );
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report["kept"]["entries"].as_array().unwrap().len(), 2);
+    // The last one without its answer.
+    assert_eq!(report["kept"]["entries"].as_array().unwrap().len(), 3);
+    assert_eq!(report["incomplete"], true);
     assert!(!report["dropped"].as_array().unwrap().is_empty());
     assert_eq!(on(&["verify"], &out).status.code(), Some(0));
     assert_eq!(
@@ -689,7 +698,7 @@ fn every_command_has_help_and_those_that_work_on_files_have_examples() {
     }
     for shell in ["bash", "zsh", "fish"] {
         assert!(
-            stdout(&devlet(&["completions", shell])).contains("checkpoint"),
+            stdout(&devlet(&["completions", shell])).contains("COMPLETE"),
             "{shell}"
         );
     }

@@ -49,7 +49,7 @@ fn the_reference_knows_every_command_and_which_have_an_output_flag() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let text = std::fs::read_to_string(repository.join("docs/cli.md")).unwrap();
     let (_, about) = text
-        .split_once("**`-o, --output table|wide|json|yaml`** on ")
+        .split_once("**`-o, --output table|wide|json|yaml|jsonpath=TEMPLATE`** on ")
         .unwrap();
     let (with, _) = about.split_once(';').unwrap();
     let (with, without) = with.split_once("(without ").unwrap();

@@ -69,7 +69,7 @@ fn a_socket_that_nobody_listens_on_is_told_from_none() {
         &["status", "--root-dir", directory.path().to_str().unwrap()],
     );
     assert!(
-        stderr(&output).contains("nobody answers at"),
+        stderr(&output).contains("no process listens on"),
         "{}",
         stderr(&output)
     );
@@ -85,22 +85,60 @@ fn a_root_in_the_environment_is_the_only_place_to_look() {
         .env("DEVLET_ROOT", "/nowhere/at/all")
         .env("HOME", directory.path());
     let text = stderr(&command.output().unwrap());
-    assert!(
-        text.contains("no socket at /nowhere/at/all/devlet/devlet.sock;"),
-        "{text}"
-    );
+    let expected = "error: devlet is not running: no socket at /nowhere/at/all/devlet/devlet.sock; start it with \
+                    `devlet serve`, or name its root directory with --root-dir or DEVLET_ROOT (now /nowhere/at/all)\n";
+    assert_eq!(text, expected);
 }
 
 #[test]
-fn wrong_usage_is_told_before_anybody_is_called() {
+fn without_a_root_all_places_that_were_searched_are_named() {
     let directory = tempfile::tempdir().unwrap();
+    let output = devlet(directory.path(), &["status"]);
+    let own = directory.path().join(".local/state/devlet/devlet/devlet.sock");
+    // A devlet of this machine may run in the usual place.
+    if output.status.code() == Some(2) {
+        let expected = format!(
+            "no socket at {} or /var/lib/kubelet/devlet/devlet.sock; start it with `devlet serve`, or name its root \
+             directory with --root-dir or DEVLET_ROOT (not set)\n",
+            own.display()
+        );
+        assert!(stderr(&output).ends_with(&expected), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_devlet_that_accepts_and_never_answers_is_given_up_on() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("devlet")).unwrap();
+    let socket = directory.path().join("devlet/devlet.sock");
+    let _silent = UnixListener::bind(&socket).unwrap();
+    let root = directory.path().to_str().unwrap();
+    let output = devlet(
+        directory.path(),
+        &["status", "--root-dir", root, "--timeout", "100ms"],
+    );
+    let expected = format!(
+        "error: devlet at {} does not answer (waited 0.1 s)\n",
+        socket.display()
+    );
+    assert_eq!(stderr(&output), expected);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+/// No daemon runs: a command line is judged before devlet is called.
+#[test]
+fn wrong_usage_of_any_command_is_exit_code_2() {
+    let directory = tempfile::tempdir().unwrap();
+    let garbage = directory.path().join("garbage");
+    std::fs::write(&garbage, "garbage").unwrap();
+    let garbage = garbage.to_str().unwrap();
     for (command, hint) in [
         (&["admit"][..], "--name"),
         (&["admit", "--name", "job1", "--limit", "gpu"], "acme.com/gpu=2"),
         (&["admit", "--name", "job1", "--wait", "soon"], "1h30m"),
         (
-            &["admit", "--name", "job1", "--limit", "gpu=1"],
-            "gpu is no device",
+            &["admit", "--name", "job1", "--limit", "memory=1"],
+            "memory is not a device",
         ),
         (
             &["admit", "-f", "pod.yaml", "--name", "job1"],
@@ -114,11 +152,170 @@ fn wrong_usage_is_told_before_anybody_is_called() {
             "get devices --resource",
         ),
         (&["options", "job1", "--oci-spec", "config.json"], "--format oci"),
+        (&["options", ""], "the name is empty"),
         (
             &["admit", "-f", "/nowhere/pod.yaml"],
             "cannot read /nowhere/pod.yaml",
         ),
         (&["import", "/nowhere/file"], "cannot read /nowhere/file"),
+        (&["import", ""], "a value is required"),
+        (&["import", "/"], "it is a directory"),
+        // Names that nothing can have.
+        (
+            &["admit", "--name", "", "--limit", "acme.com/gpu=1"],
+            "the name is empty",
+        ),
+        (
+            &[
+                "admit",
+                "--name",
+                "job1",
+                "--namespace",
+                "",
+                "--limit",
+                "acme.com/gpu=1",
+            ],
+            "the name is empty",
+        ),
+        (
+            &[
+                "admit",
+                "--name",
+                "job1",
+                "--container",
+                "",
+                "--limit",
+                "acme.com/gpu=1",
+            ],
+            "the name is empty",
+        ),
+        (&["options", "pod/"], "NAMESPACE/NAME"),
+        (&["options", "job1", ""], "the name is empty"),
+        (&["remove", ""], "the name is empty"),
+        (&["remove", "job1", ""], "the name is empty"),
+        (&["remove", "", "--dry-run"], "the name is empty"),
+        (&["remove", "pod", ""], "the name is empty"),
+        (&["remove", "--all", "-n", ""], "the name is empty"),
+        (&["remove", "-l", "", "--dry-run"], "KEY=VALUE"),
+        (&["remove", "pod/"], "NAMESPACE/NAME"),
+        (&["remove", "/job1"], "NAMESPACE/NAME"),
+        (&["remove", "uid:"], "NAMESPACE/NAME"),
+        (&["remove", "-n", "", "job1"], "the name is empty"),
+        (
+            &["remove", "--claim", "", "--abandon-driver", "gpu.acme.com"],
+            "the name is empty",
+        ),
+        (&["remove", "job1", "--abandon-driver", ""], "the name is empty"),
+        (&["get", ""], "a value is required"),
+        (&["get", "pods", ""], "the name is empty"),
+        (&["get", "pods/a/"], "NAMESPACE/NAME"),
+        (&["get", "pod/"], "the name is empty"),
+        (&["get", "pods", " "], "the name is empty"),
+        (&["describe", "pod/"], "the name is empty"),
+        (&["get", "pods", "-n", ""], "the name is empty"),
+        (&["get", "devices", "--resource", ""], "the name is empty"),
+        (&["describe", "pod", ""], "the name is empty"),
+        (&["describe", "claim", ""], "the name is empty"),
+        (&["describe", "device", ""], "the name is empty"),
+        (&["describe", "driver", ""], "the name is empty"),
+        (&["describe", "plugin", ""], "the name is empty"),
+        (&["describe", "resource", ""], "the name is empty"),
+        (&["forget", ""], "a value is required"),
+        (&["forget", "--claim", ""], "the name is empty"),
+        (&["forget", "--claim", "team-a/"], "name of a claim"),
+        (&["forget", "--pod", ""], "the name is empty"),
+        (&["cdi", "show", "gpu0"], "vendor.com/class=name"),
+        (&["cdi", "resolve", ""], "vendor.com/class=name"),
+        // Kinds, shapes and paths.
+        (&["describe", "everything", "x"], "resources"),
+        (&["describe", "pod"], "describe pod NAME"),
+        (&["remove", "claim", "gpu"], "only pods can"),
+        (&["remove", "claim", "gpu"], "--claim CLAIM --abandon-driver"),
+        (&["admit", "-f", "-", "-f", "-"], "-f names standard input twice"),
+        (&["admit", "-f", garbage, "-f", garbage], "garbage twice"),
+        (&["get", "pod/a", "claim/b"], "one kind"),
+        (&["get", "pods", "-o", "xml"], "jsonpath=TEMPLATE"),
+        (&["get", "pods", "-o", "jsonpath={.pods"], "no closing brace"),
+        (&["get", "pods", "-o", "jsonpath="], "write a JSONPath"),
+        (&["get", "pods", "--sort-by", "{{"], "not a JSONPath"),
+        (&["get", "pods", "--sort-by", ""], "write a JSONPath"),
+        (&["get", "pods", "-l", "!!"], "label selector"),
+        (&["remove", "-l", ""], "KEY=VALUE"),
+        (&["describe", "pod", "job1", "-o", "name"], "jsonpath=TEMPLATE"),
+        (&["options", "job1", "--format", "xml"], "podman"),
+        (&["--color", "pink", "status"], "auto"),
+        (&["completions", "cmd"], "bash"),
+        // Durations.
+        (&["status", "--timeout", "soon"], "1h30m"),
+        (
+            &["get", "pods", "--watch", "--timeout", "-1s"],
+            "\"-1s\" is negative",
+        ),
+        (
+            &["admit", "--name", "job1", "--limit", "a.com/b=1", "--wait", "-1s"],
+            "\"-1s\" is negative",
+        ),
+        (&["remove", "job1", "--wait", "-5"], "\"-5\" is negative"),
+        (&["remove", "job1", "--wait", ""], "1h30m"),
+        (&["options", "job1", "--wait", "5 parsecs"], "1h30m"),
+        // Flags that exclude or need each other.
+        (&["get", "pods", "-n", "a", "-A"], "cannot be used with"),
+        (&["get", "claims", "-l", "a=b"], "claims have no labels"),
+        (&["get", "resources", "-n", "a"], "have no namespace"),
+        (&["describe", "resource", "x", "-n", "a"], "have no namespace"),
+        (&["remove"], "required arguments"),
+        (&["remove", "--all", "job1"], "not both"),
+        (&["remove", "--all", "--claim", "gpu"], "cannot be used with"),
+        (&["remove", "--claim", "gpu"], "--abandon-driver"),
+        (&["forget"], "required arguments"),
+        (&["forget", "--claim", "a", "--pod", "b"], "cannot be used with"),
+        (
+            &["checkpoint", "convert", garbage, "--out", "a", "--in-place"],
+            "cannot be used with",
+        ),
+        (&["checkpoint", "convert", "-", "--in-place"], "needs a file"),
+        (
+            &["cdi", "validate", garbage, "--cdi-dir", "/"],
+            "cannot be used with",
+        ),
+        // Commands and flags that do not exist.
+        (&["frobnicate"], "unrecognized subcommand"),
+        (&["state", "frobnicate"], "unrecognized subcommand"),
+        (&["config", "frobnicate"], "unrecognized subcommand"),
+        (&["status", "extra"], "unexpected argument"),
+        (&["version", "extra"], "unexpected argument"),
+        (&["get", "pods", "--frobnicate"], "unexpected argument"),
+        (&["cdi", "list", "extra"], "unexpected argument"),
+        // Files that cannot be read or written, and files of ours that are wrong.
+        (&["checkpoint", "show", "/nowhere"], "cannot read /nowhere"),
+        (&["checkpoint", "show", ""], "a value is required"),
+        (
+            &["checkpoint", "show", garbage, "--role", "x"],
+            "dra_manager_state",
+        ),
+        (&["checkpoint", "verify"], "required arguments"),
+        (&["checkpoint", "verify", "/nowhere"], "cannot read /nowhere"),
+        (
+            &["checkpoint", "convert", garbage, "--to", "x"],
+            "device-plugin-v2",
+        ),
+        (&["checkpoint", "repair", "/nowhere"], "cannot read /nowhere"),
+        (&["cdi", "list", "--cdi-dir", "/nowhere"], "cannot read /nowhere"),
+        (&["cdi", "validate", "/nowhere"], "cannot read /nowhere"),
+        (
+            &["cdi", "resolve", "a.com/b=c", "--oci-spec", "/nowhere"],
+            "cannot read /nowhere",
+        ),
+        (
+            &["config", "print", "--config", "/nowhere"],
+            "cannot read /nowhere",
+        ),
+        (&["config", "print", "--config", garbage], "not a configuration"),
+        (&["man", "--out", garbage], "cannot write"),
+        (&["serve", "--root-dir", garbage], "cannot create"),
+        (&["serve", "--log", "xml"], "json"),
+        (&["serve", "--log-level", "wran"], "did you mean warn"),
+        (&["serve", "--http", "x"], "not an address"),
     ] {
         let output = devlet(directory.path(), command);
         assert_eq!(output.status.code(), Some(2), "{command:?}");

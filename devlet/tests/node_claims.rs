@@ -249,7 +249,7 @@ fn drivers_claims_and_the_health_of_devices_are_shown() {
     assert_eq!(driver["plugins"][0]["serving"], true);
     assert_eq!(driver["plugins"][0]["service"], "v1.DRAPlugin");
     let reason = driver["plugins"][0]["serviceReason"].as_str().unwrap();
-    assert!(reason.starts_with("the newest of [\"v1.DRAPlugin\""), "{reason}");
+    assert!(reason.starts_with("the newest of v1.DRAPlugin, "), "{reason}");
     assert_eq!(driver["resourceClaims"][0]["phase"], "prepared");
     let status = daemon.json(&["status"]);
     assert_eq!((&status["drivers"], &status["claims"]), (&json!(1), &json!(1)));
@@ -291,11 +291,11 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
 
     let waits = daemon.refused(&["remove", "job", "--wait", "300ms"]);
     assert!(
-        waits.contains("pod default/job (uid-job) is gone and its devices are free"),
+        waits.contains("pod default/job (uid-job) is removed, but its claims still hold their devices until drivers have unprepared them: "),
         "{waits}"
     );
     assert!(waits.contains("ResourceClaim default/gpu: "), "{waits}");
-    let hint = "hint: to do without: devlet remove job --abandon-driver gpu.acme.com";
+    let hint = "hint: if this driver is gone for good, remove the pod without waiting: devlet remove job --abandon-driver gpu.acme.com";
     assert!(waits.contains(hint), "{waits}");
     let listed = daemon.json(&["get", "claims"]);
     assert_eq!(listed["claims"][0]["phase"], "unpreparing");
@@ -307,12 +307,14 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
     let daemon = Daemon::on(root.path());
     for name in ["job", "default/job", "uid-job", "uid:uid-job"] {
         let again = daemon.refused(&["remove", name, "--wait", "100ms"]);
-        let hint = format!("hint: to do without: devlet remove {name} --abandon-driver gpu.acme.com");
+        let hint = format!(
+            "hint: if this driver is gone for good, remove the pod without waiting: devlet remove {name} --abandon-driver gpu.acme.com"
+        );
         assert!(again.contains(&hint), "{again}");
     }
     assert_eq!(
         daemon.refused(&["remove", "other/job"]),
-        "error: no such pod: other/job\nhint: with --ignore-not-found, what is gone already is no error\n"
+        "error: no such pod: other/job\nhint: with --ignore-not-found, a pod or claim that does not exist is no error\n"
     );
     let typo = daemon.refused(&["remove", "job", "--abandon-driver", "gpu.acme.org"]);
     assert!(
@@ -470,7 +472,7 @@ fn manifests_come_in_one_file_or_several_or_from_standard_input() {
         "{said}"
     );
     let twice = admit(&daemon, &[&pod, &claim, &claim], &[]);
-    assert!(stderr(&twice).contains("manifest 3: ResourceClaim default/gpu is there twice"));
+    assert!(stderr(&twice).contains(": ResourceClaim default/gpu is there twice"));
 }
 
 #[test]
@@ -539,7 +541,7 @@ fn a_driver_that_is_refused_is_shown_with_the_reason_until_it_is_taken_in_or_gon
     assert!(listed.contains("REFUSED") && listed.contains(DRIVER), "{listed}");
     let described = text(&daemon, &["describe", "driver", DRIVER]);
     for expected in [
-        "State:        never registered",
+        "State:        neverRegistered",
         "Refused plugin /",
         "What to do:  use a release",
     ] {
@@ -591,7 +593,7 @@ fn a_driver_of_1_28_is_registered_and_what_it_prepares_is_refused_by_name() {
     until_serving(&daemon);
     let plugin = &daemon.json(&["get", "drivers"])["drivers"][0]["plugins"][0];
     assert_eq!(plugin["service"], "v1alpha3.Node");
-    assert_eq!(plugin["serviceReason"], "because it lists only [\"1.0.0\"]");
+    assert_eq!(plugin["serviceReason"], "because the driver lists only 1.0.0");
 
     let refused = admit(&daemon, &[&pod("job"), &claim(&["job"])], &["--wait", "1s"]);
 
@@ -722,7 +724,7 @@ fn what_is_gone_already_is_no_error_if_the_caller_says_so() {
     let _driver = Plugin::registered_driver(&script(root.path()));
     daemon.until("claims", |list| list["claims"] == json!([]));
 
-    let hint = "hint: with --ignore-not-found, what is gone already is no error\n";
+    let hint = "hint: with --ignore-not-found, a pod or claim that does not exist is no error\n";
     for (args, what) in [
         (&["remove", "job"][..], "no such pod: job"),
         (
@@ -735,8 +737,8 @@ fn what_is_gone_already_is_no_error_if_the_caller_says_so() {
         assert_eq!(ignored, format!("nothing to remove: {what}\n"));
     }
     // Whatever else is wrong still is.
-    let empty = daemon.refused(&["remove", "", "--ignore-not-found"]);
-    assert!(empty.contains("no pod is named"), "{empty}");
+    let empty = daemon.run(&["remove", "", "--ignore-not-found"]);
+    assert_eq!(empty.status.code(), Some(2), "{}", stderr(&empty));
 }
 
 #[test]
@@ -965,5 +967,228 @@ fn a_kubelets_claims_are_taken_in_at_the_first_start_and_by_hand_and_handed_back
     assert!(
         claims.iter().all(|claim| claim["pods"] == json!([POD])),
         "{shown}"
+    );
+}
+
+/// The pod and claim of [`pod`] and [`claim`] under other names, with the same devices.
+fn second() -> [String; 2] {
+    let claim = claim(&["job2"]).replace("name: gpu, uid: claim-1", "name: gpu2, uid: claim-2");
+    let pod = pod("job2").replace("resourceClaimName: gpu", "resourceClaimName: gpu2");
+    [pod, claim]
+}
+
+#[test]
+fn a_device_is_given_to_one_claim_and_to_the_next_one_right_after_the_removal() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let _driver = Plugin::registered_driver(&script(&daemon.root));
+    until_serving(&daemon);
+    let [pod2, claim2] = second();
+    let first = [&*pod("job"), &claim(&["job"])];
+    let no_wait = ["--wait", "0s"];
+    let output = admit(&daemon, &first, &no_wait);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let output = admit(&daemon, &[&pod2, &claim2], &["--wait", "20s"]);
+    assert_eq!(output.status.code(), Some(1));
+    let refused = stderr(&output);
+    for part in [
+        "ResourceClaim default/gpu2 of pod default/job2 needs device node/gpu-0 of driver gpu.acme.com",
+        "ResourceClaim default/gpu (UID claim-1) of pod default/job (uid-job) holds",
+    ] {
+        assert!(refused.contains(part), "{refused}");
+    }
+
+    for _ in 0..5 {
+        text(&daemon, &["remove", "job"]);
+        assert_eq!(daemon.json(&["get", "claims"])["claims"], json!([]));
+        let output = admit(&daemon, &[&pod2, &claim2], &no_wait);
+        assert!(output.status.success(), "{}", stderr(&output));
+        text(&daemon, &["remove", "job2"]);
+        let output = admit(&daemon, &first, &no_wait);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn devices_of_drivers_are_listed_with_their_claims_and_pods() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let _driver = Plugin::registered_driver(&script(&daemon.root));
+    until_serving(&daemon);
+    let none = daemon.run(&["get", "devices", "--resource", DRIVER]);
+    assert!(none.status.success(), "{}", stderr(&none));
+    assert_eq!(stderr(&none), "No devices.\n");
+    let shown = admit(&daemon, &[&pod("job"), &claim(&["job"])], &[]);
+    let shown = stdout(&shown);
+    // The pod has no devices of plugins.
+    assert!(shown.contains("CLAIM") && !shown.contains("RESOURCE"), "{shown}");
+    let described = text(&daemon, &["describe", "pod", "job"]);
+    assert!(!described.contains("PRE-START"), "{described}");
+
+    let list = daemon.json(&["get", "devices"]);
+    let device = &list["devices"][0];
+    assert_eq!(device["resource"], DRIVER);
+    assert_eq!(device["id"], "node/gpu-0");
+    assert_eq!(device["health"], "unknown");
+    assert_eq!(device["holders"][0]["name"], "job");
+    let claim = &device["dra"]["claims"][0];
+    assert_eq!(
+        (&claim["name"], &claim["phase"]),
+        (&json!("gpu"), &json!("prepared"))
+    );
+    assert_eq!(claim["prepared"], true);
+    let wide = text(&daemon, &["get", "devices", "-o", "wide"]);
+    assert!(wide.contains("default/gpu (prepared)"), "{wide}");
+    let one = text(&daemon, &["describe", "device", "node/gpu-1"]);
+    for part in [
+        "Driver:",
+        DRIVER,
+        "default/gpu (prepared)",
+        "default/job, in proxy and main",
+    ] {
+        assert!(one.contains(part), "{one}");
+    }
+    let of_driver = text(&daemon, &["get", "devices", "--resource", DRIVER]);
+    assert!(of_driver.contains("node/gpu-1"), "{of_driver}");
+}
+
+#[test]
+fn a_claim_that_its_driver_prepares_in_part_is_a_problem() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let _driver = Plugin::registered_driver(&DriverScript {
+        devices: vec![device("big", "gpu-0")],
+        ..script(&daemon.root)
+    });
+    until_serving(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+
+    let status = daemon.json(&["status"]).to_string();
+    let problem = "ResourceClaim default/gpu (UID claim-1) is prepared in part: driver gpu.acme.com did not prepare node/gpu-1";
+    assert!(status.contains(problem), "{status}");
+    let one = text(&daemon, &["describe", "claim", "gpu"]);
+    assert!(
+        one.contains("Problem:      driver gpu.acme.com did not prepare node/gpu-1"),
+        "{one}"
+    );
+    let list = daemon.json(&["get", "devices"]);
+    assert_eq!(list["devices"][1]["dra"]["claims"][0]["prepared"], false);
+    let options = text(&daemon, &["describe", "pod", "job"]);
+    assert!(!options.contains("gpu-1"), "{options}");
+}
+
+#[test]
+fn a_connected_driver_has_time_to_unprepare_for_a_removal_that_does_not_wait() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let _driver = Plugin::registered_driver(&script(&daemon.root));
+    until_serving(&daemon);
+    for _ in 0..5 {
+        admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+        text(&daemon, &["remove", "job", "--wait", "0s"]);
+        assert_eq!(daemon.json(&["get", "claims"])["claims"], json!([]));
+    }
+}
+
+#[test]
+fn a_claim_that_its_driver_does_not_unprepare_is_a_problem() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let fault = Fault::FailClaims {
+        names: Vec::new(),
+        message: "the device is busy".into(),
+    };
+    let script = DriverScript {
+        devices: vec![device("big", "gpu-0")],
+        ..script(&daemon.root)
+    };
+    let _driver = Plugin::registered_driver(&script.with_fault("NodeUnprepareResources", fault));
+    until_serving(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+    let refused = daemon.refused(&["remove", "job", "--wait", "0s"]);
+    assert!(
+        refused.contains("its claims still hold their devices"),
+        "{refused}"
+    );
+
+    let status = daemon.json(&["status"]);
+    let problems = status["problems"].as_array().unwrap();
+    assert_eq!(problems.len(), 1, "{status}");
+    let problem = problems[0].to_string();
+    for part in [
+        "ResourceClaim default/gpu (UID claim-1) is not unprepared by driver gpu.acme.com, and holds its devices: the device \
+         is busy",
+        "devlet remove --claim default/gpu --abandon-driver gpu.acme.com",
+    ] {
+        assert!(problem.contains(part), "{status}");
+    }
+    let one = daemon.json(&["describe", "claim", "gpu"]);
+    assert_eq!(one["drivers"][0]["notPrepared"], json!([]));
+    daemon.until("claims", |list| {
+        list["claims"][0]["waits"][0]["reason"] == "retrying"
+    });
+    let listed = text(&daemon, &["get", "claims"]);
+    assert!(listed.contains("gpu.acme.com (retrying)"), "{listed}");
+
+    text(
+        &daemon,
+        &["remove", "--claim", "default/gpu", "--abandon-driver", DRIVER],
+    );
+    let status = daemon.json(&["status"]).to_string();
+    assert!(!status.contains("is not unprepared by"), "{status}");
+}
+
+#[test]
+fn logs_name_claims_and_calls_that_failed_for_a_claim() {
+    let root = root();
+    let (daemon, log) = Daemon::logged(root.path(), &["--log-level", "debug"]);
+    let fault = Fault::FailClaims {
+        names: Vec::new(),
+        message: "the device is busy".into(),
+    };
+    let script = script(&daemon.root).with_fault("NodeUnprepareResources", fault);
+    let _driver = Plugin::registered_driver(&script);
+    until_serving(&daemon);
+    admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
+    daemon.refused(&["remove", "job", "--wait", "0s"]);
+    text(&daemon, &["remove", "job", "--abandon-driver", DRIVER]);
+    assert_eq!(daemon.stop(), Some(0));
+    let lines = log.rest();
+    let line = |part: &str| {
+        let found = lines.iter().find(|line| line.contains(part));
+        found.unwrap_or_else(|| panic!("no {part} in {lines:#?}"))
+    };
+    let admitted = line("pod admitted");
+    assert!(
+        admitted.contains("claims=default/gpu") && !admitted.contains("devices="),
+        "{admitted}"
+    );
+    let failed = line("claim not unprepared");
+    for part in [
+        "claim=default/gpu",
+        "driver=gpu.acme.com",
+        "error=\"the device is busy\"",
+    ] {
+        assert!(failed.contains(part), "{failed}");
+    }
+    let abandoned = line("claim abandoned");
+    assert!(
+        abandoned.contains("claim=default/gpu uid=claim-1 driver=gpu.acme.com"),
+        "{abandoned}"
+    );
+    let calls = |method: &str| -> Vec<&String> {
+        let calls = lines
+            .iter()
+            .filter(|line| line.contains("call ended") && line.contains(method));
+        calls.collect()
+    };
+    assert!(calls("NodePrepareResources")[0].contains("outcome=Ok"));
+    let failed = calls("NodeUnprepareResources");
+    assert!(
+        failed
+            .iter()
+            .any(|call| call.contains("outcome=\"Failed\"") && call.contains("the device is busy")),
+        "{failed:#?}"
     );
 }

@@ -8,11 +8,12 @@ mod common;
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{Daemon, not_tested, root, stderr};
+use common::{Daemon, not_tested, root, stderr, until};
 use devlet_testkit::{Device, Door, DriverEndpoint, DriverScript, Event, Plugin, Script};
 use tempfile::TempDir;
 
@@ -149,7 +150,9 @@ fn strangers_may_not_register_unless_the_configuration_names_them() {
     };
     let said = strangers(&found).refused();
     assert!(said.contains("user 54321 may not serve acme.com/found"), "{said}");
-    assert!(common::items(&daemon.json(&["get", "plugins"])).is_empty());
+    let plugins = common::items(&daemon.json(&["get", "plugins"]));
+    let connected = plugins.iter().filter(|plugin| plugin["rejection"].is_null());
+    assert_eq!(connected.count(), 0, "{plugins:?}");
 }
 
 #[test]
@@ -306,4 +309,60 @@ fn strangers_may_not_serve_drivers_unless_the_configuration_names_them() {
     };
     let said = strange_driver(&thief).refused();
     assert!(said.contains("is of user 0, not of user 54321"), "{said}");
+}
+
+/// Fills the registry with what a user may leave there: dead sockets, a wide and a deep tree.
+fn litter(registry: &Path) {
+    let give = |path: &Path| std::os::unix::fs::lchown(path, Some(STRANGER), Some(STRANGER)).unwrap();
+    for number in 0..1_100 {
+        let socket = registry.join(format!("0{number}.sock"));
+        drop(UnixListener::bind(&socket).unwrap());
+        give(&socket);
+        let directory = registry.join(format!("0{number}"));
+        std::fs::create_dir(&directory).unwrap();
+        give(&directory);
+    }
+    let mut deep = registry.join("deep");
+    for _ in 0..40 {
+        std::fs::create_dir(&deep).unwrap();
+        give(&deep);
+        deep.push("deep");
+    }
+}
+
+#[test]
+fn sockets_and_directories_of_a_user_keep_no_driver_of_root_out() {
+    let root = root();
+    if std::fs::metadata(root.path()).unwrap().uid() != 0 {
+        not_tested("only root can be somebody else");
+        return;
+    }
+    let (daemon, log) = Daemon::logged(root.path(), &[]);
+    let registry = root.path().join("plugins_registry");
+    litter(&registry);
+    let script = DriverScript::new(root.path(), "gpu.acme.com");
+    let mut driver = Plugin::registered_driver(&script);
+    // In a directory of root it is found as well.
+    let nested = registry.join("zzz");
+    std::fs::create_dir(&nested).unwrap();
+    driver.forget_events();
+    std::fs::rename(script.registration_socket(), nested.join("gpu.sock")).unwrap();
+    driver.until(&Event::Registered);
+
+    let problems = until("the problems", || {
+        let status = daemon.json(&["status"]);
+        let problems = status["problems"].to_string();
+        problems
+            .contains("1100 sockets in plugins_registry are dead")
+            .then_some(problems)
+    });
+    assert!(problems.contains("directories are skipped"), "{problems}");
+    assert_eq!(daemon.stop(), Some(0));
+    let lines = log.rest();
+    assert!(
+        lines.len() < 100,
+        "{} lines, such as {:?}",
+        lines.len(),
+        lines.last()
+    );
 }

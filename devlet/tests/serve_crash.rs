@@ -1,4 +1,7 @@
-//! 200 times `kill -9` under load: what was answered is there afterwards, and nothing is held twice or by nobody.
+//! `kill -9` under load, and damage to files between runs: answered changes are there afterwards, or the node is blocked;
+//! no device has two holders.
+//!
+//! Both run longer with environment variables, see CONTRIBUTING.md.
 
 // Helpers are not tests to clippy.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -16,12 +19,17 @@ use tokio::sync::watch;
 
 devlet_testkit::plugin_process!();
 
-const ROUNDS: u64 = 200;
 const WORKERS: usize = 8;
 const PODS_PER_WORKER: usize = 2;
 /// Enough for all pods at once: nobody is refused.
 const DEVICES: usize = 64;
 const GPU: &str = "acme.com/gpu";
+
+/// A number of rounds, which the environment may raise.
+fn rounds(variable: &str, default: u64) -> u64 {
+    let rounds = std::env::var(variable).ok().and_then(|text| text.parse().ok());
+    rounds.unwrap_or(default)
+}
 
 /// What the callers know of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,7 +186,8 @@ async fn check_devices(client: &Client, round: u64) {
 }
 
 #[test]
-fn nothing_that_was_answered_is_lost_by_200_kills_under_load() {
+fn nothing_that_was_answered_is_lost_by_kills_under_load() {
+    let all = rounds("DEVLET_CRASH_ROUNDS", 200);
     let root = root();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let answers = Arc::new(Answers {
@@ -195,7 +204,7 @@ fn nothing_that_was_answered_is_lost_by_200_kills_under_load() {
         door: Door::Registry,
         ..Script::new(root.path(), GPU, devices)
     });
-    for round in 0..ROUNDS {
+    for round in 0..all {
         let daemon = Daemon::with(root.path(), &["--log-level", "error"]);
         let client = runtime
             .block_on(Client::connect(locate::socket(root.path())))
@@ -220,7 +229,7 @@ fn nothing_that_was_answered_is_lost_by_200_kills_under_load() {
         });
 
         let mut count = answers.count.subscribe();
-        let (wanted, pause) = (random(round) % 50, random(round + ROUNDS) % 3000);
+        let (wanted, pause) = (random(round) % 50, random(round + all) % 3000);
         let target = *count.borrow() + wanted;
         let workers: Vec<_> = (0..WORKERS)
             .map(|worker| runtime.spawn(work(client.clone(), Arc::clone(&answers), worker)))
@@ -238,9 +247,10 @@ fn nothing_that_was_answered_is_lost_by_200_kills_under_load() {
     let client = runtime
         .block_on(Client::connect(locate::socket(root.path())))
         .unwrap();
-    runtime.block_on(check(&client, &answers, ROUNDS));
+    runtime.block_on(check(&client, &answers, all));
     drop(client);
     assert_eq!(daemon.stop(), Some(0));
     let answered = *answers.count.borrow();
-    assert!(answered >= ROUNDS, "only {answered} calls were answered in all");
+    assert!(answered >= all, "only {answered} calls were answered in all");
+    println!("{all} kills, {answered} answered calls, none lost");
 }

@@ -7,12 +7,13 @@
 
 mod common;
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, ChildStderr, Command};
+use std::time::{Duration, Instant};
 
-use common::{Daemon, http_get, items, root, stderr, stdout, until};
+use common::{Daemon, http_get, items, not_tested, root, stderr, stdout, until};
 use devlet_testkit::{Device, Fault, Plugin, Script};
 
 devlet_testkit::plugin_process!();
@@ -73,12 +74,13 @@ fn a_full_disk_refuses_new_pods_touches_no_others_and_heals() {
         .map(|number| Device::new(&format!("gpu{number}")))
         .collect();
     let script = Script::new(root.path(), GPU, devices);
-    let _plugin = Plugin::registered(&script.with_fault("Allocate", Fault::LargeEnv(30_000)));
+    let script = script.with_fault("Allocate", Fault::LargeEnv(30_000));
+    let plugin = Plugin::registered(&script);
     daemon.until_capacity(GPU, 2000);
     let held = daemon.admit("before", "acme.com/gpu=1");
 
     fill(&root.path().join("filler"));
-    // There is room in the journal for some more.
+    // The write-ahead log has room for some more.
     let mut number = 0;
     let refused = until("a refusal", || {
         number += 1;
@@ -107,6 +109,24 @@ fn a_full_disk_refuses_new_pods_touches_no_others_and_heals() {
     assert!(daemon.run(&["options", "before"]).status.success());
     let pods = items(&daemon.json(&["get", "pods"])).len();
     assert_eq!(pods, number, "the refused pod is on record, or another is not");
+
+    // A restart finds out before it calls a plugin.
+    daemon.kill();
+    let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
+    let address = daemon.http();
+    assert!(daemon.banner.contains("No space left"), "{}", daemon.banner);
+    let unready = http_get(&address, "/readyz?verbose");
+    assert!(
+        unready.starts_with("HTTP/1.1 503") && unready.contains("No space left"),
+        "{unready}"
+    );
+    drop(plugin);
+    let mut plugin = Plugin::registered(&script);
+    daemon.until_capacity(GPU, 2000);
+    let refused = daemon.refused(&["admit", "--name", "early", "--limit", "acme.com/gpu=1"]);
+    assert!(refused.contains("No space left on device"), "{refused}");
+    assert!(!plugin.was_called("Allocate"));
+    assert_eq!(items(&daemon.json(&["get", "pods"])).len(), pods);
 
     std::fs::remove_file(root.path().join("filler")).unwrap();
     until("it heals", || {
@@ -149,7 +169,7 @@ fn a_full_disk_after_a_reboot_is_no_reason_not_to_start() {
 
     let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
 
-    // What is to be noted of the pod has its place in the journal.
+    // The change of the pod fits into the write-ahead log.
     let ready = http_get(&daemon.http(), "/readyz?verbose");
     assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
     assert_eq!(items(&daemon.json(&["get", "pods"])).len(), 1);
@@ -159,7 +179,134 @@ fn a_full_disk_after_a_reboot_is_no_reason_not_to_start() {
     daemon.admit("new", "acme.com/gpu=1");
     daemon.kill();
 
-    let daemon = Daemon::with(root.path(), &[]);
+    let (daemon, log) = Daemon::logged(root.path(), &[]);
     assert_eq!(items(&daemon.json(&["get", "pods"])).len(), 2);
-    assert_eq!(daemon.stop(), Some(0));
+    // There is no space for the kubelet's files.
+    assert_eq!(daemon.stop(), Some(2));
+    let error = log.until(&["error: stopped"]);
+    assert!(
+        error.contains("a kubelet must not take over") && error.contains("No space left"),
+        "{error}"
+    );
+}
+
+/// Delays every sync and every removal of a file by a process by two minutes, from when this returns until it is dropped.
+struct HungDisk {
+    strace: Child,
+    /// Kept open: strace reports each new thread.
+    _messages: BufReader<ChildStderr>,
+}
+
+impl HungDisk {
+    /// `None` where processes cannot be traced.
+    fn of(daemon: &Daemon) -> Option<Self> {
+        let mut strace = Command::new("strace")
+            .args(["-f", "-o", "/dev/null", "-e", "trace=fdatasync,fsync,unlinkat"])
+            .args(["-e", "inject=fdatasync,fsync,unlinkat:delay_enter=120000000"])
+            .args(["-p", &daemon.child.id().to_string()])
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .ok()?;
+        let mut line = String::new();
+        let mut messages = BufReader::new(strace.stderr.take().unwrap());
+        let read = messages.read_line(&mut line);
+        (read.is_ok() && line.contains("attached")).then_some(Self {
+            strace,
+            _messages: messages,
+        })
+    }
+}
+
+impl Drop for HungDisk {
+    fn drop(&mut self) {
+        let _ = self.strace.kill();
+        let _ = self.strace.wait();
+    }
+}
+
+#[test]
+fn a_disk_that_hangs_keeps_neither_a_caller_nor_a_stop() {
+    let root = root();
+    let (mut daemon, log) = Daemon::logged(root.path(), &["--http", "127.0.0.1:0"]);
+    let address = daemon.http();
+    let script = Script::new(root.path(), GPU, vec![Device::new("gpu0"), Device::new("gpu1")]);
+    let _plugin = Plugin::registered(&script);
+    daemon.until_capacity(GPU, 2);
+    daemon.admit("before", "acme.com/gpu=1");
+    let Some(hung) = HungDisk::of(&daemon) else {
+        return not_tested("strace cannot attach to the daemon");
+    };
+
+    let started = Instant::now();
+    let admit = [
+        "admit",
+        "--name",
+        "job",
+        "--limit",
+        "acme.com/gpu=1",
+        "--wait",
+        "2s",
+    ];
+    let refused = daemon.refused(&admit);
+    assert!(
+        refused.contains("the change may still be written; try again"),
+        "{refused}"
+    );
+    let remove = ["remove", "before", "--wait", "2s"];
+    let refused = daemon.refused(&remove);
+    assert!(
+        refused.contains("the change may still be written; try again"),
+        "{refused}"
+    );
+    // Twice two seconds, and time for two processes.
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
+
+    let started = Instant::now();
+    daemon.signal("-TERM");
+    log.until(&["stopping"]);
+    let healthy = http_get(&address, "/healthz");
+    assert!(healthy.starts_with("HTTP/1.1 200"), "{healthy}");
+    let unready = http_get(&address, "/readyz?verbose");
+    assert!(
+        unready.starts_with("HTTP/1.1 503") && unready.contains("[-]running failed: it is being stopped"),
+        "{unready}"
+    );
+    log.until(&["socket not removed yet: the disk does not answer"]);
+    let error = log.until(&["error: "]);
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(18), "{took:?}");
+    assert!(error.contains("the disk has not answered"), "{error}");
+    // A thread that is traced ends with its tracer.
+    drop(hung);
+    assert_eq!(daemon.child.wait().unwrap().code(), Some(2));
+}
+
+#[test]
+fn a_second_signal_ends_a_stop_that_waits_for_a_disk() {
+    let root = root();
+    let (mut daemon, log) = Daemon::logged(root.path(), &[]);
+    let Some(hung) = HungDisk::of(&daemon) else {
+        return not_tested("strace cannot attach to the daemon");
+    };
+
+    daemon.signal("-TERM");
+    // Waits for the removal of the socket. Signals in the first second count as the same signal.
+    log.until(&["socket not removed yet: the disk does not answer"]);
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(2) {
+        daemon.signal("-TERM");
+    }
+
+    log.until(&["error: stopped by a second signal (SIGTERM)"]);
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
+    drop(hung);
+    assert_eq!(daemon.child.wait().unwrap().code(), Some(2));
 }

@@ -75,6 +75,25 @@ fn a_plugin_that_does_not_answer_an_allocation_whole_keeps_no_device_from_others
 }
 
 #[test]
+fn a_long_error_text_is_shortened_and_costs_neither_the_call_nor_the_connection() {
+    let mut neighbours = Neighbourhood::configured(IMPATIENT);
+    let mut plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    for bytes in [6_000, 16_000, 100_000] {
+        // Each of these takes three bytes on the wire.
+        let message = format!("the device is broken{}", "\n".repeat(bytes - 20));
+        plugin.fault("Allocate", Some(&Fault::Refuse { code: 9, message }));
+        let refused = neighbours.admit("bad", BAD).unwrap_err();
+        let is_short = refused.len() < 1_500 && refused.contains(&format!("({bytes} bytes)"));
+        assert!(is_short && refused.contains("the device is broken"), "{refused}");
+        neighbours.pods_go_on();
+    }
+    plugin.fault("Allocate", None);
+    assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
+    neighbours.unharmed();
+}
+
+#[test]
 fn a_plugin_that_does_not_answer_before_a_start_stops_that_start_alone() {
     let mut neighbours = Neighbourhood::configured(IMPATIENT);
     let options = Options {

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{Daemon, ids, items, root, stderr, stdout};
-use devlet_testkit::{Answer, Api, Device, DeviceNode, Door, Fault, Mount, Options, Plugin, Script};
-use serde_json::json;
+use devlet_testkit::{Answer, Api, Device, DeviceNode, Door, Event, Fault, Mount, Options, Plugin, Script};
+use serde_json::{Value, json};
 
 devlet_testkit::plugin_process!();
 
@@ -96,7 +96,12 @@ fn a_pod_is_admitted_shown_started_and_removed() {
             host_path: "/dev/null".into(),
             permissions: "rw".into(),
         }],
-        annotations: [("acme.com/x".to_owned(), "1".to_owned())].into(),
+        annotations: [
+            ("acme.com/x", "1"),
+            ("cdi.k8s.io/acme", "acme.com/gpu=all,acme.com/gpu=noted"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into(),
         cdi_devices: vec!["acme.com/gpu=all".into()],
         unknown_field: Some("from the future".into()),
     };
@@ -131,7 +136,8 @@ fn a_pod_is_admitted_shown_started_and_removed() {
         "GPUS=gpu2,gpu3",
         "/dev/null:/dev/gpu:rw",
         "/opt/acme",
-        "acme.com/gpu=all",
+        "--device=acme.com/gpu=all",
+        "--device=acme.com/gpu=noted",
     ] {
         assert!(stdout(&options).contains(part), "{part}: {}", stdout(&options));
     }
@@ -144,8 +150,10 @@ fn a_pod_is_admitted_shown_started_and_removed() {
     .unwrap();
     let cdi = root.path().join("cdi");
     std::fs::create_dir(&cdi).unwrap();
-    let acme = r#"{"cdiVersion": "0.5.0", "kind": "acme.com/gpu", "devices": [{"name": "all", "containerEdits": {"env": ["CDI=1"]}}]}"#;
-    std::fs::write(cdi.join("acme.json"), acme).unwrap();
+    let device = |name: &str, env: &str| json!({"name": name, "containerEdits": {"env": [env]}});
+    let devices = [device("all", "CDI=1"), device("noted", "NOTED=1")];
+    let acme = json!({"cdiVersion": "0.5.0", "kind": "acme.com/gpu", "devices": devices});
+    std::fs::write(cdi.join("acme.json"), acme.to_string()).unwrap();
     let oci = ["options", "job1", "--no-start", "--format", "oci", "--oci-spec"].map(str::to_owned);
     let rest = [&spec, Path::new("--cdi-dir"), &cdi].map(|path| path.to_str().unwrap().to_owned());
     let oci: Vec<&str> = oci.iter().chain(&rest).map(String::as_str).collect();
@@ -156,6 +164,8 @@ fn a_pod_is_admitted_shown_started_and_removed() {
         r#""acme.com/x": "1""#,
         r#""x": "1""#,
         "GPUS=gpu2,gpu3",
+        "CDI=1",
+        "NOTED=1",
     ] {
         assert!(stdout(&oci).contains(part), "{part}: {}", stdout(&oci));
     }
@@ -307,6 +317,45 @@ fn a_plugin_that_refuses_leaves_the_devices_free() {
 }
 
 #[test]
+fn an_answer_that_no_runtime_can_carry_out_is_refused_with_the_plugin_named() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let node = |permissions: &str| DeviceNode {
+        container_path: String::new(),
+        host_path: "/dev/null".into(),
+        permissions: permissions.into(),
+    };
+    let bad = Script {
+        answer: Answer {
+            device_nodes: vec![node("zzz")],
+            ..Answer::default()
+        },
+        ..gpus(root.path(), 1)
+    };
+    // A kubelet and its runtime accept this: the path is that of the host, and everything is permitted.
+    let good = Script {
+        answer: Answer {
+            device_nodes: vec![node("")],
+            ..Answer::default()
+        },
+        socket: "good.sock".into(),
+        resource: "acme.com/nic".into(),
+        ..gpus(root.path(), 1)
+    };
+    let _plugins = [bad, good].map(|script| Plugin::registered(&script));
+    daemon.until_capacity(GPU, 1);
+    daemon.until_capacity("acme.com/nic", 1);
+
+    let refused = daemon.refused(&["admit", "--name", "bad", "--limit", "acme.com/gpu=1"]);
+
+    let named = ["acme.com/gpu", "acme.com_gpu.sock", "\"/dev/null\"", "\"zzz\""];
+    assert!(named.iter().all(|part| refused.contains(part)), "{refused}");
+    daemon.admit("good", "acme.com/nic=1");
+    let options = daemon.run(&["options", "good", "--format", "docker"]);
+    assert_eq!(stdout(&options), "--device=/dev/null:/dev/null:rwm\n");
+}
+
+#[test]
 fn a_plugin_that_dies_under_the_call_is_waited_for() {
     let root = root();
     let daemon = Daemon::on(root.path());
@@ -426,6 +475,61 @@ fn health_changes_are_seen() {
 }
 
 #[test]
+fn trouble_with_devices_that_pods_hold_is_logged_and_a_problem_until_it_is_over() {
+    let root = root();
+    // As with --sample.
+    let (daemon, log) = Daemon::logged(root.path(), &["--log-level", "warn"]);
+    let mut plugin = Plugin::registered(&gpus(root.path(), 3));
+    daemon.until_capacity(GPU, 3);
+    daemon.admit("job", "acme.com/gpu=2");
+    let problems = || -> Vec<String> {
+        let status = daemon.json(&["status"]);
+        assert_eq!(status["ready"], true);
+        let problems = status["problems"].as_array().unwrap().iter();
+        problems
+            .map(|each| each["what"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(problems(), [""; 0]);
+
+    plugin.health("gpu0", "Unhealthy");
+    let line = log.until(&["held devices unhealthy"]);
+    assert!(
+        line.contains("WARN") && line.contains("gpu0") && line.contains("default/job"),
+        "{line}"
+    );
+    let found = problems();
+    let expected = "1 device of acme.com/gpu that a pod holds is unhealthy: gpu0 (held by default/job (";
+    assert!(found.len() == 1 && found[0].starts_with(expected), "{found:?}");
+
+    plugin.list(&[Device::new("gpu1")]);
+    log.until(&["held devices no longer listed"]);
+    daemon.until_capacity(GPU, 1);
+    let found = problems();
+    assert!(
+        found[0].contains("2 devices of acme.com/gpu that pods hold are no longer listed"),
+        "{found:?}"
+    );
+
+    plugin.exit();
+    log.until(&["device plugin gone while pods hold its devices"]);
+    let found = problems();
+    let parts = [
+        "no device plugin serves 2 devices",
+        "gpu0, gpu2",
+        "acme.com_gpu.sock until 20",
+    ];
+    assert!(
+        found.len() == 1 && parts.iter().all(|part| found[0].contains(part)),
+        "{found:?}"
+    );
+
+    let _plugin = Plugin::registered(&gpus(root.path(), 3));
+    daemon.until_capacity(GPU, 3);
+    assert_eq!(problems(), [""; 0]);
+}
+
+#[test]
 fn a_caller_that_leaves_leaves_nothing_behind() {
     let root = root();
     let daemon = Daemon::on(root.path());
@@ -462,6 +566,74 @@ fn a_plugin_with_a_bad_name_is_refused_in_the_kubelets_words() {
 }
 
 #[test]
+fn a_rejected_plugin_is_logged_once_and_listed_with_its_reason_until_it_registers() {
+    let root = root();
+    let (daemon, log) = Daemon::logged(root.path(), &[]);
+    let broken = Fault::Refuse {
+        code: 13,
+        message: "broken".into(),
+    };
+    let mut plugin = Plugin::start(&gpus(root.path(), 1).with_fault("GetDevicePluginOptions", broken));
+    assert!(plugin.refused().contains("broken"));
+    let line = log.until(&["device plugin rejected"]);
+    let user = rustix::process::getuid().as_raw();
+    for part in [
+        "WARN",
+        "resource=\"acme.com/gpu\"",
+        &format!("uid={user}"),
+        "pid=",
+        "broken",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let mut invalid = Plugin::start(&Script {
+        socket: "x.sock".into(),
+        ..Script::new(root.path(), "gpu", vec![Device::new("a")])
+    });
+    invalid.refused();
+    assert!(
+        log.until(&["device plugin rejected"])
+            .contains("resource=\"gpu\"")
+    );
+    let found = Script {
+        door: Door::Registry,
+        ..Script::new(root.path(), "no-slash", vec![Device::new("a")])
+    };
+    let mut found = Plugin::start(&found);
+    found.refused();
+    assert!(
+        log.until(&["device plugin rejected"])
+            .contains("resource=\"no-slash\"")
+    );
+
+    let rejected = |list: &Value| -> Vec<String> {
+        let plugins = items(list);
+        let rejected = plugins.iter().filter(|each| !each["rejection"].is_null());
+        rejected
+            .map(|each| each["resource"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let plugins = daemon.json(&["get", "plugins"]);
+    assert_eq!(rejected(&plugins), [GPU, "gpu", "no-slash"]);
+    let table = stdout(&daemon.run(&["get", "plugins"]));
+    let row = table.lines().find(|line| line.contains("x.sock")).unwrap();
+    assert!(row.contains("rejected") && row.contains("is invalid"), "{table}");
+    let status = daemon.json(&["status"]);
+    let problem = status["problems"][0]["what"].as_str().unwrap();
+    assert_eq!(
+        problem,
+        "3 device plugins were rejected: acme.com/gpu, gpu, no-slash"
+    );
+    assert_eq!(status["ready"], true);
+
+    plugin.fault("GetDevicePluginOptions", None);
+    plugin.command("register");
+    plugin.until(&Event::Registered);
+
+    assert_eq!(rejected(&daemon.json(&["get", "plugins"])), ["gpu", "no-slash"]);
+}
+
+#[test]
 fn stopping_does_not_wait_for_plugins_or_watchers() {
     let root = root();
     let daemon = Daemon::configured(root.path(), "limits: {drain: 10s}");
@@ -489,6 +661,8 @@ fn stopping_does_not_wait_for_plugins_or_watchers() {
         started.elapsed()
     );
     assert!(!admit.wait().unwrap().success());
+    // It waits for the daemon to come back.
+    watch.kill().unwrap();
     watch.wait().unwrap();
 }
 
@@ -551,4 +725,69 @@ fn the_plugin_that_serves_says_whether_it_wants_to_know_of_a_start() {
         daemon.json(&["get", "pods"])["pods"][0]["uid"].as_str().unwrap(),
     );
     assert_eq!(plugin.called("PreStartContainer").len(), 1);
+}
+
+#[test]
+fn a_rejection_is_recorded_although_the_caller_gave_up_before() {
+    let root = root();
+    let config = root.path().join("config.yaml");
+    std::fs::write(&config, "deadlines: {dial: 500ms}").unwrap();
+    let (daemon, log) = Daemon::logged(root.path(), &["--config", config.to_str().unwrap()]);
+    // It accepts connections and says nothing.
+    let socket = root.path().join("device-plugins/silent.sock");
+    let silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let plugin = Plugin::start(&Script {
+        door: Door::Claim,
+        socket: "silent.sock".into(),
+        ..gpus(root.path(), 1)
+    });
+    let dialed = silent.accept().unwrap();
+    plugin.kill();
+
+    let line = log.until(&["device plugin rejected"]);
+    assert!(line.contains("silent.sock"), "{line}");
+    let plugins = daemon.json(&["get", "plugins"]);
+    assert_eq!(items(&plugins)[0]["resource"], GPU);
+    drop(dialed);
+}
+
+#[test]
+fn device_nodes_and_mounts_are_shown_as_runtimes_use_them() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let node = |container_path: &str, permissions: &str| DeviceNode {
+        container_path: container_path.into(),
+        host_path: "/dev/null".into(),
+        permissions: permissions.into(),
+    };
+    let answer = Answer {
+        device_nodes: vec![node("", ""), node("dev/x", "r")],
+        mounts: vec![Mount {
+            container_path: "opt/acme".into(),
+            host_path: "/tmp".into(),
+            read_only: true,
+        }],
+        ..Answer::default()
+    };
+    let script = Script {
+        answer,
+        ..gpus(root.path(), 1)
+    };
+    let _plugin = Plugin::registered(&script);
+    daemon.until_capacity(GPU, 1);
+    daemon.admit("job", "acme.com/gpu=1");
+    let described = stdout(&daemon.run(&["describe", "pod", "job"]));
+    for part in [
+        "/dev/null -> /dev/null (rwm)",
+        "/dev/null -> /dev/x (r)",
+        "/tmp -> /opt/acme (ro)",
+    ] {
+        assert!(described.contains(part), "{described}");
+    }
+    let options = stdout(&daemon.run(&["options", "job", "--format", "podman"]));
+    assert_eq!(
+        options.trim_end(),
+        "--device=/dev/null:/dev/null:rwm --device=/dev/null:/dev/x:r \
+         --mount=type=bind,source=/tmp,target=/opt/acme,readonly"
+    );
 }

@@ -142,7 +142,7 @@ fn two_plugins_swap_and_nothing_is_lost_or_given_twice() {
         daemon.until("plugins", |list| {
             items(list)
                 .iter()
-                .any(|each| each["inForce"] == true && endpoint(each).ends_with(name))
+                .any(|each| each["state"] == "serving" && endpoint(each).ends_with(name))
         });
         current.exit();
         daemon.until("plugins", |list| items(list).len() == 1);

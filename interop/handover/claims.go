@@ -74,7 +74,11 @@ func handOverClaims(devlet, driver, root string) {
 	if n, err = node.Start(devlet, root); !results.Check("devlet starts after the kubelet, with its claims", err) {
 		return
 	}
-	results.Check("devlet has the kubelet's claims", hasClaims(n, "begun", "came", "kept"))
+	results.Check("devlet keeps its own claims until an operator chooses", hasClaims(n, "dropped", "kept"))
+	results.Check("the operator imports the kubelet's claims", adopt(n, root, claimsFile))
+	// The claim that the kubelet has unprepared is unprepared once more, and then gone.
+	err = node.Until(30*time.Second, func() error { return hasClaims(n, "begun", "came", "kept") })
+	results.Check("devlet has the kubelet's claims", err)
 	results.Check("what the kubelet unprepared is not prepared again", calls.never("NodePrepareResources", "uid-dropped"))
 	_, err = n.Run("remove", stranger)
 	results.Check("the kubelet's pod goes", err)

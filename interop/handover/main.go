@@ -105,6 +105,14 @@ func handOver(devlet, plugin, root string) {
 		return
 	}
 	results.Check("devlet says what is different", reported(n.Log(), stranger, dropped.Pod.UID))
+	results.Check("devlet keeps its own pods until an operator chooses", pods(n, kept.Pod.UID, dropped.Pod.UID, stranger))
+	if _, err = n.Admit("early", resource+"=1"); err == nil {
+		err = errors.New("it is admitted")
+	} else if strings.Contains(err.Error(), "devlet import") {
+		err = nil
+	}
+	results.Check("no pod is admitted until an operator chooses", err)
+	results.Check("the operator imports the kubelet's file", adopt(n, root, file))
 	results.Check("devlet has the kubelet's pods", pods(n, kept.Pod.UID, stranger))
 	wanted := map[string][]string{kept.Pod.UID: ids(kept), stranger: append([]string{"gone-0"}, taken...)}
 	results.Check("devlet knows who holds what", holders(n, wanted))
@@ -315,14 +323,26 @@ func options(n *node.Node) error {
 	return nil
 }
 
+// adopt imports the copy of a file that an operator has to decide about.
+func adopt(n *node.Node, root, name string) error {
+	copies, err := filepath.Glob(filepath.Join(root, "devlet", name+".contested-*"))
+	if err == nil && len(copies) != 1 {
+		err = fmt.Errorf("there are %d copies: %v", len(copies), copies)
+	}
+	if err == nil {
+		_, err = n.Run("import", copies[0])
+	}
+	return err
+}
+
 func reported(log, added, removed string) error {
 	for line := range strings.Lines(log) {
-		if strings.Contains(line, "WARN") && strings.Contains(line, "kubelet") &&
+		if strings.Contains(line, "ERROR") && strings.Contains(line, "contested") &&
 			strings.Contains(line, added) && strings.Contains(line, removed) {
 			return nil
 		}
 	}
-	return fmt.Errorf("no warning names both %s and %s:\n%s", added, removed, log)
+	return fmt.Errorf("no error names both %s and %s:\n%s", added, removed, log)
 }
 
 func sameSet(a, b []string) bool {

@@ -52,7 +52,8 @@ func Start(binary, root string) (*Node, error) {
 	}
 	go func() { n.ended <- n.daemon.Wait() }()
 	err := Until(15*time.Second, func() error {
-		_, err := n.Run("status")
+		// Not status: that is no success while an operator has to decide.
+		_, err := n.Run("get", "pods")
 		return err
 	})
 	if err != nil {

@@ -32,7 +32,8 @@ impl Access {
             .filter(move |rule| resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid))
     }
 
-    fn is_trusted(&self, uid: u32) -> bool {
+    /// Whether this is root or the node's own user.
+    pub(crate) fn is_trusted(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own_uid
     }
 

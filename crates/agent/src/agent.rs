@@ -1,9 +1,9 @@
 //! The node, put together: sockets, tasks, state, and what callers can do.
 
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use devlet_core::{ClaimUid, DriverName, Node, Pod, PodRequest, PodUid, ReserveEr
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use futures_util::future::join_all;
 use tokio::sync::OnceCell;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
@@ -35,8 +35,11 @@ use crate::limits::seats::Seats;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
+use crate::plugin_registry::status::{RegistryStatus, Summary};
 use crate::plugin_registry::watcher::{WatchError, Watcher};
+use crate::root;
 use crate::store::{self, ForgetClaimError, OpenError, OpenReport, StopError, Store, WriteError};
+use crate::words::NamedPod;
 use crate::workflow::admit::{self, AdmitError, RealCalls};
 use crate::workflow::claims::Claims;
 use crate::workflow::register::{Registrar, repetitions_per_minute};
@@ -45,6 +48,12 @@ pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
 
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// Time for tasks to end after the drain time of the server.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// Longest wait for the disk when the node is stopped.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -58,6 +67,16 @@ pub enum StartError {
         path: PathBuf,
         /// What the system says.
         problem: io::Error,
+    },
+    /// Another user controls a directory or file of the state.
+    #[error("{}: {problem}, so that user could replace devlet's state; to allow it: {remedy}", path.display())]
+    Untrusted {
+        /// The directory or file.
+        path: PathBuf,
+        /// Who else may write it.
+        problem: String,
+        /// The command that changes that.
+        remedy: String,
     },
     /// Another node has this root.
     #[error("another devlet runs on {}; stop it, or choose another --root-dir", root.display())]
@@ -126,6 +145,7 @@ struct Inner {
     tasks: TaskTracker,
     stop: CancellationToken,
     kubelet_socket: Published,
+    registry: RegistryStatus,
     api_socket: OnceLock<Published>,
     /// Set once everything has ended well.
     stopped: OnceCell<()>,
@@ -137,14 +157,13 @@ impl Agent {
     /// Starts a node. Plugins can register when this returns.
     pub async fn start(config: Config) -> Result<(Self, OpenReport), StartError> {
         let config = Arc::new(config);
-        for directory in [config.device_plugins(), config.plugins_registry(), config.own()] {
-            make_directory(&directory)?;
-        }
-        let lock = lock(&config)?;
+        root::prepare(&config)?;
+        let (lock, set_aside) = root::lock(&config)?;
         let before = sockets(&config);
         // Before anything is touched: a live kubelet keeps its directory.
         let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
-        let (store, report) = Store::open(open_options(&config)?)?;
+        let (store, mut report) = Store::open(open_options(&config)?)?;
+        report.set_aside.extend(set_aside);
         // Only now: plugins of a node that does not start keep their sockets.
         remove_sockets(before);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -164,12 +183,13 @@ impl Agent {
             refusals: Arc::new(Mentions::new(Instant::now())),
         };
         let drivers = Drivers::new(Arc::clone(&config));
-        let watcher = Watcher::new(config.plugins_registry())?;
+        let watcher = Watcher::new(config.plugins_registry(), config.access.own_uid)?;
         let handshake = Handshake {
             drivers: DriverRegistrar::beside(&registrar, drivers.clone()),
             registrar: registrar.clone(),
         };
-        tasks.spawn(watch(watcher, handshake, stop.clone()));
+        let registry = RegistryStatus::default();
+        tasks.spawn(watch(watcher, handshake, registry.clone(), stop.clone()));
 
         let service = RegistrationService::new(registrar);
         let largest = config.limits.registration_bytes;
@@ -197,6 +217,8 @@ impl Agent {
         );
         tasks.spawn(report_end(serving));
         tasks.spawn(capacity::end_graces(store.clone(), stop.clone()));
+        let forgetting = capacity::forget_idle(store.clone(), stop.clone(), capacity::FORGET_PAUSE);
+        tasks.spawn(forgetting);
         let claims = Claims::new(
             store.clone(),
             drivers,
@@ -215,6 +237,7 @@ impl Agent {
             tasks,
             stop,
             kubelet_socket,
+            registry,
             api_socket: OnceLock::new(),
             stopped: OnceCell::new(),
             _lock: lock,
@@ -242,14 +265,20 @@ impl Agent {
         &self.inner.metrics
     }
 
-    /// Those of the node's sockets that nobody can dial.
-    pub fn unreachable(&self) -> Vec<Unreachable> {
+    /// Returns the sockets of the node that peers cannot dial. Sockets on a disk that hangs are among them.
+    pub async fn unreachable(&self) -> Vec<Unreachable> {
         let sockets = [Some(&self.inner.kubelet_socket), self.inner.api_socket.get()];
-        sockets
+        let checks = sockets.into_iter().flatten().map(Published::check);
+        join_all(checks)
+            .await
             .into_iter()
-            .flatten()
-            .filter_map(|socket| socket.check().err())
+            .filter_map(Result::err)
             .collect()
+    }
+
+    /// Sockets and directories in `plugins_registry` that are not served.
+    pub(crate) fn registry_summary(&self) -> Summary {
+        self.inner.registry.get()
     }
 
     /// The socket of our API belongs to the node from now on.
@@ -313,12 +342,14 @@ impl Agent {
             config,
             metrics,
         };
+        let mut request = request.clone();
+        request.metadata.admitted_at = Some(store.now());
         let admission = metrics.admission();
         let waits = |reason: &ReserveError| {
             waiting(reason);
             admission.waits(reason)
         };
-        let ended = admit::admit(store, &calls, claims, request, deadline, give_up, waits).await;
+        let ended = admit::admit(store, &calls, claims, &request, deadline, give_up, waits).await;
         admission.ended(&ended);
         ended
     }
@@ -396,9 +427,7 @@ impl Agent {
             let asking = async {
                 loop {
                     ticks.tick().await;
-                    for pod in agent.reconcile(&source).await {
-                        tracing::info!(%pod, "pod removed: it is no longer active");
-                    }
+                    agent.reconcile(&source).await;
                 }
             };
             tokio::select! {
@@ -427,16 +456,22 @@ impl Agent {
         let Some(active) = source.active().await else {
             return Vec::new();
         };
-        let orphans = store.read(|node| node.orphans(Source::Embedder, &active, asked));
+        let mut orphans = store.read(|node| node.orphans(Source::Embedder, &active, asked));
+        // No list has them: only an operator knows what became of them.
+        orphans.retain(|pod| !store::is_unknown_pod(pod));
         // All at once: they share a write.
         let removals = orphans.into_iter().map(async |pod| {
             // It may have been admitted again since we looked.
+            let label = store.read(|node| NamedPod::of(node, &pod)).label();
             let still = |node: &Node| node.list_speaks_for(&pod, Source::Embedder, asked);
             match store.release_if(&pod, still).await {
-                Ok(()) => Some(pod),
+                Ok(()) => {
+                    tracing::info!(pod = %label, uid = %pod, "inactive pod removed");
+                    Some(pod)
+                }
                 Err(store::ReleaseError::Refused(_)) => None,
                 Err(store::ReleaseError::Write(error)) => {
-                    tracing::warn!(%pod, %error, "pod that is gone keeps its devices for now");
+                    tracing::warn!(pod = %label, uid = %pod, %error, "inactive pod not removed yet: state cannot be written");
                     None
                 }
             }
@@ -445,28 +480,34 @@ impl Agent {
     }
 
     /// Stops the node: plugins are let go, and everything is on disk when this returns. A node that has stopped stays so.
+    ///
+    /// Returns within the drain time of the server and a few seconds, even if the disk does not answer.
     pub async fn stop(&self) -> Result<(), StopError> {
         self.inner.stop.cancel();
         self.inner.tasks.close();
-        self.inner.tasks.wait().await;
+        // Calls are cut after the drain time. A task that still waits then waits for a disk that does not answer.
+        let limit = self.inner.config.limits.server.drain.saturating_add(STOP_GRACE);
+        if timeout(limit, self.inner.tasks.wait()).await.is_err() {
+            tracing::warn!(?limit, "tasks still running after a stop");
+        }
         let Inner { store, stopped, .. } = &*self.inner;
         let stop = || async {
-            // What drivers have done and nobody waited for: otherwise they are asked again after the next start, by us
-            // or by a kubelet.
-            // By a task of its own: it may keep its thread, and whoever waits here may want to leave.
-            let recording = store.clone();
-            let recorded = tokio::spawn(async move { recording.record_claims().await });
-            if let Ok(Err(error)) = recorded.await {
+            // Otherwise drivers are asked again after the next start, by devlet or by a kubelet.
+            if let Err(error) = store.record_claims().await {
                 tracing::warn!(%error, "what drivers did last is not on disk; they are asked again after the next start");
             }
             store.stop().await
+        };
+        let stop = || async {
+            let stopped = timeout(STOP_TIMEOUT, stop()).await;
+            stopped.unwrap_or(Err(StopError::Hangs { waited: STOP_TIMEOUT }))
         };
         stopped.get_or_try_init(stop).await.copied()
     }
 }
 
-async fn watch(watcher: Watcher, handshake: Handshake, stop: CancellationToken) {
-    if let Err(error) = plugin_registry::run(watcher, handshake, stop).await {
+async fn watch(watcher: Watcher, handshake: Handshake, status: RegistryStatus, stop: CancellationToken) {
+    if let Err(error) = plugin_registry::run(watcher, handshake, status, stop).await {
         tracing::error!(%error, "plugins in plugins_registry are not found any longer");
     }
 }
@@ -480,44 +521,11 @@ async fn report_end(serving: impl Future<Output = Result<(), ServeError>>) {
 fn open_options(config: &Config) -> Result<store::OpenOptions, StartError> {
     let boot_id = std::fs::read_to_string(BOOT_ID).map_err(|problem| StartError::BootId { problem })?;
     let mut options = store::OpenOptions::new(config.database(), boot_id.trim());
+    options.node_id = Some(config.node_id());
     options.checkpoint = Some(config.kubelet_checkpoint());
     options.claims = Some(config.kubelet_claims());
     options.on_reboot = config.on_reboot;
     Ok(options)
-}
-
-fn make_directory(path: &Path) -> Result<(), StartError> {
-    let failed = |problem| StartError::Directory {
-        path: path.to_owned(),
-        problem,
-    };
-    DirBuilder::new()
-        .recursive(true)
-        .mode(uds::DIRECTORY_MODE)
-        .create(path)
-        .map_err(failed)
-}
-
-fn lock(config: &Config) -> Result<File, StartError> {
-    let path = config.lock();
-    let failed = |problem| StartError::Lock {
-        path: path.clone(),
-        problem,
-    };
-    let mut options = OpenOptions::new();
-    let file = options
-        .create(true)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(StartError::Locked {
-            root: config.root.clone(),
-        }),
-        Err(std::fs::TryLockError::Error(problem)) => Err(failed(problem)),
-    }
 }
 
 /// The sockets of plugins, and what tells each from a later one of that name.

@@ -13,6 +13,9 @@ use crate::store::Store;
 /// Between two looks at whether a grace period begins or ends another time.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
+/// Between two looks for resources that can be forgotten.
+pub(crate) const FORGET_PAUSE: Duration = Duration::from_secs(60 * 60);
+
 /// How many devices of each known resource there are.
 pub type Capacities = BTreeMap<ResourceName, Capacity>;
 
@@ -67,6 +70,20 @@ pub(crate) async fn end_graces(store: Store, stop: CancellationToken) {
     }
 }
 
+/// Forgets resources that no plugin serves and no pod holds, also on a node where nothing else happens.
+pub(crate) async fn forget_idle(store: Store, stop: CancellationToken, pause: Duration) {
+    let mut looks = tokio::time::interval(pause);
+    loop {
+        tokio::select! {
+            _ = looks.tick() => {
+                let now = store.now();
+                store.update(|node| node.forget_idle(now));
+            }
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
 async fn passed(next: Option<(Moment, Instant)>) -> Moment {
     match next {
         Some((end, due)) => {
@@ -79,7 +96,7 @@ async fn passed(next: Option<(Moment, Instant)>) -> Moment {
 
 #[cfg(test)]
 mod tests {
-    use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
+    use devlet_core::device_plugin::inventory::{FORGOTTEN_AFTER_MS, Offer, PluginOptions};
     use devlet_core::device_plugin::list::{Device, DeviceList};
     use devlet_core::{ConnectionId, DeviceId};
     use tokio::sync::mpsc;
@@ -141,5 +158,27 @@ mod tests {
         timer.await.unwrap();
         following.await.unwrap();
         assert_eq!(told.recv().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_resource_that_was_left_a_day_ago_is_forgotten_without_any_other_event() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
+        let (store, _) = Store::open(options).unwrap();
+        let connection = serve(&store, "acme.com/gpu");
+        let stop = CancellationToken::new();
+        let timer = tokio::spawn(forget_idle(store.clone(), stop.clone(), LOOK_PAUSE));
+        tokio::task::yield_now().await;
+        let long_ago = Moment(store.now().0 - FORGOTTEN_AFTER_MS);
+        store.update(|node| node.connection_lost(connection, long_ago));
+
+        let is_known = || store.read(|node| node.known_resources().contains_key("acme.com/gpu"));
+        let mut changes = store.changed();
+        while is_known() {
+            changes.changed().await.unwrap();
+        }
+
+        stop.cancel();
+        timer.await.unwrap();
     }
 }

@@ -148,6 +148,11 @@ impl Config {
         self.own().join("state.redb")
     }
 
+    /// The file outside of our own directory that keeps the node's id.
+    pub fn node_id(&self) -> PathBuf {
+        self.root.join(".devlet-node-id")
+    }
+
     /// The lock that keeps a second node off the root.
     pub fn lock(&self) -> PathBuf {
         self.own().join("lock")

@@ -9,9 +9,10 @@
 
 mod claims;
 mod convert;
+mod dra_devices;
 mod problems;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use devlet_core::{
     ClaimUid, DriverName, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
 };
 use futures_util::stream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -33,32 +34,23 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use crate::agent::Agent;
+use crate::deadline;
 use crate::grpc::oversize::Bounded;
 use crate::grpc::server::{self, ServerLimits};
 use crate::grpc::status::since;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
-use crate::limits::portions::Turns;
-use crate::limits::seats::Process;
 use crate::manifest::{self, Manifests};
-use crate::store::{ForgetClaimError, OpenReport, WriteError};
+use crate::store::{ForgetClaimError, OpenReport, WriteError, is_unknown_pod, system_time};
+use crate::words::{self, NamedPod, pod_label};
 use crate::workflow::admit::AdmitError;
 
 pub use claims::{ClaimLookupError, NothingToAbandon, UnknownDriver};
-
-/// Longer than anybody waits, and short enough to be added to any point in time.
-const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Manifests of so many bytes take a while to parse.
 const LARGE_MANIFEST: usize = 64 << 10;
 const LONG_MANIFEST: &str = "manifests of 64 KiB and more are parsed one after the other, and this one's turn did not come in \
                              time: admit it again, with a longer wait, or shorten it";
-
-/// Who wants something admitted, and until when.
-struct Caller {
-    process: Option<Process>,
-    deadline: Instant,
-}
 
 /// The pause between two snapshots of a watch: changes come in bursts, and the first of them is told at once.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -122,7 +114,7 @@ pub enum ForgetError {
     #[error("there is no file to forget: pods are admitted")]
     NothingBlocked,
     /// It is about another file.
-    #[error("the file that could not be read is {file}")]
+    #[error("the file to decide about is {file}")]
     OtherFile {
         /// That file.
         file: String,
@@ -136,11 +128,13 @@ pub enum ForgetError {
 #[derive(Debug, Clone)]
 pub struct Host {
     agent: Agent,
+    /// By the steady clock of the store.
     started: Moment,
+    wall_clock: fn() -> Moment,
     /// What a human should know of how the node started.
     findings: Arc<Vec<v1::Problem>>,
     /// Long manifests are parsed one at a time.
-    parsing: Turns,
+    parsing: Arc<Semaphore>,
 }
 
 /// Serves our API for a node until it stops.
@@ -185,8 +179,9 @@ impl Host {
         Self {
             agent,
             started,
+            wall_clock: system_time,
             findings,
-            parsing: Turns::new(CancellationToken::new()),
+            parsing: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -206,38 +201,44 @@ impl Host {
 
     fn deadline(&self, wait_ms: Option<u64>) -> Instant {
         let wait = wait_ms.map_or(self.agent.config().wait, Duration::from_millis);
-        Instant::now() + wait.min(LONGEST_WAIT)
+        deadline::after(wait)
     }
 
-    /// Long manifests one at a time, where they keep nobody else waiting, and few of each process.
-    async fn parse(&self, texts: Vec<String>, caller: &Caller) -> Result<Manifests, Status> {
-        let parse = |agent: &Agent, texts: &[String]| {
-            let texts = texts.iter().map(String::as_str);
+    /// Parses manifests. Long ones are parsed one at a time, on a thread on which that delays no other call.
+    async fn parse(&self, texts: Vec<NamedText>, deadline: Instant) -> Result<Manifests, Status> {
+        let parse = |agent: &Agent, texts: &[NamedText]| {
+            let texts = texts.iter().map(|each| manifest::Text {
+                name: &each.name,
+                text: &each.text,
+            });
             manifest::read(texts, Source::Api, &agent.config().foreign)
         };
         if bytes(&texts) < LARGE_MANIFEST {
             return Ok(parse(&self.agent, &texts)?);
         }
-        if self.parsing.had_much(caller.process) {
-            self.agent.metrics().limit_hit(Limit::MANIFEST_BYTES.name());
-        }
-        let turn = tokio::time::timeout_at(caller.deadline, self.parsing.turn(caller.process)).await;
-        let turn = turn.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;
+        let permit = tokio::time::timeout_at(deadline, self.parsing.clone().acquire_owned()).await;
+        let permit = permit.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;
         let agent = self.agent.clone();
-        let parsed = turn.work(move |_| parse(&agent, &texts)).await;
-        let parsed = parsed.map_err(|error| Status::internal(error.to_string()))?;
+        let parsed = tokio::task::spawn_blocking(move || {
+            // Held to the end of the work, even if the caller leaves.
+            let _permit = permit;
+            parse(&agent, &texts)
+        });
+        let parsed = parsed
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?;
         Ok(parsed?)
     }
 
     /// What a caller wants admitted, from all of its manifests.
-    async fn request(&self, texts: Vec<String>, caller: &Caller) -> Result<PodRequest, Status> {
+    async fn request(&self, texts: Vec<NamedText>, deadline: Instant) -> Result<PodRequest, Status> {
         let limits = &self.agent.config().limits;
         let bytes = bytes(&texts);
         let most = limits.manifest_bytes;
         let what = || format!("the manifest has {bytes} bytes");
         let checked = Limit::MANIFEST_BYTES.check(bytes, most, what);
         checked.inspect_err(|over| self.agent.metrics().limit_hit(over.limit.name()))?;
-        let Manifests { pod, claims } = self.parse(texts, caller).await?;
+        let Manifests { pod, claims } = self.parse(texts, deadline).await?;
         Ok(pod.resolve(&claims).await?)
     }
 
@@ -272,22 +273,31 @@ impl Host {
     }
 
     fn devices(&self, resource: &str) -> Vec<v1::Device> {
+        let now = self.agent.store().now();
         self.read(|node| {
-            if !resource.is_empty() {
-                return convert::devices(node, &ResourceName::from(resource));
-            }
-            let now = self.agent.store().now();
-            let names = node.capacity(now).into_keys();
-            names.flat_map(|name| convert::devices(node, &name)).collect()
+            let names: Vec<ResourceName> = match resource.is_empty() {
+                true => node.capacity(now).into_keys().collect(),
+                false => vec![ResourceName::from(resource)],
+            };
+            let devices = names.iter().flat_map(|name| convert::devices(node, name));
+            devices.chain(dra_devices::devices(node, resource, now)).collect()
         })
     }
 
     fn plugins(&self) -> Vec<v1::Plugin> {
-        self.read(|node| node.plugins().into_iter().map(convert::plugin).collect())
+        let now = self.agent.store().now();
+        self.read(|node| {
+            let connected = node.plugins().into_iter();
+            let connected = connected.map(|view| convert::plugin(view, now));
+            let rejected = node.rejected_plugins(now);
+            let rejected = rejected.map(|each| convert::rejected_plugin(each, now));
+            connected.chain(rejected).collect()
+        })
     }
 
     fn drivers(&self, name: &str) -> (Vec<v1::Driver>, Vec<v1::RefusedDriver>) {
-        self.read(|node| (claims::drivers(node, name), claims::refused(node, name)))
+        let now = self.agent.store().now();
+        self.read(|node| (claims::drivers(node, name, now), claims::refused(node, name, now)))
     }
 
     fn claims(&self, name: &str) -> Vec<v1::Claim> {
@@ -320,8 +330,14 @@ impl Host {
     }
 }
 
-fn bytes(texts: &[String]) -> usize {
-    texts.iter().map(String::len).sum()
+/// A manifest, and its name, which may be empty.
+struct NamedText {
+    name: String,
+    text: String,
+}
+
+fn bytes(texts: &[NamedText]) -> usize {
+    texts.iter().map(|each| each.text.len()).sum()
 }
 
 /// Sends what `list` says now, and when it says something else after a change.
@@ -430,21 +446,46 @@ fn awaited(reason: &ReserveError) -> String {
         ReserveError::NotListed { resource, endpoint } => {
             format!("the plugin at {endpoint} to list its {resource}")
         }
+        ReserveError::NoHealthyDevice {
+            resource, endpoint, ..
+        } => {
+            format!("the plugin at {endpoint} to list a healthy {resource}")
+        }
+        ReserveError::Reserved { resource, .. } => {
+            format!("{resource} that other admissions have reserved")
+        }
+        ReserveError::NameReserved { other } => {
+            format!("the admission or removal of pod {other}, which has the same name, to end")
+        }
+        ReserveError::ClaimReserved { claim, .. } => {
+            format!("admissions or removals of pods with another version of ResourceClaim {claim} to end")
+        }
         ReserveError::InFlight => "another operation for this pod to end".to_owned(),
         ReserveError::NoDriver { driver, claim, .. } => {
             format!("a plugin of DRA driver {driver}, for ResourceClaim {claim}")
         }
         ReserveError::Unpreparing { claim, .. } => format!("ResourceClaim {claim} to be unprepared"),
+        ReserveError::DeviceInUse(conflict) => {
+            format!(
+                "{}, which ResourceClaim {} still has",
+                conflict.device, conflict.holder
+            )
+        }
         ReserveError::NotPrepared { waits } => format!("its claims: {}", listed(waits)),
         other => other.to_string(),
     }
 }
 
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 fn waiting(reason: &ReserveError, waited: Duration) -> v1::Waiting {
     let resource = match reason {
-        ReserveError::NotServed { resource, .. } | ReserveError::NotListed { resource, .. } => {
-            resource.to_string()
-        }
+        ReserveError::NotServed { resource, .. }
+        | ReserveError::NotListed { resource, .. }
+        | ReserveError::NoHealthyDevice { resource, .. }
+        | ReserveError::Reserved { resource, .. } => resource.to_string(),
         _ => String::new(),
     };
     let driver = match reason {
@@ -455,9 +496,21 @@ fn waiting(reason: &ReserveError, waited: Duration) -> v1::Waiting {
         awaited: awaited(reason),
         reason: format!("{reason}{}", since(reason)),
         resource,
-        waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+        waited_ms: milliseconds(waited),
         driver,
     }
+}
+
+/// Returns the devices and claims that a pod holds, for the log: `acme.com/gpu=a, acme.com/gpu=b`, `default/gpu`.
+fn held(pod: &v1::Pod) -> [String; 2] {
+    let devices = pod.containers.iter().flat_map(|container| &container.devices);
+    let ids = devices.flat_map(|each| each.ids.iter().map(move |id| format!("{}={id}", each.resource)));
+    let claims = pod
+        .claims
+        .iter()
+        .filter_map(|each| each.claim.as_ref()?.id.as_ref());
+    let claims = claims.map(|id| format!("{}/{}", id.namespace, id.name));
+    [words::first(ids), words::first(claims)]
 }
 
 /// Admits a pod, and tells the caller when what is waited for changes.
@@ -520,23 +573,22 @@ impl Devlet for Host {
         let metrics = self.agent.metrics();
         self.allow(&request)
             .inspect_err(|_| metrics.turned_away("not_allowed"))?;
-        let peer = request.extensions().get::<PeerCred>().copied();
         let v1::AdmitRequest {
             manifest,
             wait_ms,
             manifests,
+            names,
         } = request.into_inner();
-        let caller = Caller {
-            process: peer.map(|peer| (peer.uid, peer.pid)),
-            deadline: self.deadline(wait_ms),
-        };
-        // One who has all of them in a list need not single one out.
+        let deadline = self.deadline(wait_ms);
+        // A caller that has all of them in `manifests` leaves `manifest` empty.
         let first = (!manifest.is_empty() || manifests.is_empty()).then_some(manifest);
+        let names = names.into_iter().chain(std::iter::repeat(String::new()));
+        let texts = first.into_iter().chain(manifests).zip(names);
+        let texts = texts.map(|(text, name)| NamedText { name, text });
         let request = self
-            .request(first.into_iter().chain(manifests).collect(), &caller)
+            .request(texts.collect(), deadline)
             .await
             .inspect_err(|_| metrics.turned_away("invalid"))?;
-        let Caller { deadline, .. } = caller;
         let (sender, mut events) = mpsc::channel(16);
         let agent = self.agent.clone();
         self.agent.spawn(async move {
@@ -554,7 +606,8 @@ impl Devlet for Host {
                 () = caller_leaves => return,
                 ended = admission(&agent, &request, deadline, &give_up, &sender) => ended,
             };
-            let refused = ended.as_ref().err().map(|status| status.message().to_owned());
+            let logged = ended.as_ref().map(held);
+            let logged = logged.map_err(|status| status.message().to_owned());
             let event = ended.map(|pod| v1::AdmitEvent {
                 event: Some(v1::admit_event::Event::Admitted(pod)),
             });
@@ -563,9 +616,17 @@ impl Devlet for Host {
             drop(sender);
             // Whoever waits for the answer does not wait for the log.
             tokio::task::yield_now().await;
-            match refused {
-                None => tracing::info!(pod = %request.uid, "pod admitted"),
-                Some(reason) => tracing::info!(pod = %request.uid, reason, "pod is not admitted"),
+            let (pod, uid) = (pod_label(&request.name), &request.uid);
+            match logged {
+                Ok(held) => {
+                    let [devices, claims] = held.map(|names| {
+                        Some(names)
+                            .filter(|names| !names.is_empty())
+                            .map(tracing::field::display)
+                    });
+                    tracing::info!(%pod, %uid, devices, claims, "pod admitted");
+                }
+                Err(reason) => tracing::info!(%pod, %uid, %reason, "pod rejected"),
             }
         });
         // The answer begins with its first event: an admission that need not wait wakes its caller once, not twice.
@@ -589,8 +650,9 @@ impl Devlet for Host {
             .start_container(&pod, &request.container, deadline)
             .await?;
         for conflict in &conflicts {
+            let named = self.read(|node| NamedPod::of(node, &pod));
             tracing::warn!(
-                %pod, container = request.container, what = convert::contested(conflict.what), key = conflict.key,
+                pod = %named.label(), uid = %pod, container = request.container, what = convert::contested(conflict.what), key = conflict.key,
                 kept = %conflict.kept, dropped = %conflict.dropped, "device plugins disagree"
             );
         }
@@ -617,6 +679,11 @@ impl Devlet for Host {
             let id = convert::pod_id(node, &pod);
             Ok::<_, PodLookupError>((pod, id))
         })?;
+        if is_unknown_pod(&pod) {
+            return Err(Status::failed_precondition(format!(
+                "{pod} stands for a pod whose UID could not be read; when that pod is gone: devlet forget --pod {pod}"
+            )));
+        }
         let drivers = request.abandon_drivers.into_iter().map(DriverName::from);
         let drivers: BTreeSet<DriverName> = drivers.collect();
         if !drivers.is_empty() {
@@ -624,7 +691,12 @@ impl Devlet for Host {
         }
         let deadline = self.deadline(request.wait_ms);
         let abandoned = self.agent.remove_without(&pod, &drivers, deadline).await?;
-        tracing::info!(%pod, "pod removed");
+        let label = if id.name.is_empty() {
+            "-".to_owned()
+        } else {
+            format!("{}/{}", id.namespace, id.name)
+        };
+        tracing::info!(pod = %label, uid = %pod, "pod removed");
         let mut abandoned: Vec<v1::ClaimId> = abandoned
             .iter()
             .map(|each| claims::id(&each.claim, &each.uid))
@@ -810,21 +882,29 @@ impl Devlet for Host {
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
         let health = self.agent.store().health();
         let mirror = self.agent.store().mirror_failure();
+        let set_aside = self.agent.store().set_aside();
+        let unreachable = self.agent.unreachable().await;
         let resources = self.resources();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         let gone = |resource: &&v1::Resource| resource.state() == v1::ResourceState::Gone;
         let root = &self.agent.config().root;
+        let now = self.agent.store().now();
+        let uptime_ms = convert::age(self.started, now);
         Ok(Response::new(self.read(|node| {
-            let mut problems = problems::of_now(node, health.as_ref().err(), mirror.as_deref());
-            problems.extend(problems::of_sockets(&self.agent.unreachable()));
+            let mut problems = problems::of_now(node, now, health.as_ref().err(), mirror.as_deref());
+            problems.extend(problems::of_sockets(&unreachable));
+            problems.extend(problems::of_registry(&self.agent.registry_summary()));
             let ready = !problems.iter().any(|problem| problem.blocking);
+            problems.extend(problems::of_set_aside(&set_aside));
             problems.extend(self.findings.iter().cloned());
             let counts = claims::counts(node);
             v1::StatusResponse {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 root_dir: root.display().to_string(),
                 pid: i64::from(std::process::id()),
-                started_at_ms: self.started.0,
+                uptime_ms,
+                // By the wall clock as it is now.
+                started_at_ms: (self.wall_clock)().0.saturating_sub(uptime_ms),
                 revision: node.changes(),
                 ready,
                 pods: count(node.pods().count()),
@@ -837,6 +917,7 @@ impl Devlet for Host {
                 drivers_without_plugin: counts.drivers_without_plugin,
                 claims: counts.claims,
                 claims_waiting: counts.claims_waiting,
+                wait_ms: milliseconds(self.agent.config().wait),
             }
         })))
     }
@@ -852,6 +933,7 @@ impl Devlet for Host {
             file = request.name,
             added = report.difference.added.len(),
             changed = report.difference.changed.len(),
+            removed = report.difference.removed.len(),
             "kubelet's file imported"
         );
         let ids =
@@ -868,22 +950,50 @@ impl Devlet for Host {
         request: Request<v1::ForgetRequest>,
     ) -> Result<Response<v1::ForgetResponse>, Status> {
         self.allow(&request)?;
-        let file = request.into_inner().file;
-        let blocked = self.read(|node| node.blocked().cloned());
-        match blocked {
-            None => return Err(ForgetError::NothingBlocked.into()),
-            Some(blocked) if !is_same_file(&file, blocked.file()) => {
-                let file = blocked.file().to_owned();
-                return Err(ForgetError::OtherFile { file }.into());
+        let v1::ForgetRequest { file, pod } = request.into_inner();
+        if !pod.is_empty() {
+            let pod = PodUid::from(pod);
+            if !is_unknown_pod(&pod) {
+                let advice = format!("pod {pod} is not an unknown pod: devlet remove {pod}");
+                return Err(Status::failed_precondition(advice));
             }
-            Some(_) => {}
+            self.agent.remove(&pod, self.deadline(None)).await?;
+            tracing::warn!(%pod, "unknown pod forgotten, its devices are free");
+            return Ok(Response::new(v1::ForgetResponse::default()));
         }
-        self.agent.store().forget().await.map_err(ForgetError::Write)?;
-        tracing::info!(
-            file,
-            "state that could not be read is forgotten: pods are admitted again"
-        );
-        Ok(Response::new(v1::ForgetResponse {}))
+        let reasons = self.read(|node| node.blocked_by().to_vec());
+        let Some(first) = reasons.first() else {
+            return Err(ForgetError::NothingBlocked.into());
+        };
+        let reason = reasons.iter().find(|reason| is_same_file(&file, reason.file()));
+        let Some(reason) = reason else {
+            let file = first.file().to_owned();
+            return Err(ForgetError::OtherFile { file }.into());
+        };
+        // Their names are gone afterwards.
+        let names = self.read(|node| {
+            let pods = match reason {
+                devlet_core::Blocked::ContestedFile { pods, .. } => pods.as_slice(),
+                _ => &[],
+            };
+            let named = |uid: &PodUid| (uid.clone(), convert::pod_id(node, uid));
+            pods.iter().map(named).collect::<BTreeMap<_, _>>()
+        });
+        let removed = self.agent.store().forget_reason(reason).await;
+        let removed = removed.map_err(ForgetError::Write)?;
+        for uid in &removed {
+            tracing::warn!(%uid, file, "pod of contested file removed, its devices are free");
+        }
+        tracing::info!(file, removed = removed.len(), "file forgotten");
+        let blocked_by = self.read(|node| {
+            let reasons = node.blocked_by().iter();
+            reasons.map(|reason| reason.file().to_owned()).collect()
+        });
+        let removed = removed.iter().filter_map(|uid| names.get(uid).cloned());
+        Ok(Response::new(v1::ForgetResponse {
+            removed: removed.collect(),
+            blocked_by,
+        }))
     }
 
     async fn dump_state(

@@ -34,7 +34,8 @@ pub struct Limits {
     pub answer_bytes: usize,
     /// Registrations of one process: so many at once, and as many a minute; a tenth of that of one resource. Default: 300.
     pub registrations_per_minute: u32,
-    /// Plugins that are connected. Default: 1024.
+    /// Plugins that are connected; a quarter of that for each user that is not trusted, and three quarters for all of
+    /// them. Default: 1024.
     pub plugins: usize,
     /// Resources that one process may serve. Default: 256.
     pub resources_per_plugin: usize,

@@ -5,26 +5,30 @@
 //! nobody hears would be admitted without them: extended resources are asked for in `limits`, by containers, and
 //! claims in `spec.resourceClaims`, to be named by containers.
 //!
-//! `object` is what is read of each document, `pod` and `claim` what it means.
+//! `syntax` finds the documents of a text, `object` is what is read of each, `pod` and `claim` what it means; `place`
+//! says where an error is.
 
 mod claim;
 mod fingerprint;
 mod object;
+mod place;
 mod pod;
 mod quantity;
+mod syntax;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use devlet_core::dra::claims::ClaimKey;
 use devlet_core::{ClaimUid, PodName, PodRequest, PodUid, Source};
-use serde_saphyr::budget::BudgetBreach;
 use uuid::Uuid;
 
 use crate::claims::{ClaimSource, ResolveError, ResourceClaim, UnresolvedPod};
 use crate::limits::shortened;
 use object::{Head, Kind, Object};
+use place::{Step, Trail, keys};
 
+pub use place::{Place, Position};
 pub use quantity::InvalidQuantity;
 
 /// Derived UIDs are UUIDs of version 5 of `namespace/name` in this namespace, which is ours and never changes: other
@@ -37,24 +41,18 @@ const LONGEST_LABEL: usize = 63;
 /// The longest name of a pod or a claim: a DNS name. A UID is not longer either.
 const LONGEST_NAME: usize = 253;
 
-/// How deep a manifest may be nested; those of Kubernetes are a dozen levels deep.
-const DEEPEST: usize = 64;
-
-/// How much of what a parser says is told: it may quote what it read.
-const LONGEST_MESSAGE: usize = 500;
-
 /// Why texts are no pod that could be admitted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidManifest {
     /// Nothing in it.
     #[error("the manifest is empty")]
     Empty,
-    /// One of several texts has a problem.
-    #[error("manifest {number}: {problem}")]
-    OneOfSeveral {
-        /// Which one, beginning with 1.
-        number: usize,
-        /// What is wrong with it.
+    /// A problem of which it is known where it is.
+    #[error("{place}: {problem}")]
+    At {
+        /// Where it is.
+        place: Place,
+        /// What is wrong.
         problem: Box<InvalidManifest>,
     },
     /// More than one pod.
@@ -69,13 +67,15 @@ pub enum InvalidManifest {
     #[error("there is no Pod, only ResourceClaims; add the pod that is to be admitted")]
     NoPod,
     /// Neither JSON nor YAML, or of another shape than a Pod or a ResourceClaim.
-    #[error("the manifest is neither a Pod nor a ResourceClaim: {message}")]
+    #[error("{message}")]
     Malformed {
-        /// What the parser says, with the place.
+        /// What is wrong.
         message: String,
+        /// Where, if the parser knows.
+        position: Option<Position>,
     },
     /// Another object.
-    #[error("the manifest is a {} {}, not a v1 Pod{}", Short(.api_version), Short(.kind), instead(.kind))]
+    #[error("expected a v1 Pod{}, found {} {}{}", or_claim(.kind), Short(.api_version), Short(.kind), instead(.kind))]
     NotAPod {
         /// Its `apiVersion`.
         api_version: String,
@@ -135,10 +135,22 @@ pub enum InvalidManifest {
     },
     /// No plugin could ever serve it.
     #[error(
-        "container {container}: {} is not the name of an extended resource, such as acme.com/gpu",
+        "container {container}: {} is not the name of a device resource, such as acme.com/gpu",
         shortened(.resource)
     )]
     Resource {
+        /// The container.
+        container: String,
+        /// The resource.
+        resource: String,
+    },
+    /// A name without a domain that is not one of Kubernetes' own.
+    #[error(
+        "container {container}: {} is not a resource: those of devices have a domain, as in acme.com/gpu, and those \
+         without one are cpu, memory, ephemeral-storage and hugepages-SIZE",
+        shortened(.resource)
+    )]
+    Unqualified {
         /// The container.
         container: String,
         /// The resource.
@@ -202,14 +214,99 @@ pub enum InvalidManifest {
     Claims(#[from] ResolveError),
 }
 
-/// What to give instead of an object that is about claims, too.
-fn instead(kind: &str) -> &'static str {
+/// The other object that is read, with its versions if those matter.
+fn or_claim(kind: &str) -> &'static str {
     match kind {
         "ResourceClaim" => " or a resource.k8s.io/v1, v1beta2 or v1beta1 ResourceClaim",
-        "ResourceClaimTemplate" => {
-            " or ResourceClaim; give the ResourceClaim that was created from the template"
-        }
         _ => " or ResourceClaim",
+    }
+}
+
+fn instead(kind: &str) -> &'static str {
+    match kind {
+        "ResourceClaimTemplate" => "; give the ResourceClaim that was created from the template",
+        _ => "",
+    }
+}
+
+impl InvalidManifest {
+    /// The resource whose name no plugin could serve.
+    pub fn invalid_resource(&self) -> Option<&str> {
+        match self {
+            Self::At { problem, .. } | Self::OfClaim { problem, .. } => problem.invalid_resource(),
+            Self::Resource { resource, .. } | Self::Unqualified { resource, .. } => Some(resource),
+            _ => None,
+        }
+    }
+
+    /// Where the field that this is about may stand in its object. The longest path that leads somewhere counts.
+    fn paths(&self) -> Vec<Vec<Step>> {
+        let text = |path: &str, value: &str| [keys(path), vec![Step::Text(value.to_owned())]].concat();
+        let named = |list: &str, name: &str| [keys(list), vec![Step::Named(name.to_owned())]].concat();
+        let containers = |name: &str, steps: Vec<Step>| {
+            let lists = ["spec.containers", "spec.initContainers"];
+            lists
+                .map(|list| [named(list, name), steps.clone()].concat())
+                .to_vec()
+        };
+        let resources = |list: &str, resource: &str| {
+            let mut steps = keys(&format!("resources.{list}"));
+            steps.push(Step::Key(resource.to_owned()));
+            steps
+        };
+        let limits_or_requests = |container: &str, resource: &str| {
+            let lists = ["requests", "limits"].map(|list| containers(container, resources(list, resource)));
+            lists.concat()
+        };
+        match self {
+            Self::At { problem, .. } | Self::OfClaim { problem, .. } => problem.paths(),
+            Self::NotAPod { .. } => vec![keys("kind")],
+            Self::DuplicateClaim(_) => vec![keys("metadata.name")],
+            Self::DuplicateClaimUid { .. } => vec![keys("metadata.uid")],
+            Self::Missing(field) => vec![keys(field)],
+            Self::Name { field, value, .. } => {
+                let lists = ["", "spec.containers.", "spec.initContainers."];
+                lists.map(|list| text(&format!("{list}{field}"), value)).to_vec()
+            }
+            Self::DuplicateContainer(name) => containers(name, Vec::new()),
+            Self::Quantity {
+                container,
+                resource,
+                value,
+                ..
+            } => {
+                let mut paths = limits_or_requests(container, resource);
+                paths
+                    .iter_mut()
+                    .for_each(|path| path.push(Step::Text(value.clone())));
+                paths
+            }
+            Self::Resource { container, resource } | Self::Unqualified { container, resource } => {
+                limits_or_requests(container, resource)
+            }
+            Self::RequestsDiffer {
+                container, resource, ..
+            }
+            | Self::RequestsOnly { container, resource } => {
+                containers(container, resources("requests", resource))
+            }
+            Self::PodLevel { resource } => {
+                let lists = ["limits", "requests"].map(|list| resources(list, resource));
+                lists.map(|steps| [keys("spec"), steps].concat()).to_vec()
+            }
+            Self::PodLevelClaims => vec![keys("spec.resources.claims")],
+            Self::TwoOrigins { claim } | Self::DuplicatePodClaim(claim) => {
+                vec![named("spec.resourceClaims", claim)]
+            }
+            Self::UnknownPodClaim { container, claim } => {
+                containers(container, text("resources.claims.name", claim))
+            }
+            Self::Empty
+            | Self::SeveralPods { .. }
+            | Self::NoPod
+            | Self::Malformed { .. }
+            | Self::Claims(_) => Vec::new(),
+        }
     }
 }
 
@@ -287,24 +384,47 @@ pub fn parse(text: &str, source: Source, foreign: &[String]) -> Result<PodReques
     Ok(pod.resolve_with(|key| claims.find(key))?)
 }
 
+/// A text, and what it is called in errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Text<'a> {
+    /// Such as the name of its file; may be empty.
+    pub name: &'a str,
+    /// One or more documents, JSON or YAML.
+    pub text: &'a str,
+}
+
+impl<'a> From<&'a str> for Text<'a> {
+    fn from(text: &'a str) -> Self {
+        Self { name: "", text }
+    }
+}
+
 /// The pod and the claims in some texts, each with one or more documents, in any order.
-pub fn read<'a>(
-    texts: impl IntoIterator<Item = &'a str>,
+pub fn read<'a, T: Into<Text<'a>>>(
+    texts: impl IntoIterator<Item = T>,
     source: Source,
     foreign: &[String],
 ) -> Result<Manifests, InvalidManifest> {
-    let texts: Vec<&str> = texts.into_iter().collect();
+    let texts: Vec<Text<'_>> = texts.into_iter().map(Into::into).collect();
     let mut found = Found::default();
-    for (place, text) in texts.iter().enumerate() {
-        found
-            .add(text, source, foreign)
-            .map_err(|problem| match &*texts {
-                [_] => problem,
-                _ => InvalidManifest::OneOfSeveral {
-                    number: place + 1,
-                    problem: Box::new(problem),
-                },
-            })?;
+    for (index, Text { name, text }) in texts.iter().enumerate() {
+        found.add(text, source, foreign).map_err(|error| {
+            let (trail, problem) = *error;
+            let position = match &problem {
+                InvalidManifest::Malformed { position, .. } => *position,
+                problem => place::position(text, &trail, problem),
+            };
+            let place = Place {
+                name: (*name).to_owned(),
+                number: (texts.len() > 1).then_some(index + 1),
+                position,
+            };
+            if place.is_unknown() {
+                return problem;
+            }
+            let problem = Box::new(problem);
+            InvalidManifest::At { place, problem }
+        })?;
     }
     let claims = found.claims;
     match found.pod {
@@ -321,25 +441,50 @@ struct Found {
 }
 
 impl Found {
-    fn add(&mut self, text: &str, source: Source, foreign: &[String]) -> Result<(), InvalidManifest> {
-        let mut objects = objects(text)?;
+    /// On an error also which object it is about.
+    fn add(
+        &mut self,
+        text: &str,
+        source: Source,
+        foreign: &[String],
+    ) -> Result<(), Box<(Trail, InvalidManifest)>> {
+        let objects = objects(text).map_err(|problem| Box::new((vec![0], problem)))?;
+        let objects = objects
+            .into_iter()
+            .enumerate()
+            .map(|(index, object)| (vec![index], object));
+        let mut objects: Vec<(Trail, Object)> = objects.collect();
         objects.reverse();
-        let mut is_empty = true;
-        while let Some(mut object) = objects.pop() {
-            is_empty = false;
-            match object.kind()? {
-                Kind::List => {
-                    let items = object.items.take().unwrap_or_default();
-                    objects.extend(items.into_iter().flatten().rev());
-                }
-                Kind::Pod => self.add_pod(pod::unresolved(object, source, foreign)?)?,
-                Kind::ResourceClaim => self.add_claim(claim::resource_claim(object)?)?,
+        if objects.is_empty() {
+            return Err(Box::new((Trail::new(), InvalidManifest::Empty)));
+        }
+        while let Some((trail, mut object)) = objects.pop() {
+            let items = object.items.take().unwrap_or_default();
+            let items = items.into_iter().flatten().enumerate();
+            let items = items.map(|(index, item)| ([&trail[..], &[index]].concat(), item));
+            let items: Vec<(Trail, Object)> = items.collect();
+            match self.add_object(object, source, foreign) {
+                Ok(Kind::List) => objects.extend(items.into_iter().rev()),
+                Ok(Kind::Pod | Kind::ResourceClaim) => {}
+                Err(problem) => return Err(Box::new((trail, problem))),
             }
         }
-        if is_empty {
-            return Err(InvalidManifest::Empty);
-        }
         Ok(())
+    }
+
+    fn add_object(
+        &mut self,
+        object: Object,
+        source: Source,
+        foreign: &[String],
+    ) -> Result<Kind, InvalidManifest> {
+        let kind = object.kind()?;
+        match kind {
+            Kind::List => {}
+            Kind::Pod => self.add_pod(pod::unresolved(object, source, foreign)?)?,
+            Kind::ResourceClaim => self.add_claim(claim::resource_claim(object)?)?,
+        }
+        Ok(kind)
     }
 
     fn add_pod(&mut self, pod: UnresolvedPod) -> Result<(), InvalidManifest> {
@@ -381,75 +526,15 @@ fn derived(text: &str) -> String {
 
 /// The objects in a text.
 fn objects(text: &str) -> Result<Vec<Object>, InvalidManifest> {
-    documents(text).map_err(|message| {
-        // Of another kind it is no wonder that it has another shape.
-        let heads: Vec<Head> = documents(text).unwrap_or_default();
+    syntax::documents(text).map_err(|malformed| {
+        // An object of another kind has another shape, and its kind says more.
+        let heads: Vec<Head> = syntax::documents(text).unwrap_or_default();
         let foreign = heads.iter().find_map(|head| head.kind().err());
-        foreign.unwrap_or(InvalidManifest::Malformed { message })
+        foreign.unwrap_or(InvalidManifest::Malformed {
+            message: malformed.message,
+            position: malformed.position,
+        })
     })
-}
-
-/// The documents of a text in which each is JSON, as programs write them: that takes much less time than YAML
-/// does. What is not JSON may still be YAML, such as `{kind: Pod}`.
-fn json_documents<T: serde::de::DeserializeOwned>(text: &str) -> Option<Vec<T>> {
-    // No text in JSON spans lines.
-    let documents = text
-        .split("\n---\n")
-        .filter(|document| !document.trim().is_empty());
-    let documents = documents.map(|document| {
-        let is_object = document.trim_start().starts_with('{');
-        is_object.then(|| serde_json::from_str(document).ok())?
-    });
-    documents.collect()
-}
-
-fn documents<T: serde::de::DeserializeOwned>(text: &str) -> Result<Vec<T>, String> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    if text.trim().is_empty() {
-        return Ok(Vec::new());
-    }
-    if let Some(documents) = json_documents(text) {
-        return Ok(documents);
-    }
-    match serde_saphyr::from_multiple_with_options::<Option<T>>(text, options(text.len())) {
-        Ok(documents) => Ok(documents.into_iter().flatten().collect()),
-        Err(error) => {
-            let mut message = error.to_string();
-            let is_over = |breach: &BudgetBreach| matches!(breach, BudgetBreach::Depth { .. });
-            let is_too_deep = match error.without_snippet() {
-                serde_saphyr::Error::Budget { breach, .. } => is_over(breach),
-                // The scanner has a limit of its own.
-                _ => message.starts_with("recursion limit exceeded"),
-            };
-            if is_too_deep {
-                message = format!("it is nested more than {DEEPEST} levels deep");
-            }
-            message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
-            Err(message)
-        }
-    }
-}
-
-/// Bounds what aliases can make of a text by its length, with room for small ones.
-fn options(length: usize) -> serde_saphyr::Options {
-    let most = 2 * length + 1024;
-    serde_saphyr::options! {
-        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::Error,
-        with_snippet: false,
-        budget: serde_saphyr::budget! {
-            max_depth: DEEPEST,
-            max_events: 2 * most,
-            max_nodes: most,
-            max_total_scalar_bytes: most,
-            max_recorded_anchor_events: most,
-            max_recorded_anchor_bytes: most,
-            max_aliases: most,
-            max_anchors: most,
-        },
-        alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: most,
-        },
-    }
 }
 
 /// Name and namespace of an object.
@@ -477,6 +562,28 @@ fn check_label(field: &str, value: &str) -> Result<(), InvalidManifest> {
         field: field.to_owned(),
         value: value.to_owned(),
         rule,
+    })
+}
+
+/// Checks a label as the Kubernetes API does, which also bounds the memory that labels take.
+fn check_pod_label(key: &str, value: &str) -> Result<(), InvalidManifest> {
+    let is_word = |text: &str| {
+        let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = text.as_bytes();
+        text.len() <= LONGEST_LABEL && text.bytes().all(inner) && edge(bytes.first()) && edge(bytes.last())
+    };
+    let is_key = match key.split_once('/') {
+        Some((domain, name)) => domain.len() <= LONGEST_NAME && is_dns_name(domain) && is_word(name),
+        None => is_word(key),
+    };
+    if is_key && (value.is_empty() || is_word(value)) {
+        return Ok(());
+    }
+    Err(InvalidManifest::Name {
+        field: "metadata.labels".to_owned(),
+        value: format!("{key}={value}"),
+        rule: "a label: at most 63 letters, digits, '-', '_' and '.' for the name and the value",
     })
 }
 

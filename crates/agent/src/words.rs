@@ -24,6 +24,18 @@ impl NamedPod {
     }
 }
 
+impl NamedPod {
+    /// Returns `namespace/name`, for the field `pod` of the log; `-` if the name is not known.
+    pub(crate) fn label(&self) -> String {
+        self.name.as_ref().map_or_else(|| "-".to_owned(), pod_label)
+    }
+}
+
+/// Returns `namespace/name`.
+pub(crate) fn pod_label(PodName { namespace, name }: &PodName) -> String {
+    format!("{namespace}/{name}")
+}
+
 impl fmt::Display for NamedPod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let uid = &self.uid;
@@ -32,6 +44,21 @@ impl fmt::Display for NamedPod {
             None => write!(f, "{uid}"),
         }
     }
+}
+
+/// How many names a text has at most.
+pub(crate) const MOST_NAMED: usize = 10;
+
+/// The first names of many, separated by commas.
+pub(crate) fn first<T: fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
+    let mut names = names.into_iter();
+    let shown: Vec<String> = names
+        .by_ref()
+        .take(MOST_NAMED)
+        .map(|name| name.to_string())
+        .collect();
+    let more = if names.next().is_some() { ", ..." } else { "" };
+    shown.join(", ") + more
 }
 
 /// A moment after what it is the beginning of.

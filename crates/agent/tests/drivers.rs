@@ -14,7 +14,7 @@ use devlet_agent::limits::Limits;
 use devlet_agent::metrics::Metrics;
 use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey, PreparedDevice};
 use devlet_core::dra::health::{DeviceHealth, PoolDevice};
-use devlet_core::{ClaimRequest, ClaimUid, Moment, Node, PodName, PodRequest, Source};
+use devlet_core::{ClaimRequest, ClaimUid, Moment, Node, PodMetadata, PodName, PodRequest, Source};
 use driver::{DRIVER, Driver, Event, PATIENCE, is_connected, node, until, until_driver};
 use tokio::time::Instant;
 
@@ -64,7 +64,7 @@ async fn a_driver_is_found_registered_told_and_connected() {
     assert_eq!(plugin.service, "v1.DRAPlugin");
     assert_eq!(
         plugin.service_reason,
-        r#"the newest of ["v1.DRAPlugin" "v1beta1.DRAPlugin"]"#
+        "the newest of v1.DRAPlugin, v1beta1.DRAPlugin"
     );
     assert_eq!(plugin.health_service, None);
     agent.stop().await.unwrap();
@@ -145,7 +145,7 @@ async fn a_driver_of_1_31_is_spoken_with_in_its_alpha_service() {
     assert_eq!(view.plugins[0].service, "v1alpha3.Node");
     assert_eq!(
         view.plugins[0].service_reason,
-        r#"because it lists only ["1.0.0"]"#
+        "because the driver lists only 1.0.0"
     );
     agent.stop().await.unwrap();
 }
@@ -620,6 +620,7 @@ fn pod_with_claim() -> PodRequest {
         },
         source: Source::Embedder,
         fingerprint: 1,
+        metadata: PodMetadata::default(),
         containers: Vec::new(),
         claims: vec![ClaimRequest {
             name: "mine".into(),

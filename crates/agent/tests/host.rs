@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -167,11 +168,11 @@ async fn a_pod_is_admitted_started_listed_and_removed() {
     assert_eq!(ids(&pod).len(), 2);
     let options = pod.containers[0].options.clone().unwrap();
     assert_eq!(options.envs["GPUS"], ids(&pod).join(","));
-    assert_eq!(
-        node.admit(&wants("job1", 2)).await.unwrap(),
-        pod,
-        "again is the same"
-    );
+    let again = v1::Pod {
+        age_ms: pod.age_ms,
+        ..node.admit(&wants("job1", 2)).await.unwrap()
+    };
+    assert_eq!(again, pod, "again is the same");
     assert_eq!(node.free().await, 2);
 
     let request = v1::StartContainerRequest {
@@ -452,6 +453,7 @@ async fn state_that_cannot_be_read_is_reported_until_somebody_decides() {
 
     let other = v1::ForgetRequest {
         file: "/other".into(),
+        pod: String::new(),
     };
     let refused = node.client.forget(other).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
@@ -459,7 +461,10 @@ async fn state_that_cannot_be_read_is_reported_until_somebody_decides() {
     assert!(problem.hint.contains(&file), "{refused}");
 
     node.client
-        .forget(v1::ForgetRequest { file: file.clone() })
+        .forget(v1::ForgetRequest {
+            file: file.clone(),
+            pod: String::new(),
+        })
         .await
         .unwrap();
     let status = node.client.status(v1::StatusRequest {}).await.unwrap();
@@ -468,7 +473,14 @@ async fn state_that_cannot_be_read_is_reported_until_somebody_decides() {
         status.problems.iter().any(|problem| problem.hint.contains(&file)),
         "it stays worth knowing"
     );
-    let again = node.client.forget(v1::ForgetRequest { file }).await.unwrap_err();
+    let again = node
+        .client
+        .forget(v1::ForgetRequest {
+            file,
+            pod: String::new(),
+        })
+        .await
+        .unwrap_err();
     assert!(again.message().contains("no file to forget"), "{again}");
 }
 
@@ -485,12 +497,18 @@ async fn a_database_that_cannot_be_read_has_a_hint_that_helps() {
     assert!(!problem.hint.contains("repair"), "{problem:?}");
     assert!(problem.hint.contains("devlet import "), "{problem:?}");
     let file = problem.hint.rsplit(' ').next().unwrap().to_owned();
-    node.client.forget(v1::ForgetRequest { file }).await.unwrap();
+    node.client
+        .forget(v1::ForgetRequest {
+            file,
+            pod: String::new(),
+        })
+        .await
+        .unwrap();
     assert!(node.client.status(v1::StatusRequest {}).await.unwrap().ready);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_kubelet_changed_in_between_stays_to_be_seen() {
+async fn what_a_kubelet_took_away_in_between_is_for_the_operator_to_decide() {
     let node = Running::start().await;
     let _plugin = node.plugin(gpus(node.path(), 4)).await;
     let pod = node.admit(&wants("job1", 1)).await.unwrap();
@@ -504,14 +522,24 @@ async fn what_a_kubelet_changed_in_between_stays_to_be_seen() {
     let node = Running::on(root, |_| {}).await;
 
     let status = node.client.status(v1::StatusRequest {}).await.unwrap();
-    assert!(status.ready);
-    let [problem] = &status.problems[..] else {
-        panic!("{status:?}");
-    };
-    let gone = format!("1 pod removed ({})", pod.id.unwrap().uid);
-    assert!(problem.what.contains("1 pod added ("), "{problem:?}");
+    assert!(!status.ready);
+    let problem = status.problems.iter().find(|problem| problem.blocking).unwrap();
+    let gone = format!("({})", pod.id.unwrap().uid);
     assert!(problem.what.contains(&gone), "{problem:?}");
-    assert!(problem.hint.contains("/devlet/archive/"), "{problem:?}");
+    assert!(
+        problem.hint.contains("devlet import ") && problem.hint.contains("devlet forget "),
+        "{problem:?}"
+    );
+    let request = v1::ImportRequest {
+        content: theirs.into(),
+        name: "theirs".into(),
+    };
+    let imported = node.client.import(request).await.unwrap();
+    assert!(
+        imported.notes.iter().any(|note| note.contains("was removed")),
+        "{imported:?}"
+    );
+    assert!(node.client.status(v1::StatusRequest {}).await.unwrap().ready);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -520,13 +548,16 @@ async fn a_node_that_does_not_start_leaves_plugins_their_sockets() {
     std::fs::create_dir(root.path().join("device-plugins")).unwrap();
     let socket = root.path().join("device-plugins/plugin.sock");
     let _plugin = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    // Nothing can be opened there.
-    std::fs::create_dir_all(root.path().join("devlet/state.redb")).unwrap();
+    // A database that others may write is not opened.
+    std::fs::create_dir(root.path().join("devlet")).unwrap();
+    let database = root.path().join("devlet/state.redb");
+    std::fs::write(&database, "").unwrap();
+    std::fs::set_permissions(&database, std::fs::Permissions::from_mode(0o666)).unwrap();
 
     Agent::start(Config::new(root.path())).await.unwrap_err();
 
     assert!(socket.exists());
-    std::fs::remove_dir(root.path().join("devlet/state.redb")).unwrap();
+    std::fs::remove_file(&database).unwrap();
     let (agent, _) = Agent::start(Config::new(root.path())).await.unwrap();
     assert!(!socket.exists(), "plugins are to register again");
     agent.stop().await.unwrap();

@@ -17,7 +17,8 @@ use devlet_core::device_plugin::list::{Device, DeviceList};
 use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey};
 use devlet_core::dra::drivers::DriverOffer;
 use devlet_core::{
-    Advice, ClaimReference, ClaimRequest, ContainerKind, ContainerRequest, PodName, PodRequest, Source,
+    Advice, ClaimReference, ClaimRequest, ContainerKind, ContainerRequest, PodMetadata, PodName, PodRequest,
+    Source,
 };
 
 const GPU: &str = "acme.com/gpu";
@@ -33,6 +34,7 @@ fn request(uid: &str) -> PodRequest {
         },
         source: Source::Api,
         fingerprint: 1,
+        metadata: PodMetadata::default(),
         containers: vec![ContainerRequest {
             name: "main".into(),
             kind: ContainerKind::App,

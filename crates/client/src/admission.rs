@@ -3,26 +3,35 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
+use tokio::time::Sleep;
 use tonic::{Status, Streaming};
 
+use crate::deadline::Deadline;
 use crate::v1::AdmitEvent;
 use crate::v1::admit_event::Event;
 
-/// The events of an admission: any number of `waiting`, then `admitted`. Whoever drops it before gives up.
+/// The events of an admission: any number of `waiting`, then `admitted`. Dropping it before that gives the admission up.
 ///
-/// `admitted` is handed out once the stream has ended behind it, so that nothing is left to come for one who drops this
-/// then: HTTP/2 would count it as an error, and after a thousand of those end the connection with all its calls.
+/// `admitted` is returned once the stream has ended behind it. HTTP/2 counts a stream that is dropped earlier as an error,
+/// and ends the connection with all its calls after a thousand of those.
 #[derive(Debug)]
 pub struct Admission {
     events: Streaming<AdmitEvent>,
     /// The last event, until the stream has ended.
     last: Option<AdmitEvent>,
+    deadline: Deadline,
+    time_up: Option<Pin<Box<Sleep>>>,
 }
 
 impl Admission {
-    pub(crate) fn new(events: Streaming<AdmitEvent>) -> Self {
-        Self { events, last: None }
+    pub(crate) fn new(events: Streaming<AdmitEvent>, deadline: Deadline) -> Self {
+        Self {
+            events,
+            last: None,
+            time_up: deadline.sleep().map(Box::pin),
+            deadline,
+        }
     }
 
     /// The next event; none after `admitted`. Nothing is lost if this is dropped before it is done.
@@ -36,9 +45,19 @@ impl Stream for Admission {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.last.is_none() {
-            match ready!(self.events.poll_next_unpin(cx)) {
-                Some(Ok(event)) if matches!(event.event, Some(Event::Admitted(_))) => self.last = Some(event),
-                other => return Poll::Ready(other),
+            match self.events.poll_next_unpin(cx) {
+                Poll::Ready(Some(Ok(event))) if matches!(event.event, Some(Event::Admitted(_))) => {
+                    self.last = Some(event);
+                }
+                Poll::Ready(other) => return Poll::Ready(other),
+                Poll::Pending => {
+                    if let Some(time_up) = &mut self.time_up {
+                        ready!(time_up.poll_unpin(cx));
+                        self.time_up = None;
+                        return Poll::Ready(Some(Err(self.deadline.passed().into())));
+                    }
+                    return Poll::Pending;
+                }
             }
         }
         // The pod is admitted, also if the connection is lost now.
@@ -51,7 +70,8 @@ impl Stream for Admission {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use futures_util::FutureExt as _;
+    use std::path::Path;
+
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::UnboundedReceiverStream;
     use tonic::codec::{Codec as _, EncodeBody, SingleMessageCompressionOverride};
@@ -70,7 +90,10 @@ mod tests {
         let no_override = SingleMessageCompressionOverride::default();
         let body = EncodeBody::new_server(codec.encoder(), events, None, no_override, None);
         let events = Streaming::new_response(codec.decoder(), body, StatusCode::OK, None, None);
-        (sender, Admission::new(events))
+        (
+            sender,
+            Admission::new(events, Deadline::none(Path::new("devlet.sock"))),
+        )
     }
 
     fn event(event: Event) -> AdmitEvent {

@@ -38,8 +38,9 @@ pub const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 const CALLER: HeaderValue = HeaderValue::from_static(concat!("devlet/", env!("CARGO_PKG_VERSION")));
 const TIMEOUT: &str = "grpc-timeout";
 
-/// How many bytes of headers an answer may have.
-const LONGEST_HEAD: u32 = 16 << 10;
+/// Maximum bytes of an answer's headers or trailers. Error texts are in there: with a lower limit, a peer with a long one
+/// loses its call, or its connection, and the text with it. Callers shorten it.
+const LONGEST_HEAD: u32 = 1 << 20;
 
 /// How many calls there may be before the peer has said how many it takes.
 const FIRST_CALLS: usize = 100;
@@ -87,6 +88,11 @@ impl Channel {
             requests,
             path: path.into(),
         })
+    }
+
+    /// The socket behind which the peer is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Sends a request as a whole; the answer, without its body.

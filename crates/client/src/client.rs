@@ -3,17 +3,24 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::UnixStream;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use crate::admission::Admission;
 use crate::channel::Channel;
+use crate::deadline::{Deadline, NoAnswer};
 use crate::v1;
 use crate::v1::devlet_client::DevletClient;
+use crate::watch::Watch;
 
 /// The largest message in either direction: lists of many devices, and whole state files, go in one.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
+
+/// The pause before the next attempt when the socket's queue of connections is full.
+const RETRY: Duration = Duration::from_millis(20);
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -24,8 +31,8 @@ pub enum ConnectError {
         /// Where it should be.
         paths: Vec<PathBuf>,
     },
-    /// There is a socket, and nobody behind it.
-    #[error("devlet is not running: nobody answers at {}; start it with `devlet serve`", path.display())]
+    /// There is a socket on which no process listens.
+    #[error("devlet is not running: no process listens on {}; start it with `devlet serve`", path.display())]
     Stale {
         /// The socket.
         path: PathBuf,
@@ -40,6 +47,9 @@ pub enum ConnectError {
         /// The socket.
         path: PathBuf,
     },
+    /// The process behind the socket accepts no connection.
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
     /// Something else is wrong with the socket.
     #[error("cannot connect to {}: {source}", path.display())]
     Io {
@@ -48,7 +58,7 @@ pub enum ConnectError {
         /// What the system says.
         source: io::Error,
     },
-    /// Whoever answers does not speak gRPC.
+    /// The process behind the socket does not speak gRPC.
     #[error("{} does not answer as devlet does: {source}", path.display())]
     Transport {
         /// The socket.
@@ -74,40 +84,78 @@ impl fmt::Display for Places<'_> {
 #[derive(Debug, Clone)]
 pub struct Client {
     inner: DevletClient<Channel>,
+    path: Arc<Path>,
+    timeout: Option<Duration>,
 }
 
 macro_rules! calls {
-    ($($(#[$doc:meta])* $name:ident($request:ident) -> $answer:ty;)*) => {$(
+    ($limit:ident: $($(#[$doc:meta])* $name:ident($request:ident) -> $answer:ty;)*) => {$(
         $(#[$doc])*
         pub async fn $name(&self, request: v1::$request) -> Result<$answer, Status> {
-            Ok(self.inner.clone().$name(request).await?.into_inner())
+            let deadline = calls!(@$limit self, request);
+            let mut inner = self.inner.clone();
+            let answer = deadline.bound(inner.$name(request)).await?;
+            Ok(answer.into_inner())
+        }
+    )*};
+    (@reads $client:ident, $request:ident) => { $client.deadline_of_read() };
+    (@waits $client:ident, $request:ident) => { $client.deadline_of_wait($request.wait_ms).await? };
+    (@changes $client:ident, $request:ident) => { $client.deadline_of_wait(None).await? };
+}
+
+macro_rules! watches {
+    ($($(#[$doc:meta])* $name:ident($request:ident) -> $answer:ident;)*) => {$(
+        $(#[$doc])*
+        pub async fn $name(&self, request: v1::$request) -> Result<Watch<v1::$answer>, Status> {
+            let mut inner = self.inner.clone();
+            let first = async { Watch::new(inner.$name(request).await?.into_inner()).await };
+            self.deadline_of_read().bound(first).await
         }
     )*};
 }
 
 impl Client {
-    /// Connects to the socket of a running devlet.
+    /// Connects to the socket of a running devlet. Calls may take as long as devlet takes; see [`Client::with_timeout`].
     pub async fn connect(path: impl AsRef<Path>) -> Result<Self, ConnectError> {
-        let path = path.as_ref().to_owned();
-        let stream = match UnixStream::connect(&path).await {
-            Ok(stream) => stream,
-            Err(source) => return Err(failed(path, source)),
-        };
-        // The connection is made once: behind the same path may be another devlet later.
-        match Channel::open(stream, &path).await {
-            Ok(channel) => Ok(Self::new(channel)),
-            Err(source) => Err(ConnectError::Transport { path, source }),
-        }
+        Self::connect_until(path.as_ref(), Deadline::none(path.as_ref())).await
     }
 
-    /// Connects to the first socket behind which somebody is. See [`crate::locate::sockets`].
-    pub async fn connect_any(paths: &[PathBuf]) -> Result<Self, ConnectError> {
+    async fn connect_until(path: &Path, deadline: Deadline) -> Result<Self, ConnectError> {
+        let stream = loop {
+            match UnixStream::connect(path).await {
+                Ok(stream) => break stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if deadline.is_past() {
+                        return Err(deadline.passed().into());
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
+                Err(source) => return Err(failed(path.to_owned(), source)),
+            }
+        };
+        // The connection is made once: behind the same path may be another devlet later.
+        let channel = Channel::open(stream, path).await;
+        let channel = channel.map_err(|source| ConnectError::Transport {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self::new(channel))
+    }
+
+    /// Connects to the first socket on which a process listens, with a timeout for every call. See
+    /// [`crate::locate::sockets`] and [`Client::with_timeout`].
+    ///
+    /// A process that listens and does not answer is an error, not a reason to try the next socket: the caller would
+    /// talk to another devlet than usual.
+    pub async fn connect_any(paths: &[PathBuf], timeout: Duration) -> Result<Self, ConnectError> {
         let mut problem = None;
         for path in paths {
-            match Self::connect(path).await {
-                Ok(client) => return Ok(client),
+            let deadline = Deadline::after(path, timeout);
+            match Self::connect_until(path, deadline).await {
+                Ok(client) => return Ok(client.with_timeout(timeout)),
                 Err(ConnectError::NotRunning { .. }) => {}
-                // Nobody may be at the next one either; then this says more.
+                Err(error @ ConnectError::NoAnswer(_)) => return Err(error),
+                // If no process listens on the other sockets either, this says more than that there are none.
                 Err(error) => _ = problem.get_or_insert(error),
             }
         }
@@ -117,27 +165,77 @@ impl Client {
 
     /// A client on a channel of one's own.
     pub fn new(channel: Channel) -> Self {
+        let path = channel.path().into();
         let inner = DevletClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        Self { inner }
+        Self {
+            inner,
+            path,
+            timeout: None,
+        }
+    }
+
+    /// The socket that it is connected to.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bounds how long every call may take. A call that only reads may take as long as `timeout`, and so may the first
+    /// message of a watch. A call that changes something may take as long as its `wait_ms`, or the wait that devlet is
+    /// configured with, and `timeout` on top. After that it ends with a status whose source is [`NoAnswer`].
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    fn deadline_of_read(&self) -> Deadline {
+        match self.timeout {
+            None => Deadline::none(&self.path),
+            Some(timeout) => Deadline::after(&self.path, timeout),
+        }
+    }
+
+    async fn deadline_of_wait(&self, wait_ms: Option<u64>) -> Result<Deadline, Status> {
+        let Some(timeout) = self.timeout else {
+            return Ok(Deadline::none(&self.path));
+        };
+        let wait_ms = match wait_ms {
+            Some(wait_ms) => wait_ms,
+            None => self.status(v1::StatusRequest {}).await?.wait_ms,
+        };
+        let limit = Duration::from_millis(wait_ms).saturating_add(timeout);
+        Ok(Deadline::after(&self.path, limit))
     }
 
     /// Admits a pod: any number of `waiting`, then `admitted`.
     pub async fn admit(&self, request: v1::AdmitRequest) -> Result<Admission, Status> {
-        let events = self.inner.clone().admit(request).await?;
-        Ok(Admission::new(events.into_inner()))
+        let deadline = self.deadline_of_wait(request.wait_ms).await?;
+        let mut inner = self.inner.clone();
+        let events = deadline.bound(inner.admit(request)).await?;
+        Ok(Admission::new(events.into_inner(), deadline))
     }
 
-    calls! {
+    calls! { waits:
         /// What the runtime must add to a container that is about to start.
         start_container(StartContainerRequest) -> v1::StartContainerResponse;
         /// Removes a pod.
         remove_pod(RemovePodRequest) -> v1::RemovePodResponse;
+    }
+
+    calls! { changes:
         /// Gives up on drivers for a claim that no pod wants.
         abandon_claim(AbandonClaimRequest) -> v1::AbandonClaimResponse;
         /// Forgets a claim that was abandoned.
         forget_claim(ForgetClaimRequest) -> v1::ForgetClaimResponse;
+        /// Takes over the pods of a kubelet's file.
+        import(ImportRequest) -> v1::ImportResponse;
+        /// Declares that a file that could not be read held nothing.
+        forget(ForgetRequest) -> v1::ForgetResponse;
+    }
+
+    calls! { reads:
         /// All resources.
         list_resources(ListResourcesRequest) -> v1::ResourceList;
         /// All devices, or those of a resource.
@@ -150,28 +248,27 @@ impl Client {
         list_drivers(ListDriversRequest) -> v1::DriverList;
         /// All claims, or those of a name.
         list_claims(ListClaimsRequest) -> v1::ClaimList;
-        /// All resources, now and after each change.
-        watch_resources(ListResourcesRequest) -> Streaming<v1::ResourceList>;
-        /// All devices, now and after each change.
-        watch_devices(ListDevicesRequest) -> Streaming<v1::DeviceList>;
-        /// All connected plugins, now and after each change.
-        watch_plugins(ListPluginsRequest) -> Streaming<v1::PluginList>;
-        /// All pods, now and after each change.
-        watch_pods(ListPodsRequest) -> Streaming<v1::PodList>;
-        /// All drivers, now and after each change.
-        watch_drivers(ListDriversRequest) -> Streaming<v1::DriverList>;
-        /// All claims, now and after each change.
-        watch_claims(ListClaimsRequest) -> Streaming<v1::ClaimList>;
         /// Whether a pod may still have to be unprepared.
         might_need_unprepare(MightNeedUnprepareRequest) -> v1::MightNeedUnprepareResponse;
         /// How devlet is doing.
         status(StatusRequest) -> v1::StatusResponse;
-        /// Takes over the pods of a kubelet's file.
-        import(ImportRequest) -> v1::ImportResponse;
-        /// Declares that a file that could not be read held nothing.
-        forget(ForgetRequest) -> v1::ForgetResponse;
         /// All of the database.
         dump_state(DumpStateRequest) -> v1::DumpStateResponse;
+    }
+
+    watches! {
+        /// All resources, now and after each change.
+        watch_resources(ListResourcesRequest) -> ResourceList;
+        /// All devices, now and after each change.
+        watch_devices(ListDevicesRequest) -> DeviceList;
+        /// All connected plugins, now and after each change.
+        watch_plugins(ListPluginsRequest) -> PluginList;
+        /// All pods, now and after each change.
+        watch_pods(ListPodsRequest) -> PodList;
+        /// All drivers, now and after each change.
+        watch_drivers(ListDriversRequest) -> DriverList;
+        /// All claims, now and after each change.
+        watch_claims(ListClaimsRequest) -> ClaimList;
     }
 }
 

@@ -1,10 +1,12 @@
 //! The API of a running devlet: bindings, a client, and where to find the socket.
 //!
 //! ```no_run
+//! use std::time::Duration;
+//!
 //! use devlet_client::{Client, locate, v1};
 //!
 //! # async fn admit() -> Result<(), Box<dyn std::error::Error>> {
-//! let client = Client::connect_any(&locate::sockets(None)).await?;
+//! let client = Client::connect_any(&locate::sockets(None), Duration::from_secs(10)).await?;
 //! let manifest = std::fs::read_to_string("pod.yaml")?;
 //! let mut events = client.admit(v1::AdmitRequest { manifest, ..Default::default() }).await?;
 //! while let Some(event) = events.message().await? {
@@ -22,11 +24,15 @@
 mod admission;
 pub mod channel;
 mod client;
+mod deadline;
 pub mod locate;
+mod watch;
 
 pub use admission::Admission;
 pub use client::{Client, ConnectError, MAX_MESSAGE_BYTES};
-pub use tonic::{Code, Status, Streaming};
+pub use deadline::NoAnswer;
+pub use tonic::{Code, Status};
+pub use watch::Watch;
 
 /// The messages and the service of package `devlet.v1`.
 // tonic qualifies every name.

@@ -27,6 +27,12 @@ pub fn user_root() -> Option<PathBuf> {
     user_root_from(|name| std::env::var_os(name))
 }
 
+/// The root directory that `DEVLET_ROOT` names.
+pub fn named_root() -> Option<PathBuf> {
+    let root = std::env::var_os(ROOT_VARIABLE).filter(|root| !root.is_empty());
+    root.map(PathBuf::from)
+}
+
 fn roots(named: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     if let Some(root) = named {

@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use devlet_core::Advice;
 use devlet_core::device_plugin::list::DeviceList;
+use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey, PreparedDevice};
+use devlet_core::dra::drivers::DriverOffer;
+use devlet_core::{Advice, ClaimRequest, Moment, Node, PodRequest};
 
 use nodes::{GPU, admit, devices, node, pod, release, reserve};
 
@@ -25,13 +27,100 @@ type Work = Box<dyn FnMut()>;
 type Case = (&'static str, fn(usize) -> Work);
 
 /// Each is made ready on a node on which so many pods hold a device, and then measured.
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     ("reserve_commit", reserve_commit),
     ("release", release_one),
     ("reserve_abort", reserve_abort),
     ("admit_again", admit_again),
     ("list_of_1000", list_of_1000),
+    ("claim", claim),
 ];
+
+const DRIVER: &str = "gpu.acme.com";
+
+/// A claim is prepared for a pod and unprepared after it, on a node with so many claims.
+fn claim(held: usize) -> Work {
+    let mut node = node(0, 0, false);
+    let offer = DriverOffer {
+        driver: DRIVER.into(),
+        endpoint: "gpu.sock".into(),
+        uid: 0,
+        may_share: false,
+        service: String::new(),
+        service_reason: String::new(),
+        health_service: None,
+    };
+    if let Ok((connection, _)) = node.driver_registered(offer, Moment(0)) {
+        node.link_up(connection, Moment(0));
+    }
+    for number in 0..held {
+        admit_with_claim(&mut node, &pod_with_claim(number));
+    }
+    let request = pod_with_claim(1_000_000);
+    Box::new(move || {
+        admit_with_claim(&mut node, &request);
+        release(&mut node, &request);
+        let calls = node.unprepare_calls(&request.uid, Moment(0));
+        for call in calls {
+            let results = call.claims.iter().map(|(uid, _)| (uid.clone(), Ok(())));
+            node.unprepared(call.id, results.collect(), Moment(0));
+        }
+        if let Some(record) = node.begin_record() {
+            node.finish_record(record.id);
+        }
+        assert!(node.claim(&request.claims[0].claim.uid).is_none());
+    })
+}
+
+fn pod_with_claim(number: usize) -> PodRequest {
+    let mut request = pod(number, 0);
+    let device = AllocatedDevice {
+        request: "gpu".into(),
+        pool: "node".into(),
+        device: format!("gpu-{number}"),
+        share: None,
+        admin_access: false,
+    };
+    let result = AllocationResult {
+        driver: DRIVER.into(),
+        device,
+        skip: Vec::new(),
+    };
+    let key = ClaimKey {
+        namespace: "default".into(),
+        name: format!("claim-{number}"),
+    };
+    let uid = format!("{number:08x}-0000-4a7a-9c0e-3f3a8f1f0000").into();
+    request.containers[0].wants.clear();
+    request.claims = vec![ClaimRequest {
+        name: "gpu".into(),
+        claim: AllocatedClaim::new(key, uid, [result]),
+    }];
+    request
+}
+
+fn admit_with_claim(node: &mut Node, request: &PodRequest) {
+    let id = reserve(node, request);
+    assert_eq!(node.begin_intent(id).put.len(), 1);
+    node.finish_intent(id);
+    for call in node.prepare_calls(id, Moment(0)) {
+        let results = call.claims.iter().map(|(uid, _)| {
+            let device = &request.claims[0].claim.drivers[DRIVER].devices[0];
+            let prepared = PreparedDevice {
+                requests: vec!["gpu".into()],
+                pool: device.pool.clone(),
+                device: device.device.clone(),
+                share: None,
+                cdi_devices: vec![format!("acme.com/gpu={}", device.device)],
+            };
+            (uid.clone(), Ok(vec![prepared]))
+        });
+        let failures = node.prepared(call.id, results.collect(), |_| true, Moment(0));
+        assert!(failures.is_empty());
+    }
+    assert!(node.begin_commit(id, request, Vec::new()).is_ok());
+    node.finish_commit(id);
+}
 
 fn reserve_commit(held: usize) -> Work {
     let mut node = node(OFFERED, held, false);

@@ -26,6 +26,7 @@ mod import;
 mod node;
 mod plan;
 mod pod;
+mod spec_change;
 mod view;
 
 pub use id::{
@@ -39,8 +40,9 @@ pub use node::{
 };
 pub use pod::{
     Allocation, ClaimReference, ClaimRequest, ClaimUse, ContainerKind, ContainerRequest, Pod, PodClaim,
-    PodName, PodRequest, Source,
+    PodMetadata, PodName, PodRequest, Source,
 };
+pub use spec_change::SpecChange;
 pub use view::{Availability, Capacity, DeviceView, PluginView, ResourceView};
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The whole node: facts and two-phase operations.
 
+use alloc::boxed::Box;
 use alloc::collections::btree_map::Entry;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -9,16 +10,18 @@ use alloc::vec::Vec;
 use crate::device_plugin::inventory::{FORGOTTEN_AFTER_MS, Last, MOST_IDLE, Offer, Plugin, Resource};
 use crate::device_plugin::ledger::{Commit, Ledger, Reservation};
 use crate::device_plugin::list::DeviceList;
+use crate::device_plugin::rejections::{Rejection, Rejections};
 use crate::device_plugin::run_options::Answer;
 use crate::dra::Dra;
-use crate::dra::claims::{Claim, ClaimKey};
+use crate::dra::claims::{Claim, ClaimKey, DeviceInUse, HolderState, Reallocation};
 use crate::dra::view::{Wait, listed as waits_listed};
 use crate::id::{
     ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, ReservationId, ResourceName,
 };
 use crate::import::Importing;
 use crate::plan::{claim_uses, pod_claims};
-use crate::pod::{Allocation, Pod, PodName, PodRequest};
+use crate::pod::{Allocation, Pod, PodMetadata, PodName, PodRequest};
+use crate::spec_change::SpecChange;
 
 /// What a plugin advises: for a container (by its place in the request) and a resource, devices in the order of
 /// preference.
@@ -46,40 +49,78 @@ pub struct Question {
 pub enum Blocked {
     /// There is state that could not be read.
     #[error(
-        "the state in {file} could not be read, so nobody knows which devices are held; repair and import it, \
-         or declare that it was empty"
+        "the state in {file} cannot be used: {reason}; so it is not known which devices are held; if a kubelet of this node wrote \
+         it, repair and import it (devlet checkpoint repair {file} --out REPAIRED; devlet import REPAIRED), otherwise \
+         declare that it held nothing more (devlet forget {file})"
     )]
     UnreadableState {
         /// Where it was set aside.
         file: String,
+        /// What is wrong with it.
+        reason: String,
     },
     /// There is state about claims that could not be read.
     #[error(
-        "the state in {file} could not be read, so nobody knows which claims are prepared; repair and import it, \
-         or declare that it was empty"
+        "the state in {file} cannot be used: {reason}; so it is not known which claims are prepared; if a kubelet of this node wrote \
+         it, repair and import it (devlet checkpoint repair {file} --out REPAIRED; devlet import REPAIRED), otherwise \
+         declare that it held nothing more (devlet forget {file})"
     )]
     UnreadableClaims {
         /// Where it was set aside.
         file: String,
+        /// What is wrong with it.
+        reason: String,
     },
-    /// There is a database that could not be read, and that nobody can repair.
+    /// There is a database that could not be read, and that cannot be repaired.
     #[error(
-        "the database {file} could not be read, so nobody knows for certain which devices are held; import the \
-         kubelet's file of this node, or declare that what is known is all"
+        "the database {file} could not be read, so it is not certain which devices and claims are held; import {files} \
+         of this node (devlet import FILE), or declare that what is known is all (devlet forget {file})"
     )]
     UnreadableDatabase {
         /// Where it was set aside.
         file: String,
+        /// The kubelet's files that have not been imported since.
+        files: String,
+    },
+    /// The database of this node is not there.
+    #[error(
+        "the database {file} is lost: {reason}; so it is not certain which devices and claims are held; stop devlet, put \
+         the database back and start again, or import {files} of this node (devlet import FILE), or declare that what \
+         is known is all (devlet forget {file})"
+    )]
+    LostDatabase {
+        /// Where it should be, or where the file in its place was set aside.
+        file: String,
+        /// What was found instead.
+        reason: String,
+        /// The kubelet's files that have not been imported since.
+        files: String,
+    },
+    /// A kubelet's file would take devices or claims from pods on record, or give their devices to other pods, too.
+    #[error(
+        "{file} disagrees with devlet's record: {difference}; adopt the file (devlet import {file}), or keep the \
+         record (devlet forget {file})"
+    )]
+    ContestedFile {
+        /// Where a copy of it is.
+        file: String,
+        /// What it says that the record does not, in words.
+        difference: String,
+        /// Pods that are not answered until then: those that the file adds or changes, and those that hold the same
+        /// devices.
+        pods: Vec<PodUid>,
     },
 }
 
 impl Blocked {
-    /// Where what could not be read was set aside.
+    /// The file that an operator has to decide about.
     pub fn file(&self) -> &str {
         match self {
-            Self::UnreadableState { file }
-            | Self::UnreadableClaims { file }
-            | Self::UnreadableDatabase { file } => file,
+            Self::UnreadableState { file, .. }
+            | Self::UnreadableClaims { file, .. }
+            | Self::UnreadableDatabase { file, .. }
+            | Self::LostDatabase { file, .. }
+            | Self::ContestedFile { file, .. } => file,
         }
     }
 }
@@ -106,8 +147,25 @@ pub enum ReserveError {
         /// The plugin.
         endpoint: String,
     },
-    /// Too few devices. Waiting is pointless as far as anybody knows.
-    #[error("{wanted} {resource} requested, {free} free ({healthy} of {total} healthy)")]
+    /// A plugin is connected, but has not listed a healthy device since it connected: it may still be starting.
+    /// Waiting helps.
+    #[error(
+        "the device plugin of {resource} at {endpoint} has not listed a healthy device yet ({})",
+        match total { 0 => "its list is empty".into(), total => alloc::format!("0 of {total} healthy") }
+    )]
+    NoHealthyDevice {
+        /// The resource.
+        resource: ResourceName,
+        /// The plugin.
+        endpoint: String,
+        /// How many devices it lists.
+        total: usize,
+    },
+    /// Too few devices are left by the pods on record. Waiting does not help.
+    #[error(
+        "{wanted} {resource} requested, {free} free{} ({healthy} of {total} healthy)",
+        match reserved { 0 => String::new(), reserved => alloc::format!(" and {reserved} reserved for other pods") }
+    )]
     Insufficient {
         /// The resource.
         resource: ResourceName,
@@ -115,17 +173,41 @@ pub enum ReserveError {
         wanted: usize,
         /// How many are free.
         free: usize,
+        /// How many more are held only by admissions and removals that have not ended.
+        reserved: usize,
         /// How many are healthy.
         healthy: usize,
         /// How many there are.
         total: usize,
     },
+    /// The pods on record leave enough devices, but other admissions have reserved some of them, or a pod that
+    /// holds some of them is being removed. Waiting helps.
+    #[error(
+        "{wanted} {resource} requested, {free} free; {reserved} held by admissions or removals that have not ended"
+    )]
+    Reserved {
+        /// The resource.
+        resource: ResourceName,
+        /// How many more are wanted.
+        wanted: usize,
+        /// How many are free.
+        free: usize,
+        /// How many more are held only by admissions and removals that have not ended.
+        reserved: usize,
+    },
     /// Another admission or removal of the same pod, or an import of it or its claims, has not ended yet.
     #[error("another operation for this pod is in flight")]
     InFlight,
-    /// The pod holds a different number of devices.
-    #[error("container {container} holds {held} {resource}, but now requests {wanted}; remove the pod first")]
+    /// The pod, of which a kubelet's file does not have the spec, holds a different number of devices.
+    #[error(
+        "pod {}/{} ({pod}) holds {held} {resource} in container {container}, but now requests {wanted}; remove it first",
+        .name.namespace, .name.name
+    )]
     RequestChanged {
+        /// The UID of the pod.
+        pod: PodUid,
+        /// Its name.
+        name: PodName,
         /// The container.
         container: ContainerName,
         /// The resource.
@@ -135,9 +217,9 @@ pub enum ReserveError {
         /// How many it holds.
         held: usize,
     },
-    /// The pod was admitted with another spec.
-    #[error("the pod was admitted with another spec or under another name; remove it first")]
-    SpecChanged,
+    /// The pod was admitted with another spec, or under another name.
+    #[error("{0}")]
+    SpecChanged(Box<SpecChange>),
     /// Containers could not be told apart.
     #[error("two containers are called {container}")]
     DuplicateContainer {
@@ -147,6 +229,12 @@ pub enum ReserveError {
     /// Another pod has the name.
     #[error("pod {other} has this name and another UID; remove it first")]
     NameTaken {
+        /// That pod.
+        other: PodUid,
+    },
+    /// Another pod of that name is being admitted or removed. Waiting helps.
+    #[error("pod {other}, which has this name and another UID, is being admitted or removed")]
+    NameReserved {
         /// That pod.
         other: PodUid,
     },
@@ -176,19 +264,38 @@ pub enum ReserveError {
         /// Who was given up on, if that is in the way.
         abandoned: Vec<DriverName>,
     },
+    /// Another claim has a device that one of its claims needs. Waiting helps, unless pods hold it.
+    #[error(transparent)]
+    DeviceInUse(#[from] Box<DeviceInUse>),
     /// Drivers have not prepared its claims. Waiting helps.
     #[error("{}", waits_listed(.waits))]
     NotPrepared {
         /// Which drivers, and which claims.
         waits: Vec<Wait>,
     },
+    /// Another claim has its name or UID, or it was allocated otherwise, and all pods that use that are being admitted or
+    /// removed. Waiting helps.
+    #[error(
+        "ResourceClaim {claim} cannot be used while pods with another version of it, or of its UID {uid}, are being admitted or removed{}",
+        listed(": ", .pods)
+    )]
+    ClaimReserved {
+        /// The claim.
+        claim: ClaimKey,
+        /// The UID of the claim that the pods use.
+        uid: ClaimUid,
+        /// The pods.
+        pods: Vec<PodUid>,
+    },
     /// Pods hold the claim as it was allocated earlier.
-    #[error("ResourceClaim {claim} was allocated anew; remove the pods that hold it as it was{}", listed(": ", .pods))]
+    #[error("{}", .change.text(.claim))]
     Reallocated {
         /// The claim.
         claim: ClaimKey,
         /// The pods.
         pods: Vec<PodUid>,
+        /// What differs.
+        change: Box<Reallocation>,
     },
     /// A claim of another name has the UID.
     #[error(
@@ -218,12 +325,34 @@ pub enum ReserveError {
 }
 
 impl ReserveError {
+    /// Returns `true` if the reason passes as soon as it is on disk what drivers have done.
+    pub fn awaits_record(&self) -> bool {
+        match self {
+            Self::Unpreparing {
+                drivers, abandoned, ..
+            } => drivers.is_empty() && abandoned.is_empty(),
+            Self::DeviceInUse(conflict) => conflict.state == HolderState::NotRecorded,
+            _ => false,
+        }
+    }
+
     /// Whether the reason may pass by itself.
     pub fn waiting_helps(&self) -> bool {
+        if let Self::DeviceInUse(conflict) = self {
+            let is_final = matches!(
+                conflict.state,
+                HolderState::Held | HolderState::SamePod | HolderState::SameClaim
+            );
+            return !is_final;
+        }
         matches!(
             self,
             Self::NotServed { .. }
                 | Self::NotListed { .. }
+                | Self::NoHealthyDevice { .. }
+                | Self::Reserved { .. }
+                | Self::NameReserved { .. }
+                | Self::ClaimReserved { .. }
                 | Self::InFlight
                 | Self::NoDriver { .. }
                 | Self::Unpreparing { .. }
@@ -352,6 +481,7 @@ pub struct Restored {
 pub struct Node {
     pub(crate) resources: BTreeMap<ResourceName, Resource>,
     pub(crate) connections: BTreeMap<ConnectionId, ResourceName>,
+    pub(crate) rejections: Rejections,
     pub(crate) ledger: Ledger,
     pub(crate) dra: Dra,
     pub(crate) blocked: Vec<Blocked>,
@@ -449,6 +579,7 @@ impl Node {
             .map(|(id, _)| *id);
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
+        self.rejections.remove(offer.resource.as_str(), &offer.endpoint);
         let Offer {
             resource: name,
             endpoint,
@@ -463,6 +594,7 @@ impl Node {
                 uid,
                 options,
                 connected_at: now,
+                ready: false,
                 list: None,
             },
         );
@@ -473,6 +605,13 @@ impl Node {
             self.connection_lost(replaced, now);
         }
         Ok((id, replaced))
+    }
+
+    /// A plugin asked to register and was rejected. Returns whether that is news: the same rejection again is not.
+    pub fn plugin_rejected(&mut self, rejection: Rejection, now: Moment) -> bool {
+        let is_news = self.rejections.insert(rejection, now);
+        self.changes += u64::from(is_news);
+        is_news
     }
 
     /// A plugin says which devices there are. Whether that changed anything: a connection that has been replaced
@@ -499,6 +638,7 @@ impl Node {
         self.next_list += 1;
         if let Some(resource) = self.resources.get_mut(&name) {
             if let Some(plugin) = resource.plugins.get_mut(&connection) {
+                plugin.ready |= list.healthy().count() > 0;
                 plugin.list = Some((number, list));
             }
             resource.settle();
@@ -562,14 +702,24 @@ impl Node {
         self.limit_idle();
     }
 
-    /// Forgets resources that nobody has served for a day and nobody holds.
+    /// Forgets resources that no plugin has served for a day and no pod holds. A resource that came with a kubelet's
+    /// file, and that no plugin has served since, is forgotten a day after the first call that finds it unused.
     pub fn forget_idle(&mut self, now: Moment) {
-        let is_old = |gone_since: Moment| now.since(gone_since) >= FORGOTTEN_AFTER_MS;
-        let idle = self.idle().into_iter();
-        let old: Vec<ResourceName> = idle
-            .filter(|(gone_since, _)| gone_since.is_some_and(is_old))
-            .map(|(_, name)| name.clone())
-            .collect();
+        let mut old = Vec::new();
+        let idle: BTreeSet<ResourceName> = self.idle().into_iter().map(|(_, name)| name.clone()).collect();
+        for (name, resource) in &mut self.resources {
+            if !idle.contains(name) {
+                resource.unused_since = None;
+                continue;
+            }
+            let since = match &resource.last {
+                Some(last) => last.gone_since,
+                None => *resource.unused_since.get_or_insert(now),
+            };
+            if now.since(since) >= FORGOTTEN_AFTER_MS {
+                old.push(name.clone());
+            }
+        }
         self.forget(old);
     }
 
@@ -650,6 +800,7 @@ impl Node {
             pod.source == request.source
                 && pod.name == request.name
                 && pod.fingerprint == request.fingerprint
+                && pod.metadata.labels == request.metadata.labels
                 && !pod.before_reboot
         });
         if plan.grants.is_empty() && settled && self.has_its_claims(request) {
@@ -765,11 +916,16 @@ impl Node {
                 allocations.push(kept.clone());
             }
         }
+        let admitted_at = held.and_then(|pod| pod.metadata.admitted_at);
         let pod = Pod {
             uid: request.uid.clone(),
             name: request.name.clone(),
             source: request.source,
             fingerprint: request.fingerprint,
+            metadata: PodMetadata {
+                labels: request.metadata.labels.clone(),
+                admitted_at: admitted_at.or(request.metadata.admitted_at),
+            },
             before_reboot: false,
             containers: request.containers.iter().map(|each| each.name.clone()).collect(),
             allocations,

@@ -4,6 +4,7 @@
 //! devices on. Claims are joined all or none. What waiting would help against counts only if nothing else stands in the
 //! way.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
@@ -11,10 +12,12 @@ use crate::device_plugin::bits::Bits;
 use crate::device_plugin::ledger::Grant;
 use crate::device_plugin::list::DeviceList;
 use crate::device_plugin::select::select;
-use crate::dra::claims::AllocatedClaim;
-use crate::id::{ClaimUid, DeviceId, ResourceName};
+use crate::dra::claims::{AllocatedClaim, DeviceConflict, DeviceInUse, DeviceShare, HolderState};
+use crate::dra::health::PoolDevice;
+use crate::id::{ClaimUid, DeviceId, PodUid, ResourceName};
 use crate::node::{Advice, Node, Question, ReserveError};
-use crate::pod::{ClaimUse, ContainerKind, Pod, PodClaim, PodRequest, Source};
+use crate::pod::{ClaimUse, ContainerKind, Pod, PodClaim, PodName, PodRequest, Source};
+use crate::spec_change::SpecChange;
 
 impl Node {
     pub(crate) fn plan<'r>(
@@ -26,27 +29,77 @@ impl Node {
         if self.is_in_flight(&request.uid) {
             return Err(ReserveError::InFlight);
         }
+        if let Some(contested) = self.contested_by(&request.uid) {
+            return Err(contested.clone().into());
+        }
         let pod = self.ledger.pods.get(&request.uid);
         self.check_identity(request, pod)?;
-        let mut planner = Planner {
+        let planner = Planner {
             node: self,
             request,
             pod,
             advice,
             ask,
+            settled_only: false,
             plan: Plan::default(),
             free: BTreeMap::new(),
             passed_on: BTreeMap::new(),
         };
-        let devices = planner.run();
-        let plan = planner.plan;
+        let devices = planner.run().or_else(|reason| self.or_wait(request, pod, reason));
         let claims = self.plan_claims(request, pod);
         // What waiting would help against counts only if nothing else stands in the way.
         match (devices, claims) {
             (Err(reason), _) if !reason.waiting_helps() => Err(reason),
             (_, Err(reason)) if !reason.waiting_helps() => Err(reason),
             (Err(reason), _) | (_, Err(reason)) => Err(reason),
-            (Ok(()), Ok(claims)) => Ok((plan, claims)),
+            (Ok(plan), Ok(claims)) => Ok((plan, claims)),
+        }
+    }
+
+    /// A pod that finds too few devices free is refused only if the pods on record leave too few. Otherwise it waits for
+    /// the admissions and removals that hold the others: an admission that fails later must not refuse another one.
+    fn or_wait(
+        &self,
+        request: &PodRequest,
+        pod: Option<&Pod>,
+        reason: ReserveError,
+    ) -> Result<Plan, ReserveError> {
+        let ReserveError::Insufficient {
+            resource,
+            wanted,
+            free,
+            ..
+        } = reason
+        else {
+            return Err(reason);
+        };
+        let planner = Planner {
+            node: self,
+            request,
+            pod,
+            advice: &Advice::new(),
+            ask: false,
+            settled_only: true,
+            plan: Plan::default(),
+            free: BTreeMap::new(),
+            passed_on: BTreeMap::new(),
+        };
+        match planner.run() {
+            Err(reason) if !reason.waiting_helps() => Err(reason),
+            Ok(_) | Err(_) => {
+                let list = self.resources.get(&resource).map(|each| &*each.list);
+                let count = |settled_only| {
+                    list.map_or(0, |list| {
+                        free_devices(self, &resource, list, settled_only).count()
+                    })
+                };
+                Err(ReserveError::Reserved {
+                    wanted,
+                    free,
+                    reserved: count(true) - count(false),
+                    resource,
+                })
+            }
         }
     }
 
@@ -58,6 +111,7 @@ impl Node {
     ) -> Result<PlannedClaims<'r>, ReserveError> {
         let mut planned = BTreeMap::new();
         let mut names = BTreeMap::new();
+        let mut devices = BTreeMap::new();
         let mut awaited = None;
         for claim in request.claims.iter().map(|each| &each.claim) {
             let other = names
@@ -83,6 +137,7 @@ impl Node {
                     return Err(ReserveError::Reallocated {
                         claim: claim.key.clone(),
                         pods: Vec::new(),
+                        change: Box::default(),
                     });
                 }
                 None => {}
@@ -91,9 +146,19 @@ impl Node {
             if let (Some(blocked), false) = (self.blocked(), is_held) {
                 return Err(blocked.clone().into());
             }
+            if let Some(conflict) = self.conflict_in_pod(request, &mut devices, claim) {
+                return Err(conflict);
+            }
+            let is_leaving = |pod: &PodUid| self.ledger.releasing.contains_key(pod);
             let can_join = match self.is_importing(&claim.uid, &claim.key) {
                 true => Err(ReserveError::InFlight),
-                false => self.dra.claims.plan(claim, &self.dra.drivers),
+                false => match self.dra.claims.plan(claim, &self.dra.drivers, is_leaving) {
+                    Err(reason) if !reason.waiting_helps() => Err(self.with_pod_names(reason)),
+                    can_join => match self.device_conflict(request, claim) {
+                        Some(conflict) if can_join.is_ok() || !conflict.waiting_helps() => Err(conflict),
+                        _ => can_join,
+                    },
+                },
             };
             match can_join {
                 Err(reason) if reason.waiting_helps() => {
@@ -103,6 +168,79 @@ impl Node {
             }
         }
         awaited.map_or(Ok(planned), Err)
+    }
+
+    /// Adds the names of the pods that hold a claim to the reason why another pod cannot use it.
+    fn with_pod_names(&self, mut reason: ReserveError) -> ReserveError {
+        if let ReserveError::Reallocated { pods, change, .. } = &mut reason {
+            let named = pods.iter().map(|pod| {
+                let name = self.name_of(pod).cloned().unwrap_or_default();
+                (pod.clone(), name)
+            });
+            change.pods = named.collect();
+        }
+        reason
+    }
+
+    /// Returns why a claim cannot have a device that a claim on record holds.
+    fn device_conflict(&self, request: &PodRequest, claim: &AllocatedClaim) -> Option<ReserveError> {
+        let is_leaving = |pod: &PodUid| self.ledger.releasing.contains_key(pod);
+        let (device, DeviceConflict { holder, state }) =
+            self.dra.claims.device_conflict(claim, is_leaving)?;
+        let mut pods: Vec<(PodUid, PodName)> = holder
+            .pods()
+            .into_iter()
+            .map(|pod| {
+                let name = self.name_of(&pod).cloned().unwrap_or_default();
+                (pod, name)
+            })
+            .collect();
+        if pods.is_empty() {
+            pods.push((holder.claim.pod.clone(), holder.claim.pod_name.clone()));
+        }
+        Some(ReserveError::DeviceInUse(Box::new(DeviceInUse {
+            claim: claim.key.clone(),
+            pod: request.name.clone(),
+            device,
+            holder: holder.claim.key.clone(),
+            holder_uid: holder.claim.uid.clone(),
+            holder_pods: pods,
+            state,
+        })))
+    }
+
+    /// Returns why claims of one pod cannot have a device twice. Records that share one are kept as they are.
+    fn conflict_in_pod<'r>(
+        &self,
+        request: &PodRequest,
+        devices: &mut BTreeMap<PoolDevice, Vec<(DeviceShare, &'r AllocatedClaim)>>,
+        claim: &'r AllocatedClaim,
+    ) -> Option<ReserveError> {
+        let known = &self.dra.claims;
+        for device in claim.exclusive_devices() {
+            let of_device = devices.entry(device.device.clone()).or_default();
+            let conflict = of_device.iter().find(|(other, holder)| {
+                let is_recorded =
+                    known.is_held_by(&claim.uid, &device) && known.is_held_by(&holder.uid, other);
+                other.conflicts_with(&device) && !is_recorded
+            });
+            if let Some((_, other)) = conflict {
+                return Some(ReserveError::DeviceInUse(Box::new(DeviceInUse {
+                    claim: claim.key.clone(),
+                    pod: request.name.clone(),
+                    device,
+                    holder: other.key.clone(),
+                    holder_uid: other.uid.clone(),
+                    holder_pods: Vec::new(),
+                    state: match other.uid == claim.uid {
+                        true => HolderState::SameClaim,
+                        false => HolderState::SamePod,
+                    },
+                })));
+            }
+            of_device.push((device, claim));
+        }
+        None
     }
 
     /// Whether the pod has all its claims, prepared and on disk.
@@ -124,7 +262,7 @@ impl Node {
             let known = pod.source != Source::Imported && pod.fingerprint != 0;
             let renamed = !pod.name.name.is_empty() && pod.name != request.name;
             if known && (renamed || pod.fingerprint != request.fingerprint) {
-                return Err(ReserveError::SpecChanged);
+                return Err(ReserveError::SpecChanged(Box::new(SpecChange::new(pod, request))));
             }
         }
         let mut names = BTreeSet::new();
@@ -135,9 +273,18 @@ impl Node {
                 });
             }
         }
-        match self.ledger.names.get(&request.name) {
-            Some(other) if *other != request.uid => Err(ReserveError::NameTaken { other: other.clone() }),
-            _ => Ok(()),
+        let Some(other) = self
+            .ledger
+            .names
+            .get(&request.name)
+            .filter(|other| **other != request.uid)
+        else {
+            return Ok(());
+        };
+        let on_record = self.ledger.pods.get(other).filter(|pod| pod.name == request.name);
+        match on_record.is_some() && !self.ledger.releasing.contains_key(other) {
+            true => Err(ReserveError::NameTaken { other: other.clone() }),
+            false => Err(ReserveError::NameReserved { other: other.clone() }),
         }
     }
 }
@@ -182,6 +329,21 @@ pub(crate) struct Plan {
     pub(crate) question: Option<Question>,
 }
 
+/// The healthy devices of a resource that no pod holds; with `settled_only`, that no pod on record holds for longer.
+fn free_devices(node: &Node, name: &ResourceName, list: &DeviceList, settled_only: bool) -> Bits {
+    let mut free = node.ledger.free.get(name).cloned().unwrap_or_default();
+    if settled_only {
+        let places = node
+            .ledger
+            .unsettled(name)
+            .filter_map(|id| list.place_of(id.as_str()));
+        for place in places.filter(|place| list.healthy().contains(*place)) {
+            free.insert(place);
+        }
+    }
+    free
+}
+
 /// Goes through a pod's containers in the order in which they run.
 struct Planner<'a> {
     node: &'a Node,
@@ -189,6 +351,8 @@ struct Planner<'a> {
     pod: Option<&'a Pod>,
     advice: &'a Advice,
     ask: bool,
+    /// Whether devices count as free that only admissions and removals in flight hold. Such a plan is never carried out.
+    settled_only: bool,
     plan: Plan,
     /// What is free of each resource that has been looked at, less what the plan takes.
     free: BTreeMap<&'a ResourceName, Bits>,
@@ -197,7 +361,7 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn run(&mut self) -> Result<(), ReserveError> {
+    fn run(mut self) -> Result<Plan, ReserveError> {
         let request = self.request;
         // What waiting would help against counts only if nothing else stands in the way.
         let mut awaited = None;
@@ -208,6 +372,8 @@ impl<'a> Planner<'a> {
                     Some(held) if held.devices.len() == wanted => held.devices.clone(),
                     Some(held) => {
                         return Err(ReserveError::RequestChanged {
+                            pod: request.uid.clone(),
+                            name: request.name.clone(),
                             container: container.name.clone(),
                             resource: resource.clone(),
                             wanted,
@@ -217,7 +383,7 @@ impl<'a> Planner<'a> {
                     None => {
                         let devices = match self.choose(index, resource, wanted) {
                             Ok(Some(devices)) => devices,
-                            Ok(None) => return Ok(()),
+                            Ok(None) => return Ok(self.plan),
                             Err(reason) if reason.waiting_helps() => {
                                 awaited.get_or_insert(reason);
                                 self.ask = false;
@@ -245,7 +411,7 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        awaited.map_or(Ok(()), Err)
+        awaited.map_or(Ok(self.plan), Err)
     }
 
     /// Devices for one container, or `None` if a plugin should be asked first.
@@ -280,11 +446,19 @@ impl<'a> Planner<'a> {
             });
         };
         let list = &*resource.list;
+        if !plugin.ready {
+            return Err(ReserveError::NoHealthyDevice {
+                resource: name.clone(),
+                endpoint: plugin.endpoint.clone(),
+                total: list.len(),
+            });
+        }
         let passed_on = self.passed_on_to(index, name, list);
+        let settled_only = self.settled_only;
         let free = self
             .free
             .entry(name)
-            .or_insert_with(|| node.ledger.free.get(name).cloned().unwrap_or_default());
+            .or_insert_with(|| free_devices(node, name, list, settled_only));
         let advice = self.advice.get(&(index, name.clone())).map(Vec::as_slice);
         let missing = wanted.saturating_sub(passed_on.len());
         let count = free.count();
@@ -312,10 +486,12 @@ impl<'a> Planner<'a> {
         }
         let chosen = select(list, free, &passed_on, advice.unwrap_or_default(), wanted);
         let Some(chosen) = chosen else {
+            let now = node.ledger.free.get(name).map_or(0, |now| now.count_common(free));
             return Err(ReserveError::Insufficient {
                 resource: name.clone(),
                 wanted: missing,
-                free: count,
+                free: now,
+                reserved: count - now,
                 healthy: list.healthy().count(),
                 total: list.len(),
             });

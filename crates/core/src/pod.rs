@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use crate::device_plugin::run_options::Answer;
 use crate::dra::claims::{AllocatedClaim, ClaimKey};
-use crate::id::{ClaimUid, ContainerName, DeviceId, PodUid, ResourceName};
+use crate::id::{ClaimUid, ContainerName, DeviceId, Moment, PodUid, ResourceName};
 
 /// Who says that a pod exists, and so who can say that it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,6 +26,15 @@ pub struct PodName {
     pub namespace: String,
     /// Empty for an imported pod.
     pub name: String,
+}
+
+/// Facts about a pod for its users. No decision depends on them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodMetadata {
+    /// The labels of its manifest.
+    pub labels: BTreeMap<String, String>,
+    /// When it was admitted first; `None` if that is not known.
+    pub admitted_at: Option<Moment>,
 }
 
 /// When a container runs, as far as devices are concerned.
@@ -50,6 +59,8 @@ pub struct PodRequest {
     pub source: Source,
     /// A hash of its spec: the same UID with another spec is another pod under a stolen name.
     pub fingerprint: u64,
+    /// Its labels, and the time of the request.
+    pub metadata: PodMetadata,
     /// Init containers and sidecars in the order of the spec, then app containers.
     pub containers: Vec<ContainerRequest>,
     /// Its claims, in the order of the spec. Two of them may be the same claim.
@@ -98,6 +109,8 @@ pub struct Pod {
     pub source: Source,
     /// A hash of its spec; 0 when that is not known.
     pub fingerprint: u64,
+    /// For its users.
+    pub metadata: PodMetadata,
     /// It was admitted before the machine last booted.
     pub before_reboot: bool,
     /// All of its containers, also those that hold nothing, in the order of the spec; empty when the spec is not

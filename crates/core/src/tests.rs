@@ -20,8 +20,8 @@ use crate::device_plugin::inventory::{Offer, PluginOptions};
 use crate::device_plugin::list::{Device, DeviceList};
 use crate::device_plugin::run_options::Answer;
 use crate::{
-    Advice, Allocation, ConnectionId, ContainerKind, ContainerRequest, DeviceId, Moment, Node, Pod, PodName,
-    PodRequest, ReservationId, ReserveError, ResourceName, Source,
+    Advice, Allocation, ConnectionId, ContainerKind, ContainerRequest, DeviceId, Moment, Node, Pod,
+    PodMetadata, PodName, PodRequest, ReservationId, ReserveError, ResourceName, Source,
 };
 
 pub(crate) const GPU: &str = "acme.com/gpu";
@@ -132,6 +132,7 @@ pub(crate) fn pod(uid: &str, containers: Vec<ContainerRequest>) -> PodRequest {
         name: named(uid),
         source: Source::Api,
         fingerprint: 7,
+        metadata: PodMetadata::default(),
         containers,
         claims: Vec::new(),
     }
@@ -158,6 +159,7 @@ pub(crate) fn imported(uid: &str, holdings: &[(&str, &str, &[&str])]) -> Pod {
         name: PodName::default(),
         source: Source::Imported,
         fingerprint: 0,
+        metadata: PodMetadata::default(),
         before_reboot: false,
         containers: Vec::new(),
         allocations: holdings.iter().map(allocation).collect(),

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use crate::device_plugin::inventory::{Last, PluginOptions};
 use crate::device_plugin::ledger::Ledger;
 use crate::device_plugin::list::DeviceList;
+use crate::device_plugin::rejections::Rejected;
 use crate::device_plugin::run_options::{self, Conflict, RunOptions};
 use crate::id::{ConnectionId, DeviceId, Moment, PodUid, ResourceName};
 use crate::node::{Blocked, Node};
@@ -97,6 +98,13 @@ impl Node {
     /// All the reasons.
     pub fn blocked_by(&self) -> &[Blocked] {
         &self.blocked
+    }
+
+    /// The contested file that leaves open what a pod holds.
+    pub fn contested_by(&self, pod: &PodUid) -> Option<&Blocked> {
+        let is_open =
+            |reason: &&Blocked| matches!(reason, Blocked::ContestedFile { pods, .. } if pods.contains(pod));
+        self.blocked.iter().find(is_open)
     }
 
     /// How many devices of each known resource there are.
@@ -246,6 +254,11 @@ impl Node {
             .keys()
             .filter_map(|id| self.plugin(*id))
             .collect()
+    }
+
+    /// Plugins that were rejected lately and have not registered since, by resource and endpoint.
+    pub fn rejected_plugins(&self, now: Moment) -> impl Iterator<Item = &Rejected> {
+        self.rejections.iter(now)
     }
 
     /// A connected plugin.

@@ -1,9 +1,16 @@
 //! Saving what is sound from a damaged file.
 //!
-//! An entry or a claim is kept whole or not at all: half an entry would be a guess. What is kept is written in
-//! the newest format; what is not is listed, with the reason.
+//! The result is written in the newest format, and every damaged part is listed with the reason.
+//!
+//! A device that a readable part of the file says is held stays held: an entry with a damaged answer is kept without the
+//! answer, and one with an unreadable pod is kept under the UID of an unknown pod ([`UNKNOWN_POD`]). Devices of parts that
+//! cannot be read at all are not known. So the result of every damaged file has one more entry, of the pod
+//! [`INCOMPLETE_POD`]. A kubelet loads it as an entry of a pod that does not exist. devlet's import does not admit pods
+//! again because of such a file: an operator has to decide that (`devlet forget`).
+//!
+//! A claim is kept whole or not at all.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::convert::{Remark, convert_document};
 use crate::device_plugin::{self, response};
@@ -11,7 +18,6 @@ use crate::dra::{Claim, envelope, flat};
 use crate::file::{Checksum, ReadError, Salvaged};
 use crate::go_json;
 use crate::kind::{self, FileKind};
-use crate::verify::replaced_entries;
 use crate::{Document, Format, Role};
 
 /// The sound part of a file.
@@ -25,8 +31,12 @@ pub struct Salvage {
     pub text: String,
     /// The format of `text`.
     pub format: Format,
-    /// What could not be kept.
+    /// The damaged parts.
     pub dropped: Vec<Dropped>,
+    /// Whether the file was damaged, so that it is not known whether this is everything that it said.
+    pub incomplete: bool,
+    /// Whether an answer of a plugin was dropped.
+    pub answers_lost: bool,
     /// Whether the checksum was right.
     pub checksum: Option<Checksum>,
     /// What the newest format says otherwise than the old one.
@@ -46,6 +56,11 @@ impl Salvage {
             Document::DraHealth(_) => false,
         };
         !kept && !self.is_undamaged()
+    }
+
+    /// Whether anything that the file said is missing in the result, or may be.
+    pub fn has_losses(&self) -> bool {
+        self.incomplete || self.answers_lost
     }
 
     /// Whether there was nothing wrong with the file.
@@ -85,11 +100,14 @@ pub enum SalvageError {
 /// Saves what is sound. `role` is what the file's name says, see [`Role::of_file_name`].
 pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError> {
     let mut is_mixed = false;
+    let mut answers_lost = false;
+    let has_damage;
     let (found, kept, checksum, dropped) = match kind::of(bytes, role)? {
         FileKind::DevicePluginV0 => {
             let salvaged = device_plugin::v0::salvage(bytes);
             let mut dropped = losses(&salvaged);
-            let kept = keep_entries(salvaged.content, &mut dropped);
+            has_damage = !dropped.is_empty();
+            let kept = keep_entries(salvaged.content, has_damage, &mut dropped, &mut answers_lost);
             (
                 Format::DevicePluginV0,
                 Document::DevicePlugin(kept),
@@ -100,6 +118,7 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
         FileKind::DevicePlugin => {
             let salvaged = device_plugin::salvage(bytes);
             let mut dropped = losses(&salvaged);
+            has_damage = !dropped.is_empty();
             let (checkpoint, checksum, mixed) = salvaged.content;
             let empty = checkpoint.entries.iter().flatten().next().is_none()
                 && checkpoint.registered.iter().flatten().next().is_none();
@@ -115,7 +134,7 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
             } else {
                 Format::DevicePluginV2
             };
-            let kept = keep_entries(checkpoint, &mut dropped);
+            let kept = keep_entries(checkpoint, has_damage, &mut dropped, &mut answers_lost);
             (found, Document::DevicePlugin(kept), Some(checksum), dropped)
         }
         FileKind::DraFlat => {
@@ -123,6 +142,7 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
             let read = flat::read(bytes).ok().and_then(|file| file.checksum);
             let salvaged = flat::salvage(bytes);
             let mut dropped = losses(&salvaged);
+            has_damage = !dropped.is_empty();
             let (mut checkpoint, checksum, format) = salvaged.content;
             keep_last(&mut checkpoint.claims, &mut dropped, |claim: &flat::FlatClaim| {
                 format!("{}/{}", claim.namespace, claim.name)
@@ -133,6 +153,7 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
         FileKind::DraEnvelope => {
             let salvaged = envelope::salvage(bytes);
             let mut dropped = losses(&salvaged);
+            has_damage = !dropped.is_empty();
             let (mut checkpoint, checksum) = salvaged.content;
             if !checkpoint.has_claim_list && dropped.is_empty() {
                 return Err(SalvageError::NothingInIt);
@@ -147,7 +168,15 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
         }
         FileKind::DraHealth => return Err(SalvageError::NotWorthIt),
     };
+    let incomplete = has_damage || checksum.is_some_and(|checksum| !checksum.is_valid());
+    let mut kept = kept;
+    if incomplete {
+        mark_incomplete(&mut kept);
+    }
     let converted = convert_document(&kept, found).map_err(|_| SalvageError::NotWorthIt)?;
+    if incomplete {
+        unmark(&mut kept);
+    }
     let (text, format, mut remarks) = (converted.text, converted.format, converted.remarks);
     if is_mixed {
         remarks.insert(0, Remark::MixedFormats);
@@ -158,6 +187,8 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
         text,
         format,
         dropped,
+        incomplete,
+        answers_lost,
         checksum,
         remarks,
     })
@@ -197,32 +228,181 @@ fn losses<T>(salvaged: &Salvaged<T>) -> Vec<Dropped> {
     dropped
 }
 
-/// Without the entries that a kubelet would not load either.
+/// Beginning of the UIDs of pods whose own UID could not be read.
+pub const UNKNOWN_POD: &str = "devlet-unknown-pod-";
+
+/// UID of the pod whose entry, or of the claim that, says that the file is the rest of a damaged one.
+pub const INCOMPLETE_POD: &str = "devlet-incomplete-file";
+
+fn mark_incomplete(document: &mut Document) {
+    if let Document::DevicePlugin(checkpoint) = document {
+        let nodes = BTreeMap::from([(-1, Some(vec!["parts-were-lost".to_owned()]))]);
+        checkpoint
+            .entries
+            .get_or_insert_default()
+            .push(device_plugin::Entry {
+                pod_uid: INCOMPLETE_POD.into(),
+                container: "repair".into(),
+                resource: "devlet.dev/incomplete".into(),
+                devices: device_plugin::Devices::PerNuma(Some(nodes)),
+                alloc_resp: None,
+            });
+    }
+    // The result of a flat file is an envelope, too.
+    if let Document::DraFlat(checkpoint) = document {
+        checkpoint.claims.get_or_insert_default().push(flat::FlatClaim {
+            uid: INCOMPLETE_POD.into(),
+            name: INCOMPLETE_POD.into(),
+            namespace: "devlet".into(),
+            ..flat::FlatClaim::default()
+        });
+    }
+    if let Document::DraEnvelope(checkpoint) = document {
+        checkpoint.claims.get_or_insert_default().push(Claim {
+            uid: INCOMPLETE_POD.into(),
+            name: INCOMPLETE_POD.into(),
+            namespace: "devlet".into(),
+            pods: None,
+            drivers: None,
+        });
+    }
+}
+
+/// Takes the mark away again.
+fn unmark(document: &mut Document) {
+    match document {
+        Document::DevicePlugin(checkpoint) => drop(checkpoint.entries.as_mut().and_then(Vec::pop)),
+        Document::DraEnvelope(checkpoint) => drop(checkpoint.claims.as_mut().and_then(Vec::pop)),
+        Document::DraFlat(checkpoint) => drop(checkpoint.claims.as_mut().and_then(Vec::pop)),
+        Document::DraHealth(_) => {}
+    }
+}
+
+/// Returns the entries without answers that do not decode, and with a UID for unreadable pods. Of entries with one key only one
+/// counts; in a damaged file, devices of the others stay held by the same pod, in a container of another name.
 fn keep_entries(
     mut checkpoint: device_plugin::Checkpoint,
+    has_damage: bool,
     dropped: &mut Vec<Dropped>,
+    answers_lost: &mut bool,
 ) -> device_plugin::Checkpoint {
     let Some(entries) = &mut checkpoint.entries else {
         return checkpoint;
     };
-    let replaced = replaced_entries(entries);
-    dropped.reserve_exact(replaced.len());
-    let mut index = 0;
-    entries.retain(|entry| {
-        let is_replaced = replaced.contains_key(&index);
-        index += 1;
-        let reason = match response::decode(entry.alloc_resp.as_deref().unwrap_or_default()) {
-            Err(reason) => {
-                format!("the plugin's answer does not decode, {reason}; its devices count as free")
+    let holding = entries.iter_mut().filter(|entry| !entry.devices.ids().is_empty());
+    for (number, entry) in (1..).zip(holding) {
+        if entry.pod_uid.is_empty() {
+            entry.pod_uid = format!("{UNKNOWN_POD}{number}");
+        }
+        // Two of them must not replace one another.
+        if entry.container.is_empty() {
+            entry.container = format!("unknown-container-{number}");
+        }
+    }
+    let answers: Vec<Option<String>> = entries
+        .iter()
+        .map(|entry| response::decode(entry.alloc_resp.as_deref().unwrap_or_default()).err())
+        .map(|error| error.map(|error| error.to_string()))
+        .collect();
+    let has_damage = has_damage || answers.iter().any(Option::is_some);
+    let mut decisions = decide(entries, &answers, has_damage);
+    for ((entry, answer), decision) in entries.iter_mut().zip(answers).zip(&mut decisions) {
+        let described = (answer.is_some() || *decision != Decision::Keep).then(|| entry.describe());
+        let reason = match decision {
+            Decision::Keep => None,
+            Decision::Drop => Some("a later entry for the same container counts".to_owned()),
+            Decision::Rename { container, devices } => {
+                let reason = format!(
+                    "another entry for the same container counts; its devices stay held, by container {container}"
+                );
+                entry.container = std::mem::take(container);
+                entry
+                    .devices
+                    .retain(|id| devices.binary_search_by(|kept| kept.as_str().cmp(id)).is_ok());
+                Some(reason)
             }
-            Ok(_) if is_replaced => "a later entry for the same container counts".into(),
-            Ok(_) => return true,
         };
-        let what = entry.describe();
-        dropped.push(Dropped { what, reason });
-        false
-    });
+        let Some(described) = described else { continue };
+        dropped.push(match answer {
+            Some(problem) => {
+                entry.alloc_resp = None;
+                *answers_lost = true;
+                let reason = reason.unwrap_or_else(|| "its devices stay held, without the answer".into());
+                Dropped {
+                    what: format!("the plugin's answer for {described}"),
+                    reason: format!("{problem}; {reason}"),
+                }
+            }
+            None => Dropped {
+                what: described,
+                reason: reason.unwrap_or_default(),
+            },
+        });
+    }
+    let mut decisions = decisions.into_iter();
+    entries.retain(|_| decisions.next() != Some(Decision::Drop));
     checkpoint
+}
+
+/// What becomes of an entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Decision {
+    Keep,
+    Drop,
+    /// Another entry has its key.
+    Rename {
+        container: String,
+        /// The devices that no other entry of the pod holds, sorted.
+        devices: Vec<String>,
+    },
+}
+
+/// Decides which entry of each key counts: the last one with a sound answer. `answers` has the problem of each answer.
+fn decide(entries: &[device_plugin::Entry], answers: &[Option<String>], has_damage: bool) -> Vec<Decision> {
+    let mut decisions = vec![Decision::Keep; entries.len()];
+    let mut order: Vec<usize> = (0..entries.len()).rev().collect();
+    order.sort_by_key(|index| answers[*index].is_some());
+    let mut keys = HashSet::new();
+    let others: Vec<usize> = order
+        .into_iter()
+        .filter(|index| !keys.insert(entries[*index].key()))
+        .collect();
+    if !has_damage {
+        others
+            .into_iter()
+            .for_each(|index| decisions[index] = Decision::Drop);
+        return decisions;
+    }
+    // In a damaged file it is not known which of them a kubelet would load: all of their devices stay held.
+    let mut held = HashSet::new();
+    if !others.is_empty() {
+        let is_other: HashSet<usize> = others.iter().copied().collect();
+        for (_, entry) in entries
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !is_other.contains(index))
+        {
+            let ids = entry.devices.ids().into_iter();
+            held.extend(ids.map(|id| (entry.pod_uid.as_str(), entry.resource.as_str(), id)));
+        }
+    }
+    for index in others {
+        let entry = &entries[index];
+        let ids = entry.devices.ids().into_iter();
+        let mut devices: Vec<String> = ids
+            .filter(|id| held.insert((&entry.pod_uid, &entry.resource, id)))
+            .map(str::to_owned)
+            .collect();
+        devices.sort_unstable();
+        let named = |number: usize| format!("{}-entry-{number}", entry.container);
+        let is_free = |name: &String| !keys.contains(&(&*entry.pod_uid, name, &*entry.resource));
+        let free = (index + 1..).step_by(entries.len()).map(named).find(is_free);
+        decisions[index] = match free {
+            Some(container) if !devices.is_empty() => Decision::Rename { container, devices },
+            _ => Decision::Drop,
+        };
+    }
+    decisions
 }
 
 /// Without the claims that a later one replaces.

@@ -268,7 +268,7 @@ fn judge_devices(
 
 /// Entries that a later one with the same key replaces: their place, and that of the last such entry.
 /// Entries whose answer does not decode replace nothing.
-pub(crate) fn replaced_entries(entries: &[Entry]) -> HashMap<usize, usize> {
+fn replaced_entries(entries: &[Entry]) -> HashMap<usize, usize> {
     let decodes = |entry: &Entry| response::decode(entry.alloc_resp.as_deref().unwrap_or_default()).is_ok();
     let mut last = HashMap::new();
     for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| decodes(entry)) {

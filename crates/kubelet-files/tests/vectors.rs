@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use devlet_kubelet_files::device_plugin::Devices;
+use devlet_kubelet_files::salvage::{INCOMPLETE_POD, UNKNOWN_POD};
 use devlet_kubelet_files::verify::Problem;
 use devlet_kubelet_files::{Document, Format, Role, convert, device_plugin, dra, read, salvage, verify};
 use serde::Deserialize;
@@ -404,7 +405,7 @@ fn an_unprepared_flat_claim_keeps_its_driver() {
 }
 
 #[test]
-fn every_prefix_of_a_file_salvages_whole_entries_only() {
+fn every_prefix_of_a_file_keeps_the_devices_that_it_names() {
     let bytes = bytes_of("deviceplugin/v2-two-resources-one-container.json");
     let all = device_plugin::read(&bytes)
         .unwrap()
@@ -421,7 +422,19 @@ fn every_prefix_of_a_file_salvages_whole_entries_only() {
             panic!("prefix of {end} bytes")
         };
         let kept = kept.entries.as_deref().unwrap_or_default();
-        assert_eq!(kept, &all[..kept.len()], "prefix of {end} bytes");
+        for (kept, whole) in kept.iter().zip(&all) {
+            assert_eq!(
+                (&kept.pod_uid, &kept.resource),
+                (&whole.pod_uid, &whole.resource),
+                "{end}"
+            );
+            let ids = whole.devices.ids();
+            assert!(kept.devices.ids().iter().all(|id| ids.contains(id)), "{end}");
+        }
+        assert!(
+            salvaged.incomplete && salvaged.text.contains(INCOMPLETE_POD),
+            "{end}"
+        );
         assert!(
             !salvaged.dropped.is_empty(),
             "prefix of {end} bytes: nothing said to be lost"
@@ -472,15 +485,40 @@ fn every_prefix_of_an_envelope_salvages_whole_claims_only() {
 }
 
 #[test]
-fn a_wrong_checksum_costs_nothing_but_a_new_one() {
+fn a_wrong_checksum_drops_nothing_but_any_value_may_be_wrong() {
     let salvaged = salvage(&bytes_of("deviceplugin/corrupt-checksum-wrong.json"), None).unwrap();
     assert_eq!(salvaged.dropped, []);
     assert!(!salvaged.is_undamaged());
-    assert_eq!(salvaged.text.as_bytes(), bytes_of("deviceplugin/v2-one-pod.json"));
+    assert!(salvaged.incomplete && salvaged.text.contains(INCOMPLETE_POD));
+    let whole = device_plugin::read(&bytes_of("deviceplugin/v2-one-pod.json")).unwrap();
+    assert_eq!(salvaged.kept, Document::DevicePlugin(whole.verified().unwrap()));
 }
 
 #[test]
-fn one_bad_entry_is_dropped_and_the_others_are_kept() {
+fn the_rest_of_a_damaged_file_of_claims_is_marked() {
+    for name in [
+        "dra/flat-1.27/01-single.json",
+        "dra/envelope-v1/03-single-device.json",
+    ] {
+        let whole = bytes_of(name);
+        let sound = salvage(&whole, None).unwrap();
+        assert!(!sound.text.contains(INCOMPLETE_POD), "{name}");
+        let damaged = &whole[..whole.len() - 3];
+        let salvaged = salvage(damaged, None).unwrap();
+        assert!(
+            salvaged.incomplete && salvaged.text.contains(INCOMPLETE_POD),
+            "{name}"
+        );
+        assert!(!format!("{:?}", salvaged.kept).contains(INCOMPLETE_POD), "{name}");
+        assert!(
+            verify(salvaged.text.as_bytes(), None).is_fine(),
+            "{name}: a kubelet loads it"
+        );
+    }
+}
+
+#[test]
+fn one_bad_entry_keeps_its_devices_and_the_others_are_whole() {
     let text = String::from_utf8(bytes_of("deviceplugin/v2-two-resources-one-container.json")).unwrap();
     let damaged = text.replacen("\"ContainerName\":\"sidecar\"", "\"ContainerName\":7", 1);
     let salvaged = salvage(damaged.as_bytes(), None).unwrap();
@@ -493,7 +531,7 @@ fn one_bad_entry_is_dropped_and_the_others_are_kept() {
         .flatten()
         .map(|entry| entry.container.as_str())
         .collect();
-    assert_eq!(containers, ["init", "app", "app"]);
+    assert_eq!(containers, ["init", "unknown-container-2", "app", "app"]);
     let [dropped] = &salvaged.dropped[..] else {
         panic!("{:?}", salvaged.dropped)
     };
@@ -523,11 +561,19 @@ fn a_file_that_mixes_v1_and_v2_entries_is_refused_and_can_be_salvaged() {
     );
     let salvaged = salvage(mixed.as_bytes(), None).unwrap();
     assert_eq!(salvaged.dropped, []);
-    assert_eq!(salvaged.text, text);
+    let entries = |text: &str| {
+        device_plugin::read(text.as_bytes())
+            .unwrap()
+            .verified()
+            .unwrap()
+            .entries
+            .unwrap()
+    };
+    assert_eq!(entries(&salvaged.text)[..entries(&text).len()], entries(&text));
 }
 
 #[test]
-fn an_entry_whose_answer_does_not_decode_is_dropped() {
+fn an_entry_whose_answer_does_not_decode_is_kept_without_it() {
     let salvaged = salvage(
         &bytes_of("deviceplugin/corrupt-allocresp-invalid-utf8.json"),
         None,
@@ -536,7 +582,92 @@ fn an_entry_whose_answer_does_not_decode_is_dropped() {
     let [dropped] = &salvaged.dropped[..] else {
         panic!("{:?}", salvaged.dropped)
     };
-    assert_eq!(dropped.what, "pod-bad/c vendor.com/gpu with gpu1");
+    assert_eq!(
+        dropped.what,
+        "the plugin's answer for pod-bad/c vendor.com/gpu with gpu1"
+    );
+    assert!(salvaged.has_losses());
+    let Document::DevicePlugin(kept) = salvaged.kept else {
+        panic!()
+    };
+    let held = kept
+        .entries
+        .unwrap()
+        .into_iter()
+        .find(|entry| entry.pod_uid == "pod-bad");
+    let held = held.unwrap();
+    assert_eq!((held.devices.ids(), held.alloc_resp), (vec!["gpu1"], None));
+}
+
+#[test]
+fn entries_of_one_container_in_a_damaged_file_hold_their_devices_together() {
+    let sound = r#""AllocResp":"CgsKA0RFVhIEZ3B1MA==""#;
+    let damaged = r#""AllocResp":"/////w==""#;
+    let unreadable = r#""AllocResp":[18446744073709551615,7,[],[]]"#;
+    let held = |answers: [&str; 2]| {
+        let entry = |device: &str, answer: &str| {
+            format!(
+                r#"{{"PodUID":"p","ContainerName":"main","ResourceName":"v.com/gpu","DeviceIDs":{{"0":["{device}"]}},{answer}}}"#
+            )
+        };
+        let file = format!(
+            r#"{{"Data":{{"PodDeviceEntries":[{},{}],"RegisteredDevices":{{}}}},"Checksum":1}}"#,
+            entry("gpu0", answers[0]),
+            entry("gpu1", answers[1])
+        );
+        let salvaged = salvage(file.as_bytes(), None).unwrap();
+        let verdict = verify(salvaged.text.as_bytes(), None);
+        assert!(verdict.is_fine(), "{answers:?}: {:?}", verdict.problems);
+        let Document::DevicePlugin(kept) = salvaged.kept else {
+            panic!()
+        };
+        let kept = kept.entries.unwrap().into_iter();
+        kept.map(|entry| (entry.container.clone(), entry.devices.ids().concat()))
+            .collect::<Vec<_>>()
+    };
+    let pair =
+        |first: &str, second: &str| vec![(first.into(), "gpu0".into()), (second.into(), "gpu1".into())];
+    // A sound answer counts before a damaged one, and a later one before an earlier one.
+    assert_eq!(held([sound, damaged]), pair("main", "main-entry-2"));
+    assert_eq!(held([damaged, sound]), pair("main-entry-1", "main"));
+    assert_eq!(held([damaged, damaged]), pair("main-entry-1", "main"));
+    assert_eq!(held([sound, unreadable]).len(), 2);
+    // In a file that is readable throughout, a kubelet loads the last one.
+    assert_eq!(held([sound, sound]), [("main".into(), "gpu1".into())]);
+}
+
+#[test]
+fn devices_of_a_damaged_entry_stay_held() {
+    let whole = String::from_utf8(bytes_of("deviceplugin/v2-two-resources-one-container.json")).unwrap();
+    let entries = device_plugin::read(whole.as_bytes())
+        .unwrap()
+        .verified()
+        .unwrap()
+        .entries
+        .unwrap();
+    let uid = &entries[0].pod_uid;
+    let held = |damaged: &str| {
+        let salvaged = salvage(damaged.as_bytes(), None).unwrap();
+        assert!(salvaged.has_losses());
+        assert!(
+            verify(salvaged.text.as_bytes(), None).is_fine(),
+            "a kubelet loads it"
+        );
+        let Document::DevicePlugin(kept) = salvaged.kept else {
+            panic!()
+        };
+        let entry = &kept.entries.unwrap()[0];
+        assert_eq!(entry.devices, entries[0].devices);
+        entry.pod_uid.clone()
+    };
+    // A byte that JSON does not allow in the answer, and an answer that is not base64.
+    let answer = whole.find("\"AllocResp\":\"").unwrap() + 13;
+    for byte in ["\u{1}", "!"] {
+        let damaged = format!("{}{byte}{}", &whole[..answer], &whole[answer + 1..]);
+        assert_eq!(held(&damaged), *uid);
+    }
+    let unknown = held(&whole.replacen(&format!("{uid:?}"), "7", 1));
+    assert!(unknown.starts_with(UNKNOWN_POD), "{unknown}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use devlet_cdi::{ContainerEdits, DEFAULT_DIRECTORIES, DeviceNode, Registry};
+use devlet_cdi::{ContainerEdits, DEFAULT_DIRECTORIES, DeviceNode, QualifiedName, Registry};
 
 use crate::Outcome;
 use crate::output::OutputArg;
@@ -33,7 +33,7 @@ pub(crate) enum Command {
         Exit codes: 0 shown, 1 there is no such usable device, 2 wrong usage or an unreadable --cdi-dir.")]
     Show {
         /// A qualified name, vendor/class=name
-        name: String,
+        name: QualifiedName,
         #[command(flatten)]
         directories: Directories,
         #[command(flatten)]
@@ -65,7 +65,7 @@ pub(crate) enum Command {
     Resolve {
         /// Qualified names, vendor/class=name
         #[arg(required = true, value_name = "NAME")]
-        names: Vec<String>,
+        names: Vec<QualifiedName>,
         /// The OCI runtime spec to change, - for standard input
         #[arg(long, value_name = "FILE")]
         oci_spec: Option<PathBuf>,
@@ -148,7 +148,7 @@ fn edit_lines(edits: &ContainerEdits) -> Vec<[String; 2]> {
     for device in &edits.net_devices {
         add(
             "network device",
-            format!("{} as {}", device.host_interface_name, device.name),
+            format!("{} -> {}", device.host_interface_name, device.name),
         );
     }
     for mount in &edits.mounts {
@@ -160,7 +160,7 @@ fn edit_lines(edits: &ContainerEdits) -> Vec<[String; 2]> {
         };
         add(
             "mount",
-            format!("{} on {}{options}", mount.host_path, mount.container_path),
+            format!("{} -> {}{options}", mount.host_path, mount.container_path),
         );
     }
     for hook in &edits.hooks {
@@ -183,10 +183,12 @@ fn edit_lines(edits: &ContainerEdits) -> Vec<[String; 2]> {
 }
 
 fn node_text(node: &DeviceNode) -> String {
-    let mut text = node.path.clone();
-    if !node.host_path.is_empty() && node.host_path != node.path {
-        text.push_str(&format!(" from {}", node.host_path));
-    }
+    let host_path = if node.host_path.is_empty() {
+        &node.path
+    } else {
+        &node.host_path
+    };
+    let mut text = format!("{host_path} -> {}", node.path);
     if !node.permissions.is_empty() {
         text.push_str(&format!(" ({})", node.permissions));
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use devlet_cdi::ContainerEdits;
+use devlet_cdi::{ContainerEdits, QualifiedName};
 
 use super::{Directories, edit_lines};
 use crate::oci::Edited;
@@ -10,13 +10,17 @@ use crate::output::{self, Output, table};
 use crate::{Outcome, files};
 
 pub(super) fn run(
-    names: &[String],
+    names: &[QualifiedName],
     oci_spec: Option<&Path>,
     directories: &Directories,
     output: Output,
 ) -> anyhow::Result<Outcome> {
+    let oci = match oci_spec {
+        Some(path) => Some((path, files::read(path)?)),
+        None => None,
+    };
     let registry = directories.open()?;
-    let edits = match registry.resolve(names) {
+    let edits = match registry.resolve(names.iter().map(QualifiedName::as_str)) {
         Ok(edits) => edits,
         Err(unresolvable) => {
             output::warn(&format!("error: {unresolvable}"));
@@ -24,11 +28,10 @@ pub(super) fn run(
             return Ok(Outcome::Bad);
         }
     };
-    let Some(path) = oci_spec else {
+    let Some((path, bytes)) = oci else {
         output::print(output, &edits, edits_table)?;
         return Ok(Outcome::Fine);
     };
-    let bytes = files::read(path)?;
     let oci = match Edited::new(&bytes, &edits.into()) {
         Ok(oci) => oci,
         Err(error) => {

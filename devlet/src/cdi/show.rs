@@ -10,9 +10,13 @@ use super::{Directories, edit_lines};
 use crate::Outcome;
 use crate::output::{self, Output, table};
 
-pub(super) fn run(name: &str, directories: &Directories, output: Output) -> anyhow::Result<Outcome> {
+pub(super) fn run(
+    name: &QualifiedName,
+    directories: &Directories,
+    output: Output,
+) -> anyhow::Result<Outcome> {
     let registry = directories.open()?;
-    let edits = match registry.resolve([name]) {
+    let edits = match registry.resolve([name.as_str()]) {
         Ok(edits) => edits,
         Err(unresolvable) => {
             output::warn(&format!("error: {unresolvable}"));
@@ -20,22 +24,19 @@ pub(super) fn run(name: &str, directories: &Directories, output: Output) -> anyh
             return Ok(Outcome::Bad);
         }
     };
-    // It resolves, so the name is one and the device is there.
-    let Ok(qualified) = name.parse::<QualifiedName>() else {
-        return Ok(Outcome::Bad);
-    };
-    let Some(definition) = registry.get(&qualified) else {
+    // It resolves, so the device is there.
+    let Some(definition) = registry.get(name) else {
         return Ok(Outcome::Bad);
     };
     let shown = Shown {
-        name: qualified.to_string(),
-        vendor: qualified.vendor().to_owned(),
-        class: qualified.class().to_owned(),
+        name: name.to_string(),
+        vendor: name.vendor().to_owned(),
+        class: name.class().to_owned(),
         file: definition.file.path.display().to_string(),
         cdi_version: definition.file.spec.version.clone(),
         annotations: definition.device.annotations.clone(),
         definitions: registry
-            .definitions_of(&qualified)
+            .definitions_of(name)
             .map(|each| DefinitionShown::of(&each))
             .collect(),
         edits,

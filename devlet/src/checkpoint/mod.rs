@@ -71,8 +71,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  \
         devlet checkpoint repair kubelet_internal_checkpoint\n  \
         devlet checkpoint repair kubelet_internal_checkpoint --out repaired\n\n\
-        Nothing is written without --out. Devices of entries that are dropped count as free afterwards: stop \
-        those containers first. Exit codes: 0 all or a part was saved, 1 nothing could be saved, 2 wrong usage \
+        Nothing is written without --out. Exit codes: 0 nothing was lost, 1 a part or all was lost, 2 wrong usage \
         or a path that cannot be read or written.")]
     Repair {
         /// The file, - for standard input

@@ -41,7 +41,7 @@ pub(super) fn run(
     }
     let report = Report::of(path, out, &salvaged);
     output::print(output, &report, Report::table)?;
-    Ok(if salvaged.is_lost() {
+    Ok(if salvaged.is_lost() || salvaged.has_losses() {
         Outcome::Bad
     } else {
         Outcome::Fine
@@ -57,6 +57,8 @@ struct Report {
     undamaged: bool,
     /// Nothing could be kept.
     lost: bool,
+    /// Parts were lost, or may have been.
+    incomplete: bool,
     checksum_valid: Option<bool>,
     kept: Content,
     dropped: Vec<DroppedShown>,
@@ -83,6 +85,7 @@ impl Report {
             format: salvaged.found.name(),
             undamaged: salvaged.is_undamaged(),
             lost: salvaged.is_lost(),
+            incomplete: salvaged.incomplete,
             checksum_valid: salvaged.checksum.map(Checksum::is_valid),
             kept: Content::of(&salvaged.kept),
             dropped: salvaged.dropped.iter().map(shown).collect(),
@@ -96,9 +99,12 @@ impl Report {
         let state = if self.undamaged {
             "undamaged".to_owned()
         } else if self.dropped.is_empty() {
-            "damaged, but nothing has to be dropped".to_owned()
+            "damaged: the checksum is wrong, so any value may be".to_owned()
         } else {
-            format!("damaged: {} cannot be saved", count(self.dropped.len(), "part"))
+            format!(
+                "damaged: {} lost in part or as a whole",
+                count(self.dropped.len(), "part")
+            )
         };
         let mut text = format!(
             "File:     {}\nFormat:   {}\nState:    {state}\nKept:     {}\n",
@@ -106,6 +112,12 @@ impl Report {
             self.format,
             self.kept.summary(),
         );
+        if self.incomplete {
+            text.push_str(
+                "Warning:  which devices the lost parts held is not known; devlet import keeps the rest held, and admits \
+                 pods again only after devlet forget FILE\n",
+            );
+        }
         for note in &self.notes {
             text.push_str(&format!("Note:     {}\n", output::line(note)));
         }

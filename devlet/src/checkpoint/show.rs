@@ -429,7 +429,7 @@ impl EntryShown {
         );
         lines.extend(response.mounts.iter().map(|mount| {
             let mode = if mount.read_only { "ro" } else { "rw" };
-            format!("mount {} on {} ({mode})", mount.host_path, mount.container_path)
+            format!("mount {} -> {} ({mode})", mount.host_path, mount.container_path)
         }));
         lines.extend(response.devices.iter().map(|device| {
             let DeviceShown {
@@ -437,11 +437,12 @@ impl EntryShown {
                 host_path,
                 permissions,
             } = device;
-            if container_path == host_path {
-                format!("device {host_path} ({permissions})")
-            } else {
-                format!("device {host_path} as {container_path} ({permissions})")
-            }
+            // Runtimes fill in the same.
+            let container_path = Some(container_path).filter(|path| !path.is_empty());
+            let container_path = container_path.unwrap_or(host_path);
+            let permissions = Some(permissions.as_str()).filter(|each| !each.is_empty());
+            let permissions = permissions.unwrap_or("rwm");
+            format!("device {host_path} -> {container_path} ({permissions})")
         }));
         lines.extend(
             response

@@ -1,7 +1,6 @@
 //! The configuration file: YAML, every key optional, none unknown.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -12,6 +11,8 @@ use devlet_agent::grpc::server::ServerLimits;
 use devlet_agent::limits::Limits;
 use serde::{Deserialize, Serialize};
 
+use super::http_address::HttpAddress;
+use super::log_level::LogLevel;
 use super::uid::Uid;
 use crate::duration::Span;
 use crate::files;
@@ -21,9 +22,9 @@ use crate::files;
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub(crate) struct Settings {
     pub(crate) root_dir: Option<PathBuf>,
-    pub(crate) http: Option<SocketAddr>,
+    pub(crate) http: Option<HttpAddress>,
     pub(crate) log: LogFormat,
-    pub(crate) log_level: Option<String>,
+    pub(crate) log_level: Option<LogLevel>,
     wait: Span,
     deadlines: DeadlineSettings,
     foreign: Vec<String>,
@@ -413,10 +414,10 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
         let config = settings.node("/srv/node".into());
         let seconds = Duration::from_secs;
         assert_eq!(settings.root_dir, Some("/srv/node".into()));
-        assert_eq!(settings.http, Some(SocketAddr::from(([127, 0, 0, 1], 7350))));
+        assert_eq!(settings.http, Some("127.0.0.1:7350".parse().unwrap()));
         assert_eq!(
-            (settings.log, settings.log_level.as_deref()),
-            (LogFormat::Json, Some("debug"))
+            (settings.log, settings.log_level),
+            (LogFormat::Json, "debug".parse().ok())
         );
         assert_eq!(config.wait, seconds(300));
         assert_eq!(config.deadlines.allocate_of(&"acme.com/gpu".into()), seconds(90));

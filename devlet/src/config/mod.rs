@@ -1,8 +1,11 @@
 //! `devlet config`: what can be set, and what is.
 //!
-//! `file` has the keys; `uid` how users are written; `print` the same as text with explanations.
+//! `file` has the keys; `log_level`, `http_address` and `uid` the values with a syntax of their own; `print` writes the
+//! settings with explanations.
 
 mod file;
+mod http_address;
+mod log_level;
 mod print;
 mod uid;
 
@@ -13,6 +16,8 @@ use clap::Subcommand;
 use crate::{Outcome, output};
 
 pub(crate) use file::{LogFormat, Settings};
+pub(crate) use http_address::HttpAddress;
+pub(crate) use log_level::LogLevel;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {

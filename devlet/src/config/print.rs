@@ -7,16 +7,16 @@ const MEANINGS: &[(&str, &str)] = &[
     (
         "rootDir",
         "Where plugins look for the node and it keeps its state: the kubelet's layout.\n\
-         By default /var/lib/kubelet for root, otherwise devlet below the user's state directory.",
+         By default /var/lib/kubelet for root, otherwise devlet below the user's state directory. $DEVLET_ROOT overrides it.",
     ),
     (
         "http",
-        "Where /healthz, /readyz and /metrics are served, such as 127.0.0.1:7350; by default nowhere.",
+        "Where /healthz, /readyz and /metrics are served, such as localhost:7359, or :7359 for all interfaces; by default nowhere.",
     ),
     ("log", "text or json, on standard error."),
     (
         "logLevel",
-        "error, warn, info, debug or trace; or by module: info,devlet_agent=debug. By default info.",
+        "error, warn, info, debug, trace or off; or by module: info,devlet_agent=debug. By default info.",
     ),
     (
         "wait",
@@ -112,10 +112,7 @@ const MEANINGS: &[(&str, &str)] = &[
         "limits.registrationsPerMinute",
         "Registrations of one process: so many at once, and as many a minute; of one resource a tenth of that.",
     ),
-    (
-        "limits.plugins",
-        "Plugins that are connected at a time, and sockets in plugins_registry that are looked at.",
-    ),
+    ("limits.plugins", "Plugins that are connected at a time."),
     (
         "limits.resourcesPerPlugin",
         "Resources that one process may serve.",

@@ -1,17 +1,20 @@
 //! `devlet admit`
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use devlet_client::v1::{self, admit_event::Event};
+use devlet_client::{Client, Code, Status};
 use serde_json::json;
 
+use super::kind::name;
 use super::progress::Progress;
-use super::shown::{Admitted, conflict_texts, or_dash};
-use super::{ConnectArg, time};
+use super::shown::{Admitted, conflict_texts, or_dash, pod_text};
+use super::{ConnectArg, complete, select, time};
 use crate::duration::Span;
-use crate::output::{self, OutputArg, shown, table};
+use crate::output::{self, Output, OutputArg, shown, table_on};
+use crate::table::Screen;
 use crate::{Outcome, files};
 
 #[derive(Debug, clap::Args)]
@@ -22,19 +25,19 @@ pub(crate) struct Args {
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["namespace", "container", "limits"])]
     file: Vec<PathBuf>,
     /// Without a manifest: the pod's name
-    #[arg(long)]
+    #[arg(long, requires = "limits", value_parser = name)]
     name: Option<String>,
     /// Without a manifest: the pod's namespace
-    #[arg(long, default_value = "default")]
+    #[arg(long, default_value = "default", value_parser = name, add = complete::namespaces())]
     namespace: String,
     /// Without a manifest: the name of its only container
-    #[arg(long, value_name = "NAME", default_value = "main")]
+    #[arg(long, value_name = "NAME", default_value = "main", value_parser = name)]
     container: String,
     /// Without a manifest: how many devices of a resource the container gets; may be repeated
-    #[arg(long = "limit", value_name = "RESOURCE=COUNT", value_parser = limit)]
-    limits: Vec<(String, String)>,
+    #[arg(long = "limit", value_name = "RESOURCE=COUNT", value_parser = limit, add = complete::limits())]
+    limits: Vec<(String, u64)>,
     /// How long it may take, plugins that are not there yet included [default: as configured, 60s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     wait: Option<Span>,
     #[command(flatten)]
     connect: ConnectArg,
@@ -42,55 +45,167 @@ pub(crate) struct Args {
     output: OutputArg,
 }
 
-fn limit(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((resource, count)) if !resource.is_empty() && !count.is_empty() => {
-            Ok((resource.to_owned(), count.to_owned()))
+fn limit(text: &str) -> Result<(String, u64), String> {
+    let Some((resource, count)) = text.split_once('=').filter(|(resource, _)| !resource.is_empty()) else {
+        return Err("write RESOURCE=COUNT, as in acme.com/gpu=2".to_owned());
+    };
+    let is_kubernetes = match resource.split_once('/') {
+        None => {
+            matches!(resource, "cpu" | "memory" | "ephemeral-storage") || resource.starts_with("hugepages-")
         }
-        _ => Err("write RESOURCE=COUNT, as in acme.com/gpu=2".to_owned()),
+        Some((domain, _)) => domain == "kubernetes.io" || domain.ends_with(".kubernetes.io"),
+    };
+    if is_kubernetes {
+        return Err(format!(
+            "{resource} is not a device: leave it out, devlet gives devices only"
+        ));
+    }
+    match count.parse() {
+        Ok(0) => Err("a pod that wants none of a resource leaves it out".to_owned()),
+        Ok(count) => Ok((resource.to_owned(), count)),
+        Err(_) => Err(format!("{count:?} is not a number of devices")),
     }
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
-    let manifests = match (&args.file[..], &args.name) {
-        ([], Some(name)) => vec![short_form(name, &args)?],
+    let (manifests, names) = match (&args.file[..], &args.name) {
+        ([], Some(name)) => (vec![short_form(name, &args)?], Vec::new()),
         ([], None) => bail!("name a manifest with -f FILE, or a pod with --name NAME"),
-        (files, _) => files
-            .iter()
-            .map(|file| read(file))
-            .collect::<anyhow::Result<_>>()?,
-    };
-    for (resource, _) in args.limits.iter().filter(|(resource, _)| !resource.contains('/')) {
-        output::warn(&format!(
-            "warning: {resource} is no device: their names have a domain, as in acme.com/gpu; it is passed over"
-        ));
-    }
-    let client = args.connect.connect().await?;
-    let wait_ms = args.wait.map(time::milliseconds);
-    let pod = {
-        let mut progress = Progress::new();
-        let request = v1::AdmitRequest {
-            manifest: String::new(),
-            wait_ms,
-            manifests,
-        };
-        let mut events = progress.during(client.admit(request)).await?;
-        loop {
-            let event = progress.during(events.message()).await?;
-            match event.map(|event| event.event) {
-                Some(Some(Event::Waiting(waiting))) => progress.waiting_for(&waiting.awaited),
-                Some(Some(Event::Admitted(pod))) => break pod,
-                // Something that a later devlet says on the way.
-                Some(None) => {}
-                None => bail!("devlet did not say what became of the pod; look with `devlet get pods`"),
-            }
+        (files, _) => {
+            check_files(files)?;
+            let texts = files
+                .iter()
+                .map(|file| read(file))
+                .collect::<anyhow::Result<_>>()?;
+            (
+                texts,
+                files.iter().map(|file| file.display().to_string()).collect(),
+            )
         }
+    };
+    let client = args.connect.connect().await?;
+    if let Some((resource, _)) = args.limits.iter().find(|(name, _)| !name.contains('/')) {
+        // A hint, as the near match is.
+        let drivers = client.list_drivers(v1::ListDriversRequest::default()).await;
+        let drivers = drivers.unwrap_or_default().drivers;
+        if drivers.iter().any(|driver| driver.name == *resource) {
+            bail!(
+                "--limit {resource}: {resource} is a DRA driver, whose devices are given by a claim: \
+                 devlet admit -f pod.yaml -f claim.yaml"
+            );
+        }
+        let near = near_match(&client, resource).await;
+        bail!("--limit {resource}: the names of devices have a domain, as in acme.com/{resource}{near}");
+    }
+    let wait_ms = args.wait.map(time::milliseconds);
+    let request = v1::AdmitRequest {
+        manifest: String::new(),
+        wait_ms,
+        manifests,
+        names,
+    };
+    let pod = match admitted(&client, request).await {
+        Err(error) if args.name.is_some() => return Err(wrong_usage(error)),
+        admitted => admitted?,
     };
     for conflict in pod.containers.iter().flat_map(conflict_texts) {
         output::warn(&format!("warning: {conflict}"));
     }
-    output::print(args.output.output, &Admitted::from(pod), text)?;
+    let missing = missing(&args.limits, &pod);
+    let holds_nothing = pod.claims.is_empty() && pod.containers.iter().all(|each| each.devices.is_empty());
+    let id = pod_text(&pod.id.clone().unwrap_or_default());
+    let screen = Screen::for_list(args.output.output == Output::Wide);
+    output::print(args.output.output, &Admitted::from(pod), |pod| text(pod, screen))?;
+    if !missing.is_empty() {
+        output::warn(&format!(
+            "note: devlet gives pod {id} no {}: the configuration calls that `foreign`, so something else serves it",
+            missing.join(", ")
+        ));
+    } else if holds_nothing {
+        output::warn(&format!("note: pod {id} asks for no device and no claim"));
+    }
     Ok(Outcome::Fine)
+}
+
+async fn admitted(client: &Client, request: v1::AdmitRequest) -> anyhow::Result<v1::Pod> {
+    let mut progress = Progress::new();
+    let mut events = progress.during(client.admit(request)).await?;
+    let mut checked = BTreeSet::new();
+    loop {
+        let event = progress.during(events.message()).await?;
+        match event.map(|event| event.event) {
+            Some(Some(Event::Waiting(waiting))) => {
+                progress.waiting_for(&waiting.awaited);
+                let resource = waiting.resource;
+                if !resource.is_empty() && checked.insert(resource.clone()) {
+                    let near = progress.during(near_match(client, &resource)).await;
+                    if !near.is_empty() {
+                        progress.note(&format!("note: no plugin offers {resource}{near}"));
+                    }
+                }
+            }
+            Some(Some(Event::Admitted(pod))) => return Ok(pod),
+            // An event of a later version.
+            Some(None) => {}
+            None => bail!("devlet did not say whether the pod is admitted; look with `devlet get pods`"),
+        }
+    }
+}
+
+/// Without a manifest, a request that is not valid is wrong usage. Places in the made-up manifest are left out.
+fn wrong_usage(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<Status>() {
+        Some(status) if status.code() == Code::InvalidArgument => {
+            let message = status.message();
+            let place = message
+                .strip_prefix("line ")
+                .and_then(|rest| rest.split_once(": "));
+            anyhow::anyhow!("{}", place.map_or(message, |(_, problem)| problem))
+        }
+        _ => error,
+    }
+}
+
+/// The resources of `--limit` that the pod did not get.
+fn missing(limits: &[(String, u64)], pod: &v1::Pod) -> Vec<String> {
+    let is_held = |resource: &str| {
+        let mut held = pod.containers.iter().flat_map(|each| &each.devices);
+        held.any(|held| held.resource == resource)
+    };
+    let names = limits.iter().map(|(resource, _)| resource);
+    names.filter(|resource| !is_held(resource)).cloned().collect()
+}
+
+/// Which resource of this node was probably meant by one that it does not have: `; did you mean NAME?`.
+async fn near_match(client: &Client, resource: &str) -> String {
+    // A hint: if it cannot be had, the caller does without.
+    let listed = client.list_resources(v1::ListResourcesRequest {}).await;
+    let known = listed.unwrap_or_default().resources.into_iter();
+    let known: Vec<String> = known.map(|each| each.name).collect();
+    if known.iter().any(|name| name == resource) {
+        return String::new();
+    }
+    let near = select::near(resource, known.into_iter());
+    near.map_or_else(String::new, |near| format!("; did you mean {near}?"))
+}
+
+/// Refuses files that are named twice: the second reading of standard input is empty, and a pod is admitted once.
+fn check_files(files: &[PathBuf]) -> anyhow::Result<()> {
+    let mut seen = BTreeSet::new();
+    for file in files {
+        // A file that cannot be read is reported when it is read.
+        let path = match file.as_os_str() == "-" {
+            true => file.clone(),
+            false => std::fs::canonicalize(file).unwrap_or_else(|_| file.clone()),
+        };
+        if !seen.insert(path) {
+            match file.as_os_str() == "-" {
+                true => bail!("-f names standard input twice"),
+                false => bail!("-f names {} twice", file.display()),
+            }
+        }
+    }
+    Ok(())
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
@@ -102,7 +217,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
 fn short_form(name: &str, args: &Args) -> anyhow::Result<String> {
     let mut limits = BTreeMap::new();
     for (resource, count) in &args.limits {
-        if limits.insert(resource, count).is_some() {
+        if limits.insert(resource, count.to_string()).is_some() {
             bail!("--limit names {resource} twice");
         }
     }
@@ -116,8 +231,8 @@ fn short_form(name: &str, args: &Args) -> anyhow::Result<String> {
     Ok(manifest.to_string())
 }
 
-/// For people.
-pub(super) fn text(admitted: &Admitted) -> String {
+/// For people: tables as those of `get`.
+fn text(admitted: &Admitted, screen: Screen) -> String {
     let pod = &admitted.pod;
     let mut text = format!("pod {} ({})\n", shown(&pod.short()), shown(&pod.uid));
     let devices = admitted.containers.iter().flat_map(|container| {
@@ -129,10 +244,11 @@ pub(super) fn text(admitted: &Admitted) -> String {
         let none = container.devices.is_empty().then(|| row("-", "-".to_owned()));
         rows.chain(none).collect::<Vec<_>>()
     });
-    text.push_str(&format!(
-        "\n{}",
-        table(["CONTAINER", "RESOURCE", "DEVICES"], devices)
-    ));
+    // A pod may have claims only.
+    if admitted.containers.iter().any(|each| !each.devices.is_empty()) {
+        let header = ["CONTAINER", "RESOURCE", "DEVICES"];
+        text.push_str(&format!("\n{}", table_on(screen, header, devices)));
+    }
     let claims: Vec<[String; 4]> = admitted
         .claims
         .iter()
@@ -153,7 +269,7 @@ pub(super) fn text(admitted: &Admitted) -> String {
         .collect();
     if !claims.is_empty() {
         let header = ["CLAIM", "DRIVER", "DEVICES", "UID"];
-        text.push_str(&format!("\n{}", table(header, claims)));
+        text.push_str(&format!("\n{}", table_on(screen, header, claims)));
     }
     let options: Vec<[String; 3]> = admitted
         .containers
@@ -164,7 +280,8 @@ pub(super) fn text(admitted: &Admitted) -> String {
         })
         .collect();
     if !options.is_empty() {
-        text.push_str(&format!("\n{}", table(["CONTAINER", "OPTION", "VALUE"], options)));
+        let header = ["CONTAINER", "OPTION", "VALUE"];
+        text.push_str(&format!("\n{}", table_on(screen, header, options)));
     }
     text
 }
@@ -226,8 +343,21 @@ mod tests {
             &["-f", "pod.yaml", "--limit", "a/b=1"],
             &["--limit", "a/b=1"],
             &[],
+            &["--name", "job1"],
             &["--name", "job1", "--limit", "gpu"],
             &["--name", "job1", "--limit", "=2"],
+            &["--name", "job1", "--limit", "=0"],
+            &["--name", "job1", "--limit", "acme.com/gpu=0"],
+            &["--name", "job1", "--limit", "acme.com/gpu=two"],
+            &["--name", "job1", "--limit", "acme.com/gpu=-1"],
+            &["--name", "job1", "--limit", "cpu=1"],
+            &["--name", "job1", "--limit", "hugepages-2Mi=1"],
+            &[
+                "--name",
+                "job1",
+                "--limit",
+                "deviceclass.resource.kubernetes.io/gpu=1",
+            ],
             &["--name", "job1", "--wait", "soon"],
         ] {
             assert!(parsed(wrong).is_err(), "{wrong:?}");
@@ -246,13 +376,44 @@ mod tests {
     }
 
     #[test]
+    fn a_terminal_of_80_columns_shows_long_values_cut() {
+        let mut pod = samples::pod();
+        let long = format!("cdi.k8s.io/{}", "x".repeat(200));
+        let options = pod.containers[0].options.get_or_insert_default();
+        options.annotations.insert(long.clone(), long.clone());
+        let admitted = Admitted::from(pod);
+        let mut screen = Screen {
+            width: Some(80),
+            cut: true,
+            colour: false,
+        };
+        let lines = |screen| {
+            text(&admitted, screen)
+                .lines()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        for line in lines(screen) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        screen.width = None;
+        let value = format!("{long}={long}");
+        assert!(lines(screen).iter().any(|line| line.contains(&value)));
+    }
+
+    #[test]
     fn people_see_devices_and_options_of_each_container() {
         let mut pod = samples::pod();
         pod.containers.push(v1::Container {
             name: "log".into(),
             ..Default::default()
         });
-        let text = text(&Admitted::from(pod));
+        let screen = Screen {
+            width: None,
+            cut: false,
+            colour: false,
+        };
+        let text = text(&Admitted::from(pod), screen);
         let lines: Vec<Vec<&str>> = text
             .lines()
             .map(|line| line.split_whitespace().collect())

@@ -3,8 +3,10 @@
 use devlet_client::v1;
 use serde::Serialize;
 
+use super::dra_device;
 use super::shown::{LastPlugin, PodId, last_plugin, or_dash};
 use super::time;
+use crate::table::Tone;
 
 /// A claim, as `admit` has it: what its drivers prepared.
 #[derive(Debug, Serialize)]
@@ -104,6 +106,10 @@ pub(super) struct Claim {
     pub(super) last_pod: Option<PodId>,
     pub(super) drivers: Vec<ClaimDriver>,
     pub(super) waits: Vec<Wait>,
+    /// When the first pod that uses it was admitted; `None` if it is not known.
+    pub(super) admitted_at: Option<String>,
+    #[serde(skip)]
+    pub(super) age_ms: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -114,6 +120,8 @@ pub(super) struct ClaimDriver {
     pub(super) allocated: Vec<AllocatedDevice>,
     pub(super) skip_node_operations: Vec<String>,
     pub(super) devices: Vec<ClaimDevice>,
+    /// Allocated devices that the driver left out of its answer.
+    pub(super) not_prepared: Vec<AllocatedDevice>,
 }
 
 #[derive(Debug, Serialize)]
@@ -157,13 +165,7 @@ pub(super) struct Wait {
 
 impl From<v1::Claim> for Claim {
     fn from(claim: v1::Claim) -> Self {
-        let phase = match claim.phase() {
-            v1::ClaimPhase::Unspecified => "unknown",
-            v1::ClaimPhase::Preparing => "preparing",
-            v1::ClaimPhase::Prepared => "prepared",
-            v1::ClaimPhase::Unpreparing => "unpreparing",
-            v1::ClaimPhase::Abandoned => "abandoned",
-        };
+        let phase = dra_device::phase(claim.phase());
         Self {
             id: claim.id.unwrap_or_default().into(),
             phase,
@@ -171,6 +173,8 @@ impl From<v1::Claim> for Claim {
             last_pod: claim.last_pod.map(PodId::from),
             drivers: claim.drivers.into_iter().map(ClaimDriver::from).collect(),
             waits: claim.waits.into_iter().map(Wait::from).collect(),
+            admitted_at: time::known_moment(claim.admitted_at_ms),
+            age_ms: claim.age_ms,
         }
     }
 }
@@ -197,17 +201,14 @@ impl From<v1::ClaimDriver> for ClaimDriver {
             allocated: driver.allocated.into_iter().map(allocated).collect(),
             skip_node_operations: driver.skip_node_operations,
             devices: driver.devices.into_iter().map(ClaimDevice::from).collect(),
+            not_prepared: driver.not_prepared.into_iter().map(allocated).collect(),
         }
     }
 }
 
 impl From<v1::ClaimDevice> for ClaimDevice {
     fn from(device: v1::ClaimDevice) -> Self {
-        let health = match device.health() {
-            v1::DeviceHealth::Unknown => "unknown",
-            v1::DeviceHealth::Healthy => "healthy",
-            v1::DeviceHealth::Unhealthy => "unhealthy",
-        };
+        let health = dra_device::health(device.health());
         Self {
             requests: device.requests,
             pool: device.pool,
@@ -227,7 +228,7 @@ impl From<v1::Wait> for Wait {
             v1::WaitReason::NotWritten => "notWritten",
             v1::WaitReason::NoDriver => "noDriver",
             v1::WaitReason::Calling => "calling",
-            v1::WaitReason::Due => "due",
+            v1::WaitReason::Due => "retrying",
         };
         Self {
             claim: wait.claim.unwrap_or_default().into(),
@@ -241,6 +242,22 @@ impl From<v1::Wait> for Wait {
 }
 
 impl Claim {
+    /// For people: `-` if it is not known.
+    pub(super) fn age_text(&self) -> String {
+        match self.admitted_at {
+            Some(_) => time::age(self.age_ms),
+            None => "-".to_owned(),
+        }
+    }
+
+    pub(super) fn tone(&self) -> Tone {
+        match self.phase {
+            "preparing" | "unpreparing" => Tone::Waiting,
+            "abandoned" => Tone::Bad,
+            _ => Tone::Plain,
+        }
+    }
+
     /// For people: who holds it, or held it last.
     pub(super) fn pods_text(&self) -> String {
         let pods: Vec<String> = self.pods.iter().map(PodId::short).collect();
@@ -252,11 +269,11 @@ impl Claim {
         or_dash(drivers.join(", "))
     }
 
-    /// For people: the devices that are prepared, or else allocated.
+    /// For people: the devices that are prepared, or allocated as long as the driver has not answered.
     pub(super) fn devices_text(&self) -> String {
         let mut names: Vec<&str> = Vec::new();
         for driver in &self.drivers {
-            match driver.devices.is_empty() {
+            match driver.devices.is_empty() && driver.state != "prepared" {
                 true => names.extend(driver.allocated.iter().map(|each| each.device.as_str())),
                 false => names.extend(driver.devices.iter().map(|each| each.device.as_str())),
             }
@@ -273,25 +290,19 @@ impl Claim {
 pub(super) fn waits_text(waits: &[Wait]) -> String {
     let waits: Vec<String> = waits
         .iter()
-        .map(|wait| format!("{} ({})", wait.driver, wait.reason_text()))
+        .map(|wait| format!("{} ({})", wait.driver, wait.reason))
         .collect();
     or_dash(waits.join(", "))
 }
 
-impl Wait {
-    fn reason_text(&self) -> &'static str {
-        match self.reason {
-            "notWritten" => "not on disk yet",
-            "noDriver" => "not connected",
-            "calling" => "being called",
-            "due" if self.failure.is_some() => "failed, to be called again",
-            "due" => "to be called",
-            other => other,
+impl ClaimDevice {
+    pub(super) fn tone(&self) -> Tone {
+        match self.health {
+            "unhealthy" => Tone::Bad,
+            _ => Tone::Plain,
         }
     }
-}
 
-impl ClaimDevice {
     /// For people: how it is, and why.
     pub(super) fn health_text(&self) -> String {
         match self.health_message.as_str() {
@@ -305,11 +316,12 @@ impl ClaimDevice {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Driver {
     pub(super) name: String,
+    pub(super) state: &'static str,
     pub(super) plugins: Vec<DriverPlugin>,
     /// Since when none of them is connected.
     pub(super) unusable_since: Option<String>,
     #[serde(skip)]
-    unusable_since_ms: Option<u64>,
+    unusable_for_ms: u64,
     pub(super) last_plugin: Option<LastPlugin>,
     pub(super) claims: u64,
     pub(super) waits: Vec<Wait>,
@@ -327,7 +339,7 @@ pub(super) struct DriverPlugin {
     pub(super) health_service: Option<String>,
     pub(super) registered_at: String,
     #[serde(skip)]
-    pub(super) registered_at_ms: u64,
+    pub(super) age_ms: u64,
     pub(super) connected: bool,
     pub(super) serving: bool,
     pub(super) connection: String,
@@ -343,7 +355,7 @@ pub(super) struct RefusedDriver {
     pub(super) hint: Option<String>,
     pub(super) refused_at: String,
     #[serde(skip)]
-    pub(super) refused_at_ms: u64,
+    pub(super) age_ms: u64,
     pub(super) attempts: u64,
 }
 
@@ -355,8 +367,18 @@ impl From<v1::RefusedDriver> for RefusedDriver {
             reason: refused.reason,
             hint: Some(refused.hint).filter(|hint| !hint.is_empty()),
             refused_at: time::moment(refused.refused_at_ms),
-            refused_at_ms: refused.refused_at_ms,
+            age_ms: refused.age_ms,
             attempts: refused.attempts,
+        }
+    }
+}
+
+impl RefusedDriver {
+    /// For people: why, and what to do.
+    pub(super) fn reason_text(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{}: {hint}", self.reason),
+            None => self.reason.clone(),
         }
     }
 }
@@ -370,16 +392,24 @@ impl From<v1::Driver> for Driver {
             service_reason: plugin.service_reason,
             health_service: Some(plugin.health_service).filter(|service| !service.is_empty()),
             registered_at: time::moment(plugin.registered_at_ms),
-            registered_at_ms: plugin.registered_at_ms,
+            age_ms: plugin.age_ms,
             connected: plugin.connected,
             serving: plugin.serving,
             connection: plugin.connection,
         };
+        let is_serving = driver.plugins.iter().any(|plugin| plugin.serving);
+        let state = match (is_serving, driver.unusable_since_ms) {
+            (true, _) => "serving",
+            (false, Some(_)) if driver.plugins.is_empty() => "gone",
+            (false, Some(_)) => "notConnected",
+            (false, None) => "neverRegistered",
+        };
         Self {
             name: driver.name,
+            state,
             plugins: driver.plugins.into_iter().map(plugin).collect(),
             unusable_since: driver.unusable_since_ms.map(time::moment),
-            unusable_since_ms: driver.unusable_since_ms,
+            unusable_for_ms: driver.unusable_for_ms,
             last_plugin: driver.last_plugin.map(last_plugin),
             claims: driver.claims,
             waits: driver.waits.into_iter().map(Wait::from).collect(),
@@ -392,14 +422,27 @@ impl Driver {
         self.plugins.iter().find(|plugin| plugin.serving)
     }
 
-    /// For people.
-    pub(super) fn state_text(&self) -> String {
-        match (self.serving(), self.unusable_since_ms) {
-            (Some(_), _) => "serving".to_owned(),
-            (None, Some(since)) if self.plugins.is_empty() => format!("gone for {}", time::age(since)),
-            (None, Some(since)) => format!("not connected for {}", time::age(since)),
-            (None, None) => "never registered".to_owned(),
+    pub(super) fn tone(&self) -> Tone {
+        match self.state {
+            "serving" => Tone::Plain,
+            _ => Tone::Bad,
         }
+    }
+
+    /// For people: its state, and for how long.
+    pub(super) fn state_text(&self) -> String {
+        match self.unusable_since {
+            Some(_) if self.state != "serving" => {
+                format!("{} for {}", self.state, time::age(self.unusable_for_ms))
+            }
+            _ => self.state.to_owned(),
+        }
+    }
+
+    /// For people: the age of the registration that is in use.
+    pub(super) fn age_text(&self) -> String {
+        let plugin = self.serving().or(self.plugins.last());
+        plugin.map_or_else(|| "-".to_owned(), |plugin| time::age(plugin.age_ms))
     }
 
     /// For people: what is spoken with it.
@@ -424,7 +467,7 @@ impl DriverPlugin {
         match (self.serving, self.connected) {
             (true, _) => "serving",
             (false, true) => "standby",
-            (false, false) => "not connected",
+            (false, false) => "notConnected",
         }
     }
 }
@@ -552,6 +595,7 @@ pub(super) mod samples {
                 admin_access: true,
             }],
             skip_node_operations: vec!["NodeUnprepareResources".into()],
+            not_prepared: Vec::new(),
             devices: vec![device()],
         };
         let pending = v1::ClaimDriver {
@@ -560,6 +604,8 @@ pub(super) mod samples {
             ..Default::default()
         };
         v1::Claim {
+            admitted_at_ms: 1_700_000_000_000,
+            age_ms: 7_000,
             id: Some(id()),
             phase: v1::ClaimPhase::Preparing.into(),
             pods: vec![v1::PodId {
@@ -580,6 +626,7 @@ pub(super) mod samples {
             reason: "user 7 may not serve gpu.acme.com".into(),
             hint: "ask".into(),
             refused_at_ms: 0,
+            age_ms: 0,
             attempts: 3,
         }
     }
@@ -589,9 +636,10 @@ pub(super) mod samples {
             endpoint: endpoint.into(),
             uid: 0,
             service: "v1.DRAPlugin".into(),
-            service_reason: "the newest of [\"v1beta1.DRAPlugin\" \"v1.DRAPlugin\"]".into(),
+            service_reason: "the newest of v1beta1.DRAPlugin, v1.DRAPlugin".into(),
             health_service: "v1.DRAResourceHealth".into(),
             registered_at_ms: 1,
+            age_ms: 7_000,
             connected,
             serving,
             connection: "7".into(),
@@ -645,13 +693,13 @@ mod tests {
         left.unusable_since_ms = Some(u64::MAX);
         assert_eq!(Driver::from(left.clone()).state_text(), "gone for 0s");
         left.unusable_since_ms = None;
-        assert_eq!(Driver::from(left).state_text(), "never registered");
+        assert_eq!(Driver::from(left).state_text(), "neverRegistered");
     }
 
     #[test]
     fn a_claim_says_what_it_waits_for_to_programs_and_people() {
         let claim = Claim::from(samples::claim());
-        assert_eq!(claim.waits_text(), "nic.acme.com (not connected)");
+        assert_eq!(claim.waits_text(), "nic.acme.com (noDriver)");
         let shown = serde_json::to_value(&claim).unwrap();
         assert_eq!(shown["phase"], "preparing");
         assert_eq!(shown["drivers"][0]["devices"][0]["health"], "unhealthy");

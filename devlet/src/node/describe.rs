@@ -1,62 +1,73 @@
 //! `devlet describe`
 
-use clap::ValueEnum;
 use devlet_client::{Client, v1};
 use serde::Serialize;
 
 use super::claims::{Claim, ClaimDriver, Driver, RefusedDriver, Wait, each_once};
+use super::kind::{self, Kind, Target, TargetParser};
+use super::listing::Item as _;
+use super::select::{Filter, NamespaceArg, near};
 use super::shown::{Device, Plugin, Pod, PodContainer, PodId, Resource, or_dash};
-use super::{ConnectArg, time};
+use super::{ConnectArg, complete, time};
 use crate::Outcome;
-use crate::output::{self, Output, OutputArg, shown, table};
+use crate::output::{self, Output, OutputArg, indented_table, shown, table};
+use crate::table::Cell;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What it is
-    #[arg(value_name = "pod|resource|device|driver|claim")]
-    kind: Kind,
-    /// What it is called
-    name: String,
+    /// What it is; KIND/NAME with its name
+    #[arg(value_name = "pod|resource|device|plugin|driver|claim", value_parser = TargetParser)]
+    #[arg(add = complete::kinds())]
+    kind: Target,
+    /// Its name; several of one kind may be named
+    #[arg(value_name = "NAME", value_parser = kind::name, add = complete::names())]
+    names: Vec<String>,
+    #[command(flatten)]
+    namespace: NamespaceArg,
     #[command(flatten)]
     connect: ConnectArg,
     #[command(flatten)]
     output: OutputArg,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// A pod, by name, namespace/name or UID
-    #[value(alias = "pods")]
-    Pod,
-    /// A resource, acme.com/gpu
-    #[value(alias = "resources")]
-    Resource,
-    /// A device, by id or RESOURCE/ID
-    #[value(alias = "devices")]
-    Device,
-    /// A DRA driver, gpu.acme.com
-    #[value(alias = "drivers")]
-    Driver,
-    /// A ResourceClaim, by name, namespace/name or UID
-    #[value(alias = "claims", alias = "resourceclaim", alias = "resourceclaims")]
-    Claim,
-}
-
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
-    let client = args.connect.connect().await?;
-    let output = args.output.output;
-    match args.kind {
-        Kind::Pod => pod(&client, args.name, output).await,
-        Kind::Resource => resource(&client, args.name, output).await,
-        Kind::Device => device(&client, &args.name, output).await,
-        Kind::Driver => driver(&client, args.name, output).await,
-        Kind::Claim => claim(&client, args.name, output).await,
+    let (kind, names) = args.kind.names(args.names)?;
+    if names.is_empty() {
+        anyhow::bail!("name the {0}: devlet describe {0} NAME", kind.one());
     }
+    args.namespace.of(kind)?;
+    let client = args.connect.connect().await?;
+    let mut outcome = Outcome::Fine;
+    for (place, name) in names.iter().enumerate() {
+        let output = args.output.output.clone();
+        if place > 0 && matches!(output, Output::Table | Output::Wide) {
+            output::out("\n")?;
+        }
+        if place > 0 && output == Output::Yaml {
+            output::out("---\n")?;
+        }
+        let name = args.namespace.qualified(name);
+        let one = match kind {
+            Kind::Pods => pod(&client, name, output).await?,
+            Kind::Resources => resource(&client, name, output).await?,
+            Kind::Devices => device(&client, &name, output).await?,
+            Kind::Plugins => plugin(&client, &name, output).await?,
+            Kind::Drivers => driver(&client, name, output).await?,
+            Kind::Claims => claim(&client, name, output).await?,
+        };
+        if one == Outcome::Bad {
+            outcome = one;
+        }
+    }
+    Ok(outcome)
 }
 
-fn no_such(what: &str, name: &str) -> Outcome {
-    output::warn(&format!("error: no such {what}: {name}"));
-    output::warn(&format!("hint: devlet get {what}s shows what there is"));
+fn no_such(kind: Kind, name: &str, known: impl Iterator<Item = String>) -> Outcome {
+    let problem = super::select::NoMatch::Unknown {
+        name: name.to_owned(),
+        near: near(name, known),
+    };
+    output::warn(&format!("error: {}", problem.text(kind)));
     Outcome::Bad
 }
 
@@ -65,7 +76,7 @@ async fn pod(client: &Client, name: String, output: Output) -> anyhow::Result<Ou
         .list_pods(v1::ListPodsRequest { pod: name.clone() })
         .await?;
     let Some(pod) = listed.pods.into_iter().next() else {
-        return Ok(no_such("pod", &name));
+        return Ok(no_such(Kind::Pods, &name, std::iter::empty()));
     };
     output::print(output, &Pod::from(pod), pod_text)?;
     Ok(Outcome::Fine)
@@ -89,6 +100,16 @@ fn pod_text(pod: &Pod) -> String {
         shown(&or_dash(pod.id.namespace.clone())),
         shown(&pod.id.uid),
     );
+    for (place, (key, value)) in pod.labels.iter().enumerate() {
+        let title = if place == 0 { "Labels:" } else { "" };
+        text.push_str(&format!(
+            "{title:<12}{}\n",
+            output::line(&format!("{key}={value}"))
+        ));
+    }
+    if let Some(admitted_at) = &pod.admitted_at {
+        text.push_str(&format!("Admitted:   {admitted_at} ({} ago)\n", pod.age_text()));
+    }
     if !pod.claims.is_empty() {
         let claims = pod.claims.iter().map(|claim| {
             let (name, id) = (or_dash(claim.pod_claim.clone()), &claim.id);
@@ -97,10 +118,9 @@ fn pod_text(pod: &Pod) -> String {
                 id.name.clone(),
                 claim.phase.to_owned(),
                 claim.drivers.clone(),
-                id.uid.clone(),
             ]
         });
-        let header = ["CLAIM", "RESOURCECLAIM", "PHASE", "DRIVERS", "UID"];
+        let header = ["CLAIM", "RESOURCECLAIM", "PHASE", "DRIVERS"];
         text.push_str(&format!("\n{}", table(header, claims)));
         for claim in each_once(&pod.claims) {
             text.push_str(&waits_text(&claim.waits));
@@ -115,7 +135,7 @@ fn pod_text(pod: &Pod) -> String {
         text.push_str(&devices_text(container));
         let lines = container.options.lines();
         if !lines.is_empty() {
-            text.push_str(&format!("\n{}", indented(&table(["OPTION", "VALUE"], lines))));
+            text.push_str(&format!("\n{}", indented_table(["OPTION", "VALUE"], lines)));
         }
         for conflict in &container.conflicts {
             text.push_str(&format!(
@@ -133,10 +153,15 @@ fn pod_text(pod: &Pod) -> String {
 /// What a container holds of plugins, and uses of claims.
 fn devices_text(container: &PodContainer) -> String {
     let mut text = String::new();
-    if !container.devices.is_empty() || container.claim_devices.is_empty() {
+    if container.devices.is_empty() && container.claim_devices.is_empty() {
+        return "  No devices.\n".to_owned();
+    }
+    if !container.devices.is_empty() {
         let devices = container.devices.iter().map(|held| {
             let pre_start = if held.pre_start_required { "yes" } else { "no" };
-            let nodes: Vec<String> = held.numa_nodes.keys().map(ToString::to_string).collect();
+            // -1 stands for devices without a NUMA node.
+            let nodes = held.numa_nodes.keys().filter(|node| **node >= 0);
+            let nodes: Vec<String> = nodes.map(ToString::to_string).collect();
             [
                 held.resource.clone(),
                 held.ids.join(","),
@@ -144,10 +169,10 @@ fn devices_text(container: &PodContainer) -> String {
                 pre_start.to_owned(),
             ]
         });
-        text.push_str(&indented(&table(
+        text.push_str(&indented_table(
             ["RESOURCE", "DEVICES", "NUMA", "PRE-START"],
             devices,
-        )));
+        ));
     }
     if !container.claim_devices.is_empty() {
         let separator = if text.is_empty() { "" } else { "\n" };
@@ -158,14 +183,14 @@ fn devices_text(container: &PodContainer) -> String {
             };
             let device = &used.device;
             [
-                or_dash(claim),
-                used.driver.clone(),
-                format!("{}/{}", device.pool, device.device),
-                device.health_text(),
+                Cell::new(or_dash(claim)),
+                used.driver.clone().into(),
+                format!("{}/{}", device.pool, device.device).into(),
+                Cell::new(device.health_text()).tone(device.tone()),
             ]
         });
-        let devices = table(["CLAIM", "DRIVER", "DEVICE", "HEALTH"], devices);
-        text.push_str(&format!("{separator}{}", indented(&devices)));
+        let devices = indented_table(["CLAIM", "DRIVER", "DEVICE", "HEALTH"], devices);
+        text.push_str(&format!("{separator}{devices}"));
     }
     text
 }
@@ -194,7 +219,7 @@ async fn claim(client: &Client, name: String, output: Output) -> anyhow::Result<
     // An older one of the same name may be there too, as long as it was not unprepared.
     let claims: Vec<Claim> = listed.into_iter().map(Claim::from).collect();
     match &claims[..] {
-        [] => return Ok(no_such("claim", &name)),
+        [] => return Ok(no_such(Kind::Claims, &name, std::iter::empty())),
         [claim] => output::print(output, claim, claim_text)?,
         several => output::print(output, &several, |claims| {
             let texts: Vec<String> = claims.iter().map(claim_text).collect();
@@ -222,6 +247,15 @@ fn claim_text(claim: &Claim) -> String {
         None => text.push_str(&format!("Pods:         {}\n", shown(&claim.pods_text()))),
     }
     text.push_str(&waits_text(&claim.waits));
+    for driver in &claim.drivers {
+        for device in &driver.not_prepared {
+            let device = format!("{}/{}", device.pool, device.device);
+            let (driver, device) = (shown(&driver.name), shown(&device));
+            text.push_str(&format!(
+                "Problem:      driver {driver} did not prepare {device}: containers run without it\n"
+            ));
+        }
+    }
     if claim.phase == "unpreparing" {
         for wait in claim.waits.iter().filter(|wait| wait.reason == "noDriver") {
             let claim = claim.id.short();
@@ -261,7 +295,7 @@ fn claim_driver_text(driver: &ClaimDriver) -> String {
             ]
         });
         let header = ["ALLOCATED", "REQUEST", "SHARE", "ADMIN"];
-        text.push_str(&indented(&table(header, allocated)));
+        text.push_str(&indented_table(header, allocated));
     }
     if !driver.devices.is_empty() {
         let separator = if driver.allocated.is_empty() { "" } else { "\n" };
@@ -272,10 +306,10 @@ fn claim_driver_text(driver: &ClaimDriver) -> String {
                 device.requests.join(",")
             };
             [
-                or_dash(format!("{}/{}", device.pool, device.device)),
-                requests,
-                or_dash(device.cdi_devices.join(",")),
-                device.health_text(),
+                Cell::new(or_dash(format!("{}/{}", device.pool, device.device))),
+                requests.into(),
+                or_dash(device.cdi_devices.join(",")).into(),
+                Cell::new(device.health_text()).tone(device.tone()),
             ]
         });
         // After a reboot, until it is prepared again.
@@ -284,7 +318,7 @@ fn claim_driver_text(driver: &ClaimDriver) -> String {
             _ => "PREPARED",
         };
         let header = [prepared_text, "REQUESTS", "CDI DEVICES", "HEALTH"];
-        text.push_str(&format!("{separator}{}", indented(&table(header, prepared))));
+        text.push_str(&format!("{separator}{}", indented_table(header, prepared)));
     }
     text
 }
@@ -311,7 +345,7 @@ async fn driver(client: &Client, name: String, output: Output) -> anyhow::Result
             name: name.clone(),
             ..v1::Driver::default()
         },
-        None => return Ok(no_such("driver", &name)),
+        None => return Ok(no_such(Kind::Drivers, &name, std::iter::empty())),
     };
     let claims = client.list_claims(v1::ListClaimsRequest::default()).await?.claims;
     let has_it = |claim: &v1::Claim| claim.drivers.iter().any(|driver| driver.name == name);
@@ -331,10 +365,10 @@ impl DriverShown {
         let mut text = format!(
             "Name:         {}\nState:        {}\n",
             shown(&driver.name),
-            driver.state_text()
+            driver.tone().paint(&driver.state_text())
         );
         if let Some(last) = driver.last_plugin.as_ref().filter(|_| driver.plugins.is_empty()) {
-            let gone = time::age(last.gone_since_ms);
+            let gone = time::age(last.gone_for_ms);
             text.push_str(&format!(
                 "Last plugin:  {}, gone for {gone}\n",
                 shown(&last.endpoint)
@@ -350,7 +384,7 @@ impl DriverShown {
                 shown(&plugin.service),
                 shown(&plugin.service_reason),
                 shown(health),
-                time::age(plugin.registered_at_ms),
+                time::age(plugin.age_ms),
                 plugin.uid,
             ));
         }
@@ -362,7 +396,7 @@ impl DriverShown {
                 "\nRefused plugin {}\n  Reason:      {}\n{hint}  Refused:     {} ago, attempt {}\n{again}",
                 shown(&refused.socket),
                 shown(&refused.reason),
-                time::age(refused.refused_at_ms),
+                time::age(refused.age_ms),
                 refused.attempts,
             ));
         }
@@ -391,8 +425,54 @@ impl DriverShown {
     }
 }
 
-fn indented(text: &str) -> String {
-    text.lines().map(|line| format!("  {line}\n")).collect()
+async fn plugin(client: &Client, name: &str, output: Output) -> anyhow::Result<Outcome> {
+    let plugins = client.list_plugins(v1::ListPluginsRequest {}).await?.plugins;
+    let plugins: Vec<Plugin> = plugins.into_iter().map(Plugin::from).collect();
+    let filter = Filter {
+        names: vec![name.to_owned()],
+        ..Filter::default()
+    };
+    if let Some(problem) = filter.problems(&plugins).first() {
+        output::warn(&format!("error: {}", problem.text(Kind::Plugins)));
+        return Ok(Outcome::Bad);
+    }
+    // A plugin that registers again may be there twice for a moment.
+    for plugin in plugins.iter().filter(|plugin| plugin.is_called(name)) {
+        output::print(output.clone(), plugin, plugin_text)?;
+    }
+    Ok(Outcome::Fine)
+}
+
+fn plugin_text(plugin: &Plugin) -> String {
+    let devices = plugin
+        .devices
+        .map_or_else(|| "-".to_owned(), |number| number.to_string());
+    let mut text = format!(
+        "Resource:    {}\nEndpoint:    {}\nState:       {}\nDevices:     {devices}\nOptions:     {}\n\
+         User:        {}\n",
+        shown(&plugin.resource),
+        shown(&plugin.endpoint),
+        plugin.tone().paint(plugin.state),
+        plugin.options_text(),
+        plugin.uid,
+    );
+    if let Some(rejection) = &plugin.rejection {
+        text.push_str(&format!(
+            "Rejected:    {} ({} ago, {} times)\nReason:      {}\n",
+            rejection.rejected_at,
+            plugin.age_text(),
+            rejection.attempts,
+            shown(&rejection.reason),
+        ));
+    }
+    if let Some(connected_at) = &plugin.connected_at {
+        text.push_str(&format!(
+            "Connected:   {connected_at} ({} ago)\nConnection:  {}\n",
+            plugin.age_text(),
+            shown(&plugin.connection),
+        ));
+    }
+    text
 }
 
 /// What `-o json` prints. The keys are an interface.
@@ -409,9 +489,11 @@ async fn resource(client: &Client, name: String, output: Output) -> anyhow::Resu
         .list_resources(v1::ListResourcesRequest {})
         .await?
         .resources;
-    let Some(resource) = resources.into_iter().find(|resource| resource.name == name) else {
-        return Ok(no_such("resource", &name));
+    let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
+        let known = resources.into_iter().map(|resource| resource.name);
+        return Ok(no_such(Kind::Resources, &name, known));
     };
+    let resource = resource.clone();
     let plugins = client.list_plugins(v1::ListPluginsRequest {}).await?.plugins;
     let devices = client
         .list_devices(v1::ListDevicesRequest {
@@ -423,7 +505,7 @@ async fn resource(client: &Client, name: String, output: Output) -> anyhow::Resu
         resource: resource.into(),
         connections: plugins
             .into_iter()
-            .filter(|each| each.resource == name)
+            .filter(|each| each.resource == name && each.rejection.is_none())
             .map(Plugin::from)
             .collect(),
         devices: devices.into_iter().map(Device::from).collect(),
@@ -438,7 +520,7 @@ impl ResourceShown {
         let mut text = format!(
             "Name:         {}\nState:        {}\nCapacity:     {}\nAllocatable:  {}\nHeld:         {}\nFree:         {}\n",
             shown(&resource.name),
-            resource.state_text(),
+            resource.tone().paint(resource.state),
             resource.capacity,
             resource.allocatable,
             resource.held,
@@ -452,27 +534,25 @@ impl ResourceShown {
                 let devices = plugin
                     .devices
                     .map_or_else(|| "-".to_owned(), |number| number.to_string());
-                let (state, age) = (plugin.state_text().to_owned(), time::age(plugin.connected_at_ms));
                 [
-                    plugin.endpoint.clone(),
-                    devices,
-                    state,
-                    age,
-                    plugin.uid.to_string(),
-                    plugin.options_text(),
+                    Cell::new(plugin.state).tone(plugin.tone()),
+                    devices.into(),
+                    plugin.uid.to_string().into(),
+                    plugin.options_text().into(),
+                    time::age(plugin.age_ms).into(),
+                    plugin.endpoint.as_str().into(),
                 ]
             });
-            let header = ["PLUGIN", "DEVICES", "STATE", "CONNECTED", "UID", "OPTIONS"];
+            let header = ["STATE", "DEVICES", "UID", "OPTIONS", "AGE", "PLUGIN"];
             text.push_str(&format!("\n{}", table(header, plugins)));
         }
         if !self.devices.is_empty() {
             let devices = self.devices.iter().map(|device| {
-                let health = device.health_text().to_owned();
                 [
-                    device.id.clone(),
-                    health,
-                    device.numa_text(),
-                    device.holders_text(),
+                    Cell::new(device.id.as_str()),
+                    Cell::new(device.health).tone(device.tone()),
+                    device.numa_text().into(),
+                    device.holders_text().into(),
                 ]
             });
             text.push_str(&format!(
@@ -504,22 +584,17 @@ async fn device(client: &Client, name: &str, output: Output) -> anyhow::Result<O
         .list_devices(v1::ListDevicesRequest::default())
         .await?
         .devices;
-    let mut named = named(devices, name);
-    let device = match (named.pop(), named.len()) {
-        (Some(device), 0) => Device::from(device),
-        (None, _) => return Ok(no_such("device", name)),
-        (Some(last), _) => {
-            named.push(last);
-            let names: Vec<String> = named
-                .iter()
-                .map(|each| format!("{}/{}", each.resource, each.id))
-                .collect();
-            output::warn(&format!(
-                "error: {name} may be {}: name one of them",
-                names.join(" or ")
-            ));
-            return Ok(Outcome::Bad);
-        }
+    let devices: Vec<Device> = devices.into_iter().map(Device::from).collect();
+    let filter = Filter {
+        names: vec![name.to_owned()],
+        ..Filter::default()
+    };
+    if let Some(problem) = filter.problems(&devices).first() {
+        output::warn(&format!("error: {}", problem.text(Kind::Devices)));
+        return Ok(Outcome::Bad);
+    }
+    let Some(device) = devices.into_iter().find(|device| device.is_called(name)) else {
+        return Ok(no_such(Kind::Devices, name, std::iter::empty()));
     };
     let mut containers = Vec::new();
     for holder in &device.holders {
@@ -534,7 +609,12 @@ async fn device(client: &Client, name: &str, output: Output) -> anyhow::Result<O
                 let has = |held: &v1::HeldDevices| {
                     held.resource == device.resource && held.ids.contains(&device.id)
                 };
-                if container.devices.iter().any(has) {
+                let uses = |used: &v1::UsedDevice| {
+                    let place = used.device.as_ref().map(|each| (&each.pool, &each.device));
+                    let dra = device.dra.as_ref().map(|each| (&each.pool, &each.device));
+                    dra.is_some() && used.driver == device.resource && place == dra
+                };
+                if container.devices.iter().any(has) || container.claim_devices.iter().any(uses) {
                     containers.push(Holder {
                         pod: holder.clone(),
                         container: container.name,
@@ -547,30 +627,26 @@ async fn device(client: &Client, name: &str, output: Output) -> anyhow::Result<O
     Ok(Outcome::Fine)
 }
 
-/// Ids are unique within a resource only.
-fn named(devices: Vec<v1::Device>, name: &str) -> Vec<v1::Device> {
-    let in_full = |device: &v1::Device| {
-        let rest = name.strip_prefix(&device.resource);
-        rest.and_then(|rest| rest.strip_prefix(['/', '='])) == Some(device.id.as_str())
-    };
-    devices
-        .into_iter()
-        .filter(|device| device.id == name || in_full(device))
-        .collect()
-}
-
 impl DeviceShown {
     fn table(&self) -> String {
         let device = &self.device;
+        let (kind, message) = match &device.dra {
+            Some(dra) => ("Driver:  ", dra.health_message.as_deref()),
+            None => ("Resource:", None),
+        };
+        let message = message.map_or_else(String::new, |message| format!(" ({})", shown(message)));
         let mut text = format!(
-            "Resource:    {}\nId:          {}\nHealth:      {}\nNUMA nodes:  {}\n",
+            "{kind}    {}\nId:          {}\nHealth:      {}{message}\nNUMA nodes:  {}\n",
             shown(&device.resource),
             shown(&device.id),
-            device.health_text(),
+            device.tone().paint(device.health),
             device.numa_text(),
         );
+        for claim in device.dra.iter().flat_map(|dra| &dra.claims) {
+            text.push_str(&format!("Claim:       {}\n", shown(&claim.text())));
+        }
         if device.holders.is_empty() {
-            text.push_str("Held by:     nobody\n");
+            text.push_str("Held by:     -\n");
         }
         for holder in &device.holders {
             let containers: Vec<&str> = self
@@ -590,8 +666,8 @@ impl DeviceShown {
                 shown(&containers)
             ));
         }
-        if device.holders.len() > 1 {
-            text.push_str("Note:        it is not given to anybody until all of them are gone\n");
+        if device.holders.len() > 1 && device.dra.is_none() {
+            text.push_str("Note:        it is not allocated again until all of these pods are removed\n");
         }
         text
     }
@@ -602,27 +678,6 @@ mod tests {
     use super::*;
     use crate::node::claims::samples as claims;
     use crate::node::shown::samples;
-
-    #[test]
-    fn a_device_is_found_by_its_id_or_in_full() {
-        let device = |resource: &str, id: &str| v1::Device {
-            resource: resource.into(),
-            id: id.into(),
-            ..Default::default()
-        };
-        let devices = vec![
-            device("acme.com/gpu", "0"),
-            device("acme.com/nic", "0"),
-            device("acme.com/nic", "1/2"),
-        ];
-        let found = |name: &str| named(devices.clone(), name).len();
-        assert_eq!(found("0"), 2);
-        assert_eq!(found("acme.com/gpu/0"), 1);
-        assert_eq!(found("acme.com/gpu=0"), 1);
-        assert_eq!(found("acme.com/nic/1/2"), 1);
-        assert_eq!(found("1/2"), 1);
-        assert_eq!(found("acme.com/gpu0"), 0);
-    }
 
     #[test]
     fn a_claim_is_described_driver_by_driver() {
@@ -659,9 +714,9 @@ mod tests {
         let text = shown.table();
         for expected in [
             "State:        serving\n",
-            "Plugin /run/old.sock (not connected)\n",
+            "Plugin /run/old.sock (notConnected)\n",
             "Plugin /run/new.sock (serving)\n",
-            "Service:     v1.DRAPlugin, the newest of [\"v1beta1.DRAPlugin\" \"v1.DRAPlugin\"]\n",
+            "Service:     v1.DRAPlugin, the newest of v1beta1.DRAPlugin, v1.DRAPlugin\n",
             "Health:      v1.DRAResourceHealth\n",
             "Refused plugin /registry/gpu.sock\n  Reason:      user 7 may not serve gpu.acme.com\n  What to do:  ask\n",
             "default/gpu",
@@ -677,13 +732,23 @@ mod tests {
     }
 
     #[test]
+    fn devices_without_a_numa_node_show_none() {
+        let mut pod = samples::pod();
+        pod.containers[0].devices[0].numa[0].node = -1;
+        let text = pod_text(&Pod::from(pod));
+        let row = text.lines().find(|line| line.contains("acme.com/gpu  gpu-0"));
+        let cells: Vec<&str> = row.unwrap_or_default().split_whitespace().collect();
+        assert_eq!(cells, ["acme.com/gpu", "gpu-0", "-", "yes"], "{text}");
+    }
+
+    #[test]
     fn a_pod_is_described_container_by_container() {
         let text = pod_text(&Pod::from(samples::pod()));
         for expected in [
             "Name:       job1\n",
             "Container main (app)\n",
-            "/dev/null as /dev/gpu (rw)",
-            "/opt/acme on /usr/acme (read-only)",
+            "/dev/null -> /dev/gpu (rw)",
+            "/opt/acme -> /usr/acme (ro)",
             "GPU=gpu-0",
             "acme.com/slot=3",
             "acme.com/gpu=gpu-0",

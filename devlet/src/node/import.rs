@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::ConnectArg;
 use super::claims::ClaimId;
+use super::kind::{Kind, name};
 use super::shown::{PodId, pod_text};
 use crate::output::{self, OutputArg, count};
 use crate::{Outcome, files};
@@ -25,11 +26,14 @@ pub(crate) struct ImportArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ForgetArgs {
     /// The file, as `devlet status` names it
-    #[arg(required_unless_present = "claim")]
+    #[arg(required_unless_present_any = ["claim", "pod"])]
     file: Option<PathBuf>,
     /// Instead of a file: a claim that was abandoned, and whose drivers never come back
-    #[arg(long, value_name = "CLAIM", conflicts_with = "file")]
+    #[arg(long, value_name = "CLAIM", value_parser = Kind::Claims.name_parser(), conflicts_with = "file")]
     claim: Option<String>,
+    /// Instead of a file: an unknown pod of a repaired file, whose devices are released
+    #[arg(long, value_name = "UID", value_parser = name, conflicts_with_all = ["file", "claim"])]
+    pod: Option<String>,
     #[command(flatten)]
     connect: ConnectArg,
 }
@@ -100,17 +104,52 @@ pub(super) async fn forget(args: ForgetArgs) -> anyhow::Result<Outcome> {
         let client = args.connect.connect().await?;
         return forget_claim(&client, claim).await;
     }
+    if let Some(pod) = args.pod {
+        let client = args.connect.connect().await?;
+        let text = format!("forgotten: {pod}; its devices are free");
+        let file = String::new();
+        client.forget(v1::ForgetRequest { file, pod }).await?;
+        output::out(&format!("{}\n", output::line(&text)))?;
+        return Ok(Outcome::Fine);
+    }
     // Where devlet runs, a relative path means something else.
     let file = args.file.unwrap_or_default();
     let file = std::path::absolute(file).context("cannot tell the current directory")?;
     let client = args.connect.connect().await?;
-    client
+    let forgotten = client
         .forget(v1::ForgetRequest {
             file: file.display().to_string(),
+            pod: String::new(),
         })
         .await?;
-    output::out("forgotten: pods are admitted again\n")?;
+    output::out(&forgotten_text(&forgotten))?;
     Ok(Outcome::Fine)
+}
+
+fn forgotten_text(forgotten: &v1::ForgetResponse) -> String {
+    let mut text = String::new();
+    for pod in &forgotten.removed {
+        let name = match pod.name.as_str() {
+            "" => String::new(),
+            name => format!(" ({}/{name})", pod.namespace),
+        };
+        text.push_str(&output::line(&format!(
+            "removed: pod {}{name}, which only the file had",
+            pod.uid
+        )));
+        text.push('\n');
+    }
+    match forgotten.blocked_by.as_slice() {
+        [] => text.push_str("forgotten: pods are admitted again\n"),
+        files => {
+            let files = files.join(", ");
+            let left =
+                format!("forgotten; pods are still not admitted because of {files}: see devlet status");
+            text.push_str(&output::line(&left));
+            text.push('\n');
+        }
+    }
+    text
 }
 
 async fn forget_claim(client: &Client, claim: String) -> anyhow::Result<Outcome> {

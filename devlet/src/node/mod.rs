@@ -7,25 +7,33 @@
 
 mod admit;
 mod claims;
+mod complete;
 mod describe;
+mod dra_device;
 mod get;
 mod import;
+mod kind;
+mod listing;
 mod options;
 mod progress;
 mod remove;
 mod runtime;
+mod select;
 mod shown;
 mod state;
 mod status;
 mod time;
+mod version;
+mod watch;
 
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use devlet_client::{Client, Status, locate};
+use devlet_client::{Client, ConnectError, NoAnswer, Status, locate};
 
 use crate::Outcome;
+use crate::duration::Span;
 use crate::output::{self, OutputArg};
 
 #[derive(Debug, Subcommand)]
@@ -42,14 +50,17 @@ pub(crate) enum Command {
     /// List resources, devices, plugins, pods, DRA drivers or claims
     #[command(
         after_help = "Examples:\n  devlet get resources\n  devlet get devices --resource acme.com/gpu -o wide\n  \
-        devlet get pods --watch\n  devlet get claims -o wide\n\n\
-        With --watch everything is printed anew after each change: a line of JSON, or a YAML document, each time. \
-        Exit codes: 0 listed, 1 refused, 2 devlet cannot be reached."
+        devlet get pods -n team-a -l app=train\n  devlet get pod/job1 -o jsonpath='{.pods[*].uid}'\n  \
+        devlet get pods --sort-by .admittedAt --watch\n\n\
+        Short names: res, dev, pl, po, dr, cl. Without --namespace, pods and claims of all namespaces are listed. \
+        With --watch a table is redrawn on a terminal; elsewhere rows that change are printed, and all of the list as \
+        a line of JSON or a YAML document. Exit codes: 0 listed, 1 refused, or there is none of that name, 2 wrong \
+        usage, or devlet cannot be reached or did not come back within 30 seconds."
     )]
     Get(get::Args),
     /// Show all there is to know about one of these
     #[command(
-        after_help = "Examples:\n  devlet describe pod job1\n  devlet describe resource acme.com/gpu\n  \
+        after_help = "Examples:\n  devlet describe pod job1\n  devlet describe pod/job1\n  devlet describe resource acme.com/gpu\n  \
         devlet describe device acme.com/gpu/gpu-0\n  devlet describe driver gpu.acme.com\n  \
         devlet describe claim team-a/gpu\n\n\
         A pod or a claim is named by its name, namespace/name or UID; a device by its id or RESOURCE/ID. Exit codes: 0 shown, \
@@ -65,15 +76,17 @@ pub(crate) enum Command {
     Admit(admit::Args),
     /// Print what a container needs to use its devices, right before it starts
     #[command(after_help = "Examples:\n  devlet options job1\n  \
-        podman run $(devlet options job1 --format podman) IMAGE\n  \
+        args=$(devlet options job1 --format podman) && eval \"podman run $args IMAGE\"\n  \
         devlet options job1 main --format oci --oci-spec config.json > changed.json\n\n\
-        Plugins that want to know that a container starts are told, unless --no-start is given. Arguments are quoted \
-        for a shell where need be; then `eval` is needed. Exit codes: 0 printed, 1 refused, 2 wrong usage, an \
-        unreadable file, or devlet cannot be reached.")]
+        Tells plugins that a container starts if they want to know, unless --no-start is given. Arguments are quoted for a \
+        shell, so use `eval` with them; with `&&`, nothing runs if they could not be printed. Exit codes: 0 printed, 1 refused, 2 wrong usage, an unreadable file, or devlet cannot \
+        be reached.")]
     Options(options::Args),
-    /// Take its devices and claims from a pod
+    /// Take devices and claims from pods; `delete` does the same
     #[command(
-        after_help = "Examples:\n  devlet remove job1\n  devlet remove team-a/job1\n  \
+        alias = "delete",
+        after_help = "Examples:\n  devlet remove job1\n  devlet remove team-a/job1 team-a/job2\n  \
+        devlet remove --all -n team-a --dry-run\n  devlet remove -l app=train\n  \
         devlet remove job1 --abandon-driver gpu.acme.com\n  \
         devlet remove --claim team-a/gpus --abandon-driver gpu.acme.com\n\n\
         Stop its containers first. Exit codes: 0 removed, 1 there is no such pod (unless --ignore-not-found is given), or it \
@@ -97,24 +110,49 @@ pub(crate) enum Command {
         codes: 0 done, 1 devlet refused, 2 devlet cannot be reached."
     )]
     Forget(import::ForgetArgs),
+    /// Print the version of this program and of a running devlet
+    #[command(after_help = "Examples:\n  devlet version\n  devlet version -o json\n\n\
+        Exit codes: 0 printed, also if no devlet runs, 2 wrong usage.")]
+    Version(version::Args),
     /// Look into the database
     #[command(subcommand)]
     State(state::Command),
 }
 
-/// Which devlet to talk to.
+/// Which devlet to talk to, and how long it may take to answer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConnectArg {
     /// The root directory of the devlet to talk to [default: $DEVLET_ROOT, or else the first of the user's own state
-    /// directory and /var/lib/kubelet in which one answers]
+    /// directory and /var/lib/kubelet in which one listens]
     #[arg(long, value_name = "DIR")]
     root_dir: Option<PathBuf>,
+    /// How long devlet may take to answer; what it waits for with --wait comes on top
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "10s",
+        allow_hyphen_values = true
+    )]
+    timeout: Span,
 }
 
 impl ConnectArg {
     async fn connect(&self) -> anyhow::Result<Client> {
         let sockets = locate::sockets(self.root_dir.as_deref());
-        Ok(Client::connect_any(&sockets).await?)
+        match Client::connect_any(&sockets, self.timeout.0).await {
+            Err(error @ ConnectError::NotRunning { .. }) if self.root_dir.is_none() => {
+                let variable = std::env::var_os(locate::ROOT_VARIABLE).filter(|value| !value.is_empty());
+                let now = variable.map_or_else(
+                    || "not set".to_owned(),
+                    |root| format!("now {}", PathBuf::from(root).display()),
+                );
+                anyhow::bail!(
+                    "{error}, or name its root directory with --root-dir or {} ({now})",
+                    locate::ROOT_VARIABLE
+                );
+            }
+            connected => Ok(connected?),
+        }
     }
 }
 
@@ -138,18 +176,35 @@ async fn dispatch(command: Command) -> anyhow::Result<Outcome> {
         Command::Remove(args) => remove::run(args).await,
         Command::Import(args) => import::import(args).await,
         Command::Forget(args) => import::forget(args).await,
+        Command::Version(args) => version::run(args).await,
         Command::State(command) => state::run(command).await,
     }
 }
 
 fn refused(status: &Status) -> anyhow::Result<Outcome> {
-    // What comes from the other side has no cause on this one.
-    if std::error::Error::source(status).is_some() {
-        anyhow::bail!("the connection to devlet is lost: {}", status.message());
+    match no_answer(status) {
+        Some(error) => Err(error),
+        None => {
+            output::warn(&format!("error: {}", answer(status)));
+            Ok(Outcome::Bad)
+        }
     }
-    let text = status.message();
-    let code = status.code();
-    let text = if text.is_empty() { code.description() } else { text };
-    output::warn(&format!("error: {text}"));
-    Ok(Outcome::Bad)
+}
+
+/// Returns the error of a call that devlet did not answer. A status that devlet answered with has no source on this
+/// side.
+fn no_answer(status: &Status) -> Option<anyhow::Error> {
+    let source = std::error::Error::source(status)?;
+    Some(match source.downcast_ref::<NoAnswer>() {
+        Some(no_answer) => no_answer.clone().into(),
+        None => anyhow::anyhow!("the connection to devlet is lost: {}", status.message()),
+    })
+}
+
+/// Returns the text of an answer that refuses a call.
+fn answer(status: &Status) -> &str {
+    match status.message() {
+        "" => status.code().description(),
+        text => text,
+    }
 }

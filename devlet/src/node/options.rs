@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use devlet_client::{Client, v1};
 
 use super::claims::admitted;
+use super::kind::{Kind, name};
 use super::progress::Progress;
 use super::runtime::{self, Engine};
 use super::shown::{Admitted, Container, conflict_texts, pod_text};
@@ -19,8 +20,10 @@ use crate::{Outcome, files};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Its name, namespace/name or UID
+    #[arg(value_parser = Kind::Pods.name_parser(), add = super::complete::of(Kind::Pods))]
     pod: String,
     /// The container; all of them, or the only one, if not given
+    #[arg(value_parser = name, add = super::complete::containers())]
     container: Option<String>,
     /// In which shape
     #[arg(long, value_name = "FORMAT", default_value = "json")]
@@ -32,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_start: bool,
     /// How long to wait for plugins that must be told and are not there [default: as configured, 60s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     wait: Option<Span>,
     #[command(flatten)]
     directories: Directories,
@@ -70,6 +73,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     };
     let containers = match chosen(&pod, args.container.as_deref(), args.format) {
         Ok(containers) => containers,
+        // The command line lacks the name.
+        Err(problem) if args.container.is_none() => anyhow::bail!(problem),
         Err(problem) => {
             output::warn(&format!("error: {problem}"));
             return Ok(Outcome::Bad);
@@ -92,7 +97,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     print(&args, &shown)
 }
 
-/// The containers to show. Only JSON has room for several.
+/// Returns the containers to show. Only JSON has room for several.
 fn chosen(pod: &v1::Pod, name: Option<&str>, format: Format) -> Result<Vec<v1::Container>, String> {
     if let Some(name) = name {
         let known = pod.containers.iter().find(|container| container.name == name);

@@ -38,6 +38,13 @@ impl Progress {
         self.line.waiting_for(what, self.started.elapsed());
     }
 
+    /// Prints a line above the one that is redrawn.
+    pub(super) fn note(&mut self, text: &str) {
+        self.line.clear();
+        crate::output::warn(text);
+        self.line.draw(self.started.elapsed());
+    }
+
     /// Waits for something, and keeps the line up to date meanwhile.
     pub(super) async fn during<T>(&mut self, something: impl Future<Output = T>) -> T {
         let mut something = std::pin::pin!(something);
@@ -82,7 +89,7 @@ impl<W: Write> Line<W> {
         self.draw(waited);
     }
 
-    /// That it cannot be written is nothing anybody could be told.
+    /// Errors are ignored: standard error is where they would be reported.
     fn draw(&mut self, waited: Duration) {
         let Some(what) = &self.what else { return };
         let seconds = waited.as_secs();

@@ -5,29 +5,56 @@ use std::time::Duration;
 use devlet_client::{Client, Code, Status, v1};
 
 use super::claims::{Claim, ClaimDriver, ClaimId, Wait};
+use super::kind::{Kind, name};
+use super::listing::Item as _;
 use super::progress::Progress;
-use super::{ConnectArg, refused, shown, time};
+use super::select::{Filter, NamespaceArg, Selector, near};
+use super::shown::Pod;
+use super::{ConnectArg, answer, complete, refused, shown, time};
 use crate::duration::Span;
 use crate::{Outcome, output};
 
 /// How often it is asked what is waited for.
 const TICK: Duration = Duration::from_secs(1);
 
+const CLAIM_HINT: &str = "a claim that no pod wants any longer, and whose driver is gone: \
+                          devlet remove --claim CLAIM --abandon-driver DRIVER";
+
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("which").args(["pods", "all", "selector", "claim"]).required(true).multiple(true))]
 pub(crate) struct Args {
-    /// Its name, namespace/name or UID
-    #[arg(required_unless_present = "claim")]
-    pod: Option<String>,
+    /// Names of pods: NAME, NAMESPACE/NAME, pod/NAME or a UID
+    #[arg(value_name = "POD", value_parser = name, conflicts_with = "claim", add = complete::pods())]
+    pods: Vec<String>,
+    /// Remove all pods, or all of the namespace
+    #[arg(long, conflicts_with_all = ["selector", "claim"])]
+    all: bool,
+    /// Remove the pods with these labels: KEY=VALUE, KEY!=VALUE, KEY, !KEY, KEY in (VALUE, ...), separated by commas
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "claim")]
+    selector: Option<Selector>,
+    #[command(flatten)]
+    namespace: NamespaceArg,
+    /// Only print the pods that would be removed
+    #[arg(long, conflicts_with = "claim")]
+    dry_run: bool,
     /// Instead of a pod: a claim that no pod wants any longer, and whose drivers are gone, such as one of a kubelet's file
-    #[arg(long, value_name = "CLAIM", conflicts_with_all = ["pod", "wait"], requires = "abandon_driver")]
+    #[arg(
+        long,
+        value_name = "CLAIM",
+        value_parser = Kind::Claims.name_parser(),
+        conflicts_with = "wait",
+        requires = "abandon_driver"
+    )]
+    #[arg(add = complete::of(Kind::Claims))]
     claim: Option<String>,
     /// How long to wait for drivers to unprepare its claims, and for an admission of the pod that is under way [default: as
     /// configured, 60s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     wait: Option<Span>,
     /// Do not wait for this DRA driver, which is gone for good: what it prepared for the pod, or the claim, is abandoned; may
     /// be repeated
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    #[arg(add = complete::of(Kind::Drivers))]
     abandon_driver: Vec<String>,
     /// Succeed if there is no such pod, or claim: it may be gone already, as when a removal is repeated
     #[arg(long)]
@@ -37,38 +64,170 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
+    if let Some(claim) = &args.claim {
+        let claim = args.namespace.qualified(claim);
+        let client = args.connect.connect().await?;
+        let known = Known {
+            client: &client,
+            kind: Kind::Claims,
+            name: claim.clone(),
+        };
+        let ended = abandon(&client, claim, args.abandon_driver).await;
+        return reported(ended, args.ignore_not_found, known).await;
+    }
+    let names = names(&args.pods)?;
+    if !names.is_empty() && (args.all || args.selector.is_some()) {
+        anyhow::bail!("name pods, or choose them with --all or --selector, not both");
+    }
+    if names.is_empty() && !args.all && args.selector.is_none() {
+        anyhow::bail!("name the pods to remove, or give --all or --selector");
+    }
     let client = args.connect.connect().await?;
-    let ignore = args.ignore_not_found;
-    let ended = match args.claim {
-        Some(claim) => abandon(&client, claim, args.abandon_driver).await,
-        None => remove(&client, args).await,
+    let pods = if names.is_empty() {
+        chosen(&client, &args).await?
+    } else {
+        names.iter().map(|name| args.namespace.qualified(name)).collect()
     };
+    let mut outcome = Outcome::Fine;
+    for pod in pods {
+        let known = Known {
+            client: &client,
+            kind: Kind::Pods,
+            name: pod.clone(),
+        };
+        let ended = match args.dry_run {
+            true => dry_run(&client, pod).await,
+            false => remove(&client, pod, &args).await,
+        };
+        // One pod that cannot be removed keeps no other from that.
+        match reported(ended, args.ignore_not_found, known).await? {
+            Outcome::Fine => {}
+            bad => outcome = bad,
+        }
+    }
+    Ok(outcome)
+}
+
+/// The names of pods in `NAME...`, `pod/NAME...` or `pod NAME...`. The last form is kubectl's; a pod called `pod` is
+/// `pod/pod` or `NAMESPACE/pod`.
+fn names(words: &[String]) -> anyhow::Result<Vec<String>> {
+    let words = match words {
+        [kind, names @ ..] if Kind::parse(kind) == Some(Kind::Pods) => names,
+        [kind, _, ..] if Kind::parse(kind).is_some() => {
+            anyhow::bail!("{kind} cannot be removed: only pods can, and their claims with them; {CLAIM_HINT}")
+        }
+        words => words,
+    };
+    let mut names = Vec::new();
+    for word in words {
+        match word.split_once('/') {
+            Some(("pod" | "pods" | "po", name)) if !name.is_empty() => names.push(name.to_owned()),
+            _ => names.push(word.clone()),
+        }
+    }
+    Kind::Pods.check_names(&names)?;
+    Ok(names)
+}
+
+/// The pods of `--all` or `--selector`, by UID.
+async fn chosen(client: &Client, args: &Args) -> anyhow::Result<Vec<String>> {
+    let pods = client.list_pods(v1::ListPodsRequest::default()).await?.pods;
+    let filter = Filter {
+        namespace: args.namespace.of(Kind::Pods)?,
+        selector: args.selector.as_ref(),
+        ..Filter::default()
+    };
+    let pods = pods.into_iter().map(Pod::from);
+    let chosen = pods.filter(|pod| filter.admits(pod));
+    let chosen: Vec<String> = chosen.map(|pod| format!("uid:{}", pod.id.uid)).collect();
+    if chosen.is_empty() {
+        output::warn(&filter.none(Kind::Pods));
+    }
+    Ok(chosen)
+}
+
+async fn dry_run(client: &Client, pod: String) -> anyhow::Result<Outcome> {
+    for pod in client.list_pods(v1::ListPodsRequest { pod }).await?.pods {
+        let id = shown::pod_text(&pod.id.unwrap_or_default());
+        output::out(&format!("would remove {}\n", output::line(&id)))?;
+    }
+    Ok(Outcome::Fine)
+}
+
+/// Prints why a pod was not removed, if devlet refused it.
+async fn reported(
+    ended: anyhow::Result<Outcome>,
+    ignore_not_found: bool,
+    known: Known<'_>,
+) -> anyhow::Result<Outcome> {
     match ended.map_err(anyhow::Error::downcast::<Status>) {
         Ok(outcome) => Ok(outcome),
-        Err(Ok(status)) if status.code() == Code::NotFound => not_found(&status, ignore),
-        Err(Ok(status)) => Err(status.into()),
+        Err(Ok(status)) if status.code() == Code::NotFound => {
+            not_found(&status, ignore_not_found, known).await
+        }
+        Err(Ok(status)) => refused(&status),
         Err(Err(error)) => Err(error),
     }
 }
 
-fn not_found(status: &Status, ignore: bool) -> anyhow::Result<Outcome> {
+/// The name of something to remove, and the devlet that may know a similar one.
+struct Known<'a> {
+    client: &'a Client,
+    kind: Kind,
+    name: String,
+}
+
+impl Known<'_> {
+    /// Returns the name that was probably meant. A hint: if it cannot be had, the caller does without.
+    async fn near(&self) -> Option<String> {
+        let names: Vec<String> = match self.kind {
+            Kind::Claims => {
+                let list = self.client.list_claims(v1::ListClaimsRequest::default()).await;
+                let claims = list.ok()?.claims.into_iter().map(Claim::from);
+                claims.map(|claim| claim.name()).collect()
+            }
+            _ => {
+                let list = self.client.list_pods(v1::ListPodsRequest::default()).await;
+                let pods = list.ok()?.pods.into_iter().map(Pod::from);
+                pods.map(|pod| pod.name()).collect()
+            }
+        };
+        near(&self.name, names.into_iter())
+    }
+
+    /// Whether the name looks like `claim/NAME`.
+    fn is_claim(&self) -> bool {
+        let kind = self.name.split_once('/').and_then(|(kind, _)| Kind::parse(kind));
+        self.kind == Kind::Pods && kind == Some(Kind::Claims)
+    }
+}
+
+async fn not_found(status: &Status, ignore: bool, known: Known<'_>) -> anyhow::Result<Outcome> {
     if ignore {
         let text = format!("nothing to remove: {}", status.message());
         output::out(&format!("{}\n", output::line(&text)))?;
         return Ok(Outcome::Fine);
     }
-    let outcome = refused(status)?;
-    output::warn("hint: with --ignore-not-found, what is gone already is no error");
+    let outcome = match known.near().await {
+        Some(near) => {
+            output::warn(&format!("error: {}; did you mean {near}?", answer(status)));
+            Outcome::Bad
+        }
+        None => refused(status)?,
+    };
+    if known.is_claim() {
+        output::warn(&format!("hint: claims are removed with their pods; {CLAIM_HINT}"));
+        return Ok(outcome);
+    }
+    output::warn("hint: with --ignore-not-found, a pod or claim that does not exist is no error");
     Ok(outcome)
 }
 
-async fn remove(client: &Client, args: Args) -> anyhow::Result<Outcome> {
-    let wait_ms = args.wait.map(time::milliseconds);
-    let pod = args.pod.unwrap_or_default();
+async fn remove(client: &Client, pod: String, args: &Args) -> anyhow::Result<Outcome> {
     let request = v1::RemovePodRequest {
         pod: pod.clone(),
-        wait_ms,
-        abandon_drivers: args.abandon_driver,
+        wait_ms: args.wait.map(time::milliseconds),
+        abandon_drivers: args.abandon_driver.clone(),
     };
     let removed = match removal(client, &pod, request).await {
         Err(status) if status.code() == Code::DeadlineExceeded => {
@@ -172,8 +331,12 @@ async fn give_up_hint(client: &Client, pod: &str) {
             .iter()
             .map(|driver| format!("--abandon-driver {driver}"))
             .collect();
+        let them = match drivers.len() {
+            1 => "this driver is gone",
+            _ => "these drivers are gone",
+        };
         output::warn(&format!(
-            "hint: to do without: devlet remove {pod} {}",
+            "hint: if {them} for good, remove the pod without waiting: devlet remove {pod} {}",
             flags.join(" ")
         ));
     }

@@ -1,8 +1,10 @@
 //! Run options in the shapes that container runtimes take.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 
+use devlet_cdi::annotations::{self, InvalidAnnotation};
 use devlet_cdi::{ContainerEdits, Registry, Unresolvable};
 
 use super::shown::RunOptions;
@@ -29,8 +31,16 @@ impl fmt::Display for Engine {
 pub(super) enum UnfitError {
     #[error("{engine} has no way to name the device node {path}, which has a colon in it; use --format oci")]
     Colon { engine: Engine, path: String },
+    #[error(
+        "{engine} has no way to name the annotation {key:?}, which has an equals sign in it; use --format oci"
+    )]
+    AnnotationKey { engine: Engine, key: String },
     #[error("no shell can set the environment variable {name:?}; use --format json")]
     Variable { name: String },
+    #[error("the CDI devices of the container are not known: {0}; use --format json")]
+    Annotation(#[from] InvalidAnnotation),
+    #[error(transparent)]
+    Unresolvable(#[from] Unresolvable),
 }
 
 /// Arguments for `podman run` or `docker run`, quoted for a shell where need be.
@@ -53,10 +63,8 @@ pub(super) fn arguments(options: &RunOptions, engine: Engine) -> Result<String, 
         } else {
             &node.permissions
         };
-        arguments.push(format!(
-            "--device={}:{}:{permissions}",
-            node.host_path, node.container_path
-        ));
+        let target = path_in_container(node);
+        arguments.push(format!("--device={}:{target}:{permissions}", node.host_path));
     }
     for mount in &options.mounts {
         let source = field("source", &mount.host_path);
@@ -64,10 +72,16 @@ pub(super) fn arguments(options: &RunOptions, engine: Engine) -> Result<String, 
         let read_only = if mount.read_only { ",readonly" } else { "" };
         arguments.push(format!("--mount=type=bind,{source},{target}{read_only}"));
     }
-    for (key, value) in annotations(options) {
+    for (key, value) in other_annotations(options) {
+        if key.contains('=') {
+            return Err(UnfitError::AnnotationKey {
+                engine,
+                key: key.clone(),
+            });
+        }
         arguments.push(format!("--annotation={key}={value}"));
     }
-    for name in &options.cdi_devices {
+    for name in cdi_devices(options)? {
         arguments.push(format!("--device={name}"));
     }
     let quoted: Vec<Cow<'_, str>> = arguments.iter().map(|argument| quote(argument)).collect();
@@ -78,11 +92,30 @@ pub(super) fn arguments(options: &RunOptions, engine: Engine) -> Result<String, 
     })
 }
 
-/// Annotations without those that ask for CDI devices: whoever is told of the devices, or has them resolved, must not
-/// get them twice.
-fn annotations(options: &RunOptions) -> impl Iterator<Item = (&String, &String)> {
+/// All CDI devices of the container, each once: those that are named as such, then those that annotations ask for.
+/// Device plugins may use either way. Claims use both, for the same devices.
+fn cdi_devices(options: &RunOptions) -> Result<Vec<String>, InvalidAnnotation> {
+    let asked_for = annotations::parse(&options.annotations)?;
+    let asked_for = asked_for.into_iter().flat_map(|request| request.devices);
+    let mut seen = BTreeSet::new();
+    let all = options.cdi_devices.iter().cloned();
+    let all = all.chain(asked_for.map(|name| name.to_string()));
+    Ok(all.filter(|name| seen.insert(name.clone())).collect())
+}
+
+/// Annotations without those that ask for CDI devices, which [`cdi_devices`] returns: a runtime that reads them too would
+/// add the devices twice.
+fn other_annotations(options: &RunOptions) -> impl Iterator<Item = (&String, &String)> {
     let all = options.annotations.iter();
-    all.filter(|(key, _)| !key.starts_with(devlet_cdi::annotations::PREFIX))
+    all.filter(|(key, _)| !key.starts_with(annotations::PREFIX))
+}
+
+/// Where a device node is in the container. A plugin may leave that out: then it is where it is on the host.
+fn path_in_container(node: &super::shown::DeviceNode) -> &str {
+    match node.container_path.as_str() {
+        "" => &node.host_path,
+        path => path,
+    }
 }
 
 /// A field of a mount, which both engines read as CSV.
@@ -122,7 +155,7 @@ fn quote(text: &str) -> Cow<'_, str> {
 }
 
 /// What an OCI runtime spec gets. CDI devices come last, as in container runtimes.
-pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Additions, Unresolvable> {
+pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Additions, UnfitError> {
     let mount = |mount: &super::shown::Mount| {
         let mode = if mount.read_only { "ro" } else { "rw" };
         devlet_cdi::Mount {
@@ -133,7 +166,7 @@ pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Add
         }
     };
     let node = |node: &super::shown::DeviceNode| devlet_cdi::DeviceNode {
-        path: node.container_path.clone(),
+        path: path_in_container(node).to_owned(),
         host_path: node.host_path.clone(),
         permissions: node.permissions.clone(),
         ..Default::default()
@@ -148,10 +181,10 @@ pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Add
         mounts: options.mounts.iter().map(mount).collect(),
         ..Default::default()
     };
-    edits.append(&registry.resolve(&options.cdi_devices)?);
+    edits.append(&registry.resolve(&cdi_devices(options)?)?);
     Ok(Additions {
         edits,
-        annotations: annotations(options)
+        annotations: other_annotations(options)
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect(),
     })
@@ -167,7 +200,7 @@ mod tests {
 
     fn options() -> RunOptions {
         let mut options = Admitted::from(samples::pod()).containers.remove(0).options;
-        // The same device as an annotation, which nobody must see beside it.
+        // The same device as an annotation, as claims have it: it is named once.
         let key = "cdi.k8s.io/gpu.acme.com_c-1".to_owned();
         options.annotations.insert(key, options.cdi_devices.join(","));
         options
@@ -182,6 +215,39 @@ mod tests {
             assert_eq!(arguments(&options(), engine).unwrap(), expected);
         }
         assert_eq!(arguments(&RunOptions::default(), Engine::Podman).unwrap(), "");
+    }
+
+    #[test]
+    fn cdi_devices_that_only_an_annotation_asks_for_reach_the_container() {
+        let mut options = options();
+        let asked = "acme.com/gpu=gpu-0,acme.com/gpu=gpu-1".to_owned();
+        options.annotations.insert("cdi.k8s.io/plugin_x".into(), asked);
+        for engine in [Engine::Podman, Engine::Docker] {
+            let text = arguments(&options, engine).unwrap();
+            let devices =
+                "--annotation=acme.com/slot=3 --device=acme.com/gpu=gpu-0 --device=acme.com/gpu=gpu-1\n";
+            assert!(text.ends_with(devices), "{text}");
+        }
+        let unknown = additions(&options, &Registry::load(["/nonexistent"]));
+        let unknown = unknown.unwrap_err().to_string();
+        assert!(
+            unknown.contains("gpu-0") && unknown.contains("gpu-1"),
+            "{unknown}"
+        );
+
+        options
+            .annotations
+            .insert("cdi.k8s.io/plugin_y".into(), "nonsense".into());
+        let refused = arguments(&options, Engine::Docker).unwrap_err().to_string();
+        assert!(refused.contains("cdi.k8s.io/plugin_y"), "{refused}");
+    }
+
+    #[test]
+    fn a_device_node_without_a_path_in_the_container_has_the_path_of_the_host() {
+        let mut options = options();
+        options.device_nodes[0].container_path = String::new();
+        let text = arguments(&options, Engine::Podman).unwrap();
+        assert!(text.contains("--device=/dev/null:/dev/null:rw"), "{text}");
     }
 
     #[test]
@@ -237,6 +303,14 @@ mod tests {
             refused.contains("docker") && refused.contains("pci-0000:00"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn an_equals_sign_in_the_key_of_an_annotation_is_refused_rather_than_misread() {
+        let mut options = options();
+        options.annotations.insert("a=b".into(), "c".into());
+        let refused = arguments(&options, Engine::Podman).unwrap_err().to_string();
+        assert!(refused.contains("podman") && refused.contains("a=b"), "{refused}");
     }
 
     #[test]

@@ -6,7 +6,9 @@ use devlet_client::v1;
 use serde::Serialize;
 
 use super::claims::{AdmittedClaim, PodClaim, UsedDevice, admitted};
+use super::dra_device::{self, DraDevice};
 use super::time;
+use crate::table::Tone;
 
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct PodId {
@@ -145,15 +147,15 @@ impl RunOptions {
 
 impl Mount {
     fn text(&self) -> String {
-        let mode = if self.read_only { " (read-only)" } else { "" };
-        format!("{} on {}{mode}", self.host_path, self.container_path)
+        let mode = if self.read_only { "ro" } else { "rw" };
+        format!("{} -> {} ({mode})", self.host_path, self.container_path)
     }
 }
 
 impl DeviceNode {
     fn text(&self) -> String {
         format!(
-            "{} as {} ({})",
+            "{} -> {} ({})",
             self.host_path, self.container_path, self.permissions
         )
     }
@@ -206,7 +208,12 @@ pub(super) fn conflict_texts(container: &v1::Container) -> impl Iterator<Item = 
 pub(super) struct Pod {
     #[serde(flatten)]
     pub(super) id: PodId,
+    pub(super) labels: BTreeMap<String, String>,
     pub(super) source: &'static str,
+    /// `None` if it is not known.
+    pub(super) admitted_at: Option<String>,
+    #[serde(skip)]
+    pub(super) age_ms: u64,
     pub(super) before_reboot: bool,
     pub(super) claims: Vec<PodClaim>,
     pub(super) containers: Vec<PodContainer>,
@@ -253,7 +260,10 @@ impl From<v1::Pod> for Pod {
         };
         Self {
             id: pod.id.unwrap_or_default().into(),
+            labels: pod.labels,
             source,
+            admitted_at: time::known_moment(pod.admitted_at_ms),
+            age_ms: pod.age_ms,
             before_reboot: pod.before_reboot,
             claims: pod.claims.into_iter().map(PodClaim::from).collect(),
             containers: pod.containers.into_iter().map(PodContainer::from).collect(),
@@ -297,6 +307,14 @@ impl From<v1::Container> for PodContainer {
 }
 
 impl Pod {
+    /// For people: `-` if it is not known.
+    pub(super) fn age_text(&self) -> String {
+        match self.admitted_at {
+            Some(_) => time::age(self.age_ms),
+            None => "-".to_owned(),
+        }
+    }
+
     /// Every device once, by resource: within a pod, containers may pass devices on.
     pub(super) fn devices(&self) -> BTreeMap<&str, std::collections::BTreeSet<&str>> {
         let mut devices: BTreeMap<&str, std::collections::BTreeSet<&str>> = BTreeMap::new();
@@ -330,14 +348,14 @@ pub(super) struct LastPlugin {
     pub(super) endpoint: String,
     pub(super) gone_since: String,
     #[serde(skip)]
-    pub(super) gone_since_ms: u64,
+    pub(super) gone_for_ms: u64,
 }
 
 pub(super) fn last_plugin(last: v1::LastPlugin) -> LastPlugin {
     LastPlugin {
         endpoint: last.endpoint,
         gone_since: time::moment(last.gone_since_ms),
-        gone_since_ms: last.gone_since_ms,
+        gone_for_ms: last.gone_for_ms,
     }
 }
 
@@ -363,19 +381,18 @@ impl From<v1::Resource> for Resource {
 }
 
 impl Resource {
-    /// For people.
-    pub(super) fn state_text(&self) -> &'static str {
+    pub(super) fn tone(&self) -> Tone {
         match self.state {
-            "notListed" => "no list yet",
-            "gone" => "no plugin",
-            state => state,
+            "serving" => Tone::Plain,
+            "notListed" => Tone::Waiting,
+            _ => Tone::Bad,
         }
     }
 
     /// For people: the plugin that left, and when.
     pub(super) fn last_text(&self) -> String {
         self.last_plugin.as_ref().map_or_else(String::new, |last| {
-            format!("{}, gone for {}", last.endpoint, time::age(last.gone_since_ms))
+            format!("{}, gone for {}", last.endpoint, time::age(last.gone_for_ms))
         })
     }
 }
@@ -385,32 +402,39 @@ impl Resource {
 pub(super) struct Device {
     pub(super) resource: String,
     pub(super) id: String,
-    pub(super) listed: bool,
-    pub(super) healthy: bool,
+    pub(super) health: &'static str,
     pub(super) numa_nodes: Vec<i64>,
     pub(super) holders: Vec<PodId>,
+    /// Only for devices of DRA drivers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) dra: Option<DraDevice>,
 }
 
 impl From<v1::Device> for Device {
     fn from(device: v1::Device) -> Self {
+        let health = match (&device.dra, device.listed, device.healthy) {
+            (Some(dra), ..) => dra_device::health(dra.health()),
+            (None, false, _) => "notListed",
+            (None, true, true) => "healthy",
+            (None, true, false) => "unhealthy",
+        };
         Self {
             resource: device.resource,
             id: device.id,
-            listed: device.listed,
-            healthy: device.healthy,
+            health,
             numa_nodes: device.numa_nodes,
             holders: device.holders.into_iter().map(PodId::from).collect(),
+            dra: device.dra.map(DraDevice::from),
         }
     }
 }
 
 impl Device {
-    /// For people.
-    pub(super) fn health_text(&self) -> &'static str {
-        match (self.listed, self.healthy) {
-            (false, _) => "not listed",
-            (true, true) => "healthy",
-            (true, false) => "unhealthy",
+    pub(super) fn tone(&self) -> Tone {
+        match self.health {
+            "unhealthy" => Tone::Bad,
+            "notListed" => Tone::Waiting,
+            _ => Tone::Plain,
         }
     }
 
@@ -423,7 +447,16 @@ impl Device {
     /// For people.
     pub(super) fn holders_text(&self) -> String {
         let holders: Vec<String> = self.holders.iter().map(PodId::short).collect();
-        or_dash(holders.join(", "))
+        match holders.is_empty() {
+            true => self.claims_text(),
+            false => holders.join(", "),
+        }
+    }
+
+    /// For people: the claims that have it.
+    pub(super) fn claims_text(&self) -> String {
+        let claims = self.dra.as_ref().map(DraDevice::claims_text);
+        or_dash(claims.unwrap_or_default())
     }
 }
 
@@ -436,40 +469,84 @@ pub(super) struct Plugin {
     pub(super) uid: u32,
     pub(super) pre_start_required: bool,
     pub(super) preferred_allocation: bool,
-    pub(super) connected_at: String,
+    /// `None` if it was rejected.
+    pub(super) connected_at: Option<String>,
     #[serde(skip)]
-    pub(super) connected_at_ms: u64,
+    pub(super) age_ms: u64,
     /// `None` before its first list.
     pub(super) devices: Option<u64>,
-    pub(super) in_force: bool,
+    pub(super) state: &'static str,
     pub(super) connection: String,
+    /// `None` if it is connected.
+    pub(super) rejection: Option<PluginRejection>,
+}
+
+/// Why a plugin was rejected when it registered.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PluginRejection {
+    pub(super) reason: String,
+    pub(super) rejected_at: String,
+    pub(super) attempts: u64,
+    pub(super) pid: Option<i32>,
+}
+
+impl From<v1::PluginRejection> for PluginRejection {
+    fn from(rejection: v1::PluginRejection) -> Self {
+        Self {
+            reason: rejection.reason,
+            rejected_at: time::moment(rejection.rejected_at_ms),
+            attempts: rejection.attempts,
+            pid: rejection.pid,
+        }
+    }
 }
 
 impl From<v1::Plugin> for Plugin {
     fn from(plugin: v1::Plugin) -> Self {
+        let state = match (plugin.in_force, plugin.devices) {
+            _ if plugin.rejection.is_some() => "rejected",
+            (true, _) => "serving",
+            (false, Some(_)) => "standby",
+            (false, None) => "notListed",
+        };
         Self {
             resource: plugin.resource,
             endpoint: plugin.endpoint,
             uid: plugin.uid,
             pre_start_required: plugin.pre_start_required,
             preferred_allocation: plugin.preferred_allocation,
-            connected_at: time::moment(plugin.connected_at_ms),
-            connected_at_ms: plugin.connected_at_ms,
+            connected_at: plugin
+                .rejection
+                .is_none()
+                .then(|| time::moment(plugin.connected_at_ms)),
+            age_ms: plugin.age_ms,
             devices: plugin.devices,
-            in_force: plugin.in_force,
+            state,
             connection: plugin.connection,
+            rejection: plugin.rejection.map(PluginRejection::from),
         }
     }
 }
 
 impl Plugin {
-    /// For people.
-    pub(super) fn state_text(&self) -> &'static str {
-        match (self.in_force, self.devices) {
-            (true, _) => "serving",
-            (false, Some(_)) => "standby",
-            (false, None) => "no list yet",
+    pub(super) fn tone(&self) -> Tone {
+        match self.state {
+            "notListed" => Tone::Waiting,
+            "rejected" => Tone::Bad,
+            _ => Tone::Plain,
         }
+    }
+
+    /// Why it was rejected; `-` if it is connected.
+    pub(super) fn reason_text(&self) -> String {
+        let reason = self.rejection.as_ref().map(|each| each.reason.clone());
+        or_dash(reason.unwrap_or_default())
+    }
+
+    /// For how long it is connected, or since when it is rejected.
+    pub(super) fn age_text(&self) -> String {
+        time::age(self.age_ms)
     }
 
     /// For people.
@@ -539,6 +616,9 @@ pub(super) mod samples {
             }),
             source: v1::PodSource::Api.into(),
             before_reboot: false,
+            labels: BTreeMap::from([("app".to_owned(), "train".to_owned())]),
+            admitted_at_ms: 1_700_000_000_000,
+            age_ms: 7_000,
             container_names: Vec::new(),
             containers: vec![container],
             claims: vec![v1::PodClaim {
@@ -605,6 +685,8 @@ mod tests {
         let shown = serde_json::to_value(Pod::from(samples::pod())).unwrap();
         assert_eq!(shown["uid"], "u-1");
         assert_eq!(shown["source"], "api");
+        assert_eq!(shown["labels"], json!({"app": "train"}));
+        assert_eq!(shown["admittedAt"], "2023-11-14T22:13:20Z");
         assert_eq!(shown["containers"][0]["kind"], "app");
         assert_eq!(
             shown["containers"][0]["devices"][0]["numaNodes"],

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::{ConnectArg, time};
 use crate::Outcome;
 use crate::output::{self, Output, shown};
+use crate::table::{Screen, Tone, labelled};
 
 pub(super) async fn run(connect: &ConnectArg, output: Output) -> anyhow::Result<Outcome> {
     let status = connect.connect().await?.status(v1::StatusRequest {}).await?;
@@ -23,7 +24,7 @@ struct Shown {
     pid: i64,
     started_at: String,
     #[serde(skip)]
-    started_at_ms: u64,
+    uptime_ms: u64,
     revision: u64,
     ready: bool,
     pods: u64,
@@ -57,7 +58,7 @@ impl From<v1::StatusResponse> for Shown {
             root_dir: status.root_dir,
             pid: status.pid,
             started_at: time::moment(status.started_at_ms),
-            started_at_ms: status.started_at_ms,
+            uptime_ms: status.uptime_ms,
             revision: status.revision,
             ready: status.ready,
             pods: status.pods,
@@ -77,9 +78,9 @@ impl From<v1::StatusResponse> for Shown {
 impl Shown {
     fn table(&self) -> String {
         let ready = if self.ready {
-            "ready: pods can be admitted"
+            "ready: pods can be admitted".to_owned()
         } else {
-            "not ready: no pod is admitted"
+            Tone::Bad.paint("not ready: no pod is admitted")
         };
         let and = |number: u64, what: &str| {
             if number == 0 {
@@ -93,7 +94,7 @@ impl Shown {
              Drivers:    {}{}\nPods:       {}{}\nClaims:     {}{}\n",
             shown(&self.version),
             self.pid,
-            time::age(self.started_at_ms),
+            time::age(self.uptime_ms),
             shown(&self.root_dir),
             self.resources,
             and(self.resources_without_plugin, "without a plugin"),
@@ -105,10 +106,17 @@ impl Shown {
             self.claims,
             and(self.claims_waiting, "waiting for a driver"),
         );
+        let screen = Screen::stdout();
         for problem in &self.problems {
-            text.push_str(&format!("\nProblem:    {}\n", shown(&problem.what)));
+            let tone = if problem.blocking {
+                Tone::Bad
+            } else {
+                Tone::Waiting
+            };
+            text.push('\n');
+            text.push_str(&labelled("Problem:", &problem.what, tone, screen));
             if !problem.hint.is_empty() {
-                text.push_str(&format!("            {}\n", shown(&problem.hint)));
+                text.push_str(&labelled("", &problem.hint, Tone::Plain, screen));
             }
         }
         text

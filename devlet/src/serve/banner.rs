@@ -26,6 +26,9 @@ pub(super) fn text(agent: &Agent, http: Option<SocketAddr>, sample: bool, fresh:
     if pods > 0 {
         line("pods", &format!("{} from before", count(pods, "pod")));
     }
+    if let Err(error) = agent.store().health() {
+        line("not ready", &error.to_string());
+    }
     if sample {
         line(
             "sample plugin",

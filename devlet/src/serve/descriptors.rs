@@ -1,10 +1,11 @@
 //! How many files may be open, and what that leaves for peers: every plugin and caller takes a descriptor.
 
+use super::http;
 use devlet_agent::limits::Limits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the node needs for itself: sockets, directories, the database, HTTP.
-const OWN: usize = 64;
+/// Descriptors that devlet needs for itself: sockets, directories, the database, HTTP connections.
+const OWN: usize = 64 + http::CONNECTIONS;
 
 /// Raises the limit as far as it goes; the lower one is there for programs that use `select`. What it is then.
 pub(super) fn raise() -> usize {
@@ -53,7 +54,7 @@ mod tests {
     #[test]
     fn limits_for_which_there_are_descriptors_stay() {
         let mut limits = Limits::default();
-        fit(&mut limits, 64 + 1024 + 256 + 4096);
+        fit(&mut limits, OWN + 1024 + 256 + 4096);
         assert_eq!(limits, Limits::default());
     }
 

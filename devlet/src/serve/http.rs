@@ -1,7 +1,8 @@
 //! `/healthz`, `/readyz` and `/metrics`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, State};
@@ -10,27 +11,87 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use devlet_agent::agent::Agent;
 use devlet_agent::metrics::{self, View};
-use tokio::net::TcpListener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
 
-/// Until the node stops.
-pub(super) async fn serve(listener: TcpListener, agent: Agent) {
-    let stopping = agent.stopping();
+use super::log::LogWriter;
+
+/// Maximum connections at a time. Part of the descriptors that devlet keeps for itself.
+pub(super) const CONNECTIONS: usize = 64;
+
+/// Maximum time for a client to send the head of a request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Maximum time for a request and its answer.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Maximum bytes of a request's head.
+const MOST_HEAD_BYTES: usize = 16 * 1024;
+
+/// Pause after a connection could not be accepted, such as for lack of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone)]
+struct Served {
+    agent: Agent,
+    log: LogWriter,
+}
+
+/// Serves until it is dropped, also while the node stops: `/readyz` says so then.
+pub(super) async fn serve(listener: TcpListener, agent: Agent, log: LogWriter) {
     let routes = Router::new()
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
         .route("/metrics", get(measured))
-        .with_state(agent);
-    tokio::select! {
-        ended = axum::serve(listener, routes) => if let Err(error) = ended {
-            tracing::error!(%error, "health and metrics are not served any longer");
-        },
-        // Nobody's question is worth waiting for.
-        () = stopping.cancelled() => {}
+        .with_state(Served { agent, log });
+    accept(listener, routes).await;
+}
+
+/// Serves connections for ever. With [`CONNECTIONS`] open, the oldest one makes room for a new one: a request takes
+/// milliseconds, so that one is slow.
+async fn accept(listener: TcpListener, routes: Router) {
+    // Dropped with this future, and all connections with it.
+    let mut connections = JoinSet::new();
+    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "HTTP connection not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        while connections.try_join_next().is_some() {}
+        oldest.retain(|connection| !connection.is_finished());
+        while connections.len() >= CONNECTIONS {
+            if let Some(connection) = oldest.pop_front() {
+                connection.abort();
+            }
+            // Its descriptor is closed before the new connection is served.
+            connections.join_next().await;
+        }
+        oldest.push_back(connections.spawn(serve_connection(stream, routes.clone())));
     }
 }
 
+/// Serves one request, in [`CONNECTION_TIMEOUT`] at most: a client that sends or reads slowly is cut off.
+async fn serve_connection(stream: TcpStream, routes: Router) {
+    let mut http = http1::Builder::new();
+    http.keep_alive(false)
+        .max_buf_size(MOST_HEAD_BYTES)
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT);
+    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    // Errors are the client's affair.
+    let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
+}
+
 /// What must hold for pods to be admitted, by name.
-fn checks(agent: &Agent) -> [(&'static str, Result<(), String>); 4] {
+async fn checks(agent: &Agent) -> [(&'static str, Result<(), String>); 4] {
     let store = agent.store();
     let blocked = store.read(|node| node.blocked().map(ToString::to_string));
     let running = if agent.stopping().is_cancelled() {
@@ -38,7 +99,8 @@ fn checks(agent: &Agent) -> [(&'static str, Result<(), String>); 4] {
     } else {
         Ok(())
     };
-    let unreachable: Vec<String> = agent.unreachable().iter().map(ToString::to_string).collect();
+    let unreachable = agent.unreachable().await;
+    let unreachable: Vec<String> = unreachable.iter().map(ToString::to_string).collect();
     let listening = if unreachable.is_empty() {
         Ok(())
     } else {
@@ -53,8 +115,11 @@ fn checks(agent: &Agent) -> [(&'static str, Result<(), String>); 4] {
 }
 
 /// In the shape of the API server's: `[+]name ok`, `[-]name failed: reason`.
-async fn ready(State(agent): State<Agent>, Query(query): Query<BTreeMap<String, String>>) -> Response {
-    let checks = checks(&agent);
+async fn ready(
+    State(Served { agent, .. }): State<Served>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let checks = checks(&agent).await;
     let fine = checks.iter().all(|(_, check)| check.is_ok());
     if fine && !query.contains_key("verbose") {
         return "ok".into_response();
@@ -76,7 +141,8 @@ async fn ready(State(agent): State<Agent>, Query(query): Query<BTreeMap<String, 
     (status, text).into_response()
 }
 
-async fn measured(State(agent): State<Agent>) -> Response {
+async fn measured(State(Served { agent, log }): State<Served>) -> Response {
+    agent.metrics().log_lines_dropped(log.dropped_lines());
     // It reads files, and may be long.
     let text = tokio::task::spawn_blocking(move || {
         let view = View::of(agent.store(), &agent.config().database());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   settings ──► log ──► Agent ──► API ──► HTTP ──► samples ──► banner, READY=1
-//!                                                                    │ SIGTERM, SIGINT
+//!                                                                    │ SIGTERM, SIGINT, SIGHUP
 //!                        exit 0 ◄── Agent stopped ◄── STOPPING=1 ◄───┘
 //! ```
 //!
@@ -15,45 +15,56 @@ mod http;
 mod log;
 pub(crate) mod sample;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use devlet_agent::agent::{Agent, StartError};
+use devlet_agent::config::Config;
 use devlet_agent::grpc::uds::ListenError;
 use devlet_agent::host;
-use devlet_agent::store::StopError;
+use devlet_agent::store::{OpenReport, StopError};
 use devlet_client::locate;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{LogFormat, Settings};
+use crate::config::{HttpAddress, LogFormat, LogLevel, Settings};
 use crate::{Outcome, output};
+use log::LogWriter;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where plugins look for devlet and it keeps its state [default: /var/lib/kubelet for root, otherwise devlet
-    /// below the user's state directory]
+    /// Where plugins look for devlet and it keeps its state [default: $DEVLET_ROOT, or else rootDir of the configuration
+    /// file, or else /var/lib/kubelet for root and devlet below the user's state directory for others]
     #[arg(long, value_name = "DIR")]
     root_dir: Option<PathBuf>,
     /// A configuration file; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Serve /healthz, /readyz and /metrics there, such as 127.0.0.1:7350
+    /// Serve /healthz, /readyz and /metrics there, such as localhost:7359, or :7359 for all interfaces
     #[arg(long, value_name = "ADDR")]
-    http: Option<SocketAddr>,
-    /// Bring a sample device plugin and a sample DRA driver; without --root-dir in a fresh directory, so that no root is needed
+    http: Option<HttpAddress>,
+    /// Bring a sample device plugin and a sample DRA driver; without a root directory in a fresh one, so that no root is needed
     #[arg(long)]
     sample: bool,
     /// How to log, on standard error
     #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormat>,
     /// How much to log: error, warn, info, debug or trace; or by module, such as info,devlet_agent=debug
-    #[arg(long, value_name = "LEVEL")]
-    log_level: Option<String>,
+    #[arg(long, value_name = "LEVEL", add = LogLevel::candidates())]
+    log_level: Option<LogLevel>,
 }
+
+/// Maximum time for standard output to take the banner.
+const BANNER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time after which a start is reported as slow.
+const SLOW_START: Duration = Duration::from_secs(3);
+
+/// Longest wait for a start to complete after a signal.
+const START_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where the node lives.
 struct Root {
@@ -67,13 +78,23 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         Some(path) => Settings::read(path)?,
         None => Settings::default(),
     };
-    settings.root_dir = args.root_dir.or(settings.root_dir);
+    settings.root_dir = args.root_dir.or_else(locate::named_root).or(settings.root_dir);
     settings.http = args.http.or(settings.http);
     settings.log = args.log.unwrap_or(settings.log);
     settings.log_level = args.log_level.or(settings.log_level);
-    log::start(&settings, args.sample)?;
+    let log = log::start(&settings, args.sample)?;
+    let ended = run_logged(&settings, args.sample, &log);
+    if let Err(error) = &ended {
+        // Through the queue of the log: standard error may be a pipe that is full.
+        log.line(format!("{}\n", output::complaint(error)).as_bytes());
+    }
+    log.flush();
+    Ok(ended.map_or(Outcome::Failed, |()| Outcome::Fine))
+}
+
+fn run_logged(settings: &Settings, sample: bool, log: &LogWriter) -> anyhow::Result<()> {
     let files = descriptors::raise();
-    let root = root(settings.root_dir.as_deref(), args.sample)?;
+    let root = root(settings.root_dir.as_deref(), sample)?;
     // More than one: whoever waits for the disk keeps a thread.
     let threads = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -81,7 +102,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         .enable_all()
         .build()
         .context("cannot start")?;
-    let served = runtime.block_on(serve(&settings, &root, args.sample, files));
+    let served = runtime.block_on(serve(settings, &root, sample, files, log));
     // Whoever still waits for a disk that hangs is not waited for.
     runtime.shutdown_background();
     served?;
@@ -91,19 +112,25 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             .close()
             .with_context(|| format!("cannot remove {}", path.display()))?;
     }
-    Ok(Outcome::Fine)
+    Ok(())
 }
 
-async fn serve(settings: &Settings, root: &Root, sample: bool, files: usize) -> anyhow::Result<()> {
+async fn serve(
+    settings: &Settings,
+    root: &Root,
+    sample: bool,
+    files: usize,
+    log: &LogWriter,
+) -> anyhow::Result<()> {
     // Before anything else: a signal that comes early must not cut the start in two.
     let mut signals = Signals::new().context("cannot wait for signals")?;
-    let web = match settings.http {
+    let web = match &settings.http {
         Some(address) => Some(listen(address).await?),
         None => None,
     };
     let mut config = settings.node(root.path.clone());
     descriptors::fit(&mut config.limits, files);
-    let (agent, report) = Agent::start(config).await.map_err(|error| explained(&error))?;
+    let (agent, report) = start(config, &mut signals).await?;
     if let Err(error) = host::serve(&agent, &report) {
         // Nothing has been answered yet.
         let _ = stop(&agent).await;
@@ -112,7 +139,8 @@ async fn serve(settings: &Settings, root: &Root, sample: bool, files: usize) -> 
     let address = match web {
         Some(listener) => {
             let address = listener.local_addr().ok();
-            agent.spawn(http::serve(listener, agent.clone()));
+            // Until the process ends: the state of a stop that takes long can be asked for.
+            tokio::spawn(http::serve(listener, agent.clone(), log.clone()));
             address
         }
         None => None,
@@ -127,44 +155,97 @@ async fn serve(settings: &Settings, root: &Root, sample: bool, files: usize) -> 
         },
         false => None,
     };
-    // Nobody may be there to read it, which is no reason to stop.
-    let _ = output::out(&banner::text(&agent, address, sample, root.fresh.is_some()));
+    print_banner(banner::text(&agent, address, sample, root.fresh.is_some())).await;
     log::opened(&report, &root.path);
     notify(&[sd_notify::NotifyState::Ready]);
 
-    let reason = signals.next().await;
+    let reason = match signals.waiting.take() {
+        Some(reason) => reason,
+        None => signals.next().await,
+    };
     notify(&[sd_notify::NotifyState::Stopping]);
     tracing::info!(signal = reason, "stopping");
     let stopped = tokio::select! {
         stopped = stop(&agent) => stopped,
         reason = signals.another() => {
-            tracing::warn!(signal = reason, "stopped before everything was done");
-            Ok(())
+            Err(anyhow::anyhow!(
+                "stopped by a second signal ({reason}): answered changes are on disk, but the kubelet's files may be out of \
+                 date, so a kubelet must not take over"
+            ))
         }
     };
     if let Some(samples) = samples {
         samples.stop().await;
     }
+    if stopped.is_err() {
+        // The disk may hang, and closing the database would wait for it: the end of the process closes it.
+        std::mem::forget(agent);
+    }
     stopped
 }
 
-/// An error if what was answered is not where the next start looks for it.
+/// Starts the node on a thread of its own: the disk may hang. A signal gives the start [`START_PATIENCE`] to finish, so that
+/// the node can be stopped cleanly.
+async fn start(config: Config, signals: &mut Signals) -> anyhow::Result<(Agent, OpenReport)> {
+    let root = config.root.clone();
+    let runtime = tokio::runtime::Handle::current();
+    let mut starting = pin!(tokio::task::spawn_blocking(move || {
+        runtime.block_on(Agent::start(config))
+    }));
+    let warned = async {
+        tokio::time::sleep(SLOW_START).await;
+        tracing::warn!(root = %root.display(), "still starting: is the disk slow, or does it hang?");
+        std::future::pending::<()>().await;
+    };
+    let given_up = async {
+        let reason = signals.next().await;
+        signals.waiting = Some(reason);
+        tracing::info!(signal = reason, "stopping as soon as the start is complete");
+        tokio::select! {
+            () = tokio::time::sleep(START_PATIENCE) => {}
+            _ = signals.another() => {}
+        }
+    };
+    let started = tokio::select! {
+        biased;
+        started = &mut starting => started.context("cannot start")?,
+        () = warned => return Err(anyhow::anyhow!("cannot start")),
+        () = given_up => {
+            return Err(anyhow::anyhow!(
+                "stopped before the start was complete: the disk below {} has not answered; look at it and at the kernel's log",
+                root.display()
+            ));
+        }
+    };
+    started.map_err(|error| explained(&error))
+}
+
+/// Prints the banner. Gives up after [`BANNER_TIMEOUT`]: standard output may be closed, or a pipe that is full.
+async fn print_banner(text: String) {
+    let printed = tokio::task::spawn_blocking(move || output::out(&text));
+    let _ = tokio::time::timeout(BANNER_TIMEOUT, printed).await;
+}
+
+/// Stops the node. An error if the next start, or a kubelet, does not find the state where it looks for it.
 async fn stop(agent: &Agent) -> anyhow::Result<()> {
-    match agent.stop().await {
+    let stopped = agent.stop().await;
+    match &stopped {
         Ok(()) => tracing::info!("stopped"),
-        Err(error @ (StopError::Mirror(_) | StopError::Stopped)) => {
-            tracing::error!(error = %output::chain(&error), "stopped; what was answered is on disk");
-        }
-        Err(error @ (StopError::Unplaced { .. } | StopError::Lost { .. })) => {
-            return Err(error).context("stopped without a database");
-        }
+        Err(error) => tracing::error!(error = %output::chain(error), "stopped with an error"),
     }
-    Ok(())
+    stopped.map_err(|error| match error {
+        StopError::Mirror(_) => anyhow::Error::new(error)
+            .context("stopped; answered changes are on disk, but a kubelet must not take over"),
+        StopError::Unplaced { .. } | StopError::Lost { .. } => {
+            anyhow::Error::new(error).context("stopped without a database")
+        }
+        StopError::Hangs { .. } | StopError::Stopped => error.into(),
+    })
 }
 
 fn root(named: Option<&Path>, sample: bool) -> anyhow::Result<Root> {
     if let Some(path) = named {
-        let path = std::path::absolute(path).context("--root-dir")?;
+        let path = std::path::absolute(path).context("the root directory cannot be made absolute")?;
         return Ok(Root { path, fresh: None });
     }
     if sample {
@@ -188,16 +269,19 @@ fn root(named: Option<&Path>, sample: bool) -> anyhow::Result<Root> {
 
 fn is_root() -> bool {
     // The configuration of a node knows who it runs as.
-    devlet_agent::config::Config::new("").access.own_uid == 0
+    Config::new("").access.own_uid == 0
 }
 
-async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+/// Listens on the first candidate that this machine has.
+async fn listen(address: &HttpAddress) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address.candidates.as_slice())
+        .await
+        .with_context(|| format!("cannot listen on {address}"))?;
+    let address = listener.local_addr()?;
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "health and metrics are served to other machines, without encryption");
     }
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}"))
+    Ok(listener)
 }
 
 /// The error of a start, and what the one in the way is called.
@@ -223,6 +307,10 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// `None` if it was ignored at the start, as `nohup` does.
+    hangup: Option<Signal>,
+    /// A signal that was received during the start and is not handled yet.
+    waiting: Option<&'static str>,
 }
 
 impl Signals {
@@ -230,6 +318,11 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup: match ignores_hangup() {
+                true => None,
+                false => Some(signal(SignalKind::hangup())?),
+            },
+            waiting: None,
         })
     }
 
@@ -248,8 +341,24 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
+            () = received(self.hangup.as_mut()) => "SIGHUP",
         }
     }
+}
+
+async fn received(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the process was started with SIGHUP ignored: bit 0 of the mask in `/proc`.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 != 0)
 }
 
 /// `devlet sample-plugin`, for `serve --sample`.

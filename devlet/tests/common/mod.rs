@@ -238,6 +238,13 @@ impl Log {
     }
 }
 
+impl Log {
+    /// All lines that are left, of a daemon that has ended.
+    pub(crate) fn rest(self) -> Vec<String> {
+        self.lines.iter().collect()
+    }
+}
+
 /// Waits for something that nobody tells.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;

@@ -100,8 +100,10 @@ pub enum ResolveError {
     },
     /// It is not reserved for the pod.
     #[error(
-        "pod {pod} ({uid}) is not allowed to use ResourceClaim {claim} ({claim_uid}); the claim's status.reservedFor \
-         must have an entry with the pod's UID"
+        "pod {pod} ({uid}) is not allowed to use ResourceClaim {claim} ({claim_uid}){}; {}{}",
+        if *.is_allocated { "" } else { ", which is not allocated" },
+        reserve(.pod, .uid, .other_uid.as_ref()),
+        if *.is_allocated { "" } else { ", and add the devices that it has to status.allocation" }
     )]
     NotReserved {
         /// The pod's name.
@@ -112,9 +114,16 @@ pub enum ResolveError {
         claim: String,
         /// The claim's UID.
         claim_uid: ClaimUid,
+        /// The UID under which the claim is reserved for a pod of this name.
+        other_uid: Option<String>,
+        /// Whether the claim has devices.
+        is_allocated: bool,
     },
+    /// Several claims are not complete.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<ResolveError>),
     /// It has no devices.
-    #[error("ResourceClaim {claim}: not allocated; status.allocation must say which devices it has")]
+    #[error("ResourceClaim {claim}: not allocated; add the devices that it has to status.allocation")]
     NotAllocated {
         /// The claim's name.
         claim: String,
@@ -134,6 +143,16 @@ pub enum ResolveError {
         /// What the claim does.
         known: Vec<String>,
     },
+}
+
+/// How to reserve a claim for a pod. A name is enough, unless there is an entry with that name and another UID.
+fn reserve(pod: &str, uid: &PodUid, other: Option<&String>) -> String {
+    match other {
+        None => format!("add {{resource: pods, name: {pod}}} to status.reservedFor of the claim"),
+        Some(other) => {
+            format!("status.reservedFor of the claim has pod {pod} with UID {other}: change that to {uid}")
+        }
+    }
 }
 
 fn not_owner(group: Option<&String>) -> String {
@@ -223,6 +242,7 @@ impl UnresolvedPod {
     ) -> Result<PodRequest, ResolveError> {
         let mut requests: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
         let mut claims = Vec::new();
+        let mut incomplete = Vec::new();
         for Wanted {
             name,
             key,
@@ -236,9 +256,13 @@ impl UnresolvedPod {
             if is_generated {
                 self.check_owner(&claim)?;
             }
-            self.check_reservation(&claim)?;
+            if let Err(error) = self.check_reservation(&claim) {
+                incomplete.push(error);
+                continue;
+            }
             let Some(results) = claim.allocation else {
-                return Err(ResolveError::NotAllocated { claim: key.name });
+                incomplete.push(ResolveError::NotAllocated { claim: key.name });
+                continue;
             };
             let mut known = claim.requests;
             for result in &results {
@@ -251,6 +275,11 @@ impl UnresolvedPod {
             requests.insert(name.clone(), (key.name, known));
             let claim = AllocatedClaim::new(claim.key, claim.uid, results);
             claims.push(ClaimRequest { name, claim });
+        }
+        match incomplete.len() {
+            0 => {}
+            1 => return Err(incomplete.remove(0)),
+            _ => return Err(ResolveError::Several(incomplete)),
         }
         for container in &mut self.request.containers {
             // What is not there, and is not meant to be, is not used.
@@ -306,7 +335,13 @@ impl UnresolvedPod {
         if claim.reserved_for.iter().any(may_use) {
             return Ok(());
         }
+        let same_name = claim
+            .reserved_for
+            .iter()
+            .find(|each| each.resource == "pods" && each.name == *name && !each.uid.is_empty());
         Err(ResolveError::NotReserved {
+            other_uid: same_name.map(|each| each.uid.clone()),
+            is_allocated: claim.allocation.is_some(),
             pod: name.clone(),
             uid: self.request.uid.clone(),
             claim: claim.key.name.clone(),

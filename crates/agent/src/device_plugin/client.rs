@@ -26,6 +26,7 @@ use crate::limits::portions::Portions;
 use crate::limits::seats::Account;
 use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Calls;
+use crate::peer_text::shorten_status;
 
 /// Which generation of the protocol a plugin speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,13 +226,19 @@ fn texts(devices: &[DeviceId]) -> Vec<String> {
 pub enum ListError {
     /// The plugin, or the way to it, says so.
     #[error("{} ({:?})", .0.message(), .0.code())]
-    Ended(#[from] Status),
+    Ended(#[source] Status),
     /// The list is none.
     #[error("the list is damaged: {0}")]
     Damaged(#[from] Damage),
     /// There is too much of it.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
+}
+
+impl From<Status> for ListError {
+    fn from(status: Status) -> Self {
+        Self::Ended(shorten_status(&status))
+    }
 }
 
 impl ListError {

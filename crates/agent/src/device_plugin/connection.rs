@@ -17,12 +17,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use devlet_core::{ConnectionId, Node};
+use devlet_core::{ConnectionId, Node, ResourceName};
 use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{ListError, Lists, PluginClient, RawList};
+use super::impaired;
 use super::plugins::Entered;
 use crate::grpc::uds::Dialed;
 use crate::limits::Limit;
@@ -107,8 +108,7 @@ pub(crate) async fn follow(registrar: Registrar, candidate: Candidate, first: Co
                 // What has taken its place is looked at first.
                 Err(RegisterError::Dial(_) | RegisterError::Options(_) | RegisterError::Superseded) => {}
                 Err(error) => {
-                    let resource = &candidate.resource;
-                    tracing::warn!(%resource, %error, "device plugin is not taken in again");
+                    registrar.rejected(candidate.rejection(&error));
                     return;
                 }
             }
@@ -136,7 +136,7 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
                 // It is due.
                 let _ = pace.take(Instant::now());
             }
-            let taken = take(list, &mut lists, is_first, registrar, connection).await?;
+            let taken = take(list, &mut lists, is_first, registrar, resource, connection).await?;
             let Taken { changed, repeated } = taken;
             is_first = false;
             if repeated > 0 {
@@ -212,6 +212,7 @@ async fn take(
     lists: &mut Lists,
     is_first: bool,
     registrar: &Registrar,
+    resource: &ResourceName,
     connection: &Connection,
 ) -> Result<Taken, ListError> {
     let (id, account) = (connection.id, connection.client.account());
@@ -219,15 +220,15 @@ async fn take(
     let (turns, process) = (&registrar.decoding, Some(account.process()));
     if list.size() < LARGE && !turns.had_much_itself(process) {
         return turns.at_once(process, |portions| {
-            take_now(list, &registrar.store, id, account, most, portions)
+            take_now(list, &registrar.store, resource, id, account, most, portions)
         });
     }
     let (list, turn) = newest(list, lists, turns.turn_or_pauses(process, is_first)).await?;
     if turn.has_pauses() {
         registrar.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
     }
-    let (store, account) = (registrar.store.clone(), Arc::clone(account));
-    let work = move |portions: &mut Portions| take_now(list, &store, id, &account, most, portions);
+    let (store, account, resource) = (registrar.store.clone(), Arc::clone(account), resource.clone());
+    let work = move |portions: &mut Portions| take_now(list, &store, &resource, id, &account, most, portions);
     let taken = turn.work(work).await;
     taken.unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()).into()))
 }
@@ -235,6 +236,7 @@ async fn take(
 fn take_now(
     list: RawList,
     store: &Store,
+    resource: &ResourceName,
     connection: ConnectionId,
     account: &Account,
     most: usize,
@@ -254,7 +256,7 @@ fn take_now(
         .iter()
         .find(|known| known.says_the_same(&list, &mut || portions.step()));
     let counts = Arc::clone(same.unwrap_or(&list));
-    let changed = store.update(|node| node.devices_listed(connection, counts));
+    let changed = impaired::update(store, resource, |node| node.devices_listed(connection, counts));
     before.push(list);
     for list in before.into_iter().filter_map(Arc::into_inner) {
         for device in list.into_devices() {
@@ -267,9 +269,12 @@ fn take_now(
 
 fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
     let now = registrar.store.now();
-    let news = registrar
-        .store
-        .update(|node| node.connection_lost(connection.id, now));
+    let lost = |node: &mut Node| node.connection_lost(connection.id, now);
+    let news = match registrar.stop.is_cancelled() {
+        // devlet leaves, not the plugin.
+        true => registrar.store.update(lost),
+        false => impaired::update(&registrar.store, &candidate.resource, lost),
+    };
     connection.dialed.hang_up();
     if news {
         registrar.metrics.lost(&candidate.resource);

@@ -1,8 +1,9 @@
 //! `Registration` on `kubelet.sock`, as plugins of today and of 2017 call it.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use devlet_core::ResourceName;
+use devlet_core::device_plugin::rejections::Rejection;
 use devlet_kubelet_api::device_plugin::v1alpha2::registration_server as server_2017;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_server as server;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
@@ -12,9 +13,10 @@ use super::client::Api;
 use super::resource_name::{self, InvalidResourceName};
 use crate::grpc::status::refusal;
 use crate::grpc::uds::PeerCred;
+use crate::peer_text::shorten;
 use crate::workflow::register::{Candidate, Registrar};
 
-/// Why a request to register is not even looked into.
+/// Why a registration is malformed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidOffer {
     /// The text is the kubelet's.
@@ -49,7 +51,30 @@ impl RegistrationService {
         Self { registrar }
     }
 
+    /// The candidate that a request describes. A malformed request is rejected.
     fn candidate(
+        &self,
+        wish: (String, &str, &str),
+        api: Api,
+        caller: Option<&PeerCred>,
+    ) -> Result<Candidate, Status> {
+        let (_, endpoint, resource) = wish;
+        let parsed = self.parse(wish, api, caller);
+        parsed.map_err(|problem| {
+            self.registrar.metrics.registration_refused("invalid");
+            let socket = self.socket(endpoint).map(|socket| socket.display().to_string());
+            self.registrar.rejected(Rejection {
+                resource: resource.to_owned(),
+                endpoint: socket.unwrap_or_else(|| endpoint.to_owned()),
+                uid: caller.map(|caller| caller.uid),
+                pid: caller.and_then(|caller| caller.pid),
+                reason: problem.to_string(),
+            });
+            refusal(problem)
+        })
+    }
+
+    fn parse(
         &self,
         (version, endpoint, resource): (String, &str, &str),
         api: Api,
@@ -63,21 +88,26 @@ impl RegistrationService {
             return Err(InvalidOffer::Version { version, supported });
         }
         let resource: ResourceName = resource_name::parse(resource)?;
-        let mut parts = Path::new(endpoint).components();
-        let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) else {
-            return Err(InvalidOffer::Endpoint(endpoint.to_owned()));
-        };
-        if name.as_encoded_bytes() != endpoint.as_bytes() {
-            return Err(InvalidOffer::Endpoint(endpoint.to_owned()));
-        }
+        let socket = self.socket(endpoint);
+        let socket = socket.ok_or_else(|| InvalidOffer::Endpoint(endpoint.to_owned()))?;
         let &PeerCred { uid, pid, .. } = caller.ok_or(InvalidOffer::UnknownCaller)?;
         Ok(Candidate {
             resource,
-            socket: self.registrar.config.device_plugins().join(name),
+            socket,
             api,
             uid,
             pid,
         })
+    }
+
+    /// The socket of an endpoint, which must be the plain name of a file in the device plugin directory.
+    fn socket(&self, endpoint: &str) -> Option<PathBuf> {
+        let mut parts = Path::new(endpoint).components();
+        let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) else {
+            return None;
+        };
+        let is_plain = name.as_encoded_bytes() == endpoint.as_bytes();
+        is_plain.then(|| self.registrar.config.device_plugins().join(name))
     }
 }
 
@@ -89,18 +119,14 @@ impl server::Registration for RegistrationService {
     ) -> Result<Response<v1beta1::Empty>, Status> {
         let caller = request.extensions().get::<PeerCred>().copied();
         let wish = request.into_inner();
-        let wish = (wish.version, wish.endpoint.as_str(), wish.resource_name.as_str());
-        let candidate = self
-            .candidate(wish, Api::V1beta1, caller.as_ref())
-            .inspect_err(|_| self.registrar.metrics.registration_refused("invalid"))
-            .map_err(refusal)?;
-        let resource = candidate.resource.clone();
-        match self.registrar.register(candidate).await {
-            Ok(_) => Ok(Response::new(v1beta1::Empty {})),
-            Err(error) => {
-                self.registrar.say_refused(&resource, &error);
-                Err(refusal(error))
-            }
+        let (endpoint, resource) = (shorten(wish.endpoint), shorten(wish.resource_name));
+        let wish = (shorten(wish.version), endpoint.as_str(), resource.as_str());
+        let candidate = self.candidate(wish, Api::V1beta1, caller.as_ref())?;
+        self.registrar.slow_down(&candidate).await.map_err(refusal)?;
+        match self.registrar.take_in_by_task(candidate).await {
+            Ok(Some(Ok(_))) => Ok(Response::new(v1beta1::Empty {})),
+            Ok(Some(Err(error))) => Err(refusal(error)),
+            Ok(None) | Err(_) => Err(refusal("devlet is stopping")),
         }
     }
 }
@@ -114,26 +140,11 @@ impl server_2017::Registration for RegistrationService {
     ) -> Result<Response<v1alpha2::Empty>, Status> {
         let caller = request.extensions().get::<PeerCred>().copied();
         let wish = request.into_inner();
-        let wish = (wish.version, wish.endpoint.as_str(), wish.resource_name.as_str());
-        let candidate = self
-            .candidate(wish, Api::V1alpha2, caller.as_ref())
-            .inspect_err(|_| self.registrar.metrics.registration_refused("invalid"))
-            .map_err(refusal)?;
-        let slowed_down = self.registrar.slow_down(&candidate).await;
-        slowed_down.map_err(|error| {
-            self.registrar.say_refused(&candidate.resource, &error);
-            refusal(error)
-        })?;
-        let (registrar, stop) = (self.registrar.clone(), self.registrar.stop.clone());
-        self.registrar.tasks.spawn(async move {
-            let resource = candidate.resource.clone();
-            tokio::select! {
-                ended = registrar.take_in(candidate) => if let Err(error) = ended {
-                    registrar.say_refused(&resource, &error);
-                },
-                () = stop.cancelled() => {}
-            }
-        });
+        let (endpoint, resource) = (shorten(wish.endpoint), shorten(wish.resource_name));
+        let wish = (shorten(wish.version), endpoint.as_str(), resource.as_str());
+        let candidate = self.candidate(wish, Api::V1alpha2, caller.as_ref())?;
+        self.registrar.slow_down(&candidate).await.map_err(refusal)?;
+        drop(self.registrar.take_in_by_task(candidate));
         Ok(Response::new(v1alpha2::Empty {}))
     }
 }

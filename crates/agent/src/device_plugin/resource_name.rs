@@ -55,6 +55,15 @@ pub fn is_ours(name: &str, foreign: &[String]) -> bool {
     }
 }
 
+/// Whether the Kubernetes API would let a container have a limit of this name, as far as its domain is concerned: it has
+/// one, or it is a resource of the kubelet's own, or the configuration calls it foreign.
+pub fn is_known(name: &str, foreign: &[String]) -> bool {
+    name.contains('/')
+        || matches!(name, "cpu" | "memory" | "ephemeral-storage")
+        || name.starts_with("hugepages-")
+        || foreign.iter().any(|pattern| matches(pattern, name))
+}
+
 /// Whether a name fits a pattern: the name itself, or `acme.com/*`.
 pub fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {

@@ -1,5 +1,6 @@
 //! What is called on a plugin of a driver.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,11 +54,11 @@ impl DriverClient {
         claims: &[(ClaimUid, ClaimKey)],
         patience: Patience,
     ) -> Result<Prepared, CallError> {
-        let answer = self
+        let (took, answer) = self
             .call(PREPARE, self.service.prepare(), claims, patience)
             .await?;
         let read = wire::prepared(answer, self.service, claims.len(), &self.limits);
-        self.understood(PREPARE, read)
+        self.understood(PREPARE, took, read)
     }
 
     /// Has that undone.
@@ -66,17 +67,20 @@ impl DriverClient {
         claims: &[(ClaimUid, ClaimKey)],
         patience: Patience,
     ) -> Result<Unprepared, CallError> {
-        let answer = self
+        let (took, answer) = self
             .call(UNPREPARE, self.service.unprepare(), claims, patience)
             .await?;
-        self.understood(UNPREPARE, wire::unprepared(answer, claims.len()))
+        self.understood(UNPREPARE, took, wire::unprepared(answer, claims.len()))
     }
 
     /// Whether the plugin has the service at all: it is asked to unprepare nothing.
     pub async fn has_service(&self, patience: Duration) -> Result<bool, CallError> {
         let path = self.service.unprepare();
         match self.call(UNPREPARE, path, &[], Patience::of(patience)).await {
-            Ok(_) => Ok(true),
+            Ok((took, _)) => {
+                call::log_answer(UNPREPARE, self.dialed.channel.path(), took, None);
+                Ok(true)
+            }
             Err(CallError::Refused { status, .. }) => Ok(status.code() != Code::Unimplemented),
             Err(error) => Err(error),
         }
@@ -95,23 +99,30 @@ impl DriverClient {
         path: &'static str,
         claims: &[(ClaimUid, ClaimKey)],
         patience: Patience,
-    ) -> Result<Bytes, CallError> {
+    ) -> Result<(Duration, Bytes), CallError> {
         let mut request = Request::new(wire::request(claims));
         request.set_timeout(patience.end().saturating_duration_since(Instant::now()));
         let largest = self.limits.answer_bytes;
         let call = call::unary(&self.dialed.channel, path, request, largest);
         let limit = (Limit::ANSWER_BYTES, largest);
-        let (took, ended) = call::within(method, patience, limit, &self.dialed, call).await;
+        let (took, ended) = call::within_unlogged(method, patience, limit, &self.dialed, call).await;
         self.rpcs.took(path, took, &ended);
-        ended
+        Ok((took, ended?))
     }
 
+    /// Counts and logs an answer. A driver may fail for some of the claims of a call.
     fn understood<T>(
         &self,
         method: &'static str,
-        read: Result<T, call::InvalidAnswer>,
-    ) -> Result<T, CallError> {
+        took: Duration,
+        read: Result<BTreeMap<ClaimUid, Result<T, String>>, call::InvalidAnswer>,
+    ) -> Result<BTreeMap<ClaimUid, Result<T, String>>, CallError> {
         let read = read.map_err(|problem| CallError::Invalid { method, problem });
+        let error = match &read {
+            Ok(results) => results.values().find_map(|each| each.as_ref().err().cloned()),
+            Err(error) => Some(error.to_string()),
+        };
+        call::log_answer(method, self.dialed.channel.path(), took, error.as_deref());
         read.inspect_err(|error| self.rpcs.failed(error))
     }
 }

@@ -21,6 +21,7 @@ use crate::limits::portions::Portions;
 use crate::limits::rate::Pace;
 use crate::limits::seats::Process;
 use crate::limits::{Limit, Limits};
+use crate::peer_text::shorten_status;
 use crate::store::Store;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -44,10 +45,16 @@ const PORTION: usize = 64;
 enum WatchError {
     /// The plugin, or the way to it, says so.
     #[error("{} ({:?})", .0.message(), .0.code())]
-    Ended(#[from] Status),
+    Ended(#[source] Status),
     /// It sent something that is no message, or too much of one.
     #[error(transparent)]
     Invalid(#[from] InvalidAnswer),
+}
+
+impl From<Status> for WatchError {
+    fn from(status: Status) -> Self {
+        Self::Ended(shorten_status(&status))
+    }
 }
 
 impl WatchError {
@@ -117,7 +124,7 @@ async fn listen(
             let over = Limit::ANSWER_BYTES.exceeded("the message is too large", limits.answer_bytes);
             WatchError::Invalid(over.into())
         }
-        false => WatchError::Ended(status),
+        false => WatchError::from(status),
     };
     while let Some(message) = stream.message().await.map_err(too_large)? {
         if let Err(due) = pace.take(Instant::now()) {

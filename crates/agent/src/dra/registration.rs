@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::grpc::call::CallError;
 use crate::grpc::uds::PeerCred;
 use crate::limits::portions::Turns;
-use crate::limits::rate::Paces;
+use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::{Process, Seats};
 use crate::limits::{Limit, OverLimit, shortened};
 use crate::metrics::Metrics;
@@ -195,6 +195,8 @@ pub struct DriverRegistrar {
     pub(crate) registrations: Arc<Paces<Process>>,
     /// For long reports of health, which do not wait for plugins' lists.
     pub(crate) decoding: Turns,
+    /// How often rejections are logged.
+    pub(crate) refusals: Arc<Mentions>,
 }
 
 impl DriverRegistrar {
@@ -211,7 +213,7 @@ impl DriverRegistrar {
             registrations,
             repetitions: _,
             decoding: _,
-            refusals: _,
+            refusals,
         } = registrar.clone();
         Self {
             config,
@@ -222,6 +224,7 @@ impl DriverRegistrar {
             tasks,
             registrations,
             decoding: Turns::new(stop.clone()),
+            refusals,
             stop,
         }
     }
@@ -237,24 +240,44 @@ impl DriverRegistrar {
     }
 
     /// A plugin says something impossible.
-    pub(crate) fn invalid(&self, name: &str, socket: &Path, problem: &InvalidDriver) {
-        self.note(name, socket, problem.to_string(), problem.hint());
+    pub(crate) fn invalid(&self, name: &str, socket: &Path, peer: &PeerCred, problem: &InvalidDriver) {
+        self.note(name, socket, peer, &problem.to_string(), problem.hint());
     }
 
-    /// A plugin was not taken in: that is to be seen.
-    pub(crate) fn refused(&self, name: &str, socket: &Path, error: &RegisterError) {
-        self.note(name, socket, error.to_string(), error.hint());
+    /// Records that a plugin was rejected, for `devlet get drivers` and, the first time, for the log.
+    pub(crate) fn refused(&self, name: &str, socket: &Path, peer: &PeerCred, error: &RegisterError) {
+        self.note(name, socket, peer, &error.to_string(), error.hint());
     }
 
-    fn note(&self, name: &str, socket: &Path, reason: String, hint: &str) {
+    fn note(&self, name: &str, socket: &Path, peer: &PeerCred, reason: &str, hint: &str) {
         let refusal = Refusal {
             driver: name.to_owned(),
-            reason,
+            reason: reason.to_owned(),
             hint: hint.to_owned(),
         };
         let (socket, now) = (socket.display().to_string(), self.store.now());
-        self.store
-            .update(|node| node.driver_refused(&socket, refusal, now));
+        let is_news = self.store.update(|node| {
+            let last = |node: &Node| {
+                let mut refused = node.refused_drivers();
+                let known = refused.find(|(known, _)| *known == socket);
+                known.map(|(_, refused)| refused.refusal.clone())
+            };
+            let before = last(node);
+            node.driver_refused(&socket, refusal, now);
+            last(node) != before
+        });
+        if is_news && let Some(unsaid) = self.refusals.take(Instant::now()) {
+            let PeerCred { uid, pid, .. } = peer;
+            tracing::warn!(
+                driver = name,
+                endpoint = socket,
+                pid,
+                uid,
+                reason,
+                unsaid,
+                "DRA driver rejected"
+            );
+        }
     }
 
     /// The plugin at a socket was taken in, or the socket is gone.
@@ -279,7 +302,7 @@ impl DriverRegistrar {
         let endpoint = candidate.endpoint.clone();
         let seat = self
             .seats
-            .take(process, driver.as_str(), endpoint, &config.limits)?;
+            .take(process, &config.access, driver.as_str(), endpoint, &config.limits)?;
         let is_alpha = candidate.services.node == NodeService::V1alpha3;
         let dialed = match link::dial(&candidate, config, &self.metrics).await {
             Ok(dialed) => Some(dialed),

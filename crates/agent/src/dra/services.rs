@@ -115,9 +115,9 @@ pub fn choose(listed: &[String]) -> Result<Services, NoService> {
     let lists = |name: &str| listed.iter().any(|each| each == name);
     let newest = [NodeService::V1, NodeService::V1beta1];
     let (node, why) = match newest.into_iter().find(|service| lists(service.name())) {
-        Some(service) => (service, format!("the newest of [{}]", quoted(listed))),
+        Some(service) => (service, format!("the newest of {}", names(listed))),
         None => {
-            let why = format!("because it lists only [{}]", quoted(listed));
+            let why = format!("because the driver lists only {}", names(listed));
             (NodeService::V1alpha3, why)
         }
     };
@@ -129,14 +129,31 @@ pub fn choose(listed: &[String]) -> Result<Services, NoService> {
     })
 }
 
-/// What a driver lists, as the kubelet would print it; long lists in part.
+/// The most services of a driver that are printed.
+const MOST: usize = 8;
+
+/// Returns what a driver lists as the kubelet would print it; long lists in part.
 pub fn quoted(listed: &[String]) -> String {
-    const MOST: usize = 8;
     let mut texts: Vec<String> = listed.iter().take(MOST).map(|each| shortened(each)).collect();
     if listed.len() > MOST {
         texts.push(format!("and {} more", listed.len() - MOST));
     }
     texts.join(" ")
+}
+
+/// Returns what a driver lists for people; long lists, and long names, in part.
+fn names(listed: &[String]) -> String {
+    let name = |name: &String| {
+        name.chars()
+            .take(64)
+            .flat_map(char::escape_debug)
+            .collect::<String>()
+    };
+    let names: Vec<String> = listed.iter().take(MOST).map(name).collect();
+    match listed.len().saturating_sub(MOST) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -160,7 +177,7 @@ mod tests {
         }
         let older = chosen(&["v1beta1.DRAPlugin", "v2.DRAPlugin"]).unwrap();
         assert_eq!(older.node, NodeService::V1beta1);
-        assert_eq!(older.why, r#"the newest of ["v1beta1.DRAPlugin" "v2.DRAPlugin"]"#);
+        assert_eq!(older.why, "the newest of v1beta1.DRAPlugin, v2.DRAPlugin");
     }
 
     #[test]
@@ -172,7 +189,7 @@ mod tests {
         ] {
             let services = chosen(listed).unwrap();
             assert_eq!(services.node, NodeService::V1alpha3, "{listed:?}");
-            assert!(services.why.starts_with("because it lists only [\""));
+            assert!(services.why.starts_with("because the driver lists only "));
         }
     }
 

@@ -19,6 +19,7 @@ use crate::grpc::call::InvalidAnswer;
 use crate::grpc::fields::Fields;
 use crate::limits::portions::Portions;
 use crate::limits::{Limit, Limits, shortened};
+use crate::peer_text::shorten;
 
 /// What a device or a name takes besides its text, roughly.
 const ENTRY_BYTES: usize = 64;
@@ -55,7 +56,7 @@ pub(super) fn prepared(
                     })?;
                     devices.push(prepared_device(device, service, &mut entries, limits)?);
                 }
-                (2, text) => error = string(&text)?,
+                (2, text) => error = shorten(string(&text)?),
                 _ => {}
             }
         }
@@ -86,7 +87,7 @@ pub(super) fn unprepared(answer: Bytes, asked: usize) -> Result<Unprepared, Inva
         let mut outcome = Ok(());
         for field in Fields::of(about, 1) {
             if let (1, text) = field? {
-                let error = string(&text)?;
+                let error = shorten(string(&text)?);
                 outcome = if error.is_empty() { Ok(()) } else { Err(error) };
             }
         }
@@ -290,6 +291,19 @@ mod tests {
             };
             assert_eq!(older[&ClaimUid::from("a")], Ok(vec![known]));
         }
+    }
+
+    #[test]
+    fn errors_of_claims_are_shortened() {
+        let long = "x".repeat(100_000);
+        let answer = answer(&[("a", failed(&long))]);
+        let error = read(&answer, &Limits::default()).unwrap()[&ClaimUid::from("a")].clone();
+        assert!(error.is_err_and(|error| error.len() <= 1024 && error.ends_with("(100000 bytes)")));
+        let answer = v1::NodeUnprepareResourcesResponse {
+            claims: [("a".to_owned(), v1::NodeUnprepareResourceResponse { error: long })].into(),
+        };
+        let error = unprepared(answer.encode_to_vec().into(), 1).unwrap()[&ClaimUid::from("a")].clone();
+        assert!(error.is_err_and(|error| error.len() <= 1024 && error.ends_with("(100000 bytes)")));
     }
 
     #[test]

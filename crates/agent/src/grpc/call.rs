@@ -3,6 +3,7 @@
 //! Answers can be had as the bytes that came: they may have fields that we do not know, and what is long is looked at
 //! before it is decoded.
 
+use std::path::Path;
 use std::time::Duration;
 
 use devlet_client::channel::{Channel, is_ended};
@@ -16,7 +17,9 @@ use tonic::{Code, Request, Response, Status};
 use super::fields::Damage;
 use super::oversize::is_too_large;
 use super::uds::Dialed;
+use crate::deadline;
 use crate::limits::{Limit, OverLimit};
+use crate::peer_text::shorten_status;
 
 /// How far ahead of ours a peer's timer may be.
 const AHEAD: Duration = Duration::from_millis(5);
@@ -79,6 +82,9 @@ pub enum InvalidAnswer {
     /// There is too much of it.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
+    /// No container runtime can carry it out.
+    #[error("no container runtime can carry out the answer: {0}")]
+    Impossible(String),
 }
 
 impl From<Damage> for InvalidAnswer {
@@ -127,13 +133,37 @@ impl Patience {
     /// When it ends for a call that is made now.
     pub(crate) fn end(&self) -> Instant {
         let now = Instant::now();
-        let own = now + self.own;
+        let own = deadline::after_start(now, self.own);
         self.caller.map_or(own, |caller| caller.max(now + LEAST).min(own))
     }
 }
 
-/// Waits for an answer, as long as patience lasts: how long that took, and the answer.
+/// Waits for an answer, as long as patience lasts, and logs the call: how long that took, and the answer.
 pub(crate) async fn within<T>(
+    method: &'static str,
+    patience: Patience,
+    limit: (Limit, usize),
+    dialed: &Dialed,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> (Duration, Result<T, CallError>) {
+    let (took, ended) = within_unlogged(method, patience, limit, dialed, call).await;
+    if ended.is_ok() {
+        log_answer(method, dialed.channel.path(), took, None);
+    }
+    (took, ended)
+}
+
+/// Logs a call that was answered, with the error that the answer contains, if any.
+pub(crate) fn log_answer(method: &'static str, peer: &Path, took: Duration, error: Option<&str>) {
+    let peer = peer.display();
+    match error {
+        Some(error) => tracing::debug!(method, %peer, ?took, outcome = "Failed", error, "call ended"),
+        None => tracing::debug!(method, %peer, ?took, outcome = ?Code::Ok, "call ended"),
+    }
+}
+
+/// The same, but an answer is not logged: the caller does that with [`log_answer`].
+pub(crate) async fn within_unlogged<T>(
     method: &'static str,
     patience: Patience,
     limit: (Limit, usize),
@@ -144,11 +174,14 @@ pub(crate) async fn within<T>(
     let (called, end) = (Instant::now(), patience.end());
     let ended = timeout_at(end, call).await;
     let took = called.elapsed();
+    if !matches!(ended, Ok(Ok(_))) {
+        log_call(method, dialed.channel.path(), took, ended.as_ref().ok());
+    }
     let status = match ended {
         Ok(Ok(response)) => return (took, Ok(response.into_inner())),
         Ok(Err(status)) if !is_timeout(&status, end) => status,
         Ok(Err(_)) | Err(_) => {
-            let error = match end < called + own {
+            let error = match end < deadline::after_start(called, own) {
                 true => CallError::CutShort { method, waited: took },
                 false => CallError::TimedOut {
                     method,
@@ -159,6 +192,28 @@ pub(crate) async fn within<T>(
         }
     };
     (took, Err(explained(method, status, caller, limit, dialed).await))
+}
+
+/// Logs a call on a plugin or driver. `ended` is `None` if it was not answered in time.
+pub(crate) fn log_call<T>(
+    method: &'static str,
+    peer: &Path,
+    took: Duration,
+    ended: Option<&Result<Response<T>, Status>>,
+) {
+    let outcome = match ended {
+        Some(Ok(_)) => Code::Ok,
+        Some(Err(status)) => status.code(),
+        None => Code::DeadlineExceeded,
+    };
+    let peer = peer.display();
+    match ended {
+        Some(Err(status)) => {
+            let error = shorten_status(status);
+            tracing::debug!(method, %peer, ?took, ?outcome, error = error.message(), "call ended");
+        }
+        _ => tracing::debug!(method, %peer, ?took, ?outcome, "call ended"),
+    }
 }
 
 /// Whether a peer gave up because time was up: it was told of the deadline, too, and its timer may be a little ahead of
@@ -192,7 +247,7 @@ async fn explained(
     }
     CallError::Refused {
         method,
-        status: Box::new(status),
+        status: Box::new(shorten_status(&status)),
     }
 }
 

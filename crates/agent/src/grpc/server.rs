@@ -43,7 +43,7 @@ use super::authority::AnyAuthority;
 use super::chatter::{Chatter, Speakers};
 use super::presence::{Attend, Calls, Connection};
 use super::severable::Severable;
-use super::uds::{Listener, PeerCred};
+use super::uds::{Checked, Listener, PeerCred};
 use crate::limits::rate::Mentions;
 use crate::limits::{Limit, OverLimit};
 use crate::metrics::Metrics;
@@ -54,10 +54,10 @@ const PREFACE_LENGTH: usize = 24;
 /// How long to wait when the system has no descriptor or memory left for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often a socket is looked after, and how often if it could not be made again: then somebody else may be there,
-/// whom each attempt disturbs.
-const LOOK_PAUSE: Duration = Duration::from_secs(1);
-const LOOK_AGAIN_PAUSE: Duration = Duration::from_secs(5);
+/// Pause between two checks that the socket is in place; longer if it could not be made again, because each attempt
+/// disturbs another process that may listen there.
+const CHECK_PAUSE: Duration = Duration::from_secs(1);
+const FAILED_CHECK_PAUSE: Duration = Duration::from_secs(5);
 
 /// How many connections over the limit a user may have to be told so, and for how long.
 const TOLD_PER_UID: usize = 8;
@@ -136,6 +136,7 @@ pub async fn serve(
         .add_routes(routes);
     let speakers = Speakers::new(limits.frames_per_second);
     let incoming = Incoming {
+        check: check_after(CHECK_PAUSE, &listener),
         listener,
         speakers,
         refusals: Mentions::new(Instant::now()),
@@ -143,7 +144,6 @@ pub async fn serve(
         metrics,
         users: HashMap::new(),
         pause: None,
-        look: Box::pin(tokio::time::sleep(LOOK_PAUSE)),
         cut: cut.clone(),
     };
     let mut serving = pin!(server.serve_with_incoming_shutdown(incoming, async {
@@ -163,6 +163,18 @@ pub async fn serve(
     }
 }
 
+/// Checks after a pause whether the socket is in place, on a thread of its own: the disk may hang.
+fn check_after(
+    pause: Duration,
+    listener: &Listener,
+) -> Pin<Box<dyn Future<Output = Option<Checked>> + Send>> {
+    let check = listener.check();
+    Box::pin(async move {
+        tokio::time::sleep(pause).await;
+        tokio::task::spawn_blocking(|| check.run()).await.ok()
+    })
+}
+
 /// The peers that got in.
 struct Incoming {
     listener: Listener,
@@ -172,8 +184,8 @@ struct Incoming {
     speakers: Speakers,
     refusals: Mentions,
     pause: Option<Pin<Box<Sleep>>>,
-    /// When the socket is looked after.
-    look: Pin<Box<Sleep>>,
+    /// The next check that the socket is in place; `None` if it could not run.
+    check: Pin<Box<dyn Future<Output = Option<Checked>> + Send>>,
     cut: CancellationToken,
 }
 
@@ -354,15 +366,14 @@ impl Stream for Incoming {
             }
             let accepted = match this.listener.socket().poll_accept(cx) {
                 Poll::Ready(accepted) => accepted,
-                // Nobody is left who could be lost with the old socket.
+                // No connection waits in the old socket, so none is lost if it is replaced.
                 Poll::Pending => {
-                    ready!(this.look.as_mut().poll(cx));
-                    let pause = if this.listener.look_after() {
-                        LOOK_PAUSE
-                    } else {
-                        LOOK_AGAIN_PAUSE
+                    let checked = ready!(this.check.as_mut().poll(cx));
+                    let pause = match checked.is_none_or(|checked| this.listener.apply(checked)) {
+                        true => CHECK_PAUSE,
+                        false => FAILED_CHECK_PAUSE,
                     };
-                    this.look.as_mut().reset(Instant::now() + pause);
+                    this.check = check_after(pause, &this.listener);
                     continue;
                 }
             };

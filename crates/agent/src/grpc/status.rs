@@ -1,11 +1,11 @@
 //! Which gRPC code stands for which error. Nothing else in the crate chooses one.
 //!
-//! The message is always the error's own text.
+//! The message is always the error's own text, shortened if it is long.
 
 use std::fmt::Display;
 
 use devlet_core::dra::claims::NotForgotten;
-use devlet_core::{LastSeen, ReserveError};
+use devlet_core::{LastSeen, PodName, ReserveError};
 use tonic::{Code, Status};
 
 use crate::agent::RemoveError;
@@ -16,6 +16,7 @@ use crate::host::{
 };
 use crate::limits::OverLimit;
 use crate::manifest::InvalidManifest;
+use crate::peer_text::{LONGEST_STATUS, shorten_to};
 use crate::store::{CommitError, DumpError, ForgetClaimError, ImportError, WriteError};
 use crate::words::since_when;
 use crate::workflow::admit::AdmitError;
@@ -23,7 +24,11 @@ use crate::workflow::start_container::StartContainerError;
 
 /// For a device plugin: a kubelet returns plain Go errors, which arrive as `UNKNOWN` with their text.
 pub(crate) fn refusal(error: impl Display) -> Status {
-    Status::unknown(error.to_string())
+    Status::unknown(message(error))
+}
+
+fn message(error: impl Display) -> String {
+    shorten_to(LONGEST_STATUS, error.to_string())
 }
 
 /// An error that callers of our API get to see.
@@ -35,7 +40,7 @@ macro_rules! statuses {
     ($($error:ty),* $(,)?) => {$(
         impl From<$error> for Status {
             fn from(error: $error) -> Self {
-                Self::new(error.code(), error.to_string())
+                Self::new(error.code(), message(error))
             }
         }
     )*};
@@ -61,11 +66,27 @@ statuses!(
 
 impl From<AdmitError> for Status {
     fn from(error: AdmitError) -> Self {
-        let since = match &error {
+        let more = match &error {
             AdmitError::TimedOut { reason, .. } => since(reason),
+            AdmitError::Refused(reason) => command(reason),
             _ => String::new(),
         };
-        Self::new(error.code(), format!("{error}{since}"))
+        Self::new(error.code(), message(format_args!("{error}{more}")))
+    }
+}
+
+/// How to remove the pod that is in the way, after "remove it first".
+fn command(reason: &ReserveError) -> String {
+    match reason {
+        ReserveError::SpecChanged(change) => {
+            let PodName { namespace, name } = &change.name;
+            format!(" with `devlet remove {namespace}/{name}`")
+        }
+        // The record of an imported pod may lack its name.
+        ReserveError::NameTaken { other: uid } | ReserveError::RequestChanged { pod: uid, .. } => {
+            format!(" with `devlet remove uid:{uid}`")
+        }
+        _ => String::new(),
     }
 }
 
@@ -178,11 +199,20 @@ impl Coded for ReserveError {
         match self {
             Self::Blocked(_) => Code::FailedPrecondition,
             Self::DuplicateContainer { .. } => Code::InvalidArgument,
-            Self::NotServed { .. } | Self::NotListed { .. } | Self::NoDriver { .. } => Code::Unavailable,
-            Self::Insufficient { .. } => Code::ResourceExhausted,
-            Self::InFlight | Self::Unpreparing { .. } | Self::NotPrepared { .. } => Code::Aborted,
+            Self::NotServed { .. }
+            | Self::NotListed { .. }
+            | Self::NoHealthyDevice { .. }
+            | Self::NoDriver { .. } => Code::Unavailable,
+            Self::Insufficient { .. } | Self::Reserved { .. } => Code::ResourceExhausted,
+            Self::InFlight
+            | Self::NameReserved { .. }
+            | Self::ClaimReserved { .. }
+            | Self::Unpreparing { .. }
+            | Self::NotPrepared { .. } => Code::Aborted,
+            Self::DeviceInUse(_) if self.waiting_helps() => Code::Aborted,
+            Self::DeviceInUse(_) => Code::ResourceExhausted,
             Self::RequestChanged { .. }
-            | Self::SpecChanged
+            | Self::SpecChanged(_)
             | Self::NameTaken { .. }
             | Self::Reallocated { .. }
             | Self::ClaimUidTaken { .. }
@@ -244,6 +274,7 @@ impl Coded for StartContainerError {
     fn code(&self) -> Code {
         match self {
             Self::UnknownPod | Self::UnknownContainer { .. } => Code::NotFound,
+            Self::Contested(_) => Code::FailedPrecondition,
             Self::Plugin { problem, .. } => problem.code(),
             Self::TimedOut { .. } | Self::Unprepared { .. } => Code::DeadlineExceeded,
         }
@@ -274,8 +305,8 @@ impl Coded for DumpError {
 mod tests {
     use std::time::Duration;
 
-    use devlet_core::Moment;
     use devlet_core::device_plugin::inventory::Last;
+    use devlet_core::{Moment, SpecChange};
 
     use super::*;
 
@@ -308,10 +339,43 @@ mod tests {
             resource: "acme.com/gpu".into(),
             wanted: 3,
             free: 1,
+            reserved: 0,
             healthy: 2,
             total: 2,
         };
         assert_eq!(code(few), Code::ResourceExhausted);
-        assert_eq!(code(ReserveError::SpecChanged), Code::AlreadyExists);
+        let change = SpecChange {
+            uid: "u-1".into(),
+            name: PodName {
+                namespace: "team-a".into(),
+                name: "job1".into(),
+            },
+            held: vec!["2 acme.com/gpu in container main".into()],
+            differences: Vec::new(),
+        };
+        let changed = Status::from(AdmitError::Refused(ReserveError::SpecChanged(Box::new(change))));
+        assert_eq!(changed.code(), Code::AlreadyExists);
+        assert_eq!(
+            changed.message(),
+            "pod team-a/job1 (u-1) was admitted with another spec; it holds 2 acme.com/gpu in container main; what \
+             differs: something that is not on record; remove it first with `devlet remove team-a/job1`"
+        );
+        let imported = ReserveError::RequestChanged {
+            pod: "u-1".into(),
+            name: PodName {
+                namespace: "team-a".into(),
+                name: "job1".into(),
+            },
+            container: "main".into(),
+            resource: "acme.com/gpu".into(),
+            wanted: 3,
+            held: 2,
+        };
+        let imported = Status::from(AdmitError::Refused(imported));
+        assert_eq!(
+            imported.message(),
+            "pod team-a/job1 (u-1) holds 2 acme.com/gpu in container main, but now requests 3; remove it first with \
+             `devlet remove uid:u-1`"
+        );
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! A socket appears at its path with its final mode and already listening: it is bound under a name of its own
 //! and then linked. The socket of a live process is never replaced; a stale one is taken away first, and
-//! checked again once nobody else can reach it. One that is taken away under us is made again, in the same way:
-//! the server looks after it (`Listener::look_after`), and a [`Published`] tells whether it can be dialled.
+//! checked again once nobody else can reach it. A socket that disappears is made again in the same way: the server runs
+//! a `SocketCheck` from time to time, and a [`Published`] tells whether the socket can be dialled. Checks and removals
+//! run on threads of their own, because the disk may hang.
 //!
 //! One dial is one connection. A [`Dialed`] channel never reconnects, because behind the same path may be
 //! another process by then; once the connection is gone, calls fail with `UNAVAILABLE` and [`Gone`] completes.
@@ -15,12 +16,12 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use devlet_client::channel::Channel;
@@ -50,6 +51,10 @@ const BACKLOG: i32 = 1024;
 /// How often, and after which pause, a turn is asked for: a second in all.
 const TURN_TRIES: u32 = 500;
 const TURN_PAUSE: Duration = Duration::from_millis(2);
+/// Longest wait for the removal of a socket. After that a thread goes on with it.
+const REMOVAL_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for the disk to tell whether a socket is in place.
+const STAT_TIMEOUT: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_millis(250);
 
@@ -126,7 +131,7 @@ pub struct Listener {
 /// A socket at its path, removed from there when dropped.
 struct Bound {
     inner: UnixListener,
-    directory: OwnedFd,
+    directory: Arc<OwnedFd>,
     name: OsString,
     identity: Identity,
 }
@@ -161,15 +166,20 @@ pub struct Unreachable {
 }
 
 impl Published {
-    /// Whether the path still leads to our socket.
-    pub fn check(&self) -> Result<(), Unreachable> {
+    /// Checks whether the path still leads to our socket, on a thread of its own: the disk may hang.
+    pub async fn check(&self) -> Result<(), Unreachable> {
+        let path = self.path.clone();
+        let found = tokio::task::spawn_blocking(move || at(&path));
+        let found = tokio::time::timeout(STAT_TIMEOUT, found).await;
         let standing = self.standing.borrow();
-        if at(&self.path) == Ok(standing.identity) {
-            return Ok(());
-        }
+        let problem = match found {
+            Ok(Ok(Ok(identity))) if identity == standing.identity => return Ok(()),
+            Ok(_) => standing.problem.clone(),
+            Err(_) => Some("the disk does not answer".to_owned()),
+        };
         Err(Unreachable {
             path: self.path.clone(),
-            problem: standing.problem.clone(),
+            problem,
         })
     }
 }
@@ -274,7 +284,7 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, ListenError> {
     drop(hidden);
     Ok(Bound {
         inner,
-        directory,
+        directory: Arc::new(directory),
         name: name.to_owned(),
         identity,
     })
@@ -444,19 +454,21 @@ impl Listener {
         }
     }
 
-    /// Makes the socket again if it is not at its path any longer. Whoever was accepted stays; what is there instead
-    /// stays too, unless it is a socket that nobody listens on. Whether it is as it should be.
-    pub(super) fn look_after(&mut self) -> bool {
-        // As long as we have the old socket, no other file gets its inode.
-        if at(&self.path) == Ok(self.bound.identity) {
-            return true;
+    /// Returns the check whether the socket is still at its path.
+    pub(super) fn check(&self) -> SocketCheck {
+        SocketCheck {
+            path: self.path.clone(),
+            mode: self.mode,
+            identity: self.bound.identity,
         }
-        // With its directory, if that was all that was taken away.
-        if let Some(directory) = self.path.parent() {
-            let _ = std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory);
-        }
-        match bind(&self.path, self.mode) {
-            Ok(bound) => {
+    }
+
+    /// Listens on the socket that a check made, if it made one. Accepted connections stay. Returns whether peers can dial the
+    /// socket.
+    pub(super) fn apply(&mut self, checked: Checked) -> bool {
+        match checked.0 {
+            Ok(None) => true,
+            Ok(Some(bound)) => {
                 tracing::warn!(socket = %self.path.display(), "the socket was gone and is made again");
                 self.bound = bound;
                 self.standing.send_replace(Standing {
@@ -489,9 +501,49 @@ impl Listener {
     }
 }
 
+/// A check whether a socket is still at its path.
+pub(super) struct SocketCheck {
+    path: PathBuf,
+    mode: u32,
+    identity: Identity,
+}
+
+/// Result of a [`SocketCheck`]: the new socket, if the old one was gone.
+pub(super) struct Checked(Result<Option<Bound>, ListenError>);
+
+impl SocketCheck {
+    /// Makes the socket again if it is gone. Another file at its path stays, unless it is a socket without a listener.
+    ///
+    /// Calls the file system, so it may hang. Needs a tokio runtime.
+    pub(super) fn run(self) -> Checked {
+        // The listener keeps the old socket open, so no other file gets its inode.
+        if at(&self.path) == Ok(self.identity) {
+            return Checked(Ok(None));
+        }
+        // The directory may have been removed as well.
+        if let Some(directory) = self.path.parent() {
+            let _ = std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory);
+        }
+        Checked(bind(&self.path, self.mode).map(Some))
+    }
+}
+
 impl Drop for Bound {
     fn drop(&mut self) {
-        remove_if_same(&self.directory, &self.name, self.identity);
+        // As long as the socket is open, no other file gets its inode.
+        let open = self.inner.as_fd().try_clone_to_owned();
+        let (directory, name, identity) = (Arc::clone(&self.directory), self.name.clone(), self.identity);
+        let (done, removed) = mpsc::channel::<()>();
+        let started = std::thread::Builder::new()
+            .name("socket-removal".into())
+            .spawn(move || {
+                remove_if_same(&directory, &name, identity);
+                drop((open, done));
+            });
+        // Without a thread the socket stays behind as a stale one, which the next `listen` replaces.
+        if started.is_ok() && removed.recv_timeout(REMOVAL_TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            tracing::warn!(name = %self.name.display(), "socket not removed yet: the disk does not answer");
+        }
     }
 }
 
@@ -591,7 +643,28 @@ pub(crate) async fn connect_to_hear(
     hearing: &Hearing,
 ) -> Result<Dialed, DialError> {
     let path = path.as_ref();
-    let (stream, owner) = dial(path, deadline).await?;
+    open(path, dial(path, deadline).await?, hearing).await
+}
+
+/// As [`connect_to_hear`], but fails at once if no process accepts connections.
+pub(crate) async fn connect_once_to_hear(
+    path: &Path,
+    deadline: Instant,
+    hearing: &Hearing,
+) -> Result<Dialed, DialError> {
+    let connected = tokio::time::timeout_at(deadline, attempt(path)).await;
+    let connected = connected.map_err(|_| DialError::TimedOut {
+        path: path.to_owned(),
+    });
+    open(path, connected??, hearing).await
+}
+
+/// Speaks HTTP/2 on a connection to a socket of this owner.
+async fn open(
+    path: &Path,
+    (stream, owner): (UnixStream, u32),
+    hearing: &Hearing,
+) -> Result<Dialed, DialError> {
     let failed = |problem| DialError::Io {
         path: path.to_owned(),
         problem,

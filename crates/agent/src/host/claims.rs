@@ -13,7 +13,7 @@ use devlet_core::dra::view::{
 use devlet_core::{ClaimUid, DriverName, Moment, Node, PodName, PodUid};
 use tonic::Status;
 
-use super::convert::{number, pod_id};
+use super::convert::{age, last_plugin, number, pod_id};
 use crate::words::{self, NamedPod};
 
 /// Why a text does not lead to a claim.
@@ -99,7 +99,7 @@ fn those(drivers: &BTreeSet<DriverName>) -> String {
 /// claim and an older one of the same name may both be there.
 pub(super) fn find(node: &Node, name: &str) -> Result<Vec<ClaimUid>, ClaimLookupError> {
     let uid = ClaimUid::from(name.strip_prefix("uid:").unwrap_or(name));
-    if node.claim(&uid).is_some() {
+    if node.claim(&uid).is_some_and(|view| is_shown(&view)) {
         return Ok(vec![uid]);
     }
     let is_meant = |key: &ClaimKey| match name.split_once('/') {
@@ -107,7 +107,7 @@ pub(super) fn find(node: &Node, name: &str) -> Result<Vec<ClaimUid>, ClaimLookup
         None => key.name == name,
     };
     let mut found: BTreeMap<ClaimKey, Vec<ClaimUid>> = BTreeMap::new();
-    for view in node.claims().filter(|view| is_meant(&view.claim.key)) {
+    for view in shown(node).filter(|view| is_meant(&view.claim.key)) {
         let uids = found.entry(view.claim.key.clone()).or_default();
         uids.push(view.claim.uid.clone());
     }
@@ -123,6 +123,16 @@ pub(super) fn find(node: &Node, name: &str) -> Result<Vec<ClaimUid>, ClaimLookup
             claims: std::iter::once(first).chain(others).collect(),
         }),
     }
+}
+
+/// Returns `false` for a claim that every driver has unprepared: only its record is left, to be deleted.
+fn is_shown(view: &ClaimView<'_>) -> bool {
+    view.phase != Phase::Unprepared
+}
+
+/// All claims that are shown.
+pub(super) fn shown(node: &Node) -> impl Iterator<Item = ClaimView<'_>> {
+    node.claims().filter(is_shown)
 }
 
 /// The same, in full.
@@ -229,7 +239,7 @@ fn drivers_of(node: &Node, pod: &PodUid) -> BTreeSet<DriverName> {
 /// All claims, or those of a name.
 pub(super) fn claims(node: &Node, name: &str, now: Moment) -> Vec<v1::Claim> {
     let mut claims: Vec<v1::Claim> = if name.is_empty() {
-        node.claims().map(|view| claim(node, &view, now)).collect()
+        shown(node).map(|view| claim(node, &view, now)).collect()
     } else {
         let uids = find(node, name).unwrap_or_default();
         let views = uids.iter().filter_map(|uid| node.claim(uid));
@@ -243,14 +253,14 @@ pub(super) fn claims(node: &Node, name: &str, now: Moment) -> Vec<v1::Claim> {
 }
 
 /// All drivers, or one.
-pub(super) fn drivers(node: &Node, name: &str) -> Vec<v1::Driver> {
+pub(super) fn drivers(node: &Node, name: &str, now: Moment) -> Vec<v1::Driver> {
     let is_meant = |driver: &DriverName| name.is_empty() || driver.as_str() == name;
     let registered = node.drivers().into_iter();
     let mut drivers: BTreeMap<DriverName, v1::Driver> = registered
         .filter(|view| is_meant(&view.name))
-        .map(|view| (view.name.clone(), driver(view)))
+        .map(|view| (view.name.clone(), driver(view, now)))
         .collect();
-    for view in node.claims() {
+    for view in shown(node) {
         for name in view.claim.preparations.keys().filter(|name| is_meant(name)) {
             let driver = drivers.entry(name.clone()).or_insert_with(|| v1::Driver {
                 name: name.to_string(),
@@ -265,7 +275,7 @@ pub(super) fn drivers(node: &Node, name: &str) -> Vec<v1::Driver> {
 }
 
 /// All plugins of drivers that are not taken in, or those of one.
-pub(super) fn refused(node: &Node, name: &str) -> Vec<v1::RefusedDriver> {
+pub(super) fn refused(node: &Node, name: &str, now: Moment) -> Vec<v1::RefusedDriver> {
     let refused = node.refused_drivers();
     let refused = refused.filter(|(_, each)| name.is_empty() || each.refusal.driver == name);
     let refused = refused.map(|(socket, each)| v1::RefusedDriver {
@@ -274,12 +284,13 @@ pub(super) fn refused(node: &Node, name: &str) -> Vec<v1::RefusedDriver> {
         reason: each.refusal.reason.clone(),
         hint: each.refusal.hint.clone(),
         refused_at_ms: each.at.0,
+        age_ms: age(each.at, now),
         attempts: each.attempts,
     });
     refused.collect()
 }
 
-fn driver(view: DriverView) -> v1::Driver {
+fn driver(view: DriverView, now: Moment) -> v1::Driver {
     let plugin = |plugin: DriverPluginView| v1::DriverPlugin {
         endpoint: plugin.endpoint,
         uid: plugin.uid,
@@ -287,6 +298,7 @@ fn driver(view: DriverView) -> v1::Driver {
         service_reason: plugin.service_reason,
         health_service: plugin.health_service.unwrap_or_default(),
         registered_at_ms: plugin.registered_at.0,
+        age_ms: age(plugin.registered_at, now),
         connected: plugin.connected,
         serving: plugin.serving,
         connection: plugin.connection.to_string(),
@@ -295,27 +307,30 @@ fn driver(view: DriverView) -> v1::Driver {
         name: view.name.to_string(),
         plugins: view.plugins.into_iter().map(plugin).collect(),
         unusable_since_ms: view.unusable_since.map(|since| since.0),
-        last_plugin: view.last.map(|last| v1::LastPlugin {
-            endpoint: last.endpoint,
-            gone_since_ms: last.gone_since.0,
-        }),
+        unusable_for_ms: view.unusable_since.map_or(0, |since| age(since, now)),
+        last_plugin: view.last.map(|last| last_plugin(last, now)),
         claims: 0,
         waits: Vec::new(),
     }
 }
 
-pub(super) fn claim(node: &Node, view: &ClaimView<'_>, now: Moment) -> v1::Claim {
-    let claim = view.claim;
-    let phase = match view.phase {
+pub(super) fn phase(phase: Phase) -> v1::ClaimPhase {
+    match phase {
         Phase::Preparing => v1::ClaimPhase::Preparing,
         Phase::Prepared => v1::ClaimPhase::Prepared,
-        Phase::Unpreparing => v1::ClaimPhase::Unpreparing,
+        Phase::Unpreparing | Phase::Unprepared => v1::ClaimPhase::Unpreparing,
         Phase::Abandoned => v1::ClaimPhase::Abandoned,
-    };
+    }
+}
+
+pub(super) fn claim(node: &Node, view: &ClaimView<'_>, now: Moment) -> v1::Claim {
+    let claim = view.claim;
     let drivers = claim.preparations.iter();
+    let pods = view.pods.iter().filter_map(|uid| node.pod(uid));
+    let first_admitted = pods.filter_map(|pod| pod.metadata.admitted_at).min();
     v1::Claim {
         id: Some(id(&claim.key, &claim.uid)),
-        phase: phase.into(),
+        phase: phase(view.phase).into(),
         pods: view.pods.iter().map(|pod| pod_id(node, pod)).collect(),
         last_pod: view.pods.is_empty().then(|| v1::PodId {
             uid: claim.pod.to_string(),
@@ -323,13 +338,21 @@ pub(super) fn claim(node: &Node, view: &ClaimView<'_>, now: Moment) -> v1::Claim
             name: claim.pod_name.name.clone(),
         }),
         drivers: drivers
-            .map(|(name, each)| preparation(node, name, each, now))
+            .map(|(name, each)| preparation(node, name, each, !view.pods.is_empty(), now))
             .collect(),
         waits: view.waits.iter().map(wait).collect(),
+        admitted_at_ms: first_admitted.map_or(0, |moment| moment.0),
+        age_ms: first_admitted.map_or(0, |moment| age(moment, now)),
     }
 }
 
-fn preparation(node: &Node, driver: &DriverName, preparation: &Preparation, now: Moment) -> v1::ClaimDriver {
+fn preparation(
+    node: &Node,
+    driver: &DriverName,
+    preparation: &Preparation,
+    is_used: bool,
+    now: Moment,
+) -> v1::ClaimDriver {
     let state = match preparation.state {
         PreparationState::Pending => v1::PreparationState::Pending,
         PreparationState::Prepared => v1::PreparationState::Prepared,
@@ -347,28 +370,33 @@ fn preparation(node: &Node, driver: &DriverName, preparation: &Preparation, now:
         let (health, message) = node.device_health(driver, &device.place(), now);
         claim_device(device.clone(), health, message.to_owned())
     };
+    let missing = preparation.missing_devices().filter(|_| is_used);
     v1::ClaimDriver {
         name: driver.to_string(),
         state: state.into(),
         allocated: preparation.allocated.iter().flatten().map(allocated).collect(),
         skip_node_operations: preparation.skip.iter().cloned().collect(),
         devices: preparation.devices.iter().map(prepared).collect(),
+        not_prepared: missing.map(allocated).collect(),
+    }
+}
+
+pub(super) fn health(health: DeviceHealth) -> v1::DeviceHealth {
+    match health {
+        DeviceHealth::Unknown => v1::DeviceHealth::Unknown,
+        DeviceHealth::Healthy => v1::DeviceHealth::Healthy,
+        DeviceHealth::Unhealthy => v1::DeviceHealth::Unhealthy,
     }
 }
 
 fn claim_device(device: PreparedDevice, health: DeviceHealth, health_message: String) -> v1::ClaimDevice {
-    let health = match health {
-        DeviceHealth::Unknown => v1::DeviceHealth::Unknown,
-        DeviceHealth::Healthy => v1::DeviceHealth::Healthy,
-        DeviceHealth::Unhealthy => v1::DeviceHealth::Unhealthy,
-    };
     v1::ClaimDevice {
         requests: device.requests,
         pool: device.pool,
         device: device.device,
         share_id: device.share,
         cdi_devices: device.cdi_devices,
-        health: health.into(),
+        health: self::health(health).into(),
         health_message,
     }
 }
@@ -423,7 +451,7 @@ pub(super) fn counts(node: &Node) -> Counts {
     Counts {
         drivers: number(drivers.len()),
         drivers_without_plugin: number(unusable.count()),
-        claims: number(node.claims().count()),
-        claims_waiting: number(node.claims().filter(|view| !view.waits.is_empty()).count()),
+        claims: number(shown(node).count()),
+        claims_waiting: number(shown(node).filter(|view| !view.waits.is_empty()).count()),
     }
 }

@@ -1,6 +1,8 @@
 //! From the core's views to the messages of our API.
 
 use devlet_client::v1;
+use devlet_core::device_plugin::inventory::Last;
+use devlet_core::device_plugin::rejections::Rejected;
 use devlet_core::device_plugin::run_options::{self, Conflict, Contested, RunOptions};
 use devlet_core::{
     Allocation, Availability, ContainerKind, ContainerName, ContainerRequest, Moment, Node, PluginView, Pod,
@@ -12,11 +14,11 @@ use super::claims;
 pub(super) fn resources(node: &Node, now: Moment) -> Vec<v1::Resource> {
     node.resources(now)
         .into_iter()
-        .map(|view| resource(node, view))
+        .map(|view| resource(node, view, now))
         .collect()
 }
 
-fn resource(node: &Node, view: ResourceView) -> v1::Resource {
+fn resource(node: &Node, view: ResourceView, now: Moment) -> v1::Resource {
     let (state, last) = match view.availability {
         Availability::Serving => (v1::ResourceState::Serving, None),
         Availability::NotListed => (v1::ResourceState::NotListed, None),
@@ -30,12 +32,22 @@ fn resource(node: &Node, view: ResourceView) -> v1::Resource {
         free: number(view.capacity.free),
         state: state.into(),
         plugins: plugins.map(|plugin| plugin.endpoint).collect(),
-        last_plugin: last.map(|last| v1::LastPlugin {
-            endpoint: last.endpoint,
-            gone_since_ms: last.gone_since.0,
-        }),
+        last_plugin: last.map(|last| last_plugin(last, now)),
         name: view.name.to_string(),
     }
+}
+
+pub(super) fn last_plugin(last: Last, now: Moment) -> v1::LastPlugin {
+    v1::LastPlugin {
+        gone_since_ms: last.gone_since.0,
+        gone_for_ms: age(last.gone_since, now),
+        endpoint: last.endpoint,
+    }
+}
+
+/// Milliseconds from `since` to `now`; 0 if the clock was set back in between, in an earlier run.
+pub(super) fn age(since: Moment, now: Moment) -> u64 {
+    now.0.saturating_sub(since.0)
 }
 
 pub(super) fn number(number: usize) -> u64 {
@@ -50,11 +62,12 @@ pub(super) fn devices(node: &Node, resource: &ResourceName) -> Vec<v1::Device> {
         healthy: view.healthy,
         numa_nodes: view.nodes,
         holders: view.holders.iter().map(|uid| pod_id(node, uid)).collect(),
+        dra: None,
     };
     node.devices(resource).into_iter().map(device).collect()
 }
 
-pub(super) fn plugin(view: PluginView) -> v1::Plugin {
+pub(super) fn plugin(view: PluginView, now: Moment) -> v1::Plugin {
     v1::Plugin {
         resource: view.resource.to_string(),
         endpoint: view.endpoint,
@@ -62,9 +75,34 @@ pub(super) fn plugin(view: PluginView) -> v1::Plugin {
         pre_start_required: view.options.pre_start_required,
         preferred_allocation: view.options.preferred_allocation,
         connected_at_ms: view.connected_at.0,
+        age_ms: age(view.connected_at, now),
         devices: view.devices.map(number),
         in_force: view.in_force,
         connection: view.connection.to_string(),
+        rejection: None,
+    }
+}
+
+/// A plugin that was rejected when it registered.
+pub(super) fn rejected_plugin(rejected: &Rejected, now: Moment) -> v1::Plugin {
+    let Rejected {
+        rejection,
+        at,
+        attempts,
+    } = rejected;
+    v1::Plugin {
+        resource: rejection.resource.clone(),
+        endpoint: rejection.endpoint.clone(),
+        // The highest number is no user.
+        uid: rejection.uid.unwrap_or(u32::MAX),
+        rejection: Some(v1::PluginRejection {
+            reason: rejection.reason.clone(),
+            rejected_at_ms: at.0,
+            attempts: *attempts,
+            pid: rejection.pid,
+        }),
+        age_ms: age(*at, now),
+        ..v1::Plugin::default()
     }
 }
 
@@ -133,6 +171,9 @@ fn message(node: &Node, pod: &Pod, containers: Vec<v1::Container>, now: Moment) 
         containers,
         container_names: pod.containers.iter().map(ToString::to_string).collect(),
         claims: claims.collect(),
+        labels: pod.metadata.labels.clone(),
+        admitted_at_ms: pod.metadata.admitted_at.map_or(0, |moment| moment.0),
+        age_ms: pod.metadata.admitted_at.map_or(0, |moment| age(moment, now)),
     }
 }
 

@@ -19,6 +19,7 @@ fn node(pods: &[(&str, &str, &str)]) -> Node {
         },
         source: Source::Api,
         fingerprint: 1,
+        metadata: devlet_core::PodMetadata::default(),
         before_reboot: false,
         containers: Vec::new(),
         allocations: Vec::new(),
@@ -84,6 +85,7 @@ fn claims_that_no_pod_is_known_of_are_not_those_of_an_empty_name() {
 #[test]
 fn entries_that_were_lost_in_an_import_at_the_start_are_shown() {
     let imported = ImportReport {
+        incomplete: false,
         format: devlet_kubelet_files::Format::DraEnvelopeV1,
         difference: Difference::default(),
         doubly_held: Vec::new(),
@@ -97,10 +99,10 @@ fn entries_that_were_lost_in_an_import_at_the_start_are_shown() {
         imported: None,
         imported_claims,
         takeover: None,
+        contested: Vec::new(),
         set_aside: Vec::new(),
         reboot: None,
         repaired: false,
-        migrated_from: None,
         doubly_held: Vec::new(),
         blocked: None,
     };
@@ -241,15 +243,13 @@ async fn a_change_that_nobody_sees_is_not_told() {
     assert_eq!(watched.told().await, [1]);
 }
 
-async fn parse(host: &Host, bytes: usize, pid: i32, wait: Duration) -> Result<Manifests, Status> {
+async fn parse(host: &Host, bytes: usize, wait: Duration) -> Result<Manifests, Status> {
     let note = "x".repeat(bytes);
     let metadata = format!("metadata: {{name: plain, annotations: {{note: {note}}}}}");
-    let caller = Caller {
-        process: Some((0, Some(pid))),
-        deadline: Instant::now() + wait,
-    };
     let text = format!("{metadata}\nspec: {{containers: [{{name: main}}]}}");
-    host.parse(vec![text], &caller).await
+    let name = String::new();
+    host.parse(vec![NamedText { name, text }], Instant::now() + wait)
+        .await
 }
 
 const SHORT: usize = 1 << 10;
@@ -262,26 +262,31 @@ async fn a_long_manifest_keeps_nobody_else_waiting() {
     let (agent, report) = Agent::start(Config::new(root.path())).await.unwrap();
     let host = Host::new(agent.clone(), &report);
     // Each is polled once, on the only thread.
-    assert!(parse(&host, SHORT, 1, SOON).now_or_never().is_some());
-    let mut long = Box::pin(parse(&host, LONG, 1, SOON));
+    assert!(parse(&host, SHORT, SOON).now_or_never().is_some());
+    let mut long = Box::pin(parse(&host, LONG, SOON));
     assert!((&mut long).now_or_never().is_none());
     assert!(long.await.is_ok());
     agent.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_process_whose_manifests_are_long_waits_alone_and_no_longer_than_it_said() {
+async fn a_long_manifest_waits_for_another_one_but_not_after_it() {
     let root = tempfile::tempdir().unwrap();
     let (agent, report) = Agent::start(Config::new(root.path())).await.unwrap();
     let host = Host::new(agent.clone(), &report);
-    host.parsing.give_much(Some((0, Some(1))));
-    assert!(parse(&host, LONG, 2, SOON).await.is_ok());
-    assert!(parse(&host, SHORT, 1, SOON).await.is_ok());
-    let late = parse(&host, LONG, 1, Duration::ZERO).await.unwrap_err();
+    for _ in 0..5 {
+        // Without any time to wait for its turn.
+        assert!(parse(&host, LONG, Duration::ZERO).await.is_ok());
+    }
+    let other = host.parsing.clone().acquire_owned().await.unwrap();
+    assert!(parse(&host, SHORT, SOON).await.is_ok());
+    let late = parse(&host, LONG, Duration::ZERO).await.unwrap_err();
     assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
     assert_eq!(late.message(), LONG_MANIFEST);
-    // Nor is the turn of all kept by those who wait for their own.
-    assert!(parse(&host, LONG, 3, SOON).await.is_ok());
+    let mut waits = Box::pin(parse(&host, LONG, SOON));
+    assert!((&mut waits).now_or_never().is_none());
+    drop(other);
+    assert!(waits.await.is_ok());
     agent.stop().await.unwrap();
 }
 
@@ -302,4 +307,38 @@ fn an_admission_ends_with_its_answer() {
         assert!(matches!(next(), Some(None)));
         assert!(sender.is_closed());
     }
+}
+
+#[tokio::test]
+async fn the_uptime_does_not_change_when_the_clock_of_the_system_is_set() {
+    let root = tempfile::tempdir().unwrap();
+    let (agent, report) = Agent::start(Config::new(root.path())).await.unwrap();
+    let mut host = Host::new(agent.clone(), &report);
+    let day = 24 * 60 * 60 * 1000;
+    for wall_clock in [|| Moment(0), || Moment(u64::MAX)] {
+        host.wall_clock = wall_clock;
+        let status = host.status(Request::new(v1::StatusRequest {})).await;
+        let status = status.unwrap().into_inner();
+        assert!(status.uptime_ms < day, "{}", status.uptime_ms);
+        assert!(status.started_at_ms <= wall_clock().0);
+    }
+    // A clock that is read once, at the start, and goes on evenly from there.
+    host.started = Moment(agent.store().now().0 - day);
+    let status = host.status(Request::new(v1::StatusRequest {})).await;
+    let uptime = status.unwrap().into_inner().uptime_ms;
+    assert!((day..2 * day).contains(&uptime), "{uptime}");
+    agent.stop().await.unwrap();
+}
+
+#[test]
+fn ages_are_by_the_clock_of_devlet_and_never_negative() {
+    let node = node(&[("u1", "a", "job")]);
+    let admitted = |moment: u64| {
+        let mut pod = node.pods().next().unwrap().clone();
+        pod.metadata.admitted_at = Some(Moment(moment));
+        convert::pod(&node, &pod, Moment(5_000)).age_ms
+    };
+    assert_eq!(admitted(2_000), 3_000);
+    // Of an earlier run, before the clock was set back.
+    assert_eq!(admitted(9_000), 0);
 }

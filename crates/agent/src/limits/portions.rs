@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::rate::Paces;
@@ -87,8 +87,8 @@ impl Done {
     }
 }
 
-/// Turns for long work. In one go it is done one at a time; whoever had much of that lately waits, or has turns with pauses,
-/// for which nobody else has to wait.
+/// Turns for long work. In one go it is done one at a time; whoever had much of that lately has turns with pauses, for
+/// which nobody else has to wait.
 #[derive(Debug, Clone)]
 pub(crate) struct Turns {
     in_one_go: Arc<Semaphore>,
@@ -108,22 +108,6 @@ impl Turns {
             own: Arc::default(),
             done: Arc::default(),
             stop,
-        }
-    }
-
-    /// For what can only be done in one go: who had much of that waits, and who had any of it just now.
-    pub(crate) async fn turn(&self, process: Option<Process>) -> Turn {
-        loop {
-            match self.done.rest(process) {
-                Some(rest) => sleep_until(rest).await,
-                None => {
-                    let permit = self.in_one_go.clone().acquire_owned().await;
-                    // Several of the same process may have waited.
-                    if self.done.rest(process).is_none() {
-                        return self.in_one_go(permit, process);
-                    }
-                }
-            }
         }
     }
 
@@ -360,19 +344,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_had_much_has_pauses_or_waits_and_nobody_else_does() {
+    async fn who_had_much_has_pauses_and_nobody_else_does() {
         let turns = turns();
         assert!(!has_pauses(&turns, ONE, false).await);
         turns.give_much(ONE);
         assert!(has_pauses(&turns, ONE, true).await);
-        let mut waits = pin!(turns.turn(ONE));
-        assert!((&mut waits).now_or_never().is_none());
         let _slow = turns.turn_with_pauses(ONE).await;
         assert!(!has_pauses(&turns, OTHER, false).await);
-        let third = Some((0, Some(3)));
-        let other = turns.turn(third).await;
-        assert!(!other.work(|portions| portions.pauses.is_some()).await.unwrap());
-        assert!((&mut waits).now_or_never().is_none());
     }
 
     #[tokio::test]
@@ -401,22 +379,18 @@ mod tests {
         }
         let another = Some((0, Some(3)));
         assert!(has_pauses(&turns, another, true).await);
-        assert!(turns.turn(another).now_or_never().is_none());
         assert!(!turns.had_much_itself(another), "what is short does not wait");
         assert!(turns.had_much_itself(ONE));
     }
 
     #[tokio::test]
-    async fn of_several_who_wait_one_has_its_turn_and_the_next_waits_again() {
+    async fn of_several_who_wait_one_has_its_turn_and_the_next_has_pauses() {
         let turns = turns();
-        let first = turns.turn(ONE).await;
-        let mut next = pin!(turns.turn(ONE));
+        let first = turns.turn_or_pauses(ONE, true).await;
         let mut pausing = pin!(turns.turn_or_pauses(ONE, true));
-        assert!((&mut next).now_or_never().is_none());
         assert!((&mut pausing).now_or_never().is_none());
         turns.give_much(ONE);
         first.work(|_| ()).await.unwrap();
-        assert!((&mut next).now_or_never().is_none());
         assert!(pausing.await.has_pauses());
         assert_eq!(turns.in_one_go.available_permits(), 1);
     }

@@ -1,4 +1,5 @@
-//! Places for plugins: so many in all, so many names that one process may serve, and so much memory for its lists.
+//! Places for plugins: so many in all and for each user, so many names that one process may serve, and so much memory
+//! for its lists.
 //!
 //! A list is kept when its plugin leaves, so it counts until another one takes its place or the node has forgotten it.
 
@@ -7,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Limit, Limits, OverLimit};
+use crate::access::Access;
 use crate::grpc::uds::PeerCred;
 
 /// Who sits where.
@@ -44,22 +46,21 @@ pub(crate) fn process(peer: &PeerCred) -> Process {
 }
 
 impl Seats {
-    /// A place for a plugin that serves a resource or a driver, which is held until the answer is dropped.
+    /// A place for a plugin that serves a resource or a driver, which is held until the answer is dropped. Users that
+    /// are not trusted have a quarter of the places each, and three quarters together: the rest is for those that are.
     pub(crate) fn take(
         &self,
         process: Process,
+        access: &Access,
         name: &str,
         socket: PathBuf,
         limits: &Limits,
     ) -> Result<Seat, OverLimit> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (name.to_owned(), socket);
-        let taken = all.values().map(|own| own.served.len()).sum::<usize>();
         let own = all.get(&process);
         if own.is_none_or(|own| !own.served.contains_key(&key)) {
-            Limit::PLUGINS.check(taken + 1, limits.plugins, || {
-                format!("{taken} plugins are connected")
-            })?;
+            check_places(&all, process.0, access, limits.plugins)?;
         }
         let names = own.map(Own::names).unwrap_or_default();
         if !names.contains(&name) {
@@ -83,6 +84,35 @@ impl Seats {
         let all = self.0.lock().unwrap();
         all.values().map(|own| own.lists.values().sum()).collect()
     }
+}
+
+/// Whether there is a place for another plugin of a user.
+fn check_places(all: &Taken, uid: u32, access: &Access, most: usize) -> Result<(), OverLimit> {
+    let count = |counts: &dyn Fn(u32) -> bool| {
+        let own = all.iter().filter(|((uid, _), _)| counts(*uid));
+        own.map(|(_, own)| own.served.len()).sum::<usize>()
+    };
+    let taken = count(&|_| true);
+    Limit::PLUGINS.check(taken + 1, most, || format!("{taken} plugins are connected"))?;
+    if access.is_trusted(uid) {
+        return Ok(());
+    }
+    let taken = count(&|other| other == uid);
+    if taken >= (most / 4).max(1) {
+        let what = format!(
+            "{taken} plugins of user {uid} are connected, and each user but root and devlet's own has a quarter of the places"
+        );
+        return Err(Limit::PLUGINS.exceeded(what, most));
+    }
+    let taken = count(&|other| !access.is_trusted(other));
+    if taken >= most - most / 4 {
+        let what = format!(
+            "{taken} plugins of users other than root and devlet's own are connected, and a quarter of the places is \
+             reserved for these two"
+        );
+        return Err(Limit::PLUGINS.exceeded(what, most));
+    }
+    Ok(())
 }
 
 /// Whose it is what a plugin makes us hold.
@@ -169,8 +199,55 @@ mod tests {
     fn seat(seats: &Seats, pid: i32, name: &str) -> Seat {
         let socket = PathBuf::from(format!("/{pid}.sock"));
         seats
-            .take((0, Some(pid)), name, socket, &Limits::default())
+            .take(
+                (0, Some(pid)),
+                &Access::default(),
+                name,
+                socket,
+                &Limits::default(),
+            )
             .unwrap()
+    }
+
+    #[test]
+    fn one_user_cannot_take_the_places_of_others_and_some_are_reserved_for_root() {
+        let seats = Seats::default();
+        let limits = Limits {
+            plugins: 16,
+            ..Limits::default()
+        };
+        let access = Access {
+            own_uid: 7,
+            ..Access::default()
+        };
+        let take = |uid: u32, number: usize| {
+            // Each from a process of its own.
+            let process = (uid, i32::try_from(number).ok());
+            let socket = PathBuf::from(format!("/{uid}-{number}.sock"));
+            seats.take(process, &access, "acme.com/gpu", socket, &limits)
+        };
+        let mut taken = Vec::new();
+        for uid in [1000, 1001, 1002] {
+            taken.extend((0..4).map(|number| take(uid, number).unwrap()));
+            let refused = take(uid, 4).unwrap_err().to_string();
+            let expected = format!("4 plugins of user {uid} are connected");
+            assert!(
+                refused.starts_with(&expected) && refused.ends_with("limits.plugins allows 16"),
+                "{refused}"
+            );
+        }
+        let refused = take(1003, 0).unwrap_err().to_string();
+        assert!(
+            refused.contains("a quarter of the places is reserved"),
+            "{refused}"
+        );
+        for (uid, number) in [(0, 0), (0, 1), (7, 0), (7, 1)] {
+            taken.push(take(uid, number).unwrap());
+        }
+        let refused = take(0, 2).unwrap_err().to_string();
+        assert_eq!(refused, "16 plugins are connected, limits.plugins allows 16");
+        drop(taken.remove(0));
+        assert!(take(1000, 5).is_ok());
     }
 
     #[test]

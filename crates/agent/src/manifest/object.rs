@@ -73,6 +73,7 @@ pub(super) struct Metadata {
     pub(super) name: Option<String>,
     pub(super) namespace: Option<String>,
     pub(super) uid: Option<String>,
+    pub(super) labels: Option<BTreeMap<String, String>>,
     pub(super) owner_references: Option<Vec<OwnerReference>>,
 }
 

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_core::{
-    ClaimReference, ContainerKind, ContainerName, ContainerRequest, PodName, PodRequest, PodUid,
+    ClaimReference, ContainerKind, ContainerName, ContainerRequest, PodMetadata, PodName, PodRequest, PodUid,
     ResourceName, Source,
 };
 
 use super::fingerprint::Fingerprint;
 use super::object::{ContainerClaim, ExtendedClaimStatus, Object, PodClaim, Resources, Scalar, Spec, Status};
 use super::quantity::quantity;
-use super::{InvalidManifest, check_label, check_name, check_uid, derived_uid, full_name};
+use super::{InvalidManifest, check_label, check_name, check_pod_label, check_uid, derived_uid, full_name};
 use crate::claims::{ClaimOrigin, PodResourceClaim, UnresolvedPod};
 use crate::device_plugin::resource_name;
 
@@ -44,11 +44,19 @@ pub(super) fn unresolved(
         }
         None => derived_uid(&name),
     };
+    let labels = metadata.labels.unwrap_or_default();
+    for (key, value) in &labels {
+        check_pod_label(key, value)?;
+    }
     let request = PodRequest {
         uid,
         name,
         source,
         fingerprint,
+        metadata: PodMetadata {
+            labels,
+            admitted_at: None,
+        },
         containers,
         claims: Vec::new(),
     };
@@ -262,6 +270,15 @@ fn wants(
             problem,
         })
     };
+    if let Some(resource) = resources
+        .names()
+        .find(|name| !resource_name::is_known(name, foreign))
+    {
+        return Err(InvalidManifest::Unqualified {
+            container: container(),
+            resource: resource.to_owned(),
+        });
+    }
     let limits = resources.limits.unwrap_or_default();
     let mut wants = BTreeMap::new();
     for (resource, value) in &limits {

@@ -1,6 +1,7 @@
 use devlet_core::{ContainerKind, ContainerRequest};
 
 use super::quantity::quantity;
+use super::syntax::json_documents;
 use super::*;
 
 mod claims;
@@ -38,8 +39,19 @@ fn parsed(text: &str) -> Result<PodRequest, InvalidManifest> {
     parse(text, Source::Api, &["other.org/*".to_owned()])
 }
 
+/// Why a text is refused, without the place.
 fn refused(text: &str) -> String {
-    parsed(text).unwrap_err().to_string()
+    match parsed(text).unwrap_err() {
+        InvalidManifest::At { problem, .. } => problem.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// Why texts are refused, the first of which is called `pod.yaml`, and the second `claim.yaml`.
+fn refused_files(texts: &[&str]) -> String {
+    let names = ["pod.yaml", "claim.yaml"];
+    let texts = names.iter().zip(texts).map(|(name, text)| Text { name, text });
+    read(texts, Source::Api, &[]).unwrap_err().to_string()
 }
 
 /// A pod whose only container has these resources.
@@ -311,17 +323,17 @@ fn what_is_no_pod_is_refused_with_what_it_is() {
         ("null", "the manifest is empty"),
         ("---\n", "the manifest is empty"),
         ("# nothing\n", "the manifest is empty"),
-        ("just text", "the manifest is neither a Pod nor a ResourceClaim:"),
-        ("[1, 2]", "the manifest is neither a Pod nor a ResourceClaim:"),
-        (
-            "{\"kind\": \"Pod\",",
-            "the manifest is neither a Pod nor a ResourceClaim:",
-        ),
+        ("just text", "expected keys and values, as in `name: value`"),
+        ("[1, 2]", "expected keys and values, as in `name: value`"),
+        ("{\"kind\": \"Pod\",", "neither YAML nor JSON: "),
         (
             "kind: Deployment\napiVersion: apps/v1",
-            "the manifest is a apps/v1 Deployment, not a v1 Pod or ResourceClaim",
+            "expected a v1 Pod or ResourceClaim, found apps/v1 Deployment",
         ),
-        ("kind: Pod\napiVersion: v2", "the manifest is a v2 Pod"),
+        (
+            "kind: Pod\napiVersion: v2",
+            "expected a v1 Pod or ResourceClaim, found v2 Pod",
+        ),
         ("kind: Pod", "metadata is missing"),
         ("metadata: {}\nspec: {}", "metadata.name is missing"),
         (
@@ -368,7 +380,7 @@ fn what_is_no_pod_is_refused_with_what_it_is() {
         ),
         (
             "metadata: {name: a, name: b}\nspec: {containers: [{name: b}]}",
-            "the manifest is neither a Pod nor a ResourceClaim:",
+            "the key name is there twice",
         ),
     ] {
         let refused = refused(text);
@@ -385,12 +397,123 @@ fn aliases_cannot_blow_a_manifest_up() {
         bomb.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
     }
     bomb.push_str("metadata: {name: a}\nspec: {containers: [{name: b}]}\n");
-    assert!(refused(&bomb).contains("neither a Pod nor a ResourceClaim"));
+    assert_eq!(refused(&bomb), "it is too large once its aliases are replaced");
     let deep = "[".repeat(100_000);
-    let told = "the manifest is neither a Pod nor a ResourceClaim: it is nested more than 64 levels deep";
+    let told = "it is nested more than 64 levels deep";
     assert_eq!(refused(&deep), told);
     let deep = format!("metadata: {{name: a}}\nspec: {}", "{x: ".repeat(70));
     assert_eq!(refused(&deep), told);
     let deep = format!("{{\"metadata\": {}", "{\"a\":".repeat(100_000));
-    assert!(refused(&deep).contains("neither a Pod nor a ResourceClaim"));
+    assert_eq!(refused(&deep), told);
+}
+
+#[test]
+fn an_error_has_the_file_the_line_and_the_column() {
+    let pod = "kind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n  - name: main\n";
+    let limits = "    resources:\n      limits:\n        cpu: 1\n";
+    for (text, expected) in [
+        (
+            "kind: Pod\nmetadata:\n\tname: a\n".to_owned(),
+            "pod.yaml:3:2: a tab is not allowed here; indent with spaces",
+        ),
+        (
+            "kind: Pod\n metadata:\n".to_owned(),
+            "pod.yaml:2:10: a colon is not allowed here; check the indentation, or quote the text",
+        ),
+        (
+            "kind: Pod\nmetadata:\n  name: a\n  name: b\n".to_owned(),
+            "pod.yaml:4:3: the key name is there twice",
+        ),
+        (
+            "kind: Pod\nmetadata: {name: *a}\n".to_owned(),
+            "pod.yaml:2:18: the alias refers to an anchor that is not there",
+        ),
+        (
+            "kind: Pod\nmetadata: {name: a}\nspec:\n  containers: main\n".to_owned(),
+            "pod.yaml:4:15: expected a list, as in `- name: value`",
+        ),
+        (
+            "{\"kind\": \"Pod\",\n \"metadata\": {\"name\": []}}".to_owned(),
+            "pod.yaml:2:23: expected a text",
+        ),
+        (
+            format!("{pod}{limits}        acme.com/gpu: [1]\n"),
+            "pod.yaml:9:9: expected a quantity, found a list",
+        ),
+        (
+            format!("{pod}{limits}        acme.com/gpu: two\n"),
+            "pod.yaml:9:23: container main: acme.com/gpu: \"two\" is not a quantity: write a number such as 2",
+        ),
+        (
+            format!("{pod}{limits}        widget: 1\n"),
+            "pod.yaml:9:17: container main: \"widget\" is not a resource: those of devices have a domain, as in \
+             acme.com/gpu, and those without one are cpu, memory, ephemeral-storage and hugepages-SIZE",
+        ),
+        (
+            format!("{pod}  - name: Log\n"),
+            "pod.yaml:6:11: spec.containers.name: \"Log\" is not a lower-case DNS label of at most 63 characters",
+        ),
+        (
+            format!("{pod}  - name: main\n"),
+            "pod.yaml:6:5: two containers are called main",
+        ),
+        (
+            "kind: Pod\nmetadata: {name: a}\nspec:\n  restartPolicy: Never\n".to_owned(),
+            "pod.yaml:4:3: spec.containers is missing",
+        ),
+        (
+            "apiVersion: apps/v1\nkind: Deployment\n".to_owned(),
+            "pod.yaml:2:7: expected a v1 Pod or ResourceClaim, found apps/v1 Deployment",
+        ),
+        (
+            format!("{pod}---\n# Another one.\n{pod}"),
+            "pod.yaml:8:1: there are several Pods, default/a and default/a: admit one pod at a time",
+        ),
+        (
+            format!("kind: List\nitems:\n- null\n- {{kind: Secret, data: {{}}}}\n---\n{pod}"),
+            "pod.yaml:4:10: expected a v1 Pod or ResourceClaim, found v1 Secret",
+        ),
+        (String::new(), "pod.yaml: the manifest is empty"),
+    ] {
+        assert_eq!(refused_files(&[&text, ""]), expected, "{text}");
+    }
+    assert_eq!(
+        refused_files(&[pod, "kind: ResourceClaim\nmetadata: {name: B}\n"]),
+        "claim.yaml:2:18: metadata.name: \"B\" is not a lower-case DNS name of at most 253 characters"
+    );
+    let told = |texts: &[&str]| {
+        read(texts.iter().copied(), Source::Api, &[])
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        told(&["kind: Pod"]),
+        "line 1, column 1: metadata is missing",
+        "without a name"
+    );
+    assert_eq!(
+        told(&[pod, "kind: Pod"]),
+        "manifest 2, line 1, column 1: metadata is missing"
+    );
+}
+
+#[test]
+fn a_resource_without_a_domain_is_one_of_kubernetes_or_refused() {
+    let standard =
+        "{limits: {cpu: 1, memory: 1Gi, ephemeral-storage: 1Gi, hugepages-2Mi: 4Mi, kubernetes.io/x: 1}}";
+    assert!(parsed(&with_resources(standard)).is_ok());
+    for resources in [
+        "{limits: {widget: 1}}",
+        "{requests: {gpu: 0}}",
+        "{limits: {nvidia.com: 1}}",
+    ] {
+        let refused = parsed(&with_resources(resources)).unwrap_err();
+        assert!(refused.invalid_resource().is_some(), "{resources}: {refused}");
+    }
+    let foreign = parse(
+        &with_resources("{limits: {widget: 1}}"),
+        Source::Api,
+        &["widget".to_owned()],
+    );
+    assert!(foreign.is_ok(), "{foreign:?}");
 }

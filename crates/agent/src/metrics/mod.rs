@@ -17,7 +17,7 @@ mod scrape;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -139,6 +139,7 @@ struct Recorded {
     limit_hits: Family<ByLimit, Counter>,
     drivers: drivers::Drivers,
     set_aside: AtomicUsize,
+    log_lines_dropped: AtomicU64,
     /// Sockets in `plugins_registry`, and whether their plugin was taken in.
     sockets: Mutex<BTreeMap<PathBuf, bool>>,
 }
@@ -162,6 +163,7 @@ impl Default for Recorded {
             limit_hits: Family::default(),
             drivers: drivers::Drivers::default(),
             set_aside: AtomicUsize::new(0),
+            log_lines_dropped: AtomicU64::new(0),
             sockets: Mutex::default(),
         };
         // So that the first one is a step from 0 to 1, which rates see.
@@ -191,6 +193,11 @@ impl Metrics {
     pub fn opened(&self, report: &OpenReport) {
         let set_aside = report.set_aside.len();
         self.recorded.set_aside.store(set_aside, Ordering::Relaxed);
+    }
+
+    /// Sets the number of log lines that were dropped since the start.
+    pub fn log_lines_dropped(&self, total: u64) {
+        self.recorded.log_lines_dropped.store(total, Ordering::Relaxed);
     }
 
     /// A plugin was taken in, or not.
@@ -326,7 +333,7 @@ impl Recorded {
                 code,
             });
         }
-        for reason in ["not_served", "not_listed"] {
+        for reason in ["not_served", "not_listed", "reserved"] {
             let resource_name = resource_name.clone();
             let labels = ByWait {
                 resource_name,
@@ -420,9 +427,10 @@ impl Admission {
     /// It waits, until the answer is dropped.
     pub fn waits(&self, reason: &ReserveError) -> Waits<'_> {
         let resource_name = match reason {
-            ReserveError::NotServed { resource, .. } | ReserveError::NotListed { resource, .. } => {
-                self.recorded.names.awaited(resource)
-            }
+            ReserveError::NotServed { resource, .. }
+            | ReserveError::NotListed { resource, .. }
+            | ReserveError::NoHealthyDevice { resource, .. }
+            | ReserveError::Reserved { resource, .. } => self.recorded.names.awaited(resource),
             _ => Label::none(),
         };
         let labels = ByWait {

@@ -25,17 +25,19 @@ pub(super) const ADMITTED: Ended = ended("admitted", "");
 pub(super) const GIVEN_UP: Ended = ended("given_up", "caller_left");
 
 /// Every way in which an admission ends, so that each is there before it happens.
-pub(super) const ADMISSION_ENDS: [Ended; 23] = [
+pub(super) const ADMISSION_ENDS: [Ended; 25] = [
     ADMITTED,
     ended("refused", "insufficient"),
     ended("refused", "blocked"),
     ended("refused", "changed"),
     ended("refused", "reallocated"),
+    ended("refused", "device_in_use"),
     ended("refused", "name_taken"),
     ended("refused", "invalid"),
     ended("refused", "not_allowed"),
     ended("timed_out", "not_served"),
     ended("timed_out", "not_listed"),
+    ended("timed_out", "reserved"),
     ended("timed_out", "in_flight"),
     ended("timed_out", "no_driver"),
     ended("timed_out", "unpreparing"),
@@ -83,9 +85,9 @@ pub(super) fn of_admission(error: &AdmitError) -> Ended {
         ),
         AdmitError::Vanishing { .. } => ended("failed", "devices_vanished"),
         AdmitError::Commit(CommitError::Ended(_)) => ended("failed", "reservation_ended"),
-        AdmitError::Commit(CommitError::Write(WriteError::Disk { .. } | WriteError::Hangs { .. })) => {
-            ended("failed", "disk")
-        }
+        AdmitError::Commit(CommitError::Write(
+            WriteError::Disk { .. } | WriteError::Hangs { .. } | WriteError::TimedOut { .. },
+        )) => ended("failed", "disk"),
         AdmitError::Commit(CommitError::Write(WriteError::Stopped)) => ended("failed", "stopping"),
         AdmitError::GivenUp => GIVEN_UP,
     }
@@ -95,16 +97,20 @@ pub(super) fn of_reservation(error: &ReserveError) -> &'static str {
     match error {
         ReserveError::Blocked(_) => "blocked",
         ReserveError::NotServed { .. } => "not_served",
-        ReserveError::NotListed { .. } => "not_listed",
+        ReserveError::NotListed { .. } | ReserveError::NoHealthyDevice { .. } => "not_listed",
         ReserveError::Insufficient { .. } => "insufficient",
-        ReserveError::InFlight => "in_flight",
-        ReserveError::RequestChanged { .. } | ReserveError::SpecChanged => "changed",
+        ReserveError::Reserved { .. } => "reserved",
+        ReserveError::InFlight | ReserveError::NameReserved { .. } | ReserveError::ClaimReserved { .. } => {
+            "in_flight"
+        }
+        ReserveError::RequestChanged { .. } | ReserveError::SpecChanged(_) => "changed",
         ReserveError::DuplicateContainer { .. } => "invalid",
         ReserveError::NameTaken { .. }
         | ReserveError::ClaimNameTaken { .. }
         | ReserveError::ClaimUidTaken { .. } => "name_taken",
         ReserveError::NoDriver { .. } => "no_driver",
-        ReserveError::Unpreparing { .. } => "unpreparing",
+        ReserveError::DeviceInUse(_) if !error.waiting_helps() => "device_in_use",
+        ReserveError::Unpreparing { .. } | ReserveError::DeviceInUse(_) => "unpreparing",
         ReserveError::NotPrepared { .. } => "not_prepared",
         ReserveError::Reallocated { .. } => "reallocated",
     }

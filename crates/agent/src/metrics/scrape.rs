@@ -104,6 +104,11 @@ impl Metrics {
             "Files that could not be read when devlet started",
             set_aside,
         );
+        page.registry.register(
+            "devlet_log_lines_dropped",
+            "Log lines dropped because standard error did not take them",
+            ConstCounter::new(self.recorded.log_lines_dropped.load(Ordering::Relaxed)),
+        );
         process(&mut page);
         let mut text = String::new();
         text::encode(&mut text, &page.registry)?;

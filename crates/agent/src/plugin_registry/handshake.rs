@@ -1,7 +1,6 @@
-//! The task of one socket in `plugins_registry`: ask who is there, take it in, tell it.
+//! One attempt to register the plugin behind a socket in `plugins_registry`.
 //!
-//! `GetInfo`, validate, register, `NotifyRegistrationStatus`. A failure is retried after a pause that doubles, until
-//! the socket goes or is made anew. A plugin that was taken in and does not listen when it is told so serves all the
+//! `GetInfo`, validate, register, `NotifyRegistrationStatus`. A plugin that was taken in and does not listen when it is told so serves all the
 //! same: a kubelet would turn it away and begin anew, again and again.
 //!
 //! A device plugin is followed by a task of its own from then on; a DRA driver is registered for as long as its socket is
@@ -10,26 +9,26 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use devlet_core::device_plugin::rejections::Rejection;
 use devlet_kubelet_api::device_plugin::v1beta1;
 use devlet_kubelet_api::plugin_registration::registration_client::RegistrationClient;
 use devlet_kubelet_api::plugin_registration::{
     DEVICE_PLUGIN, DRA_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus,
 };
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::deadline;
 use crate::device_plugin::client::Api;
 use crate::device_plugin::resource_name::{self, InvalidResourceName};
 use crate::dra::registration::{self, DriverRegistrar, InvalidDriver, Registered};
+use crate::grpc::call::log_call;
 use crate::grpc::chatter::Hearing;
 use crate::grpc::oversize::is_too_large;
 use crate::grpc::uds::{self, DialError, Dialed};
 use crate::limits::{Limit, OverLimit};
+use crate::peer_text::{shorten, shorten_status};
 use crate::workflow::register::{Candidate, RegisterError, Registrar};
-
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -83,8 +82,8 @@ pub enum HandshakeError {
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidPlugin {
     /// It speaks none of our versions.
-    #[error("manager version, v1beta1, is not among plugin supported versions {0:?}")]
-    Version(Vec<String>),
+    #[error("manager version, v1beta1, is not among plugin supported versions {0}")]
+    Version(String),
     /// It serves no extended resource.
     #[error("invalid name of device plugin socket: {0}")]
     Name(InvalidResourceName),
@@ -98,7 +97,7 @@ pub enum InvalidPlugin {
 
 impl HandshakeError {
     /// In one word, unless the registrar has counted it.
-    fn reason(&self) -> Option<&'static str> {
+    pub(super) fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Dial { .. } => Some("dial"),
             Self::Call { .. } | Self::OverLimit { .. } => Some("handshake"),
@@ -106,6 +105,14 @@ impl HandshakeError {
             Self::Invalid(_) => Some("invalid"),
             Self::Register(_) | Self::RegisterDriver(_) => None,
         }
+    }
+
+    /// Whether a device plugin or a DRA driver was rejected, which is logged where that is decided.
+    pub(super) fn is_rejection(&self) -> bool {
+        matches!(
+            self,
+            Self::Invalid(_) | Self::Register(_) | Self::RegisterDriver(_)
+        )
     }
 
     /// Whether the plugin should be told: it can only be told if it could be asked.
@@ -130,54 +137,18 @@ pub struct Handshake {
 
 /// A plugin that was taken in.
 #[derive(Debug)]
-enum TakenIn {
+pub(super) enum TakenIn {
     DevicePlugin,
     /// It stays until this is dropped.
     Driver(Registered),
 }
 
 impl Handshake {
-    /// Until the plugin is taken in, and a driver until it is gone, or `cancel`.
-    pub(crate) async fn run(self, socket: PathBuf, cancel: CancellationToken) {
-        self.until_gone(&socket, &cancel).await;
-        self.drivers.refusal_ended(&socket);
-    }
-
-    async fn until_gone(&self, socket: &Path, cancel: &CancellationToken) {
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let ended = tokio::select! {
-                ended = self.attempt(socket) => ended,
-                () = cancel.cancelled() => return,
-            };
-            let metrics = &self.registrar.metrics;
-            let error = match ended {
-                Ok(taken_in) => {
-                    metrics.socket_taken_in(socket);
-                    self.drivers.refusal_ended(socket);
-                    if let TakenIn::Driver(_registered) = taken_in {
-                        cancel.cancelled().await;
-                    }
-                    return;
-                }
-                Err(error) => error,
-            };
-            if let Some(reason) = error.reason() {
-                metrics.registration_refused(reason);
-            }
-            tracing::warn!(socket = %socket.display(), %error, retry_in = ?pause, "plugin is not taken in");
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = cancel.cancelled() => return,
-            }
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    async fn attempt(&self, socket: &Path) -> Result<TakenIn, HandshakeError> {
+    /// Asks a socket for its plugin, registers it, and notifies it of the outcome.
+    pub(super) async fn attempt(&self, socket: &Path) -> Result<TakenIn, HandshakeError> {
         let deadlines = &self.registrar.config.deadlines;
         let hearing = Hearing::new(&self.registrar.config.limits, &self.registrar.metrics);
-        let dialed = uds::connect_to_hear(socket, Instant::now() + deadlines.dial, &hearing)
+        let dialed = uds::connect_once_to_hear(socket, deadline::after(deadlines.dial), &hearing)
             .await
             .map_err(|problem| HandshakeError::Dial {
                 socket: socket.to_owned(),
@@ -188,7 +159,7 @@ impl Handshake {
         let mut client = client.max_decoding_message_size(largest);
         let info = client.get_info(InfoRequest {});
         let taken_in = match self.call("GetInfo", socket, deadlines.info, info).await {
-            Ok(info) => self.take_in(info, socket, &dialed).await,
+            Ok(info) => self.take_in(shortened(info), socket, &dialed).await,
             Err(error) => Err(error),
         };
         let status = match &taken_in {
@@ -197,7 +168,7 @@ impl Handshake {
                 error: String::new(),
             },
             Err(error) if error.is_for_the_plugin() => {
-                let error = format!("RegisterPlugin error -- {error}");
+                let error = shorten(format!("RegisterPlugin error -- {error}"));
                 RegistrationStatus {
                     plugin_registered: false,
                     error,
@@ -222,7 +193,22 @@ impl Handshake {
     ) -> Result<TakenIn, HandshakeError> {
         match info.r#type.as_str() {
             DEVICE_PLUGIN => {
-                let candidate = candidate(info, socket, dialed).map_err(HandshakeError::Invalid)?;
+                let name = info.name.clone();
+                let endpoint = match info.endpoint.as_str() {
+                    "" => socket.display().to_string(),
+                    endpoint => endpoint.to_owned(),
+                };
+                let candidate = candidate(info, socket, dialed)
+                    .inspect_err(|problem| {
+                        self.registrar.rejected(Rejection {
+                            resource: name,
+                            endpoint,
+                            uid: Some(dialed.peer.uid),
+                            pid: dialed.peer.pid,
+                            reason: problem.to_string(),
+                        });
+                    })
+                    .map_err(HandshakeError::Invalid)?;
                 let registered = self.registrar.register(candidate).await;
                 registered
                     .map(|_| TakenIn::DevicePlugin)
@@ -230,11 +216,11 @@ impl Handshake {
             }
             DRA_PLUGIN => {
                 let candidate = registration::Candidate::new(&info, socket, &dialed.peer)
-                    .inspect_err(|problem| self.drivers.invalid(&info.name, socket, problem))
+                    .inspect_err(|problem| self.drivers.invalid(&info.name, socket, &dialed.peer, problem))
                     .map_err(|problem| HandshakeError::Invalid(InvalidPlugin::Driver(problem)))?;
                 let registered = self.drivers.register(candidate).await;
                 registered
-                    .inspect_err(|error| self.drivers.refused(&info.name, socket, error))
+                    .inspect_err(|error| self.drivers.refused(&info.name, socket, &dialed.peer, error))
                     .map(TakenIn::Driver)
                     .map_err(HandshakeError::RegisterDriver)
             }
@@ -252,7 +238,10 @@ impl Handshake {
         deadline: Duration,
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, HandshakeError> {
-        let problem = match tokio::time::timeout(deadline, call).await {
+        let called = Instant::now();
+        let ended = tokio::time::timeout(deadline, call).await;
+        log_call(method, socket, called.elapsed(), ended.as_ref().ok());
+        let problem = match ended {
             Ok(Ok(response)) => return Ok(response.into_inner()),
             Ok(Err(status)) if is_too_large(&status) => {
                 let limit = Limit::REGISTRATION_BYTES;
@@ -261,7 +250,10 @@ impl Handshake {
                 let over = limit.exceeded("the answer is too large", most);
                 return Err(HandshakeError::OverLimit { method, over });
             }
-            Ok(Err(status)) => format!("{} ({:?})", status.message(), status.code()),
+            Ok(Err(status)) => {
+                let status = shorten_status(&status);
+                format!("{} ({:?})", status.message(), status.code())
+            }
             Err(_) => format!("no answer within {} s", deadline.as_secs_f32()),
         };
         Err(HandshakeError::Call {
@@ -272,13 +264,24 @@ impl Handshake {
     }
 }
 
+/// Shortens the texts of an answer to `GetInfo`; nothing valid is that long.
+fn shortened(info: PluginInfo) -> PluginInfo {
+    PluginInfo {
+        r#type: shorten(info.r#type),
+        name: shorten(info.name),
+        endpoint: shorten(info.endpoint),
+        supported_versions: info.supported_versions,
+    }
+}
+
 fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candidate, InvalidPlugin> {
     if !info
         .supported_versions
         .iter()
         .any(|version| version == v1beta1::VERSION)
     {
-        return Err(InvalidPlugin::Version(info.supported_versions));
+        let versions = shorten(format!("{:?}", info.supported_versions));
+        return Err(InvalidPlugin::Version(versions));
     }
     let resource = resource_name::parse(&info.name).map_err(InvalidPlugin::Name)?;
     let endpoint = if info.endpoint.is_empty() {

@@ -17,17 +17,36 @@ pub fn answer(raw: impl Into<Arc<[u8]>>) -> Result<Answer, InvalidResponse> {
     Ok(recorded(raw))
 }
 
+/// Permissions of a device node that a plugin leaves out.
+const ALL_PERMISSIONS: &str = "rwm";
+
+/// Returns a path in the container as runtimes use it: relative paths begin at its root.
+fn in_container(path: String) -> String {
+    match path.is_empty() || path.starts_with('/') {
+        true => path,
+        false => format!("/{path}"),
+    }
+}
+
+/// Reads an answer, with the defaults of container runtimes filled in: a device node without a path in the container is at
+/// its path on the host.
 fn read(raw: &[u8]) -> Result<RunOptions, InvalidResponse> {
     let response = response::decode(raw)?;
     let mounts = response.mounts.into_iter().map(|mount| Mount {
-        container_path: mount.container_path,
+        container_path: in_container(mount.container_path),
         host_path: mount.host_path,
         read_only: mount.read_only,
     });
     let device_nodes = response.devices.into_iter().map(|device| DeviceNode {
-        container_path: device.container_path,
+        container_path: match device.container_path.is_empty() {
+            true => device.host_path.clone(),
+            false => in_container(device.container_path),
+        },
         host_path: device.host_path,
-        permissions: device.permissions,
+        permissions: match device.permissions.is_empty() {
+            true => ALL_PERMISSIONS.to_owned(),
+            false => device.permissions,
+        },
     });
     Ok(RunOptions {
         envs: response.envs.into_iter().collect(),

@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_core::dra::claims::{Claim, ClaimKey, Preparation, PreparationState, PreparedDevice};
-use devlet_core::{ClaimUid, DriverName, Pod, PodClaim, PodName, PodUid, Source};
+use devlet_core::{ClaimUid, DriverName, Pod, PodClaim, PodMetadata, PodName, PodUid, Source};
 use devlet_kubelet_files::dra::{self, envelope};
+use devlet_kubelet_files::salvage::INCOMPLETE_POD;
 use devlet_kubelet_files::{Document, Format, Role};
 
 use super::database::{LoadError, Snapshot};
@@ -22,13 +23,19 @@ pub(crate) struct ImportedClaims {
     pub(crate) pods: BTreeMap<PodUid, Vec<PodClaim>>,
     /// Claims that a later one of the same name replaces, as in a kubelet.
     pub(crate) replaced_entries: usize,
+    /// Whether the file is the rest of a damaged one.
+    pub(crate) is_incomplete: bool,
 }
 
 impl ImportedClaims {
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, UnreadableFile> {
         let file = devlet_kubelet_files::read(bytes, Some(Role::DraManager))?;
         let format = file.format;
-        Self::new(format, file.verified()?)
+        let imported = Self::new(format, file.verified()?)?;
+        match imported.is_incomplete {
+            true => Err(UnreadableFile::Incomplete),
+            false => Ok(imported),
+        }
     }
 
     pub(crate) fn new(format: Format, document: Document) -> Result<Self, UnreadableFile> {
@@ -53,6 +60,7 @@ impl ImportedClaims {
             replaced_entries: all - by_key.len(),
             claims: BTreeMap::new(),
             pods: BTreeMap::new(),
+            is_incomplete: false,
         };
         for claim in by_key.into_values() {
             imported.add(claim);
@@ -61,6 +69,10 @@ impl ImportedClaims {
     }
 
     fn add(&mut self, claim: dra::Claim) {
+        if claim.uid == INCOMPLETE_POD {
+            self.is_incomplete = true;
+            return;
+        }
         let key = ClaimKey {
             namespace: claim.namespace,
             name: claim.name,
@@ -121,6 +133,7 @@ impl ImportedClaims {
             format: self.format,
             difference,
             doubly_held: Vec::new(),
+            incomplete: self.is_incomplete,
             undecodable: Vec::new(),
             replaced_entries: self.replaced_entries,
             claims: Vec::new(),
@@ -135,6 +148,7 @@ impl ImportedClaims {
             name: PodName::default(),
             source: Source::Imported,
             fingerprint: 0,
+            metadata: PodMetadata::default(),
             before_reboot: false,
             containers: Vec::new(),
             allocations: Vec::new(),

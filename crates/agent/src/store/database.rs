@@ -4,15 +4,20 @@
 //! | --- | --- | --- |
 //! | `meta` | `schema` | version of everything below, 4 bytes, little endian |
 //! | | `boot-id` | text |
-//! | | `blocked`, `blocked-claims` | [`BlockedRecord`], while nobody is admitted |
-//! | | `journal` | number of the last record of the journal that is in here, 8 bytes, little endian |
+//! | | `node-id` | text: the node that the database belongs to (`node_id.rs`) |
+//! | | `starts` | how often devlet was started with it, 8 bytes, little endian |
+//! | | `stop` | text: random id of the last clean stop, until the next start |
+//! | | `blocked`, `blocked-claims` | [`BlockedRecord`], while no pod is admitted |
+//! | | `contested`, `contested-claims` | [`ContestedRecord`], until an operator chooses |
+//! | | `foreign`, `foreign-claims` | SHA-256 of a kubelet's file that another process wrote while devlet ran |
+//! | | `checkpoint` | number of the last record of the write-ahead log that is in here, 8 bytes, little endian |
 //! | `pods` | UID | [`PodRecord`] |
 //! | `claims` | UID | [`ClaimRecord`] |
 //! | `resources` | name | [`ResourceRecord`] |
 //! | `mirrors`, `claim-mirrors` | count | SHA-256 of the kubelet's file that is in place, written by us or taken in, and of the one that is to replace it |
 //!
-//! What is written goes to the journal first, in front of the database (`journal.rs`), and is taken over when that is
-//! full or somebody wants to look. A file of before there was one is made anew when it is opened.
+//! A change is first written to the write-ahead log in front of the database (`wal.rs`). A checkpoint copies the log into
+//! the tables when the log is full or a snapshot is asked for.
 //!
 //! A file is created beside its place, filled in one transaction, synced, and renamed: under its own name there
 //! is never half a database. After a write that failed the same is done again from memory, because pages that a
@@ -39,12 +44,14 @@ use redb::{ReadableTable as _, WriteTransaction};
 use super::backend::{Behind, Counted, Storage};
 use super::claim_record::{self, ClaimRecord};
 use super::files::{self, Identity};
-use super::journal::{self, Journal, JournalError};
+use super::node_id::{NotWritten, Progress};
 use super::record::{
-    self, BlockedRecord, EntryRecord, InvalidRecord, JournalRecord, Names, PodRecord, ResourceRecord,
-    TableRecord,
+    self, BlockedRecord, ContestedRecord, EntryRecord, InvalidRecord, Names, PodRecord, ResourceRecord,
+    TableRecord, WalRecord,
 };
+use super::state_file::{self, StateFileError};
 use super::statistics::Counters;
+use super::wal::{self, Wal, WalError};
 use super::writer::WriteError;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
@@ -58,44 +65,21 @@ const CLAIM_MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("cla
 /// So many records are worth a thread.
 const MANY: usize = 1_000;
 
-/// More bytes than a change usually has.
-const USUAL: usize = 64 << 10;
+/// Room in the log below which a checkpoint is due: more bytes than most changes have.
+const LOW_ROOM: usize = 64 << 10;
 
 const SCHEMA_KEY: &str = "schema";
 const BOOT_ID_KEY: &str = "boot-id";
-const BLOCKED_KEY: &str = "blocked";
-const BLOCKED_CLAIMS_KEY: &str = "blocked-claims";
-const JOURNAL_KEY: &str = "journal";
+const NODE_ID_KEY: &str = "node-id";
+const STARTS_KEY: &str = "starts";
+const STOP_KEY: &str = "stop";
+const CHECKPOINT_KEY: &str = "checkpoint";
 
-/// The schema since which there are claims.
-pub(crate) const FIRST_WITH_CLAIMS: u32 = 3;
+/// The version of the tables and their records.
+pub(crate) const SCHEMA: u32 = 1;
 
 /// Memory for pages; a node's whole state fits.
 const CACHE_BYTES: usize = 8 << 20;
-
-/// The steps from each schema to the next; the first is from 1 to 2. The newest schema follows from their number.
-const MIGRATIONS: Migrations<'static> = &[pods_name_their_containers, claims_have_records];
-
-/// From 1 to 2: a pod's record has the names of all its containers. A record without them says that they are not
-/// known, so none changes.
-fn pods_name_their_containers(_: &WriteTransaction) -> Result<(), redb::Error> {
-    Ok(())
-}
-
-/// From 2 to 3: claims have records, and the records of pods name them.
-fn claims_have_records(transaction: &WriteTransaction) -> Result<(), redb::Error> {
-    transaction.open_table(CLAIMS)?;
-    transaction.open_table(CLAIM_MIRRORS)?;
-    Ok(())
-}
-
-type Migration = fn(&WriteTransaction) -> Result<(), redb::Error>;
-pub(crate) type Migrations<'a> = &'a [Migration];
-
-/// The schema that a list of migrations leads to.
-pub(crate) fn newest(migrations: Migrations<'_>) -> u32 {
-    u32::try_from(migrations.len()).map_or(u32::MAX, |steps| steps.saturating_add(1))
-}
 
 pub(crate) type Hash = [u8; 32];
 
@@ -125,10 +109,49 @@ impl KubeletFile {
         }
     }
 
-    fn blocked_key(self) -> &'static str {
+    fn contested_key(self) -> &'static str {
         match self {
-            Self::Devices => BLOCKED_KEY,
-            Self::Claims => BLOCKED_CLAIMS_KEY,
+            Self::Devices => "contested",
+            Self::Claims => "contested-claims",
+        }
+    }
+
+    fn foreign_key(self) -> &'static str {
+        match self {
+            Self::Devices => "foreign",
+            Self::Claims => "foreign-claims",
+        }
+    }
+}
+
+/// The state because of which no pod is admitted. Each has its own record, and its own way out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum BlockedBy {
+    /// A lost or unreadable database.
+    Database,
+    /// A kubelet's file about devices.
+    Devices,
+    /// A kubelet's file about claims.
+    Claims,
+}
+
+impl BlockedBy {
+    const ALL: [Self; 3] = [Self::Database, Self::Devices, Self::Claims];
+
+    fn key(self) -> &'static str {
+        match self {
+            Self::Database => "blocked-database",
+            Self::Devices => "blocked",
+            Self::Claims => "blocked-claims",
+        }
+    }
+}
+
+impl From<KubeletFile> for BlockedBy {
+    fn from(file: KubeletFile) -> Self {
+        match file {
+            KubeletFile::Devices => Self::Devices,
+            KubeletFile::Claims => Self::Claims,
         }
     }
 }
@@ -156,10 +179,16 @@ pub(crate) enum Row {
     Pod(PodUid, Option<Vec<u8>>),
     Claim(ClaimUid, Option<Vec<u8>>),
     Resource(ResourceName, Option<ResourceRecord>),
-    /// By the file that cannot be read; a database counts as one about devices.
-    Blocked(KubeletFile, Option<BlockedRecord>),
+    /// Why no pod is admitted.
+    Blocked(BlockedBy, Option<BlockedRecord>),
     BootId(String),
+    NodeId(String),
+    Progress(Progress),
     Mirror(KubeletFile, Mirror),
+    /// A file that would remove pods on record, by what it is about.
+    Contested(KubeletFile, Option<ContestedRecord>),
+    /// A file that another process wrote while devlet ran.
+    Foreign(KubeletFile, Hash),
 }
 
 impl Row {
@@ -193,13 +222,33 @@ impl Row {
                 let record = record.as_ref().map(prost::Message::encode_to_vec);
                 vec![entry(TableRecord::Resources, name.as_str().as_bytes(), record)]
             }
-            Self::Blocked(file, blocked) => {
+            Self::Blocked(by, blocked) => {
                 let record = blocked.as_ref().map(prost::Message::encode_to_vec);
-                vec![entry(TableRecord::Meta, file.blocked_key().as_bytes(), record)]
+                vec![entry(TableRecord::Meta, by.key().as_bytes(), record)]
             }
             Self::BootId(id) => {
                 let id = Some(id.clone().into_bytes());
                 vec![entry(TableRecord::Meta, BOOT_ID_KEY.as_bytes(), id)]
+            }
+            Self::NodeId(id) => {
+                let id = Some(id.clone().into_bytes());
+                vec![entry(TableRecord::Meta, NODE_ID_KEY.as_bytes(), id)]
+            }
+            Self::Progress(progress) => {
+                let starts = Some(progress.starts.to_le_bytes().to_vec());
+                let stop = progress.stop.clone().map(String::into_bytes);
+                vec![
+                    entry(TableRecord::Meta, STARTS_KEY.as_bytes(), starts),
+                    entry(TableRecord::Meta, STOP_KEY.as_bytes(), stop),
+                ]
+            }
+            Self::Contested(file, contested) => {
+                let record = contested.as_ref().map(prost::Message::encode_to_vec);
+                vec![entry(TableRecord::Meta, file.contested_key().as_bytes(), record)]
+            }
+            Self::Foreign(file, hash) => {
+                let hash = Some(hash.to_vec());
+                vec![entry(TableRecord::Meta, file.foreign_key().as_bytes(), hash)]
             }
             Self::Mirror(file, mirror) => {
                 let table = file.mirrors_record();
@@ -218,7 +267,11 @@ impl Row {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Surroundings {
     pub(crate) boot_id: Option<String>,
-    pub(crate) blocked: BTreeMap<KubeletFile, BlockedRecord>,
+    pub(crate) node_id: Option<String>,
+    pub(crate) progress: Progress,
+    pub(crate) blocked: BTreeMap<BlockedBy, BlockedRecord>,
+    pub(crate) contested: BTreeMap<KubeletFile, ContestedRecord>,
+    pub(crate) foreign: BTreeMap<KubeletFile, Hash>,
     pub(crate) resources: BTreeMap<ResourceName, ResourceRecord>,
     pub(crate) mirrors: BTreeMap<KubeletFile, Mirrors>,
 }
@@ -227,8 +280,13 @@ impl Surroundings {
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         rows.extend(self.boot_id.clone().map(Row::BootId));
+        rows.extend(self.node_id.clone().map(Row::NodeId));
+        rows.push(Row::Progress(self.progress.clone()));
+        let contested = self.contested.iter();
+        rows.extend(contested.map(|(&file, record)| Row::Contested(file, Some(record.clone()))));
+        rows.extend(self.foreign.iter().map(|(&file, &hash)| Row::Foreign(file, hash)));
         let blocked = self.blocked.iter();
-        rows.extend(blocked.map(|(&file, record)| Row::Blocked(file, Some(record.clone()))));
+        rows.extend(blocked.map(|(&by, record)| Row::Blocked(by, Some(record.clone()))));
         let resources = self.resources.iter();
         rows.extend(resources.map(|(name, record)| Row::Resource(name.clone(), Some(record.clone()))));
         for (&file, mirrors) in &self.mirrors {
@@ -250,13 +308,14 @@ impl Surroundings {
             Row::Resource(name, None) => {
                 self.resources.remove(name);
             }
-            Row::Blocked(file, Some(record)) => {
-                self.blocked.insert(*file, record.clone());
-            }
-            Row::Blocked(file, None) => {
-                self.blocked.remove(file);
-            }
+            Row::Blocked(by, record) => put(&mut self.blocked, *by, record.clone()),
             Row::BootId(id) => self.boot_id = Some(id.clone()),
+            Row::NodeId(id) => self.node_id = Some(id.clone()),
+            Row::Progress(progress) => self.progress = progress.clone(),
+            Row::Contested(file, record) => put(&mut self.contested, *file, record.clone()),
+            Row::Foreign(file, hash) => {
+                self.foreign.insert(*file, *hash);
+            }
             Row::Mirror(file, mirror) => {
                 let mirrors = self.mirrors.entry(*file).or_default();
                 mirrors.0.insert(mirror.number, mirror.hash);
@@ -265,6 +324,42 @@ impl Surroundings {
                 }
             }
         }
+    }
+
+    /// Follows a value of the table `meta`.
+    fn follow_meta(&mut self, key: &str, value: Option<&[u8]>) -> Result<(), InvalidRecord> {
+        if key == BOOT_ID_KEY {
+            self.boot_id = value.map(text);
+        } else if key == NODE_ID_KEY {
+            self.node_id = value.map(text);
+        } else if key == STARTS_KEY {
+            let starts = value.map(array).transpose()?;
+            self.progress.starts = starts.map_or(0, u64::from_le_bytes);
+        } else if key == STOP_KEY {
+            self.progress.stop = value.map(text);
+        } else if let Some(by) = BlockedBy::ALL.into_iter().find(|by| key == by.key()) {
+            let record = value.map(BlockedRecord::decode).transpose()?;
+            put(&mut self.blocked, by, record);
+        } else if let Some(file) = KubeletFile::ALL
+            .into_iter()
+            .find(|file| key == file.contested_key())
+        {
+            let record = value.map(ContestedRecord::decode).transpose()?;
+            put(&mut self.contested, file, record);
+        } else if let Some(file) = KubeletFile::ALL
+            .into_iter()
+            .find(|file| key == file.foreign_key())
+        {
+            put(&mut self.foreign, file, value.map(array).transpose()?);
+        } else {
+            return Err(InvalidRecord::Entry);
+        }
+        Ok(())
+    }
+
+    /// Whether no pod is admitted because a database is lost or unreadable.
+    pub(crate) fn is_blocked_by_database(&self) -> bool {
+        self.blocked.values().any(|record| record.is_database)
     }
 
     /// The files of this kind that are ours.
@@ -321,7 +416,7 @@ impl Contents {
         rows
     }
 
-    /// Follows what the journal has, and the database does not know.
+    /// Applies changes that are in the write-ahead log only.
     fn follow(&mut self, entries: &[EntryRecord]) -> Result<(), LoadError> {
         // Only the last one of each counts.
         let last: BTreeMap<(i32, &[u8]), Option<&[u8]>> = entries
@@ -344,17 +439,7 @@ impl Contents {
                     let record = value.map(ResourceRecord::decode).transpose()?;
                     put(&mut self.around.resources, text()?.into(), record);
                 }
-                TableRecord::Meta if text()? == BOOT_ID_KEY => self.around.boot_id = value.map(boot_id),
-                TableRecord::Meta => {
-                    let mut files = KubeletFile::ALL.into_iter();
-                    let file = files.find(|file| Ok(file.blocked_key()) == text());
-                    let record = value.map(BlockedRecord::decode).transpose()?;
-                    put(
-                        &mut self.around.blocked,
-                        file.ok_or(InvalidRecord::Entry)?,
-                        record,
-                    );
-                }
+                TableRecord::Meta => self.around.follow_meta(text()?, value)?,
                 table @ (TableRecord::Mirrors | TableRecord::ClaimMirrors) => {
                     let mut files = KubeletFile::ALL.into_iter();
                     let file = files.find(|file| file.mirrors_record() == table);
@@ -390,7 +475,7 @@ fn claim(uid: &str, bytes: &[u8]) -> Result<Claim, InvalidRecord> {
     ClaimRecord::decode_from(bytes)?.into_claim(uid)
 }
 
-fn boot_id(bytes: &[u8]) -> String {
+fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -409,8 +494,20 @@ pub(crate) enum LoadError {
     Newer { found: u32, known: u32 },
     #[error("{0}")]
     Unreadable(String),
+    /// Something that is not a file, or that another user controls.
+    #[error(transparent)]
+    Unusable(StateFileError),
     #[error(transparent)]
     Io(io::Error),
+}
+
+impl From<StateFileError> for LoadError {
+    fn from(error: StateFileError) -> Self {
+        match error {
+            StateFileError::Io(error) => error.into(),
+            other => Self::Unusable(other),
+        }
+    }
 }
 
 impl From<DatabaseError> for LoadError {
@@ -452,10 +549,10 @@ impl From<redb::Error> for LoadError {
     }
 }
 
-impl From<JournalError> for LoadError {
-    fn from(error: JournalError) -> Self {
+impl From<WalError> for LoadError {
+    fn from(error: WalError) -> Self {
         match error {
-            JournalError::Io(error) => error.into(),
+            WalError::Io(error) => error.into(),
             other => Self::Unreadable(other.to_string()),
         }
     }
@@ -479,8 +576,6 @@ pub(crate) struct Loaded {
     pub(crate) contents: Contents,
     /// It had not been closed, or was damaged and could be restored.
     pub(crate) repaired: bool,
-    /// The schema that it had before.
-    pub(crate) migrated_from: Option<u32>,
 }
 
 /// Where a database is and what its bytes go through.
@@ -489,14 +584,16 @@ pub(crate) struct Place {
     pub(crate) path: PathBuf,
     pub(crate) storage: Storage,
     pub(crate) counters: Arc<Counters>,
+    /// Tells a write that a power loss interrupted from damage, see `wal.rs`.
+    pub(crate) boot_id: String,
 }
 
 /// An open database.
 #[derive(Debug)]
 pub(crate) struct Database {
     database: redb::Database,
-    journal: Journal,
-    /// What the journal has, and the database does not know.
+    wal: Wal,
+    /// Changes that are in the log and not in the tables.
     pending: Vec<EntryRecord>,
     /// Of its file, which is open, so no other gets the same.
     pub(crate) identity: Identity,
@@ -505,84 +602,47 @@ pub(crate) struct Database {
 impl Place {
     /// Opens the database that is there.
     pub(crate) fn open(&self) -> Result<Loaded, LoadError> {
-        self.open_with(MIGRATIONS)
-    }
-
-    pub(crate) fn open_with(&self, migrations: Migrations<'_>) -> Result<Loaded, LoadError> {
         // The database asserts things about itself that a damaged file may belie.
-        let opened = catch_unwind(AssertUnwindSafe(|| self.try_open(migrations)));
+        let opened = catch_unwind(AssertUnwindSafe(|| self.try_open()));
         opened.unwrap_or_else(|_| Err(LoadError::Unreadable("it contradicts itself".into())))
     }
 
-    fn try_open(&self, migrations: Migrations<'_>) -> Result<Loaded, LoadError> {
-        let file = std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&self.path)?;
-        let about = file.metadata()?;
+    fn try_open(&self) -> Result<Loaded, LoadError> {
+        let (file, about) = state_file::open(&self.path, true)?.ok_or(LoadError::Absent)?;
+        state_file::check_access(&about)?;
         if about.len() == 0 {
             return Err(LoadError::Unreadable("it is empty".into()));
         }
-        files::make_private(&self.path)?;
+        files::make_private(&file, &about)?;
         let file = self.storage.over(FileBackend::new(file)?, &self.counters);
-        if !Journal::is_in(&file)? {
-            return self.open_without_journal(file, migrations);
+        Wal::check(&file)?;
+        if file.length()? <= wal::LENGTH {
+            // redb would take that for a new file, and grow it.
+            return Err(LoadError::Unreadable("it ends with its write-ahead log".into()));
         }
-        Journal::check(&file)?;
-        if file.length()? <= journal::LENGTH {
-            // The database would take that for a new file, and grow it.
-            return Err(LoadError::Unreadable("it ends with its journal".into()));
-        }
-        // This locks the file: before it, another process may still write to the journal.
-        let (database, mut repaired) = verified(Arc::clone(&file), journal::LENGTH)?;
-        let taken_over = taken_over(&database)?;
-        let (journal, records) = Journal::open(file)?.read(taken_over)?;
+        // This locks the file: before it, another process may still write to the log.
+        let (database, mut repaired) = verified(Arc::clone(&file), wal::LENGTH)?;
+        let checkpoint = last_checkpoint(&database)?;
+        let (wal, records) = Wal::open(file, &self.boot_id, checkpoint)?;
         let mut database = Database {
             database,
-            journal,
+            wal,
             pending: Vec::new(),
             identity: Identity::of(&about),
         };
         repaired |= !records.is_empty();
         for record in records {
-            let record = JournalRecord::decode(record.as_slice())?;
+            let record = WalRecord::decode(record.as_slice())?;
             database.pending.extend(record.entries);
         }
-        let found = Snapshot::of(&database.database)?.schema()?;
-        if found < newest(migrations) {
-            database.snapshot()?;
-        }
-        let migrated_from = migrate(&database.database, migrations)?;
-        if migrated_from.is_some() {
-            // That was for good, and so is what came before it.
-            database.journal.begin_anew();
-        }
+        Snapshot::of(&database.database)?.check_schema()?;
         let mut contents = Snapshot::of(&database.database)?.contents()?;
-        // The journal goes on: a start needs no room on the disk, nor does anybody wait for the database.
+        // No checkpoint: a start needs no space on the disk.
         contents.follow(&database.pending)?;
         Ok(Loaded {
             database,
             contents,
             repaired,
-            migrated_from,
-        })
-    }
-
-    /// A file of before there was a journal; it gets one.
-    fn open_without_journal(
-        &self,
-        file: Arc<Counted>,
-        migrations: Migrations<'_>,
-    ) -> Result<Loaded, LoadError> {
-        let (old, repaired) = verified(file, 0)?;
-        let migrated_from = migrate(&old, migrations)?;
-        let contents = Snapshot::of(&old)?.contents()?;
-        drop(old);
-        Ok(Loaded {
-            database: self.create(&contents.rows())?,
-            contents,
-            repaired,
-            migrated_from,
         })
     }
 
@@ -593,13 +653,13 @@ impl Place {
             let file = files::create_private(&temporary)?;
             let identity = Identity::of(&file.metadata()?);
             let file = self.storage.over(FileBackend::new(file)?, &self.counters);
-            let journal = Journal::create(Arc::clone(&file))?;
+            let wal = Wal::create(Arc::clone(&file), &self.boot_id)?;
             let database = Database {
                 database: builder().create_with_backend(Behind {
                     file,
-                    first: journal::LENGTH,
+                    first: wal::LENGTH,
                 })?,
-                journal,
+                wal,
                 pending: Vec::new(),
                 identity,
             };
@@ -640,11 +700,11 @@ fn verified(file: Arc<Counted>, first: u64) -> Result<(redb::Database, bool), Lo
     Ok((database, repaired))
 }
 
-/// Up to which record the database has what is in its journal.
-fn taken_over(database: &redb::Database) -> Result<u64, LoadError> {
+/// The number of the last record of the log that is in the tables.
+fn last_checkpoint(database: &redb::Database) -> Result<u64, LoadError> {
     let snapshot = Snapshot::of(database)?;
     let meta = snapshot.0.open_table(META).map_err(redb::Error::from)?;
-    let Some(number) = meta.get(JOURNAL_KEY)? else {
+    let Some(number) = meta.get(CHECKPOINT_KEY)? else {
         return Ok(0);
     };
     Ok(u64::from_le_bytes(array(number.value())?))
@@ -660,6 +720,16 @@ impl Place {
             kind: io_kind(error),
         }
     }
+
+    /// Counts an id file that could not be written.
+    pub(crate) fn not_written(&self, not: &NotWritten) -> WriteError {
+        self.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
+        WriteError::Disk {
+            path: not.path.clone(),
+            reason: not.error.to_string(),
+            kind: Some(not.error.kind()),
+        }
+    }
 }
 
 /// The database asserts things about itself; an error of the disk must not end the thread that writes.
@@ -672,7 +742,7 @@ impl Database {
     fn initialize(&self, rows: &[Row]) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_two_phase_commit(true);
-        set_schema(&transaction, newest(MIGRATIONS))?;
+        set_schema(&transaction)?;
         transaction.open_table(PODS)?;
         transaction.open_table(CLAIMS)?;
         transaction.open_table(RESOURCES)?;
@@ -686,31 +756,34 @@ impl Database {
     pub(crate) fn write<'a>(&mut self, rows: impl IntoIterator<Item = &'a Row>) -> Result<(), redb::Error> {
         let entries = rows.into_iter().flat_map(Row::entries).collect();
         guarded(|| {
-            let record = JournalRecord { entries };
+            let record = WalRecord { entries };
             let bytes = record.encode_to_vec();
-            let mut is_written = self.journal.append(&bytes)?;
+            let mut is_written = self.wal.append(&bytes)?;
             if !is_written {
-                self.take_over()?;
-                is_written = self.journal.append(&bytes)?;
+                self.checkpoint()?;
+                is_written = self.wal.append(&bytes)?;
             }
             self.pending.extend(record.entries);
-            // What is larger than the journal has no other place.
-            if is_written { Ok(()) } else { self.take_over() }
+            // A change that is larger than the log goes into the tables at once.
+            if is_written { Ok(()) } else { self.checkpoint() }
         })
     }
 
-    /// Whether there is room in the journal for what a change usually is.
-    pub(crate) fn has_room(&self) -> bool {
-        self.journal.room() >= USUAL
+    /// Makes a checkpoint if the log is almost full, before a caller has to wait for it, or for a disk that is full.
+    pub(crate) fn make_room(&mut self) -> Result<(), redb::Error> {
+        if self.wal.room() >= LOW_ROOM {
+            return Ok(());
+        }
+        self.checkpoint()
     }
 
-    /// What is in the journal goes into the database for good, and the journal begins anew: one sync.
-    pub(crate) fn take_over(&mut self) -> Result<(), redb::Error> {
-        if self.pending.is_empty() && self.journal.is_empty() {
+    /// Copies the log into the tables durably, with one sync, and lets the log start over.
+    pub(crate) fn checkpoint(&mut self) -> Result<(), redb::Error> {
+        if self.pending.is_empty() && self.wal.is_empty() {
             return Ok(());
         }
         self.apply(Durability::Immediate)?;
-        self.journal.begin_anew();
+        self.wal.reset();
         Ok(())
     }
 
@@ -721,13 +794,15 @@ impl Database {
             // Damage is noticed then, rather than the transaction forgotten.
             transaction.set_two_phase_commit(true);
             write_entries(&transaction, std::mem::take(&mut self.pending))?;
-            let number = self.journal.number().to_le_bytes();
-            transaction.open_table(META)?.insert(JOURNAL_KEY, &number[..])?;
+            let number = self.wal.number().to_le_bytes();
+            transaction
+                .open_table(META)?
+                .insert(CHECKPOINT_KEY, &number[..])?;
             Ok(transaction.commit()?)
         })
     }
 
-    /// What is on disk now, whatever is written later. The journal keeps what is on disk nowhere else: no sync.
+    /// The state that is on disk now. Without a sync: the log keeps the changes that are on disk nowhere else.
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot, redb::Error> {
         if !self.pending.is_empty() {
             self.apply(Durability::None)?;
@@ -736,32 +811,9 @@ impl Database {
     }
 }
 
-fn migrate(database: &redb::Database, migrations: Migrations<'_>) -> Result<Option<u32>, LoadError> {
-    let found = Snapshot::of(database)?.schema()?;
-    let known = newest(migrations);
-    if found > known {
-        return Err(LoadError::Newer { found, known });
-    }
-    if found == known {
-        return Ok(None);
-    }
-    let first = usize::try_from(found).ok().and_then(|found| found.checked_sub(1));
-    let Some(steps) = first.and_then(|first| migrations.get(first..)) else {
-        return Err(LoadError::Unreadable(format!("it has schema {found}")));
-    };
-    let mut transaction = database.begin_write().map_err(redb::Error::from)?;
-    transaction.set_two_phase_commit(true);
-    for step in steps {
-        step(&transaction)?;
-    }
-    set_schema(&transaction, known)?;
-    transaction.commit().map_err(redb::Error::from)?;
-    Ok(Some(found))
-}
-
-fn set_schema(transaction: &WriteTransaction, version: u32) -> Result<(), redb::Error> {
+fn set_schema(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     let mut meta = transaction.open_table(META)?;
-    meta.insert(SCHEMA_KEY, &version.to_le_bytes()[..])?;
+    meta.insert(SCHEMA_KEY, &SCHEMA.to_le_bytes()[..])?;
     Ok(())
 }
 
@@ -816,13 +868,17 @@ impl Snapshot {
         Ok(Self(database.begin_read()?))
     }
 
-    fn schema(&self) -> Result<u32, LoadError> {
+    fn check_schema(&self) -> Result<(), LoadError> {
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
         let version = meta.get(SCHEMA_KEY)?;
         let Some(version) = version else {
             return Err(LoadError::Unreadable("it has no schema".into()));
         };
-        Ok(u32::from_le_bytes(array(version.value())?))
+        match u32::from_le_bytes(array(version.value())?) {
+            SCHEMA => Ok(()),
+            found if found > SCHEMA => Err(LoadError::Newer { found, known: SCHEMA }),
+            found => Err(LoadError::Unreadable(format!("it has schema {found}"))),
+        }
     }
 
     /// Every pod's record, by UID.
@@ -879,14 +935,12 @@ impl Snapshot {
         })?;
         let mut around = Surroundings::default();
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
-        if let Some(id) = meta.get(BOOT_ID_KEY)? {
-            around.boot_id = Some(boot_id(id.value()));
-        }
-        for file in KubeletFile::ALL {
-            if let Some(blocked) = meta.get(file.blocked_key())? {
-                around
-                    .blocked
-                    .insert(file, BlockedRecord::decode(blocked.value())?);
+        let of_files = KubeletFile::ALL.into_iter();
+        let of_files = of_files.flat_map(|file| [file.contested_key(), file.foreign_key()]);
+        let of_files = of_files.chain(BlockedBy::ALL.map(BlockedBy::key));
+        for key in of_files.chain([BOOT_ID_KEY, NODE_ID_KEY, STARTS_KEY, STOP_KEY]) {
+            if let Some(value) = meta.get(key)? {
+                around.follow_meta(key, Some(value.value()))?;
             }
         }
         let resources = self.0.open_table(RESOURCES).map_err(redb::Error::from)?;
@@ -937,9 +991,4 @@ pub(crate) fn reason(error: &redb::Error) -> String {
         redb::Error::Io(error) => error.to_string(),
         other => other.to_string(),
     }
-}
-
-/// The schema that this version writes.
-pub(crate) fn newest_schema() -> u32 {
-    newest(MIGRATIONS)
 }

@@ -12,6 +12,8 @@ pub(crate) fn contents(contents: &Contents) -> Value {
     let around = &contents.around;
     let blocked = around.blocked.values();
     let blocked = blocked.map(|blocked| json!({ "file": blocked.file, "reason": blocked.reason }));
+    let contested = around.contested.values();
+    let contested = contested.map(|each| json!({ "file": each.file, "difference": each.difference }));
     let resources = around.resources.iter().map(|(name, record)| {
         let endpoint = (!record.endpoint.is_empty()).then_some(record.endpoint.as_str());
         let record = json!({ "endpoint": endpoint, "goneSince": record.gone_since });
@@ -23,8 +25,11 @@ pub(crate) fn contents(contents: &Contents) -> Value {
         mirrors.collect::<Vec<_>>()
     };
     json!({
-        "schema": super::database::newest_schema(),
+        "schema": super::database::SCHEMA,
         "bootId": around.boot_id,
+        "nodeId": around.node_id,
+        "starts": around.progress.starts,
+        "contested": contested.collect::<Vec<_>>(),
         "blocked": blocked.collect::<Vec<_>>(),
         "claims": contents.claims.values().map(claim).collect::<Vec<_>>(),
         "pods": contents.pods.values().map(pod).collect::<Vec<_>>(),
@@ -47,6 +52,8 @@ fn pod(pod: &Pod) -> Value {
         "source": source,
         // Text, because not every reader of JSON has whole numbers of this size.
         "fingerprint": format!("{:016x}", pod.fingerprint),
+        "labels": pod.metadata.labels,
+        "admittedAtMs": pod.metadata.admitted_at.map(|moment| moment.0),
         "beforeReboot": pod.before_reboot,
         "containers": pod.containers.iter().map(devlet_core::ContainerName::as_str).collect::<Vec<_>>(),
         "allocations": pod.allocations.iter().map(allocation).collect::<Vec<_>>(),

@@ -6,10 +6,16 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 
 use devlet_core::Moment;
+use rustix::fs::OFlags;
 
-/// For nobody but us.
-const PRIVATE: u32 = 0o600;
+use super::state_file;
+
+/// Only the user of devlet may read and write.
+pub(crate) const PRIVATE: u32 = 0o600;
 const PRIVATE_DIRECTORY: u32 = 0o700;
+
+/// The names of files that could not be read go on like this, up to the time.
+pub(crate) const ASIDE: &str = ".unreadable-";
 
 /// `path` with `suffix` after its name.
 pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -27,7 +33,10 @@ fn directory_of(path: &Path) -> &Path {
 
 /// Makes names in the file's directory durable.
 pub(crate) fn sync_directory_of(path: &Path) -> io::Result<()> {
-    File::open(directory_of(path))?.sync_all()
+    let flags = (OFlags::DIRECTORY | OFlags::NONBLOCK).bits();
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(flags.cast_signed());
+    options.open(directory_of(path))?.sync_all()
 }
 
 /// What tells one file from every other that exists.
@@ -66,16 +75,15 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Takes rights from others that they may have got on the way.
-pub(crate) fn make_private(path: &Path) -> io::Result<()> {
-    let mode = fs::metadata(path)?.permissions().mode();
-    if mode & 0o777 != PRIVATE {
-        fs::set_permissions(path, Permissions::from_mode(PRIVATE))?;
+/// Removes the permissions of other users.
+pub(crate) fn make_private(file: &File, metadata: &fs::Metadata) -> io::Result<()> {
+    if metadata.permissions().mode() & 0o777 != PRIVATE {
+        file.set_permissions(Permissions::from_mode(PRIVATE))?;
     }
     Ok(())
 }
 
-/// Replaces a file as a whole: whoever looks, even after a crash, sees the old content or the new. Which one it is
+/// Replaces a file as a whole: a reader, even after a crash, sees the old content or the new. Which one it is
 /// after a crash is certain only when the directory has been synced, too.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     // With a dot in front, as a kubelet does: it lists its directory without such names.
@@ -89,12 +97,12 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         file.sync_all()?;
         fs::rename(&temporary, path)
     };
-    if let Err(error) = write() {
-        // It is rubbish now, and the next attempt removes it in any case.
+    let written = write();
+    if written.is_err() {
+        // It is useless now, and the next attempt removes it in any case.
         let _ = fs::remove_file(&temporary);
-        return Err(error);
     }
-    Ok(())
+    written
 }
 
 /// Writes a file of our own that was not there before, in a directory of our own.
@@ -112,15 +120,18 @@ pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
 }
 
 /// Gives a file a second name, `<name>.unreadable-<timestamp>`, under which nothing will ever write. The file
-/// itself is removed or replaced afterwards, when what follows from it is on disk: a crash in between leads back
-/// here, not to a start without it.
+/// itself is removed or replaced afterwards, when the state that follows from it is on disk: a crash in between leads
+/// back here, not to a start without it. A directory, which has no second name and was never state, is moved.
 pub(crate) fn keep_aside(path: &Path, now: Moment) -> io::Result<PathBuf> {
-    unused(
-        &beside(path, &format!(".unreadable-{}", timestamp(now))),
-        |candidate| match fs::hard_link(path, candidate) {
+    if fs::symlink_metadata(path)?.is_dir() {
+        return move_aside(path, now);
+    }
+    unused(&aside(path, now), |candidate| {
+        match fs::hard_link(path, candidate) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 // Some file systems have no links.
-                let mut source = File::open(path)?;
+                let opened = state_file::open(path, false).map_err(io::Error::other)?;
+                let (mut source, _) = opened.ok_or(io::ErrorKind::NotFound)?;
                 let mut options = OpenOptions::new();
                 options.write(true).create_new(true).mode(PRIVATE);
                 let mut copy = options.open(candidate)?;
@@ -128,14 +139,31 @@ pub(crate) fn keep_aside(path: &Path, now: Moment) -> io::Result<PathBuf> {
                 copy.sync_all()
             }
             done => done,
-        },
-    )
+        }
+    })
 }
 
-/// Removes a file that has been kept aside.
+/// Moves whatever has this name to `<name>.unreadable-<timestamp>`, without opening it.
+pub(crate) fn move_aside(path: &Path, now: Moment) -> io::Result<PathBuf> {
+    unused(&aside(path, now), |candidate| {
+        match fs::symlink_metadata(candidate) {
+            Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(path, candidate),
+            Err(error) => Err(error),
+        }
+    })
+}
+
+fn aside(path: &Path, now: Moment) -> PathBuf {
+    beside(path, &format!("{ASIDE}{}", timestamp(now)))
+}
+
+/// Removes a file that has been kept aside, if it still has its old name.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    fs::remove_file(path)?;
-    sync_directory_of(path)
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => sync_directory_of(path),
+    }
 }
 
 /// Tries names until one is not taken.

@@ -8,10 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_core::dra::claims::ClaimKey;
 use devlet_core::{
-    Allocation, ClaimUid, ContainerName, DeviceId, DeviceView, Pod, PodName, PodUid, ResourceName, Source,
+    Allocation, ClaimUid, ContainerName, DeviceId, DeviceView, Pod, PodMetadata, PodName, PodUid,
+    ResourceName, Source,
 };
 use devlet_kubelet_files::device_plugin::response::{self, InvalidResponse};
 use devlet_kubelet_files::device_plugin::{Checkpoint, Devices, Entry};
+use devlet_kubelet_files::salvage::{INCOMPLETE_POD, UNKNOWN_POD};
 use devlet_kubelet_files::{ChecksumMismatch, Document, Format, ReadError, Role};
 
 use super::answer::recorded;
@@ -35,6 +37,9 @@ pub enum UnreadableFile {
     /// It is another one of the kubelet's files, and nothing of it is taken in.
     #[error("it is a file about the health of DRA devices, which drivers report anew")]
     Health,
+    /// `devlet checkpoint repair` made it from a damaged one.
+    #[error("it is the rest of a damaged file, of which parts were lost")]
+    Incomplete,
     /// It does not say that there are none, either.
     #[error("there is no list of claims in it")]
     NoClaims,
@@ -55,6 +60,8 @@ pub struct ImportReport {
     pub replaced_entries: usize,
     /// Claims that were not known before.
     pub claims: Vec<ClaimUid>,
+    /// Whether the file is the rest of a damaged one. Then pods are not admitted again because of it.
+    pub incomplete: bool,
     /// Claims that were left out, because pods hold another one of the same name, or because they are being unprepared.
     pub left_out: Vec<ClaimKey>,
 }
@@ -126,6 +133,13 @@ pub(crate) struct Imported {
     pub(crate) resources: BTreeSet<ResourceName>,
     pub(crate) undecodable: Vec<Undecodable>,
     pub(crate) replaced_entries: usize,
+    /// Whether the file is the rest of a damaged one.
+    pub(crate) is_incomplete: bool,
+}
+
+/// Whether a pod stands for one whose UID could not be read. It keeps its devices until an operator forgets it.
+pub(crate) fn is_unknown_pod(uid: &PodUid) -> bool {
+    uid.as_str().starts_with(UNKNOWN_POD)
 }
 
 impl Imported {
@@ -135,7 +149,11 @@ impl Imported {
         let Document::DevicePlugin(checkpoint) = file.verified()? else {
             return Err(UnreadableFile::OtherKind);
         };
-        Ok(Self::new(format, checkpoint))
+        let imported = Self::new(format, checkpoint);
+        match imported.is_incomplete {
+            true => Err(UnreadableFile::Incomplete),
+            false => Ok(imported),
+        }
     }
 
     fn new(format: Format, checkpoint: Checkpoint) -> Self {
@@ -145,6 +163,7 @@ impl Imported {
             resources: BTreeSet::new(),
             undecodable: Vec::new(),
             replaced_entries: 0,
+            is_incomplete: false,
         };
         let checkpoint = checkpoint.into_per_numa();
         let registered = checkpoint.registered.into_iter().flatten();
@@ -156,6 +175,10 @@ impl Imported {
     }
 
     fn add(&mut self, entry: Entry) {
+        if entry.pod_uid == INCOMPLETE_POD {
+            self.is_incomplete = true;
+            return;
+        }
         let pod = PodUid::from(entry.pod_uid);
         let mut devices: Vec<DeviceId> = entry.devices.ids().into_iter().map(DeviceId::from).collect();
         devices.sort();
@@ -207,17 +230,7 @@ impl Imported {
             match known(uid) {
                 None => {
                     difference.added.push(uid.clone());
-                    changed.push(Pod {
-                        uid: uid.clone(),
-                        name: PodName::default(),
-                        source: Source::Imported,
-                        fingerprint: 0,
-                        before_reboot: false,
-                        containers: Vec::new(),
-                        allocations: allocations.clone(),
-                        claims: Vec::new(),
-                        claim_uses: Vec::new(),
-                    });
+                    changed.push(Self::new_pod(uid, allocations));
                 }
                 Some(pod) => {
                     let merged = merge(pod, allocations);
@@ -231,6 +244,22 @@ impl Imported {
         (changed, difference)
     }
 
+    /// A pod of which only its allocations are known.
+    pub(crate) fn new_pod(uid: &PodUid, allocations: &[Allocation]) -> Pod {
+        Pod {
+            uid: uid.clone(),
+            name: PodName::default(),
+            metadata: PodMetadata::default(),
+            source: Source::Imported,
+            fingerprint: 0,
+            before_reboot: false,
+            containers: Vec::new(),
+            allocations: allocations.to_vec(),
+            claims: Vec::new(),
+            claim_uses: Vec::new(),
+        }
+    }
+
     pub(crate) fn report(&self, difference: Difference, doubly_held: Vec<DeviceView>) -> ImportReport {
         ImportReport {
             format: self.format,
@@ -239,6 +268,7 @@ impl Imported {
             undecodable: self.undecodable.clone(),
             replaced_entries: self.replaced_entries,
             claims: Vec::new(),
+            incomplete: self.is_incomplete,
             left_out: Vec::new(),
         }
     }

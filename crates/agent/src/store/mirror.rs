@@ -13,12 +13,18 @@
 //! ones, because a kubelet may come to the same state again, and write the same file. The file is made from a snapshot
 //! of the database, not from memory: it holds no lock while it is made, and it never contains what was not answered.
 //!
+//! Every interval the thread compares the files with those that it left, even if nothing has changed. A file that another
+//! process has written since is left alone and reported, and its hash is recorded: devlet was running, so no kubelet was
+//! in charge, and the next start does not adopt that file. Anything that is not a regular file is set aside.
+//!
 //! A file about claims is not made before there are any.
 //!
 //! While the node is blocked there is no mirror: it would be read as a state in which nothing is held.
 
 use std::collections::BTreeMap;
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -33,9 +39,11 @@ use tokio::sync::oneshot;
 
 use super::Shared;
 use super::claims_file;
+use super::commit_queue::{CommitQueue, flatten_recv};
 use super::database::{Hash, InFile, KubeletFile, LoadError, Row, Snapshot, Surroundings};
-use super::desk::{Outbox, settled};
 use super::files;
+use super::open::{SetAside, system_time};
+use super::state_file::{self, StateFileError};
 use super::writer::{Phase, WriteError};
 
 /// Mirrors take at most this part of the time.
@@ -53,14 +61,25 @@ pub enum MirrorError {
         /// Why not.
         reason: String,
     },
-    /// Somebody else wrote the file since we did.
+    /// Another process wrote the file while devlet ran.
     #[error(
-        "{} was written by somebody else, so it is left alone; if a kubelet runs here, stop devlet",
+        "{} was written by another process while devlet ran, so it is left alone now and not adopted at the next start; \
+         if a kubelet runs here, stop one of the two; otherwise remove the file, and devlet writes it again",
         .path.display()
     )]
     Foreign {
         /// The file.
         path: PathBuf,
+    },
+    /// Something that is not a file is in its place, and stays there.
+    #[error("{} cannot be set aside ({reason})", .path.display())]
+    SetAside {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// Why it stays.
+        source: io::Error,
     },
     /// The file cannot be replaced.
     #[error("{} cannot be replaced", .path.display())]
@@ -125,15 +144,29 @@ impl Doorbell {
 pub(crate) struct MirroredFile {
     pub(crate) file: KubeletFile,
     pub(crate) path: PathBuf,
-    /// What is in it.
+    /// Its content.
     pub(crate) in_file: InFile,
-    /// The one that we wrote last.
+    /// The file that had this content; `None` if there was no file, or it has not been looked at.
     pub(crate) seen: Option<Seen>,
+    /// The file of another process that is in its place.
+    pub(crate) foreign: Option<Seen>,
+}
+
+impl MirroredFile {
+    /// Whether the file is the one that was looked at last.
+    fn is_as_left(&self) -> bool {
+        let is_certain = match self.in_file {
+            InFile::Absent => self.seen.is_none(),
+            InFile::Hash(_) => self.seen.is_some(),
+            InFile::Uncertain => false,
+        };
+        is_certain && self.foreign.is_none() && Seen::at(&self.path) == self.seen
+    }
 }
 
 pub(crate) struct Mirrorer {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) outbox: Outbox,
+    pub(crate) queue: CommitQueue,
     pub(crate) files: Vec<MirroredFile>,
     pub(crate) interval: Duration,
     /// What is on disk, as far as it comes from here.
@@ -144,18 +177,23 @@ pub(crate) struct Mirrorer {
 }
 
 impl Mirrorer {
-    /// Until stopped, or until nobody is left who could ring.
+    /// Runs until it is stopped, or until no sender is left.
     pub(crate) fn run(mut self) {
         let mut wait: Option<Instant> = None;
         let mut pause = self.interval;
         let mut was_failing = false;
+        let mut checked = Instant::now();
         loop {
-            let call = match wait {
-                None => self.calls.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(until) => self
-                    .calls
-                    .recv_timeout(until.saturating_duration_since(Instant::now())),
-            };
+            let until = wait.unwrap_or(checked + self.interval);
+            let call = self
+                .calls
+                .recv_timeout(until.saturating_duration_since(Instant::now()));
+            if matches!(call, Err(RecvTimeoutError::Timeout)) && wait.is_none() {
+                checked = Instant::now();
+                if self.files.iter().all(MirroredFile::is_as_left) {
+                    continue;
+                }
+            }
             let answer = match call {
                 Ok(Call::Ring) => {
                     wait.get_or_insert_with(|| Instant::now() + pause);
@@ -170,6 +208,7 @@ impl Mirrorer {
             let result = self.reconcile();
             pause = self.interval.max(started.elapsed() * SHARE_OF_TIME);
             wait = result.is_err().then(|| Instant::now() + pause);
+            checked = Instant::now();
             let is_failing = result.is_err();
             self.note_failure(result.as_ref().err());
             match (answer, result) {
@@ -182,7 +221,7 @@ impl Mirrorer {
                 }
                 (None, Err(error)) if !was_failing => {
                     let error = in_full(&error);
-                    tracing::warn!(error, "the kubelet's file is out of date, trying again");
+                    tracing::warn!(error, "kubelet file not updated, trying again");
                 }
                 (None, _) => {}
             }
@@ -204,31 +243,48 @@ impl Mirrorer {
         if blocked || self.files.is_empty() {
             return Ok(());
         }
-        let snapshot = settled(self.outbox.read().blocking_recv())?;
         let mut files = std::mem::take(&mut self.files);
+        let reconciled = self.reconcile_files(&mut files, &lists);
+        self.files = files;
+        reconciled
+    }
+
+    fn reconcile_files(
+        &mut self,
+        files: &mut [MirroredFile],
+        lists: &BTreeMap<ResourceName, Option<Arc<DeviceList>>>,
+    ) -> Result<(), MirrorError> {
+        // A file that cannot be updated does not keep the other from being updated.
         let mut result = Ok(());
-        for file in &mut files {
+        let mut usable = Vec::new();
+        for file in files {
+            match self.look(file) {
+                Ok(()) => usable.push(file),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        if usable.is_empty() {
+            return result;
+        }
+        let snapshot = flatten_recv(self.queue.read().blocking_recv())?;
+        for file in usable {
             let content = match file.file {
                 KubeletFile::Devices => {
-                    let content = checkpoint(&snapshot, &lists);
+                    let content = checkpoint(&snapshot, lists);
                     content.map(|content| Some(device_plugin::write(&content)))
                 }
                 KubeletFile::Claims => claims_file::mirror(&snapshot),
             };
             let kept = content.map_err(MirrorError::from);
             let kept = kept.and_then(|content| self.keep(file, content));
-            // One that cannot be kept is no reason not to keep the other.
             result = result.and(kept);
         }
-        self.files = files;
         result
     }
 
-    /// Brings a file up to date.
+    /// Brings a file up to date that has been looked at.
     fn keep(&mut self, file: &mut MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
-        self.be_certain(file)?;
-        let path = file.path.clone();
-        if content.is_none() && file.in_file == InFile::Absent && Seen::of(&path).is_none() {
+        if content.is_none() && file.in_file == InFile::Absent {
             return Ok(());
         }
         let content = content.unwrap_or_else(claims_file::empty);
@@ -241,16 +297,17 @@ impl Mirrorer {
             let mirror = mirrors.next(hash, file.in_file);
             self.write(&[Row::Mirror(file.file, mirror)])?;
         }
+        let path = file.path.clone();
         let failed = |source| MirrorError::File {
             path: path.clone(),
             source,
         };
-        self.check_ours(file)?;
+        // Another process may have written it meanwhile.
+        self.look(file)?;
         files::replace(&path, content.as_bytes()).map_err(failed)?;
-        file.in_file = InFile::Uncertain;
-        files::sync_directory_of(&path).map_err(failed)?;
-        file.in_file = InFile::Hash(hash);
-        file.seen = Seen::of(&path);
+        // Read once more: another process may have written it again before it could be told from this one.
+        (file.in_file, file.seen) = (InFile::Uncertain, None);
+        self.look(file)?;
         self.shared.counters.mirrors.fetch_add(1, Ordering::Relaxed);
         self.confirm(file, &hash)
     }
@@ -263,57 +320,84 @@ impl Mirrorer {
         }
     }
 
-    /// Makes sure that the file that is there stays there, and which one it is.
-    fn be_certain(&self, file: &mut MirroredFile) -> Result<(), MirrorError> {
-        if file.in_file != InFile::Uncertain {
+    /// Finds out what is in the place of a file, if it is not the file that was looked at last.
+    fn look(&mut self, file: &mut MirroredFile) -> Result<(), MirrorError> {
+        if file.is_as_left() {
             return Ok(());
         }
-        let path = &file.path;
-        files::sync_directory_of(path).map_err(|source| MirrorError::File {
+        let path = file.path.clone();
+        if file.foreign.is_some() && Seen::at(&path) == file.foreign {
+            return Err(MirrorError::Foreign { path });
+        }
+        file.foreign = None;
+        let failed = |source| MirrorError::File {
             path: path.clone(),
             source,
-        })?;
-        file.in_file = match hash_of(path)? {
-            None => InFile::Absent,
-            Some(hash) if self.around.mirrors(file.file).knows(&hash) => InFile::Hash(hash),
-            Some(_) => return Err(foreign(path)),
         };
+        // A power loss must not bring back another file than the one that is found.
+        files::sync_directory_of(&path).map_err(failed)?;
+        match state_file::read(&path) {
+            Ok(None) => (file.in_file, file.seen) = (InFile::Absent, None),
+            Ok(Some((content, metadata))) => {
+                let (hash, seen): (Hash, _) = (Sha256::digest(&content).into(), Seen::of(&metadata));
+                if !self.around.mirrors(file.file).knows(&hash) {
+                    file.foreign = Some(seen);
+                    return Err(self.foreign(file, Some(hash)));
+                }
+                (file.in_file, file.seen) = (InFile::Hash(hash), Some(seen));
+            }
+            Err(StateFileError::Io(source)) => return Err(failed(source)),
+            Err(error @ StateFileError::NotRegular { .. }) => {
+                self.set_aside(&path, &error)?;
+                (file.in_file, file.seen) = (InFile::Absent, None);
+            }
+            Err(_) => {
+                file.foreign = Seen::at(&path);
+                return Err(self.foreign(file, None));
+            }
+        }
         Ok(())
     }
 
-    /// Whether the file is the one that we wrote last, or another one that we know.
-    fn check_ours(&self, file: &MirroredFile) -> Result<(), MirrorError> {
-        let path = &file.path;
-        let seen = Seen::of(path);
-        if seen.is_none() || seen == file.seen {
-            return Ok(());
+    /// Records that another process wrote a file while devlet ran.
+    fn foreign(&mut self, file: &MirroredFile, hash: Option<Hash>) -> MirrorError {
+        let path = file.path.clone();
+        match hash.map(|hash| self.write(&[Row::Foreign(file.file, hash)])) {
+            Some(Err(error)) => error.into(),
+            None | Some(Ok(())) => MirrorError::Foreign { path },
         }
-        match hash_of(path)? {
-            Some(hash) if !self.around.mirrors(file.file).knows(&hash) => Err(foreign(path)),
-            _ => Ok(()),
-        }
+    }
+
+    fn set_aside(&self, path: &Path, error: &StateFileError) -> Result<(), MirrorError> {
+        let reason = error.to_string();
+        let original = path.to_owned();
+        let kept = match files::move_aside(path, system_time()) {
+            Ok(kept) => kept,
+            Err(source) => {
+                return Err(MirrorError::SetAside {
+                    path: original,
+                    reason,
+                    source,
+                });
+            }
+        };
+        tracing::warn!(path = %path.display(), kept = %kept.display(), reason, "kubelet file set aside");
+        let mut set_aside = self.shared.set_aside.lock();
+        let set_aside = set_aside.as_mut().unwrap_or_else(|poisoned| poisoned.get_mut());
+        // The latest, should another process keep doing that.
+        set_aside.retain(|other: &SetAside| other.original != original);
+        set_aside.push(SetAside {
+            original,
+            kept,
+            reason,
+        });
+        Ok(())
     }
 
     fn write(&mut self, rows: &[Row]) -> Result<(), WriteError> {
-        self.outbox.write(rows.to_vec(), Phase::Nothing).wait()?;
+        self.queue.write(rows.to_vec(), Phase::Nothing).wait()?;
         rows.iter().for_each(|row| self.around.follow(row));
         Ok(())
-    }
-}
-
-fn foreign(path: &Path) -> MirrorError {
-    let path = path.to_owned();
-    MirrorError::Foreign { path }
-}
-
-fn hash_of(path: &Path) -> Result<Option<Hash>, MirrorError> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(Sha256::digest(&bytes).into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(MirrorError::File {
-            path: path.to_owned(),
-            source,
-        }),
     }
 }
 
@@ -333,15 +417,17 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    fn of(path: &Path) -> Option<Self> {
-        use std::os::unix::fs::MetadataExt as _;
-        let about = std::fs::symlink_metadata(path).ok()?;
-        let changed = (about.ctime(), about.ctime_nsec());
-        Some(Self {
-            inode: about.ino(),
-            changed,
-            length: about.len(),
-        })
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        Self {
+            inode: metadata.ino(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            length: metadata.len(),
+        }
+    }
+
+    fn at(path: &Path) -> Option<Self> {
+        let metadata = std::fs::symlink_metadata(path).ok()?;
+        Some(Self::of(&metadata))
     }
 }
 

@@ -16,7 +16,7 @@
 //! - Closures that run under the lock cannot await.
 //! - Memory follows the disk: a change is true when it has been synced, and then it is answered. If that fails it
 //!   never was, and the caller gets the error.
-//! - A change that has been handed to the writer is carried out, even if its caller goes away.
+//! - A queued change is carried out, even if its caller goes away (`commit_queue.rs`).
 //! - A kubelet's file that we did not write is somebody else's word, and read at start (`open.rs`).
 //!
 //! Deliberately absent: the lock on the root directory (the caller's), and retries (the caller is told).
@@ -25,16 +25,19 @@ mod answer;
 mod backend;
 mod claim_record;
 mod claims_file;
+mod commit_queue;
+mod contest;
 mod database;
-mod desk;
 mod dump;
-mod files;
+pub(crate) mod files;
 mod import;
-mod journal;
 mod mirror;
+mod node_id;
 mod open;
 mod record;
+pub(crate) mod state_file;
 mod statistics;
+mod wal;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,22 +55,26 @@ use devlet_core::{
     Advice, Blocked, ClaimUid, Importing, Moment, Node, Pod, PodRequest, PodUid,
     ReleaseError as ReleaseRefused, ReservationId, ReserveError,
 };
+use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 pub use answer::answer;
 pub use backend::Storage;
+pub(crate) use import::is_unknown_pod;
 pub use import::{Difference, ImportReport, Undecodable, UnreadableFile};
 pub use mirror::MirrorError;
-pub use open::{Found, OnReboot, OpenError, OpenOptions, OpenReport, Reboot, SetAside, Takeover};
+pub(crate) use open::system_time;
+pub use open::{Contested, Found, OnReboot, OpenError, OpenOptions, OpenReport, Reboot, SetAside, Takeover};
 pub use statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
 pub use writer::WriteError;
 
 use claims_file::ImportedClaims;
-use database::{KubeletFile, Row};
-use desk::{Outbox, Written, settled};
+pub(crate) use commit_queue::in_time;
+use commit_queue::{CommitQueue, PendingCommit, flatten_recv};
+use database::{BlockedBy, Hash, KubeletFile, Row};
 use import::Imported;
 use mirror::{Call, Doorbell};
-use record::ResourceRecord;
+use record::{BlockedRecord, ContestedRecord, ResourceRecord};
 use statistics::Counters;
 use writer::{Phase, Unplaced};
 
@@ -180,45 +187,155 @@ pub enum StopError {
     },
     /// There is no database.
     #[error(
-        "{problem}; the next start has what the kubelet's files say: see with devlet get pods who is missing"
+        "{problem}; the next start has the pods of the kubelet's files, and admits no new pod until an operator decides"
     )]
     Lost {
         /// Why not.
         problem: WriteError,
+    },
+    /// The disk does not answer.
+    #[error(
+        "the disk has not answered for {} s: answered changes are on disk, but the kubelet's files may be out of date, \
+         so a kubelet must not take over; look at the disk and the kernel's log",
+        .waited.as_secs()
+    )]
+    Hangs {
+        /// How long the stop waited.
+        waited: Duration,
     },
     /// It has been stopped before.
     #[error("the store has been stopped")]
     Stopped,
 }
 
+/// Reasons why no pod is admitted that an import or an operator has ended.
+#[derive(Debug, Default)]
+pub(crate) struct Settled {
+    pub(crate) reasons: Vec<Blocked>,
+    /// What is left of them: a lost database is settled by files of both kinds.
+    pub(crate) left: Vec<(BlockedBy, BlockedRecord)>,
+}
+
 /// What the lock protects.
 #[derive(Debug)]
 pub(crate) struct State {
     node: Node,
+    /// Why no pod is admitted, as it is on record.
+    blocked: BTreeMap<BlockedBy, BlockedRecord>,
+    /// Files that an operator has to decide about, as they are on record.
+    contested: BTreeMap<KubeletFile, ContestedRecord>,
 }
 
 impl State {
     /// The reasons that an import of this file is an answer to, and what is to be written of that.
-    fn settled_by(&self, file: KubeletFile, is_empty: bool) -> Result<(Vec<Blocked>, Vec<Row>), ImportError> {
-        let is_settled = |reason: &&Blocked| match reason {
-            Blocked::UnreadableState { .. } => file == KubeletFile::Devices,
-            Blocked::UnreadableClaims { .. } => file == KubeletFile::Claims,
-            Blocked::UnreadableDatabase { .. } => true,
-        };
-        let settled: Vec<Blocked> = self
-            .node
-            .blocked_by()
-            .iter()
-            .filter(is_settled)
-            .cloned()
-            .collect();
-        if let Some(blocked) = settled.first().filter(|_| is_empty) {
-            let file = blocked.file().to_owned();
-            return Err(ImportError::Empty { file });
+    fn settled_by(
+        &self,
+        file: KubeletFile,
+        is_empty: bool,
+        is_incomplete: bool,
+    ) -> Result<(Settled, Vec<Row>), ImportError> {
+        let (mut settled, mut rows) = (Settled::default(), Vec::new());
+        // Which devices the lost parts held is not known: an operator has to decide.
+        if is_incomplete {
+            return Ok((settled, rows));
         }
-        let rows = settled.iter().map(|reason| Row::Blocked(file_of(reason), None));
-        let rows = rows.collect();
+        for (&by, record) in &self.blocked {
+            let after = record.after_import(by, file);
+            if after.as_ref() == Some(record) {
+                continue;
+            }
+            if is_empty {
+                let file = record.file.clone();
+                return Err(ImportError::Empty { file });
+            }
+            settled.reasons.push(record.blocked(by));
+            settled.left.extend(after.clone().map(|record| (by, record)));
+            rows.push(Row::Blocked(by, after));
+        }
         Ok((settled, rows))
+    }
+
+    /// The contested file that this import adopts, if its operator chose it.
+    fn adopts(&self, file: KubeletFile, hash: &Hash) -> Option<Blocked> {
+        let contested = self.contested.get(&file)?;
+        (contested.hash == *hash).then(|| contested.blocked())
+    }
+
+    /// Begins to release pods that an adopted file does not have; none of them may be in flight. Returns what is to be
+    /// written.
+    fn begin_removal(&mut self, pods: &[PodUid]) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for pod in pods {
+            let claims = self.node.begin_release(pod);
+            rows.extend(claims.iter().flatten().map(Row::claim));
+            rows.push(Row::Pod(pod.clone(), None));
+        }
+        rows
+    }
+
+    /// Begins to end a reason why no pod is admitted. `None` if there is no such reason.
+    fn begin_forget(&mut self, reason: &Blocked) -> Option<(Vec<Row>, Phase)> {
+        if !self.node.blocked_by().contains(reason) {
+            return None;
+        }
+        let contested = self
+            .contested
+            .iter()
+            .find(|(_, record)| record.blocked() == *reason);
+        let Some((&file, record)) = contested else {
+            let mut blocked = self.blocked.iter();
+            let (&by, _) = blocked.find(|(by, record)| record.blocked(**by) == *reason)?;
+            let rows = vec![Row::Blocked(by, None)];
+            let phase = Phase::Forget {
+                settled: reason.clone(),
+                pods: Vec::new(),
+                removed: Vec::new(),
+            };
+            return Some((rows, phase));
+        };
+        // Pods hold what they held before the file. One that was removed meanwhile, or is being removed, stays so.
+        let before = record.pods_before().unwrap_or_default();
+        let is_idle = |uid: &PodUid| !self.node.is_in_flight(uid);
+        let (mut pods, mut removed) = (Vec::new(), Vec::new());
+        for (uid, before) in before.into_iter().filter(|(uid, _)| is_idle(uid)) {
+            let allocations = before.map(|pod| pod.allocations).unwrap_or_default();
+            match self.node.pod(&uid) {
+                Some(pod) if allocations.is_empty() && pod.claims.is_empty() => removed.push(uid),
+                Some(pod) => pods.push(Pod {
+                    allocations,
+                    ..pod.clone()
+                }),
+                None => {}
+            }
+        }
+        let mut rows = vec![Row::Contested(file, None)];
+        rows.extend(pods.iter().map(Row::pod));
+        rows.extend(self.begin_removal(&removed));
+        let phase = Phase::Forget {
+            settled: reason.clone(),
+            pods,
+            removed,
+        };
+        Some((rows, phase))
+    }
+
+    /// A reason why no pod is admitted has ended, and that is on disk.
+    pub(crate) fn settle(&mut self, settled: Settled) {
+        let Settled { reasons, left } = settled;
+        self.node.unblock(|reason| reasons.contains(reason));
+        self.blocked
+            .retain(|by, record| !reasons.contains(&record.blocked(*by)));
+        self.contested
+            .retain(|_, record| !reasons.contains(&record.blocked()));
+        for (by, record) in left {
+            let blocked = record.blocked(by);
+            // Another import may have ended meanwhile.
+            if let Some(before) = self.blocked.insert(by, record) {
+                let before = before.blocked(by);
+                self.node.unblock(|reason| *reason == before);
+            }
+            self.node.block(blocked);
+        }
     }
 
     fn check_idle(&self, pods: &BTreeSet<PodUid>) -> Result<(), ImportError> {
@@ -246,14 +363,56 @@ impl State {
     }
 
     /// From here on nobody else writes the pods of a file.
-    fn begin_import(&mut self, imported: &Imported) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
-        let (settled, unblocked) = self.settled_by(KubeletFile::Devices, imported.pods.is_empty())?;
-        let importing = Importing {
+    fn begin_import(
+        &mut self,
+        imported: &Imported,
+        hash: &Hash,
+    ) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
+        let adopted = self.adopts(KubeletFile::Devices, hash);
+        let is_empty = imported.pods.is_empty() && adopted.is_none();
+        let (mut settled, mut unblocked) =
+            self.settled_by(KubeletFile::Devices, is_empty, imported.is_incomplete)?;
+        let mut importing = Importing {
             pods: imported.pods.keys().cloned().collect(),
             claims: BTreeMap::new(),
         };
+        let (mut pods, mut difference) = imported.against(|uid| self.node.pod(uid));
+        if let Some(blocked) = adopted {
+            // The file is right about devices: a pod that it does not have has none.
+            let lost = self
+                .node
+                .pods()
+                .filter(|pod| !imported.pods.contains_key(&pod.uid));
+            for pod in lost.filter(|pod| !pod.allocations.is_empty()) {
+                if pod.claims.is_empty() {
+                    difference.removed.push(pod.uid.clone());
+                } else {
+                    difference.changed.push(pod.uid.clone());
+                    importing.pods.insert(pod.uid.clone());
+                    let allocations = Vec::new();
+                    pods.push(Pod {
+                        allocations,
+                        ..pod.clone()
+                    });
+                }
+            }
+            // Pods that only the file has are on record until now, too.
+            let before = self.contested.get(&KubeletFile::Devices);
+            let new = before.into_iter().flat_map(|record| &record.before);
+            let new: BTreeSet<PodUid> = new
+                .filter(|each| each.pod.is_none())
+                .map(|each| each.uid.as_str().into())
+                .collect();
+            difference.changed.retain(|uid| !new.contains(uid));
+            // A pod that was removed meanwhile is new already.
+            difference.added.retain(|uid| !new.contains(uid));
+            difference.added.extend(new);
+            settled.reasons.push(blocked);
+            unblocked.push(Row::Contested(KubeletFile::Devices, None));
+        }
         self.check_idle(&importing.pods)?;
-        let (pods, difference) = imported.against(|uid| self.node.pod(uid));
+        self.check_idle(&difference.removed.iter().cloned().collect())?;
+        unblocked.extend(self.begin_removal(&difference.removed));
         let mut rows: Vec<Row> = pods.iter().map(Row::pod).collect();
         let known = self.node.known_resources();
         let new = imported
@@ -266,10 +425,11 @@ impl State {
         let resources = imported.resources.clone();
         let phase = Phase::Import {
             pods,
+            removed: difference.removed.clone(),
             importing,
             resources,
             claims: Vec::new(),
-            settled,
+            settled: Box::new(settled),
         };
         Ok((rows, phase, difference))
     }
@@ -278,9 +438,13 @@ impl State {
     fn begin_claims_import(
         &mut self,
         imported: &ImportedClaims,
+        hash: &Hash,
     ) -> Result<(Vec<Row>, Phase, ImportReport), ImportError> {
         let mut imported = imported.clone();
-        let (settled, unblocked) = self.settled_by(KubeletFile::Claims, imported.claims.is_empty())?;
+        let adopted = self.adopts(KubeletFile::Claims, hash);
+        let is_empty = imported.claims.is_empty() && adopted.is_none();
+        let (mut settled, mut unblocked) =
+            self.settled_by(KubeletFile::Claims, is_empty, imported.is_incomplete)?;
         let is_taken = |claim: &Claim| {
             let named = self.node.claim_named(&claim.key);
             named.is_some_and(|other| other.claim.uid != claim.uid && !other.pods.is_empty())
@@ -311,6 +475,21 @@ impl State {
             claims.push(claim.clone());
         }
         let (mut pods, mut difference) = (Vec::new(), Difference::default());
+        if adopted.is_some() {
+            // The file is right about claims: a pod that it does not have holds none.
+            let lost = self
+                .node
+                .pods()
+                .filter(|pod| !imported.pods.contains_key(&pod.uid));
+            for pod in lost.filter(|pod| !pod.claims.is_empty()) {
+                match imported.pod(pod) {
+                    Some(_) => _ = importing.pods.insert(pod.uid.clone()),
+                    None => difference.removed.push(pod.uid.clone()),
+                }
+            }
+            self.check_idle(&importing.pods)?;
+            self.check_idle(&difference.removed.iter().cloned().collect())?;
+        }
         for uid in &importing.pods {
             match self.node.pod(uid) {
                 None => {
@@ -318,7 +497,10 @@ impl State {
                     pods.push(imported.new_pod(uid));
                 }
                 Some(pod) => {
-                    let more = imported.pod_with_more(pod);
+                    let more = match &adopted {
+                        Some(_) => imported.pod(pod).unwrap_or_else(|| pod.clone()),
+                        None => imported.pod_with_more(pod),
+                    };
                     if more != *pod {
                         difference.changed.push(uid.clone());
                         pods.push(more);
@@ -326,18 +508,25 @@ impl State {
                 }
             }
         }
+        if let Some(blocked) = adopted {
+            settled.reasons.push(blocked);
+            unblocked.push(Row::Contested(KubeletFile::Claims, None));
+            unblocked.extend(self.begin_removal(&difference.removed));
+        }
         rows.extend(pods.iter().map(Row::pod));
         rows.extend(unblocked);
         self.node.begin_import(&importing);
+        let removed = difference.removed.clone();
         let mut report = imported.report(difference);
         report.claims = claims.iter().map(|claim| claim.uid.clone()).collect();
         report.left_out = left_out.into_iter().map(|claim| claim.key).collect();
         let phase = Phase::Import {
             pods,
+            removed,
             importing,
             resources: BTreeSet::new(),
             claims,
-            settled,
+            settled: Box::new(settled),
         };
         Ok((rows, phase, report))
     }
@@ -351,6 +540,8 @@ pub(crate) struct Shared {
     health: watch::Sender<Option<WriteError>>,
     /// Why the kubelet's file is out of date.
     mirror_failure: Mutex<Option<String>>,
+    /// What was in the place of a kubelet's file while the store was open.
+    set_aside: Mutex<Vec<SetAside>>,
     /// Since when somebody has been writing.
     writing: Mutex<Option<Instant>>,
     /// How long that may last.
@@ -436,7 +627,7 @@ impl Steady {
 /// The ways to the store's threads. They end with the last of those who could ask them for anything.
 #[derive(Debug)]
 pub(crate) struct Threads {
-    writer: Outbox,
+    writer: CommitQueue,
     mirrorer: Doorbell,
 }
 
@@ -503,6 +694,12 @@ impl Store {
         failure.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What was found in the place of a kubelet's file and set aside since the store was opened.
+    pub fn set_aside(&self) -> Vec<SetAside> {
+        let set_aside = self.shared.set_aside.lock();
+        set_aside.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// What has been counted since the store was opened.
     pub fn statistics(&self) -> Statistics {
         self.shared.counters.snapshot()
@@ -563,6 +760,17 @@ impl Store {
     /// Writes what drivers have done without anybody waiting for it, and what an operator gave up on. Whether there was
     /// anything to write.
     pub async fn record_claims(&self) -> Result<bool, WriteError> {
+        // In a task of its own: it keeps its turn until the write has ended, even if the caller leaves.
+        let store = self.clone();
+        let recording = tokio::spawn(async move { store.record_claims_in_turn().await });
+        let deadline = tokio::time::Instant::now() + self.shared.patience;
+        in_time(deadline, async {
+            recording.await.unwrap_or(Err(WriteError::Stopped))
+        })
+        .await
+    }
+
+    async fn record_claims_in_turn(&self) -> Result<bool, WriteError> {
         let _turn = self.recording.lock().await;
         let written = self.begin(|state| {
             let change = state.node.begin_record().map(|record| {
@@ -572,9 +780,10 @@ impl Store {
             });
             Ok::<_, WriteError>(change)
         })?;
-        let is_news = written.is_some();
-        done(written).await?;
-        Ok(is_news)
+        match written {
+            Some(written) => written.ended().await.map(|()| true),
+            None => Ok(false),
+        }
     }
 
     /// Deletes what is left of a claim that was abandoned. Done when that is on disk.
@@ -592,17 +801,18 @@ impl Store {
     /// the file is an answer to why they were not.
     pub async fn import(&self, file: &[u8]) -> Result<ImportReport, ImportError> {
         let content = import::read(file)?;
+        let hash: Hash = Sha256::digest(file).into();
         let (written, mut report) = {
             let mut report = None;
             let written = self.begin(|state| {
                 let (rows, phase) = match &content {
                     import::Content::Devices(imported) => {
-                        let (rows, phase, difference) = state.begin_import(imported)?;
+                        let (rows, phase, difference) = state.begin_import(imported, &hash)?;
                         report = Some(imported.report(difference, Vec::new()));
                         (rows, phase)
                     }
                     import::Content::Claims(imported) => {
-                        let (rows, phase, of_claims) = state.begin_claims_import(imported)?;
+                        let (rows, phase, of_claims) = state.begin_claims_import(imported, &hash)?;
                         report = Some(of_claims);
                         (rows, phase)
                     }
@@ -618,22 +828,33 @@ impl Store {
         Ok(report)
     }
 
-    /// The state that could not be read, the first one if there are several, really was nothing: pods are admitted again,
-    /// unless there is another reason.
-    pub async fn forget(&self) -> Result<(), WriteError> {
+    /// Ends the first reason why no pod is admitted; see [`Store::forget_reason`].
+    pub async fn forget(&self) -> Result<Vec<PodUid>, WriteError> {
+        match self.read(|node| node.blocked().cloned()) {
+            Some(reason) => self.forget_reason(&reason).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Ends a reason why no pod is admitted: state that is lost or could not be read held nothing more than what is known,
+    /// or a contested file is not adopted, and the record stays as it was. Pods are admitted again, unless there is
+    /// another reason. Returns the pods that only the contested file had: they are removed.
+    pub async fn forget_reason(&self, reason: &Blocked) -> Result<Vec<PodUid>, WriteError> {
+        let mut gone = Vec::new();
         let written = self.begin(|state| {
-            let change = state.node.blocked().cloned().map(|reason| {
-                let rows = vec![Row::Blocked(file_of(&reason), None)];
-                (rows, Phase::Forget(reason))
-            });
+            let change = state.begin_forget(reason);
+            if let Some((_, Phase::Forget { removed, .. })) = &change {
+                gone.clone_from(removed);
+            }
             Ok::<_, WriteError>(change)
         })?;
-        done(written).await
+        done(written).await?;
+        Ok(gone)
     }
 
     /// All of the database, for people.
     pub async fn dump(&self) -> Result<serde_json::Value, DumpError> {
-        let snapshot = settled(self.threads.writer.read().await)?;
+        let snapshot = flatten_recv(self.threads.writer.read().await)?;
         let unreadable = |error: database::LoadError| DumpError::Unreadable {
             reason: error.to_string(),
         };
@@ -668,29 +889,21 @@ impl Store {
     fn begin<E>(
         &self,
         begin: impl FnOnce(&mut State) -> Result<Option<(Vec<Row>, Phase)>, E>,
-    ) -> Result<Option<Written>, E> {
-        let handed_over = self.shared.change(|state| {
+    ) -> Result<Option<PendingCommit>, E> {
+        let queued = self.shared.change(|state| {
             let change = begin(state)?;
-            Ok(change.map(|(rows, phase)| self.threads.writer.hand_over(rows, phase)))
+            Ok(change.map(|(rows, phase)| self.threads.writer.enqueue(rows, phase)))
         })?;
-        // Not before here: a change that nobody took is cancelled under the lock.
-        Ok(handed_over.map(|(written, unsent)| {
-            drop(unsent);
+        // Not before here: the cancellation of a rejected change takes the lock.
+        Ok(queued.map(|(written, rejected)| {
+            drop(rejected);
             written
         }))
     }
 }
 
-/// Under which file it is on record why nobody is admitted.
-fn file_of(reason: &Blocked) -> KubeletFile {
-    match reason {
-        Blocked::UnreadableState { .. } | Blocked::UnreadableDatabase { .. } => KubeletFile::Devices,
-        Blocked::UnreadableClaims { .. } => KubeletFile::Claims,
-    }
-}
-
 /// Waits until a change is on disk.
-async fn done(written: Option<Written>) -> Result<(), WriteError> {
+async fn done(written: Option<PendingCommit>) -> Result<(), WriteError> {
     match written {
         Some(written) => written.done().await,
         None => Ok(()),
@@ -726,8 +939,9 @@ impl Held {
     /// Once it was first polled it is carried out, whether somebody waits for it or not.
     pub async fn intent(&self) -> Result<bool, WriteError> {
         let written = self.store.begin(|state| {
-            let claims = state.node.begin_intent(self.id);
-            let rows: Vec<Row> = claims.iter().map(Row::claim).collect();
+            let intent = state.node.begin_intent(self.id);
+            let mut rows: Vec<Row> = intent.put.iter().map(Row::claim).collect();
+            rows.extend(intent.delete.into_iter().map(|uid| Row::Claim(uid, None)));
             let change = (!rows.is_empty()).then_some((rows, Phase::Intent(self.id)));
             Ok::<_, WriteError>(change)
         })?;

@@ -2,20 +2,31 @@
 //!
 //! | database | kubelet's file | then |
 //! | --- | --- | --- |
-//! | none | none | nothing is held |
-//! | none | sound | it is imported |
-//! | none | unreadable | set aside; nobody is admitted until an operator decides |
+//! | none, and no trace of devlet | none | nothing is held |
+//! | none, and no trace of devlet | sound | it is imported |
+//! | none, and no trace of devlet | unreadable | set aside; no pod is admitted until an operator decides |
 //! | readable | none, or its hash is on record | the database is right |
-//! | readable | sound, hash unknown | a kubelet wrote it: our state is archived, the file is imported |
-//! | readable | unreadable | set aside; the database is right |
-//! | unreadable | sound | set aside; the file, which may lag behind, is imported; nobody new is admitted until an operator decides |
-//! | unreadable | none or unreadable | set aside; nobody is admitted until an operator decides |
+//! | readable | sound, hash unknown, adds to the record | a kubelet wrote it: our state is archived, the file is imported |
+//! | readable | sound, hash unknown, takes devices or claims from pods on record or gives their devices to other pods, too | contested: our state is archived, the file copied; the devices of both sides are held, and no new pod is admitted until an operator imports or forgets the copy |
+//! | readable | written by another process while devlet ran | set aside; the database is right |
+//! | readable | unreadable, hash unknown, of root or the user of devlet | set aside; the database is right, but a kubelet may have given more: no new pod is admitted until an operator decides |
+//! | readable | not a regular file, or of another user | set aside; the database is right |
+//! | lost or unreadable | sound | set aside; the file, which may lag behind, is imported; no new pod is admitted until an operator decides |
+//! | lost or unreadable | none or unreadable | set aside; no pod is admitted until an operator decides |
+//!
+//! A database is lost if it is missing, a link to nowhere or anything but a file, another node's, or an older copy,
+//! although there is a trace of an earlier start (`node_id.rs`). A kubelet's file is unreadable, too, if it is not a
+//! regular file with one name, of a bounded size, that belongs to root or the user of devlet and that no other user may
+//! write (`state_file.rs`).
+//!
+//! Each reason has its own record and its own way out. That of the database ends when kubelet's files of both kinds were
+//! imported, or when it is forgotten. While a file is contested, the pods that it adds or changes are not answered, nor
+//! those that hold the same devices.
 //!
 //! There are two such files, one about devices and one about claims (`dra_manager_state`), and each is judged by itself: it
 //! says nothing about what the other one is about. A pod that a kubelet's file has taken everything from is gone. What the
 //! file that we left to the kubelet had no place for is still ours: drivers that were given up on, of claims that are in
-//! use or whose name another claim has. A
-//! database from before there were claims knows nothing of them: then the file about claims is read as if there were none.
+//! use or whose name another claim has.
 //!
 //! What is set aside keeps its old name until the new state is on disk. So a crash on the way leads to the same
 //! row of the table again, and never to the first one.
@@ -40,14 +51,17 @@ use tokio::sync::watch;
 
 use super::backend::Storage;
 use super::claims_file::{self, ImportedClaims};
+use super::commit_queue::CommitQueue;
+use super::contest::{self, Disagreement};
 use super::database::{
-    Contents, Database, FIRST_WITH_CLAIMS, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row,
-    Surroundings, reason,
+    BlockedBy, Contents, Database, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row, Surroundings,
+    reason,
 };
-use super::desk::{Desk, Outbox};
 use super::import::{Content, Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, MirroredFile, Mirrorer};
-use super::record::BlockedRecord;
+use super::node_id::{IdFiles, Progress, Traces};
+use super::record::{BlockedRecord, ContestedRecord};
+use super::state_file::{self, StateFileError};
 use super::statistics::Counters;
 use super::writer::{NOTE_PAUSE, WriteError, Writer};
 use super::{Clock, Shared, State, Steady, Store, Threads, dump, files};
@@ -63,6 +77,9 @@ const MIRROR_INTERVAL: Duration = Duration::from_secs(5);
 pub struct OpenOptions {
     /// The database. Its directory must exist.
     pub database: PathBuf,
+    /// A file outside of the database's directory that keeps the node's id: it tells a first start from one after that
+    /// directory was lost. `None` if there is no such place.
+    pub node_id: Option<PathBuf>,
     /// The kubelet's file, imported and mirrored; `None` if there is none to care about.
     pub checkpoint: Option<PathBuf>,
     /// The kubelet's file about claims, likewise.
@@ -86,6 +103,7 @@ impl OpenOptions {
     pub fn new(database: impl Into<PathBuf>, boot_id: impl Into<String>) -> Self {
         Self {
             database: database.into(),
+            node_id: None,
             checkpoint: None,
             claims: None,
             boot_id: boot_id.into(),
@@ -107,7 +125,8 @@ impl OpenOptions {
     }
 }
 
-fn system_time() -> Moment {
+/// The time of the system.
+pub(crate) fn system_time() -> Moment {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
@@ -133,14 +152,14 @@ pub struct OpenReport {
     pub imported_claims: Option<ImportReport>,
     /// A kubelet has written the file since we did.
     pub takeover: Option<Takeover>,
+    /// Kubelet's files that an operator has to decide about.
+    pub contested: Vec<Contested>,
     /// What could not be read.
     pub set_aside: Vec<SetAside>,
     /// The machine has been rebooted.
     pub reboot: Option<Reboot>,
     /// The database had not been closed, or was damaged and could be restored.
     pub repaired: bool,
-    /// The schema that the database had, if it was an older one.
-    pub migrated_from: Option<u32>,
     /// Devices that more than one pod holds.
     pub doubly_held: Vec<DeviceView>,
     /// Why nobody is admitted.
@@ -178,6 +197,17 @@ pub struct Takeover {
     pub difference: Difference,
 }
 
+/// A kubelet's file that would take devices or claims from pods on record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Contested {
+    /// Where it was found.
+    pub original: PathBuf,
+    /// Where a copy of it is.
+    pub copy: PathBuf,
+    /// What it says that the record does not, in words.
+    pub difference: String,
+}
+
 /// The machine has been rebooted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reboot {
@@ -211,6 +241,16 @@ pub enum OpenError {
         found: u32,
         /// Ours.
         known: u32,
+    },
+    /// Another user controls a file of the state.
+    #[error("{}: {reason}, so that user could replace devlet's state; to allow it: {remedy}", .path.display())]
+    Untrusted {
+        /// The file.
+        path: PathBuf,
+        /// Who else may write it.
+        reason: String,
+        /// The command that changes that.
+        remedy: String,
     },
     /// The disk refuses.
     #[error("{}: {reason}", .path.display())]
@@ -246,6 +286,17 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// A file of our own that cannot be used as it is.
+    pub(crate) fn unusable(path: &Path, error: &StateFileError) -> Self {
+        let (path, reason) = (path.to_owned(), error.to_string());
+        match error.remedy(&path) {
+            Some(remedy) => Self::Untrusted { path, reason, remedy },
+            None => Self::Disk { path, reason },
+        }
+    }
+}
+
 /// What is in the place of a kubelet's file.
 enum InPlace {
     Absent,
@@ -256,28 +307,67 @@ enum InPlace {
     },
     Unreachable {
         reason: String,
+        /// Whether it can be the word of a kubelet.
+        may_be_state: bool,
+        hash: Option<Hash>,
     },
 }
 
 /// The same, looked at.
 enum Verdict {
     Absent,
-    Sound { content: Content, hash: Hash },
-    Unreadable { reason: String },
+    Sound(Sound),
+    Unreadable { reason: String, may_be_state: bool },
+}
+
+/// A kubelet's file that can be imported.
+struct Sound {
+    content: Content,
+    bytes: Vec<u8>,
+    hash: Hash,
 }
 
 impl InPlace {
     fn read(path: Option<&Path>) -> Self {
-        match path.map(std::fs::read) {
+        match path.map(Self::read_file) {
             None => Self::Absent,
-            Some(Ok(bytes)) => {
-                let hash = Sha256::digest(&bytes).into();
-                Self::Present { bytes, hash }
-            }
-            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Self::Absent,
-            Some(Err(error)) => Self::Unreachable {
-                reason: error.to_string(),
-            },
+            Some(Ok(in_place)) => in_place,
+            Some(Err(error)) => Self::unreachable(&error, None),
+        }
+    }
+
+    fn read_file(path: &Path) -> Result<Self, StateFileError> {
+        let Some((file, metadata)) = state_file::open(path, false)? else {
+            return Ok(Self::Absent);
+        };
+        let checked = state_file::check_access(&metadata).and_then(|()| state_file::check_links(&metadata));
+        if let Err(error) = checked.as_ref()
+            && !error.may_be_state()
+        {
+            return Ok(Self::unreachable(error, None));
+        }
+        let bytes = state_file::read_open(file, &metadata)?;
+        let hash = Sha256::digest(&bytes).into();
+        Ok(match checked {
+            Ok(()) => Self::Present { bytes, hash },
+            Err(error) => Self::unreachable(&error, Some(hash)),
+        })
+    }
+
+    fn unreachable(error: &StateFileError, hash: Option<Hash>) -> Self {
+        Self::Unreachable {
+            reason: error.to_string(),
+            may_be_state: error.may_be_state(),
+            hash,
+        }
+    }
+
+    /// The hash of the content, even if the file is not used.
+    fn content_hash(&self) -> Option<Hash> {
+        match self {
+            Self::Absent => None,
+            Self::Present { hash, .. } => Some(*hash),
+            Self::Unreachable { hash, .. } => *hash,
         }
     }
 
@@ -291,16 +381,19 @@ impl InPlace {
     fn judge(self, file: KubeletFile) -> Verdict {
         match self {
             Self::Absent => Verdict::Absent,
-            Self::Unreachable { reason } => Verdict::Unreadable { reason },
+            Self::Unreachable {
+                reason, may_be_state, ..
+            } => Verdict::Unreadable { reason, may_be_state },
             Self::Present { bytes, hash } => {
                 let content = match file {
                     KubeletFile::Devices => Imported::read(&bytes).map(Content::Devices),
                     KubeletFile::Claims => ImportedClaims::read(&bytes).map(Content::Claims),
                 };
                 match content {
-                    Ok(content) => Verdict::Sound { content, hash },
+                    Ok(content) => Verdict::Sound(Sound { content, bytes, hash }),
                     Err(error) => Verdict::Unreadable {
                         reason: error.to_string(),
+                        may_be_state: true,
                     },
                 }
             }
@@ -313,10 +406,12 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     let clock = Steady::from(now);
     let counters = Arc::new(Counters::default());
     let place = Place {
-        path: options.database.clone(),
+        path: followed(&options.database),
         storage: options.storage.clone(),
         counters,
+        boot_id: options.boot_id.clone(),
     };
+    let mut traces = Traces::find(&options.database, options.node_id.as_deref(), now)?;
     let mut opening = Opening {
         now,
         in_file: BTreeMap::new(),
@@ -326,15 +421,16 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
             imported: None,
             imported_claims: None,
             takeover: None,
-            set_aside: Vec::new(),
+            contested: Vec::new(),
+            set_aside: std::mem::take(&mut traces.set_aside),
             reboot: None,
             repaired: false,
-            migrated_from: None,
             doubly_held: Vec::new(),
             blocked: None,
         },
         options: &options,
         place: &place,
+        traces: &traces,
     };
     // Both take a while when a node holds much.
     let (files, opened) = thread::scope(|scope| {
@@ -345,12 +441,33 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         (files, opened)
     });
     let (database, contents) = match opened {
-        Ok(loaded) => opening.with_database(loaded, files)?,
-        Err(LoadError::Absent) => opening.without_database(files, None)?,
+        Ok(loaded) => match opening.contradiction(&loaded.contents) {
+            None => opening.with_database(loaded, files)?,
+            Some(reason) => {
+                drop(loaded);
+                let aside = opening.keep_aside(&place.path, reason)?;
+                opening.without_database(files, Some(opening.lost(&aside.kept, aside.reason)))?
+            }
+        },
+        Err(LoadError::Absent) => {
+            let lost = opening.missing();
+            opening.without_database(files, lost)?
+        }
         Err(LoadError::Unreadable(reason)) => {
-            let lost = opening.keep_aside(&place.path, reason)?;
+            let aside = opening.keep_aside(&place.path, reason)?;
+            let blocked = opening.blame(&aside);
+            opening.without_database(files, Some(blocked))?
+        }
+        Err(LoadError::Unusable(StateFileError::NotRegular { kind })) => {
+            let reason = match std::fs::read_link(&place.path) {
+                Ok(target) => format!("it is a symbolic link to {}, where no file is", target.display()),
+                Err(_) => StateFileError::NotRegular { kind }.to_string(),
+            };
+            let aside = opening.keep_aside(&place.path, reason)?;
+            let lost = opening.lost(&aside.kept, aside.reason);
             opening.without_database(files, Some(lost))?
         }
+        Err(LoadError::Unusable(error)) => return Err(OpenError::unusable(&place.path, &error)),
         Err(LoadError::InUse) => return Err(OpenError::InUse { path: place.path }),
         Err(LoadError::Newer { found, known }) => {
             let path = place.path;
@@ -359,6 +476,29 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         Err(LoadError::Io(error)) => return Err(opening.disk(error.to_string())),
     };
     let (in_file, failure, mut report) = (opening.in_file, opening.failure, opening.report);
+    let mut id_files = traces.files;
+    // After the database has it, and before anything is answered. While the database is lost, the files show which one
+    // is right.
+    let is_lost = contents.around.is_blocked_by_database();
+    if let Some(id) = contents.around.node_id.as_ref().filter(|_| !is_lost) {
+        let known = id_files.newest().filter(|_| failure.is_some()).cloned();
+        let progress = known.as_ref().unwrap_or(&contents.around.progress);
+        match id_files.write(id, progress) {
+            Ok(()) => {}
+            // A full disk may have room for changes in the log, so pods are admitted. The files stay behind the
+            // database, as after a crash, until the stop or the next start.
+            Err(not) if not.has_id => {
+                let (path, error) = (not.path.display(), not.error);
+                tracing::warn!(%path, %error, "number of starts not written");
+            }
+            Err(not) => {
+                return Err(OpenError::Disk {
+                    path: not.path,
+                    reason: not.error.to_string(),
+                });
+            }
+        }
+    }
     let is_imported = report.imported.is_some() || report.imported_claims.is_some();
     let Contents { pods, claims, around } = contents;
     let node = restore((pods, claims), &around, is_imported, clock.now());
@@ -367,8 +507,24 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     if let Some(imported) = &mut report.imported {
         imported.doubly_held.clone_from(&report.doubly_held);
     }
-    let store = start(options, clock, place, (database, failure), around, &in_file, node)?;
+    let store = start(
+        options,
+        clock,
+        place,
+        (database, id_files, failure),
+        around,
+        &in_file,
+        node,
+    )?;
     Ok((store, report))
+}
+
+/// The file that a symbolic link to a regular file means. A database is replaced as a whole, which must not replace the
+/// link.
+fn followed(path: &Path) -> PathBuf {
+    let is_link = path.is_symlink() && path.is_file();
+    let target = is_link.then(|| path.canonicalize().ok());
+    target.flatten().unwrap_or_else(|| path.to_owned())
 }
 
 fn restore(
@@ -393,13 +549,11 @@ fn restore(
         claims: claims.into_values().collect(),
     });
     node.forget_idle(now);
-    for (kind, blocked) in &around.blocked {
-        let file = blocked.file.clone();
-        node.block(match (blocked.is_database, kind) {
-            (true, _) => Blocked::UnreadableDatabase { file },
-            (false, KubeletFile::Devices) => Blocked::UnreadableState { file },
-            (false, KubeletFile::Claims) => Blocked::UnreadableClaims { file },
-        });
+    for (by, record) in &around.blocked {
+        node.block(record.blocked(*by));
+    }
+    for record in around.contested.values() {
+        node.block(record.blocked());
     }
     node
 }
@@ -408,7 +562,7 @@ fn start(
     options: OpenOptions,
     clock: Steady,
     place: Place,
-    (database, failure): (Database, Option<WriteError>),
+    (database, id_files, failure): (Database, IdFiles, Option<WriteError>),
     around: Surroundings,
     in_file: &BTreeMap<KubeletFile, InFile>,
     node: Node,
@@ -416,10 +570,15 @@ fn start(
     let (latest, _) = watch::channel(node.changes());
     let (health, _) = watch::channel(None);
     let shared = Arc::new(Shared {
-        state: Mutex::new(State { node }),
+        state: Mutex::new(State {
+            node,
+            blocked: around.blocked.clone(),
+            contested: around.contested.clone(),
+        }),
         latest,
         health,
         mirror_failure: Mutex::new(None),
+        set_aside: Mutex::default(),
         writing: Mutex::new(None),
         patience: options.write_patience,
         noted: AtomicBool::new(false),
@@ -439,6 +598,7 @@ fn start(
             path: path?,
             in_file: in_file.get(&file).copied().unwrap_or(InFile::Absent),
             seen: None,
+            foreign: None,
         })
     });
     let writer = Writer {
@@ -447,8 +607,8 @@ fn start(
         ours: Some(database.identity),
         database: failure.is_none().then_some(database),
         around: around.clone(),
-        inbox: Some(inbox),
-        left: None,
+        id_files,
+        inbox,
         doorbell: doorbell.clone(),
         clock,
         // What a start makes of the records is news, too.
@@ -456,11 +616,10 @@ fn start(
         active: Instant::now(),
     };
     writer.note_health(failure);
-    let desk = Desk::new(writer);
-    let outbox = Outbox::new(sender, Arc::clone(&shared), Arc::clone(&desk));
+    let queue = CommitQueue::new(sender, Arc::clone(&shared));
     let mirrorer = Mirrorer {
         shared: Arc::clone(&shared),
-        outbox: outbox.clone(),
+        queue: queue.clone(),
         files: files.collect(),
         interval: options.mirror_interval,
         around,
@@ -472,12 +631,10 @@ fn start(
         started.map_err(|source| OpenError::Thread { source })
     };
     let threads = Arc::new(Threads {
-        writer: outbox,
+        writer: queue,
         mirrorer: doorbell.clone(),
     });
-    let at_desk = Arc::clone(&desk);
-    let writing = thread("devlet-writer", Box::new(move || at_desk.run()))?;
-    desk.belongs_to(writing.thread());
+    thread("devlet-writer", Box::new(move || writer.run()))?;
     thread("devlet-mirror", Box::new(move || mirrorer.run()))?;
     // The file may be of an older version, or absent.
     doorbell.ring();
@@ -493,6 +650,7 @@ fn start(
 struct Opening<'a> {
     options: &'a OpenOptions,
     place: &'a Place,
+    traces: &'a Traces,
     now: Moment,
     in_file: BTreeMap<KubeletFile, InFile>,
     /// What could not be written yet.
@@ -510,14 +668,15 @@ impl Opening<'_> {
             mut database,
             mut contents,
             repaired,
-            migrated_from,
         } = loaded;
         self.report.found = Found::Database;
         self.report.repaired = repaired;
-        self.report.migrated_from = migrated_from;
-        let knows_no_claims = migrated_from.is_some_and(|schema| schema < FIRST_WITH_CLAIMS);
         let (mut rows, mut remove, mut said) = (Vec::new(), Vec::new(), Vec::new());
-        let mut is_takeover = false;
+        if contents.around.node_id.is_none() {
+            // It must have one before the files have it, or it would be taken for another node's.
+            rows.push(Row::NodeId(self.traces.id()));
+            rows.iter().for_each(|row| contents.around.follow(row));
+        }
         for (file, in_place) in files {
             let mirrors = contents.around.mirrors(file);
             if let Some(hash) = in_place.hash().filter(|hash| mirrors.knows(hash)) {
@@ -530,43 +689,54 @@ impl Opening<'_> {
                 self.in_file.insert(file, in_file);
                 continue;
             }
-            let is_news = file == KubeletFile::Claims && knows_no_claims;
+            if in_place.hash().as_ref() == contents.around.foreign.get(&file) && in_place.hash().is_some() {
+                let reason =
+                    "another process wrote it while devlet ran, so it is not a kubelet's state".to_owned();
+                remove.push(self.keep_file_aside(file, reason)?.original);
+                continue;
+            }
+            // A copy of our own mirror, such as one with a second name, says nothing new.
+            let foreign = contents.around.foreign.get(&file);
+            let is_known = |hash: Hash| mirrors.knows(&hash) || foreign == Some(&hash);
+            let is_known = in_place.content_hash().is_some_and(is_known);
             match in_place.judge(file) {
                 Verdict::Absent => {}
-                Verdict::Sound { content, hash } => {
-                    is_takeover |= !is_news;
+                Verdict::Sound(sound) => {
                     self.stays(file)?;
-                    said.push((file, content, hash));
+                    said.push((file, sound));
                 }
-                Verdict::Unreadable { reason } => {
+                Verdict::Unreadable { reason, may_be_state } => {
                     let aside = self.keep_file_aside(file, reason)?;
-                    if is_news {
-                        rows.push(Row::Blocked(file, Some(self.blame(&aside))));
+                    if may_be_state && !is_known {
+                        // A kubelet may have given devices or claims meanwhile.
+                        let blocked = Row::Blocked(file.into(), Some(self.blame(&aside)));
+                        contents.around.follow(&blocked);
+                        rows.push(blocked);
                     }
                     remove.push(aside.original);
                 }
             }
         }
-        rows.iter().for_each(|row| contents.around.follow(row));
         if !said.is_empty() {
-            let archive = if is_takeover {
-                Some(self.archive(&contents)?)
-            } else {
-                None
-            };
-            let (news, difference) = self.adopt(&mut contents, &said);
+            let archive = self.archive(&contents)?;
+            let (news, difference) = self.adopt(&mut contents, &said, true)?;
             rows.extend(news);
-            self.report.takeover = archive.map(|archive| Takeover { archive, difference });
+            if self.report.imported.is_some() || self.report.imported_claims.is_some() {
+                self.report.takeover = Some(Takeover { archive, difference });
+            }
         }
         let must_be_written = !rows.is_empty();
         rows.extend(self.reboot(&mut contents));
-        if !rows.is_empty()
-            && let Err(error) = database.write(&rows)
-        {
-            if must_be_written {
-                return Err(self.disk(reason(&error)));
+        contents.around.progress = self.next_start(&contents.around.progress);
+        rows.push(Row::Progress(contents.around.progress.clone()));
+        // So the disk is tried before a plugin is called, and records that a killed process left in the page cache are
+        // synced before they count.
+        match database.write(&rows) {
+            Err(error) if must_be_written => return Err(self.disk(reason(&error))),
+            written => {
+                let written = written.and_then(|()| database.make_room());
+                self.failure = written.err().map(|error| self.place.failure(&error));
             }
-            self.failure = Some(self.place.failure(&error));
         }
         for path in remove {
             self.remove(&path)?;
@@ -574,36 +744,37 @@ impl Opening<'_> {
         Ok((database, contents))
     }
 
-    /// `lost` is a database that could not be read.
+    /// `lost` is why a database that there was is not there.
     fn without_database(
         &mut self,
         files: [(KubeletFile, InPlace); 2],
-        lost: Option<SetAside>,
+        lost: Option<BlockedRecord>,
     ) -> Result<(Database, Contents), OpenError> {
         let mut contents = Contents::default();
         contents.around.boot_id = Some(self.options.boot_id.clone());
-        if let Some(lost) = lost {
-            let record = self.blame(&lost);
-            contents.around.blocked.insert(KubeletFile::Devices, record);
+        contents.around.node_id = Some(self.traces.id());
+        contents.around.progress = self.next_start(&Progress::default());
+        if let Some(record) = lost {
+            contents.around.blocked.insert(BlockedBy::Database, record);
         }
         let (mut remove, mut said) = (Vec::new(), Vec::new());
         for (file, in_place) in files {
             match in_place.judge(file) {
                 Verdict::Absent => {}
-                Verdict::Sound { content, hash } => {
+                Verdict::Sound(sound) => {
                     self.report.found = Found::KubeletFile;
-                    said.push((file, content, hash));
+                    said.push((file, sound));
                 }
-                Verdict::Unreadable { reason } => {
+                Verdict::Unreadable { reason, .. } => {
                     let aside = self.keep_file_aside(file, reason)?;
-                    contents.around.blocked.insert(file, self.blame(&aside));
+                    contents.around.blocked.insert(file.into(), self.blame(&aside));
                     remove.push(aside.original);
                 }
             }
         }
-        // Files may lag behind a database that could not be read: what is in them counts, and nobody new is admitted
-        // until an operator has decided that this is all.
-        self.adopt(&mut contents, &said);
+        // Files may lag behind a database that is lost: what is in them counts, and no new pod is admitted until an
+        // operator has decided that this is all.
+        self.adopt(&mut contents, &said, false)?;
         let created = self.place.create(&contents.rows());
         let database = created.map_err(|error| self.disk(reason(&error)))?;
         for path in remove {
@@ -612,23 +783,117 @@ impl Opening<'_> {
         Ok((database, contents))
     }
 
+    /// Why a database that is not there is lost; `None` if this is the first start.
+    fn missing(&self) -> Option<BlockedRecord> {
+        let trace = self.traces.any()?;
+        let reason = match self.traces.saved() {
+            Some(saved) => format!("there is no such file, but {} may be it", saved.display()),
+            None => format!(
+                "there is no such file, though {} shows that devlet has run here",
+                trace.display()
+            ),
+        };
+        Some(self.lost(&self.options.database, reason))
+    }
+
+    /// Why a database is not the last one of this node.
+    fn contradiction(&self, contents: &Contents) -> Option<String> {
+        // One that was made in the place of a lost one is no older copy of anything, and blocked.
+        let is_substitute = contents.around.is_blocked_by_database();
+        let id = contents.around.node_id.as_deref().filter(|_| !is_substitute)?;
+        self.traces.contradiction(id, &contents.around.progress)
+    }
+
+    /// The progress of this start, ahead of the database and the files.
+    fn next_start(&self, database: &Progress) -> Progress {
+        let files = self.traces.files.newest().map_or(0, |newest| newest.starts);
+        Progress::of_start(files.max(database.starts).saturating_add(1))
+    }
+
+    fn lost(&self, file: &Path, reason: String) -> BlockedRecord {
+        BlockedRecord {
+            file: file.display().to_string(),
+            reason,
+            is_database: true,
+            is_lost: true,
+            ..BlockedRecord::default()
+        }
+    }
+
     fn blame(&self, aside: &SetAside) -> BlockedRecord {
         BlockedRecord {
             file: aside.kept.display().to_string(),
             reason: aside.reason.clone(),
             is_database: aside.original == self.place.path,
+            ..BlockedRecord::default()
         }
+    }
+
+    /// Keeps a copy of a file that would take something from pods on record, and returns its record.
+    fn contest(
+        &mut self,
+        contents: &mut Contents,
+        file: KubeletFile,
+        sound: &Sound,
+        disagreement: &Disagreement,
+    ) -> Result<ContestedRecord, OpenError> {
+        let original = self.options.path_of(file).unwrap_or(&self.place.path).to_owned();
+        let name = original.file_name().unwrap_or_default().to_string_lossy();
+        let name = format!("{name}.contested-{}", files::timestamp(self.now));
+        let path = self.place.path.with_file_name(name);
+        let copy = files::write_new(&path, &sound.bytes);
+        let copy = copy.map_err(|source| OpenError::Archive { path, source })?;
+        let difference = contest::difference(contents, &sound.content, disagreement);
+        let before = match &sound.content {
+            Content::Devices(imported) => contest::hold_both(contents, imported),
+            Content::Claims(_) => Vec::new(),
+        };
+        let record = ContestedRecord {
+            file: copy.display().to_string(),
+            hash: sound.hash.to_vec(),
+            difference: difference.clone(),
+            pods: contest::open_pods(contents, &before),
+            before,
+        };
+        self.report.contested.push(Contested {
+            original,
+            copy,
+            difference,
+        });
+        Ok(record)
     }
 
     /// Takes in what kubelets' files say, and their hashes; and says what is to be written.
     fn adopt(
         &mut self,
         contents: &mut Contents,
-        said: &[(KubeletFile, Content, Hash)],
-    ) -> (Vec<Row>, Difference) {
+        said: &[(KubeletFile, Sound)],
+        has_record: bool,
+    ) -> Result<(Vec<Row>, Difference), OpenError> {
         let (pods, claims) = (contents.pods.clone(), contents.claims.clone());
         let mut rows = Vec::new();
-        for (file, content, hash) in said {
+        let mut adopted = Vec::new();
+        for (file, sound) in said {
+            let Sound { content, hash, .. } = sound;
+            if let Some(earlier) = contents.around.contested.get(file).cloned() {
+                // This file replaces the one that an operator was to decide about.
+                let undone = earlier.undo(contents);
+                undone.map_err(|error| self.disk(error.to_string()))?;
+                rows.push(Row::Contested(*file, None));
+            }
+            let mirror = contents.around.mirrors(*file).next(*hash, InFile::Hash(*hash));
+            rows.push(Row::Mirror(*file, mirror));
+            self.in_file.insert(*file, InFile::Hash(*hash));
+            let disagreement = match has_record {
+                true => contest::disagreement(contents, content),
+                false => Disagreement::default(),
+            };
+            if !disagreement.is_empty() {
+                let record = self.contest(contents, *file, sound, &disagreement)?;
+                rows.push(Row::Contested(*file, Some(record)));
+                continue;
+            }
+            adopted.push(content);
             match content {
                 Content::Devices(imported) => {
                     adopt_devices(contents, imported);
@@ -639,9 +904,6 @@ impl Opening<'_> {
                 }
                 Content::Claims(imported) => adopt_claims(contents, imported),
             }
-            let mirror = contents.around.mirrors(*file).next(*hash, InFile::Hash(*hash));
-            rows.push(Row::Mirror(*file, mirror));
-            self.in_file.insert(*file, InFile::Hash(*hash));
         }
         rows.iter().for_each(|row| contents.around.follow(row));
         let difference = Difference::between(&pods, &contents.pods);
@@ -654,7 +916,7 @@ impl Opening<'_> {
         rows.extend(changed.map(Row::claim));
         let gone = claims.keys().filter(|uid| !contents.claims.contains_key(*uid));
         rows.extend(gone.map(|uid| Row::Claim(uid.clone(), None)));
-        for (_, content, _) in said {
+        for content in adopted {
             match content {
                 Content::Devices(imported) => {
                     self.report.imported = Some(imported.report(difference.clone(), Vec::new()));
@@ -667,7 +929,7 @@ impl Opening<'_> {
                 }
             }
         }
-        (rows, difference)
+        Ok((rows, difference))
     }
 
     /// Makes sure that a power loss does not bring back the file that we knew.

@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_core::device_plugin::inventory::Last;
 use devlet_core::{
-    Allocation, ClaimUse, ContainerKind, ContainerName, DeviceId, Moment, Node, Pod, PodName, PodUid,
-    ResourceName, Source,
+    Allocation, Blocked, ClaimUse, ContainerKind, ContainerName, DeviceId, Moment, Node, Pod, PodMetadata,
+    PodName, PodUid, ResourceName, Source,
 };
 use prost::Message as _;
 
 use super::answer::recorded;
 use super::claim_record::{ClaimUseRecord, PodClaimRecord};
+use super::database::{BlockedBy, KubeletFile};
 
 /// Why a value is no record of ours.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,7 +33,7 @@ pub(crate) enum InvalidRecord {
     Place { place: u32, devices: usize },
     #[error("{0} bytes where a number should be")]
     Length(usize),
-    #[error("an entry of the journal makes no sense")]
+    #[error("an entry of the write-ahead log is invalid")]
     Entry,
 }
 
@@ -66,6 +67,11 @@ pub(crate) struct PodRecord {
     /// Since schema 3.
     #[prost(message, repeated, tag = "9")]
     pub(crate) claim_uses: Vec<ClaimUseRecord>,
+    #[prost(btree_map = "string, string", tag = "10")]
+    pub(crate) labels: BTreeMap<String, String>,
+    /// Milliseconds since the epoch; none: not known.
+    #[prost(uint64, optional, tag = "11")]
+    pub(crate) admitted_at: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -126,9 +132,9 @@ pub(crate) struct ResourceRecord {
     pub(crate) gone_since: Option<u64>,
 }
 
-/// A change as the journal has it.
+/// A change as it is in the write-ahead log.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(crate) struct JournalRecord {
+pub(crate) struct WalRecord {
     /// In this order.
     #[prost(message, repeated, tag = "1")]
     pub(crate) entries: Vec<EntryRecord>,
@@ -172,6 +178,84 @@ pub(crate) struct BlockedRecord {
     /// Whether it is a database, since schema 2.
     #[prost(bool, tag = "3")]
     pub(crate) is_database: bool,
+    /// Whether it is a database that is not there.
+    #[prost(bool, tag = "10")]
+    pub(crate) is_lost: bool,
+    /// Of a database: whether a kubelet's file about devices was imported since.
+    #[prost(bool, tag = "11")]
+    pub(crate) devices_imported: bool,
+    /// The same about claims.
+    #[prost(bool, tag = "12")]
+    pub(crate) claims_imported: bool,
+}
+
+impl BlockedRecord {
+    /// Why no pod is admitted.
+    pub(crate) fn blocked(&self, by: BlockedBy) -> Blocked {
+        let (file, reason) = (self.file.clone(), self.reason.clone());
+        match by {
+            _ if self.is_database => {
+                let files = self.wanted_files().to_owned();
+                match self.is_lost {
+                    true => Blocked::LostDatabase { file, reason, files },
+                    false => Blocked::UnreadableDatabase { file, files },
+                }
+            }
+            BlockedBy::Devices | BlockedBy::Database => Blocked::UnreadableState { file, reason },
+            BlockedBy::Claims => Blocked::UnreadableClaims { file, reason },
+        }
+    }
+
+    /// The record after the import of a kubelet's file; `None` if that ends the reason.
+    pub(crate) fn after_import(&self, by: BlockedBy, file: KubeletFile) -> Option<Self> {
+        if !self.is_database {
+            return (by != BlockedBy::from(file)).then(|| self.clone());
+        }
+        let mut after = self.clone();
+        match file {
+            KubeletFile::Devices => after.devices_imported = true,
+            KubeletFile::Claims => after.claims_imported = true,
+        }
+        (!(after.devices_imported && after.claims_imported)).then_some(after)
+    }
+
+    fn wanted_files(&self) -> &'static str {
+        match (self.devices_imported, self.claims_imported) {
+            (true, _) => "dra_manager_state",
+            (false, true) => "kubelet_internal_checkpoint",
+            (false, false) => "both kubelet_internal_checkpoint and dra_manager_state",
+        }
+    }
+}
+
+/// A kubelet's file that would remove pods on record, until an operator chooses.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct ContestedRecord {
+    /// Where a copy of the file is.
+    #[prost(string, tag = "1")]
+    pub(crate) file: String,
+    /// SHA-256 of the file.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) hash: Vec<u8>,
+    /// The difference between the file and the record, in words.
+    #[prost(string, tag = "3")]
+    pub(crate) difference: String,
+    /// Pods that hold devices of the file until then, as they were before.
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) before: Vec<PodBeforeRecord>,
+    /// Pods that are not answered until then: those above, and those that hold the same devices.
+    #[prost(string, repeated, tag = "5")]
+    pub(crate) pods: Vec<String>,
+}
+
+/// A pod as it was before a contested file.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct PodBeforeRecord {
+    #[prost(string, tag = "1")]
+    pub(crate) uid: String,
+    /// None: it was not on record.
+    #[prost(bytes = "vec", optional, tag = "2")]
+    pub(crate) pod: Option<Vec<u8>>,
 }
 
 /// Names that are in many records, and once in memory.
@@ -222,6 +306,10 @@ impl PodRecord {
             },
             source,
             fingerprint: self.fingerprint,
+            metadata: PodMetadata {
+                labels: self.labels,
+                admitted_at: self.admitted_at.map(Moment),
+            },
             before_reboot: self.before_reboot,
             containers,
             allocations,
@@ -243,6 +331,8 @@ impl From<&Pod> for PodRecord {
             name: pod.name.name.clone(),
             source: source.into(),
             fingerprint: pod.fingerprint,
+            labels: pod.metadata.labels.clone(),
+            admitted_at: pod.metadata.admitted_at.map(|moment| moment.0),
             before_reboot: pod.before_reboot,
             containers: pod.containers.iter().map(|name| name.as_str().into()).collect(),
             allocations: pod.allocations.iter().map(AllocationRecord::from).collect(),

@@ -17,14 +17,15 @@ use std::time::Duration;
 use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
 use devlet_core::{
-    Advice, ConnectionId, ContainerKind, ContainerRequest, Moment, Pod, PodName, PodRequest, Source,
+    Advice, ConnectionId, ContainerKind, ContainerRequest, Moment, Pod, PodMetadata, PodName, PodRequest,
+    Source,
 };
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use redb::backends::FileBackend;
 
 use super::backend::Behind;
 use super::database::Place;
-use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer, journal};
+use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer, wal};
 
 pub(super) const GPU: &str = "acme.com/gpu";
 pub(super) const NOW: Moment = Moment(1_790_000_000_123);
@@ -60,6 +61,8 @@ impl Root {
             clock: Arc::new(|| NOW),
             // Tests ask for it.
             mirror_interval: Duration::from_secs(3600),
+            // Some disks of tests are slow.
+            write_patience: Duration::from_secs(3600),
             ..OpenOptions::new(self.database(), "boot-1")
         }
     }
@@ -86,6 +89,7 @@ impl Root {
             path: self.database(),
             storage,
             counters: Arc::default(),
+            boot_id: "boot-1".into(),
         }
     }
 
@@ -130,6 +134,7 @@ pub(super) fn request(uid: &str, gpus: usize) -> PodRequest {
         },
         source: Source::Api,
         fingerprint: 7,
+        metadata: PodMetadata::default(),
         containers: vec![ContainerRequest {
             name: "main".into(),
             kind: ContainerKind::App,
@@ -207,7 +212,7 @@ pub(super) fn kubelet_file(pods: &[(&str, &[&str])]) -> String {
     })
 }
 
-/// The database behind the journal.
+/// The database behind the write-ahead log.
 fn database(root: &Root) -> redb::Database {
     let file = std::fs::File::options()
         .read(true)
@@ -215,15 +220,24 @@ fn database(root: &Root) -> redb::Database {
         .open(root.database())
         .unwrap();
     let file = Storage::default().over(FileBackend::new(file).unwrap(), &Arc::default());
-    let first = journal::LENGTH;
+    let first = wal::LENGTH;
     redb::Database::builder()
         .create_with_backend(Behind { file, first })
         .unwrap()
 }
 
-/// The file as it was before there was a journal.
-fn take_the_journal_away(root: &Root) {
-    let file = std::fs::read(root.database()).unwrap();
-    let first = usize::try_from(journal::LENGTH).unwrap();
-    std::fs::write(root.database(), &file[first..]).unwrap();
+/// What may be in the place of a state file, and must not be opened; see [`make`].
+pub(super) const NOT_FILES: [&str; 4] = ["named pipe", "directory", "link to a device", "dangling link"];
+
+pub(super) fn make(kind: &str, path: &Path) {
+    match kind {
+        "named pipe" => {
+            let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+            rustix::fs::mknodat(rustix::fs::CWD, path, fifo, mode, 0).unwrap();
+        }
+        "directory" => std::fs::create_dir_all(path.join("with/something/in/it")).unwrap(),
+        "link to a device" => std::os::unix::fs::symlink("/dev/zero", path).unwrap(),
+        "dangling link" => std::os::unix::fs::symlink("/nowhere/state", path).unwrap(),
+        other => panic!("{other}"),
+    }
 }

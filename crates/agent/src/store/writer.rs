@@ -1,13 +1,12 @@
-//! What writes to the database: one at a time, see [`super::desk`].
+//! The thread that writes to the database, for all that is queued at once (`commit_queue.rs`).
 //!
 //! ```text
-//!   callers ──change──► inbox ──everything queued──► one transaction ──► one sync
-//!                                                                          │
-//!      ◄──────── answers ◄──────── second phase, in order, one lock ◄──────┘
+//!   queue ──everything queued──► one record ──► one sync
+//!                                                 │
+//!      ◄── answers ◄── second phase, in order, one lock ◄──┘
 //! ```
 //!
-//! A change that has been handed over is carried out, whether its caller still waits or not. Memory follows the
-//! disk: the second phase of a change runs after its sync, and if that fails the change never was.
+//! Memory follows the disk: the second phase of a change runs after its sync, and if that fails the change is cancelled.
 //!
 //! What is known of resources (the plugin last seen, and since when it is gone) is written without anybody waiting for
 //! it: with the next change, which costs no sync more, or by itself when a moment has passed without one.
@@ -21,22 +20,23 @@
 //! left alone, and nothing is written until it is gone.
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use devlet_core::dra::claims::Claim;
 use devlet_core::{Blocked, Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
-use super::database::{Database, Place, Row, Snapshot, Surroundings};
-use super::desk::Queued;
+use super::database::{BlockedBy, Database, Place, Row, Snapshot, Surroundings};
 use super::files::{self, Identity};
 use super::mirror::Doorbell;
+use super::node_id::IdFiles;
 use super::record::known_resources;
-use super::{Shared, State, Steady, journal};
+use super::{Settled, Shared, State, Steady, wal};
 
 /// How often the disk is tried again while it refuses writes and nobody asks.
 const RETRY: Duration = Duration::from_secs(1);
@@ -67,6 +67,16 @@ pub enum WriteError {
         /// For how long.
         waited: Duration,
     },
+    /// The disk did not answer in time for a change that is queued.
+    #[error(
+        "the disk does not answer (waited {:.1} s); the change may still be written; try again, and look at the \
+         kernel's log if it stays so",
+        .waited.as_secs_f64()
+    )]
+    TimedOut {
+        /// How long the caller waited.
+        waited: Duration,
+    },
     /// The store has been stopped.
     #[error("the store has been stopped")]
     Stopped,
@@ -86,7 +96,6 @@ pub(crate) struct Change {
     pub(crate) second: SecondPhase,
     // After the second phase: whoever sees that no answer comes sees that it was cancelled, too.
     pub(crate) done: oneshot::Sender<Result<(), WriteError>>,
-    pub(crate) _queued: Queued,
 }
 
 /// Carried out when the change is on disk; a change that is lost on the way is cancelled.
@@ -133,12 +142,18 @@ pub(crate) enum Phase {
     /// `pods` are those that are different now.
     Import {
         pods: Vec<Pod>,
+        removed: Vec<PodUid>,
         importing: Importing,
         resources: BTreeSet<ResourceName>,
         claims: Vec<Claim>,
-        settled: Vec<Blocked>,
+        settled: Box<Settled>,
     },
-    Forget(Blocked),
+    /// `pods` are those that hold what they held before a contested file, `removed` those that only it had.
+    Forget {
+        settled: Blocked,
+        pods: Vec<Pod>,
+        removed: Vec<PodUid>,
+    },
     /// Nothing: the change is about the disk only.
     Nothing,
 }
@@ -153,12 +168,16 @@ impl Phase {
             Self::Record(id) => node.finish_record(id),
             Self::Import {
                 pods,
+                removed,
                 importing,
                 resources,
                 claims,
                 settled,
             } => {
                 node.end_import(&importing);
+                for pod in &removed {
+                    node.finish_release(pod);
+                }
                 for claim in claims {
                     node.put_claim(claim);
                 }
@@ -167,9 +186,25 @@ impl Phase {
                     debug_assert!(taken_in.is_ok(), "a pod that is being imported is in flight");
                 }
                 node.know(resources);
-                node.unblock(|reason| settled.contains(reason));
+                state.settle(*settled);
             }
-            Self::Forget(settled) => node.unblock(|reason| *reason == settled),
+            Self::Forget {
+                settled,
+                pods,
+                removed,
+            } => {
+                for pod in &removed {
+                    node.finish_release(pod);
+                }
+                for pod in pods {
+                    // One that is being admitted or removed by now has what that ends with.
+                    let _ = node.put(pod);
+                }
+                state.settle(Settled {
+                    reasons: vec![settled],
+                    left: Vec::new(),
+                });
+            }
             Self::Nothing => {}
         }
     }
@@ -180,8 +215,20 @@ impl Phase {
             Self::Commit(id) => state.node.cancel_commit(id),
             Self::Release(pod) => state.node.cancel_release(&pod),
             Self::Record(id) => state.node.cancel_record(id),
-            Self::Import { importing, .. } => state.node.end_import(&importing),
-            Self::Forget(_) | Self::Nothing => {}
+            Self::Import {
+                importing, removed, ..
+            } => {
+                state.node.end_import(&importing);
+                for pod in &removed {
+                    state.node.cancel_release(pod);
+                }
+            }
+            Self::Forget { removed, .. } => {
+                for pod in &removed {
+                    state.node.cancel_release(pod);
+                }
+            }
+            Self::Nothing => {}
         }
     }
 }
@@ -202,10 +249,8 @@ pub(crate) struct Writer {
     /// The file that is in its place if nobody else put one there.
     pub(crate) ours: Option<Identity>,
     pub(crate) around: Surroundings,
-    /// `None` at the end.
-    pub(crate) inbox: Option<Receiver<Message>>,
-    /// Taken out of it, and not for who took it.
-    pub(crate) left: Option<Message>,
+    pub(crate) id_files: IdFiles,
+    pub(crate) inbox: Receiver<Message>,
     pub(crate) doorbell: Doorbell,
     pub(crate) clock: Steady,
     /// When news of resources are written at the latest; `None` if there are none.
@@ -214,47 +259,81 @@ pub(crate) struct Writer {
     pub(crate) active: Instant,
 }
 
-/// What was queued.
+/// The messages that were queued.
 #[derive(Default)]
 struct Queue {
     changes: Vec<Change>,
     readers: Vec<oneshot::Sender<Result<Snapshot, WriteError>>>,
     stop: Option<oneshot::Sender<Result<(), Unplaced>>>,
-    /// Nobody is left who could send anything.
-    is_last: bool,
 }
 
 impl Writer {
-    /// Does everything that is queued, and what is due. `false`: there is nothing more to do, ever.
-    pub(crate) fn work(&mut self) -> bool {
-        let Queue {
-            changes,
-            readers,
-            stop,
-            is_last,
-        } = self.take(true);
-        if !changes.is_empty() {
-            self.write(changes);
+    /// Writes until the store is stopped, or until the last sender is gone.
+    pub(crate) fn run(self) {
+        let shared = Arc::clone(&self.shared);
+        if catch_unwind(AssertUnwindSafe(|| self.write_until_stopped())).is_err() {
+            // Whether the last change is on disk is not known, so nothing more is written.
+            shared.health.send_replace(Some(WriteError::Stopped));
+            tracing::error!("writer ended by a panic, no pod is admitted");
         }
-        for reader in readers {
+    }
+
+    fn write_until_stopped(mut self) {
+        loop {
+            let idle = self.due().saturating_duration_since(Instant::now());
+            let mut queue = Queue::default();
+            match self.inbox.recv_timeout(idle) {
+                Ok(message) => self.sort(message, &mut queue),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            // In order, and nothing behind a stop.
+            while queue.stop.is_none()
+                && let Ok(message) = self.inbox.try_recv()
+            {
+                self.sort(message, &mut queue);
+            }
+            if !self.work(queue) {
+                return;
+            }
+        }
+    }
+
+    fn sort(&mut self, message: Message, queue: &mut Queue) {
+        match message {
+            Message::Write(change) => queue.changes.push(change),
+            Message::Read(reader) => queue.readers.push(reader),
+            Message::Stop(done) => queue.stop = Some(done),
+            Message::Note => {
+                self.note_due.get_or_insert_with(|| Instant::now() + NOTE_PAUSE);
+            }
+        }
+    }
+
+    /// Handles the queued messages, and the work that is due. Returns `false` after a stop.
+    fn work(&mut self, queue: Queue) -> bool {
+        if !queue.changes.is_empty() || !queue.readers.is_empty() {
+            self.active = Instant::now();
+        }
+        if !queue.changes.is_empty() {
+            self.write(queue.changes);
+        }
+        for reader in queue.readers {
             // A reader that has gone needs no answer.
             let snapshot = self.read();
             let _ = reader.send(snapshot);
         }
-        if let Some(done) = stop {
+        if let Some(done) = queue.stop {
             if self.note_due.is_some() {
                 self.write(Vec::new());
             }
             if self.is_in_place() {
-                self.take_over();
+                self.record_stop();
             } else {
                 self.heal();
             }
-            self.end();
+            self.database = None;
             let _ = done.send(self.outcome());
-            return false;
-        }
-        if is_last {
             return false;
         }
         if Instant::now() >= self.due() {
@@ -264,66 +343,8 @@ impl Writer {
         true
     }
 
-    /// Writes the changes that are queued. The rest is left for [`Writer::work`].
-    pub(crate) fn write_queued(&mut self) {
-        let queue = self.take(false);
-        if !queue.changes.is_empty() {
-            self.write(queue.changes);
-        }
-    }
-
-    /// Whether a small change takes as long as its sync.
-    pub(crate) fn is_quick(&self) -> bool {
-        let has_room = |database: &Database| database.has_room();
-        self.left.is_none() && self.database.as_ref().is_some_and(has_room)
-    }
-
-    /// Somebody panicked while writing: what is on disk is not known, so nothing more is written.
-    pub(crate) fn end_in_doubt(&mut self) {
-        self.end();
-        self.note_health(Some(WriteError::Stopped));
-    }
-
-    /// Closes the database. Nobody who comes later is answered.
-    pub(crate) fn end(&mut self) {
-        (self.database, self.inbox, self.left) = (None, None, None);
-    }
-
-    fn take(&mut self, everything: bool) -> Queue {
-        let mut queue = Queue::default();
-        while queue.stop.is_none() {
-            let next = match (self.left.take(), &self.inbox) {
-                (Some(left), _) => Ok(left),
-                (None, Some(inbox)) => inbox.try_recv(),
-                (None, None) => Err(TryRecvError::Disconnected),
-            };
-            match next {
-                Ok(Message::Write(change)) => queue.changes.push(change),
-                Ok(Message::Note) => {
-                    self.note_due.get_or_insert_with(|| Instant::now() + NOTE_PAUSE);
-                }
-                // In the order in which it came.
-                Ok(other) if !everything => {
-                    self.left = Some(other);
-                    break;
-                }
-                Ok(Message::Read(reader)) => queue.readers.push(reader),
-                Ok(Message::Stop(done)) => queue.stop = Some(done),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => {
-                    queue.is_last = true;
-                    break;
-                }
-            }
-        }
-        if !queue.changes.is_empty() || !queue.readers.is_empty() {
-            self.active = Instant::now();
-        }
-        queue
-    }
-
-    /// When something is to be done if nobody asks.
-    pub(crate) fn due(&self) -> Instant {
+    /// When there is work without a message.
+    fn due(&self) -> Instant {
         match (&self.database, self.note_due) {
             (None, _) => self.active + RETRY,
             (Some(_), Some(due)) => due,
@@ -338,7 +359,7 @@ impl Writer {
             self.note_due.get_or_insert_with(Instant::now);
             self.write(Vec::new());
             if is_idle {
-                self.take_over();
+                self.checkpoint();
             }
         } else {
             self.heal();
@@ -355,7 +376,7 @@ impl Writer {
         let Some(database) = &self.database else {
             return false;
         };
-        let is_in_place = Identity::of_at_least(&self.place.path, journal::LENGTH) == Some(database.identity);
+        let is_in_place = Identity::of_at_least(&self.place.path, wal::LENGTH) == Some(database.identity);
         if !is_in_place {
             let path = self.place.path.display();
             tracing::error!(%path, "the database was removed or replaced while devlet ran");
@@ -410,6 +431,7 @@ impl Writer {
         if written.is_ok() && is_news {
             self.doorbell.ring();
         }
+        self.maintain(Database::make_room);
     }
 
     fn try_write(&mut self, batch: &[Change], notes: &[Row]) -> Result<(), WriteError> {
@@ -423,8 +445,43 @@ impl Writer {
                 return Err(self.refusal("it is removed again and again"));
             }
         }
+        // The database that was lost is replaced for good.
+        let was_blocked = self.around.is_blocked_by_database();
+        if was_blocked && rows().any(|row| matches!(row, Row::Blocked(BlockedBy::Database, None))) {
+            self.record_progress()?;
+        }
         rows().for_each(|row| self.around.follow(row));
         Ok(())
+    }
+
+    /// Writes to the id files how far the database has come.
+    fn record_progress(&mut self) -> Result<(), WriteError> {
+        let Some(id) = &self.around.node_id else {
+            return Ok(());
+        };
+        let written = self.id_files.write(id, &self.around.progress);
+        written.map_err(|not| {
+            self.database = None;
+            self.place.not_written(&not)
+        })
+    }
+
+    /// Writes a new id of this stop to the database and then to the id files: a start after it recognises every other
+    /// database.
+    fn record_stop(&mut self) {
+        let row = Row::Progress(self.around.progress.stopped());
+        let written = self.write_rows(std::iter::once(&row));
+        let is_written = written.is_ok();
+        if let Err(error) = written {
+            self.note_health(Some(error));
+        }
+        self.checkpoint();
+        if is_written && self.database.is_some() && !self.around.is_blocked_by_database() {
+            self.around.follow(&row);
+            if let Err(error) = self.record_progress() {
+                tracing::warn!(%error, "clean stop not recorded");
+            }
+        }
     }
 
     fn write_rows<'a>(&mut self, rows: impl Iterator<Item = &'a Row>) -> Result<(), WriteError> {
@@ -445,11 +502,9 @@ impl Writer {
                 change.second.settle(state, written.is_ok());
             }
         });
-        // Whoever is answered may come back at once, and is alone.
-        let waiting: Vec<_> = batch.into_iter().map(|change| change.done).collect();
-        for done in waiting {
-            // Whoever has gone has what it asked for all the same.
-            let _ = done.send(written.clone());
+        for change in batch {
+            // Fails if the caller has left. The change is carried out all the same.
+            let _ = change.done.send(written.clone());
         }
     }
 
@@ -466,7 +521,10 @@ impl Writer {
             Ok(database) => {
                 self.ours = Some(database.identity);
                 self.database = Some(database);
-                Ok(())
+                if self.around.is_blocked_by_database() {
+                    return Ok(());
+                }
+                self.record_progress()
             }
             Err(error) => {
                 // It may have come as far as to its name.
@@ -523,7 +581,7 @@ impl Writer {
 
     /// In the end: what was answered is on disk, or at least somewhere. A file of ours has that, whatever it did not take
     /// since.
-    fn outcome(&self) -> Result<(), Unplaced> {
+    fn outcome(&mut self) -> Result<(), Unplaced> {
         let found = Identity::at(&self.place.path);
         if found.is_some() && found == self.ours {
             return Ok(());
@@ -533,17 +591,29 @@ impl Writer {
             path: files::beside(&self.place.path, &name),
             ..self.place.clone()
         };
+        // The id files name this stop, so that the next start recognises the file in the place of the database as
+        // another one.
+        self.around.progress = self.around.progress.stopped();
         let saved = place.create(&self.rows());
+        if !self.around.is_blocked_by_database()
+            && let Err(error) = self.record_progress()
+        {
+            tracing::warn!(%error, "stop not recorded");
+        }
         Err(Unplaced {
             problem: self.problem(),
             saved: saved.is_ok().then_some(place.path),
         })
     }
 
-    /// Brings the database up to date, so that nobody who comes later has to wait for it.
-    fn take_over(&mut self) {
+    fn checkpoint(&mut self) {
+        self.maintain(Database::checkpoint);
+    }
+
+    /// Does work that no caller waits for. If it fails, no change is accepted until the database is healthy again.
+    fn maintain(&mut self, work: fn(&mut Database) -> Result<(), redb::Error>) {
         if let Some(database) = &mut self.database
-            && let Err(error) = database.take_over()
+            && let Err(error) = work(database)
         {
             let error = self.give_up(&error);
             self.note_health(Some(error));

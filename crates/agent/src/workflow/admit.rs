@@ -1,6 +1,7 @@
 //! Admitting a pod: everything it asks for, or nothing.
 //!
-//! 1. If a resource has no plugin yet, wait for one, up to the caller's deadline.
+//! 1. If a resource has no plugin yet, or its plugin has not listed a healthy device yet, wait for that, up to the
+//!    caller's deadline. The same if other admissions that have not ended have reserved the devices.
 //! 2. Ask plugins that want to be asked which devices they would choose. Advice is only a sort order: stale or
 //!    missing advice is harmless, so no lock is held while it is given.
 //! 3. Set the devices aside for all containers at once, and join the claims.
@@ -8,7 +9,7 @@
 //!    it is on disk that they are to: see [`super::claims`].
 //! 5. Write the pod down, then answer.
 //!
-//! The caller's deadline bounds all of it but 5: a plugin has as long as its own deadline says, or as the caller has
+//! The caller's deadline bounds all of it; 5 has at least a second, and goes on if the disk does not answer in time. A plugin has as long as its own deadline says, or as the caller has
 //! left. One that was silent when it was asked for advice is not asked again by the same admission.
 //!
 //! Whatever goes wrong before 5, and if the caller leaves, the devices are free again, and the claims are unprepared
@@ -26,11 +27,13 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::claims::{Claims, PrepareError};
+use super::written;
 use crate::config::Config;
+use crate::device_plugin::answer;
 use crate::device_plugin::client::PluginClient;
 use crate::device_plugin::plugins::Plugins;
 use crate::dra::DriverCalls;
-use crate::grpc::call::{CallError, InvalidAnswer, Patience, seconds};
+use crate::grpc::call::{CallError, InvalidAnswer, LEAST, Patience, seconds};
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
 
@@ -161,6 +164,8 @@ impl RealCalls<'_> {
             .check_answer(&answer.options())
             .and_then(|()| limits.check_answers(kept + answer.memory()))
             .map_err(|over| invalid(over.into()))?;
+        answer::check(&answer.options())
+            .map_err(|reason| invalid(InvalidAnswer::Impossible(reason.to_string())))?;
         Ok(answer)
     }
 }
@@ -201,7 +206,7 @@ pub async fn admit<W>(
             Attempt::Admitted(pod) => return Ok(*pod),
             Attempt::Agreed { held, answers } => {
                 let has_everything = store.read(|node| node.has_everything(held.id()));
-                let committed = held.commit(request, answers).await;
+                let committed = written(deadline, held.commit(request, answers)).await;
                 return match committed {
                     // Who holds everything is not refused because something about it cannot be noted.
                     Err(CommitError::Write(error)) if has_everything => {
@@ -224,15 +229,14 @@ pub async fn admit<W>(
             }
             Attempt::Wait(reason) => reason,
         };
-        if let ReserveError::Unpreparing { drivers, .. } = &reason
-            && drivers.is_empty()
-        {
-            // It only has to be written down that this is done.
+        let mut until = deadline;
+        if reason.awaits_record() {
             claims.hurry();
+            until = deadline.max(started + LEAST);
         }
         let _waits = waiting(&reason);
         let changed = tokio::select! {
-            changed = timeout_at(deadline, changes.changed()) => changed,
+            changed = timeout_at(until, changes.changed()) => changed,
             () = give_up.cancelled() => return Err(AdmitError::GivenUp),
         };
         match changed {
@@ -310,6 +314,8 @@ async fn attempt<W>(
         answer.map(|answer| (answer, pre_start)).map_err(named)
     }));
     let preparing = async {
+        // A driver that is connected has that long, as plugins have.
+        let deadline = deadline.max(Instant::now() + LEAST);
         let prepared = claims.prepare(&held, deadline, waiting).await;
         prepared.map_err(|error| match error {
             PrepareError::TimedOut(waits) => Stopped::Unprepared(ReserveError::NotPrepared { waits }),
@@ -389,7 +395,7 @@ mod tests {
 
     use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
     use devlet_core::device_plugin::list::{Device, DeviceList};
-    use devlet_core::{ContainerKind, ContainerRequest, DeviceId, PodName, PodUid, Source};
+    use devlet_core::{ContainerKind, ContainerRequest, DeviceId, PodMetadata, PodName, PodUid, Source};
     use tokio_util::task::TaskTracker;
 
     use super::*;
@@ -435,6 +441,7 @@ mod tests {
             },
             source: Source::Api,
             fingerprint: 1,
+            metadata: PodMetadata::default(),
             containers: vec![ContainerRequest {
                 name: "main".into(),
                 kind: ContainerKind::App,
@@ -550,6 +557,84 @@ mod tests {
 
         assert_eq!(pod.allocations.len(), 3);
         assert_eq!(calls.asked.into_inner(), 1);
+    }
+
+    /// A plugin that holds up its first call until it is told to refuse it, and agrees to all others.
+    #[derive(Default)]
+    struct RefusesTheFirst {
+        called: CancellationToken,
+        refuse: CancellationToken,
+    }
+
+    impl PluginCalls for RefusesTheFirst {
+        async fn preferred(&self, _: &Question, _: Instant) -> Result<Vec<DeviceId>, CallError> {
+            Ok(Vec::new())
+        }
+
+        async fn allocate(&self, _: ConnectionId, _: &Grant, _: Instant) -> Result<Answer, CallError> {
+            if self.called.is_cancelled() {
+                return Ok(Answer::default());
+            }
+            self.called.cancel();
+            self.refuse.cancelled().await;
+            let (method, problem) = ("Allocate", InvalidAnswer::NoContainer);
+            Err(CallError::Invalid { method, problem })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pod_gets_the_devices_of_an_admission_that_fails() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = node_with_one_gpu(&directory);
+        let (calls, drivers, never) = (
+            RefusesTheFirst::default(),
+            no_drivers(&store),
+            CancellationToken::new(),
+        );
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let (first, second) = (wants_a_gpu("a"), wants_a_gpu("b"));
+
+        let fails = admit(&store, &calls, &drivers, &first, deadline, &never, |_| {});
+        let waits = async {
+            calls.called.cancelled().await;
+            let refuse = |reason: &ReserveError| {
+                assert!(matches!(reason, ReserveError::Reserved { .. }), "{reason}");
+                calls.refuse.cancel();
+            };
+            admit(&store, &calls, &drivers, &second, deadline, &never, refuse).await
+        };
+        let (failed, admitted) = tokio::join!(fails, waits);
+
+        assert!(matches!(failed, Err(AdmitError::Plugin { .. })), "{failed:?}");
+        assert_eq!(admitted.unwrap().uid.as_str(), "b");
+        let (third, past) = (wants_a_gpu("c"), Instant::now());
+        let refused = admit(&store, &calls, &drivers, &third, past, &never, |_| {}).await;
+        assert!(matches!(refused, Err(AdmitError::Refused(_))), "{refused:?}");
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_admitted_once_a_first_list_without_healthy_devices_is_followed_by_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = node_with_gpus(&directory, 0, PluginOptions::default());
+        let (calls, drivers, never) = (NoAdvice::default(), no_drivers(&store), CancellationToken::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let request = wants_a_gpu("a");
+
+        let list_one = |reason: &ReserveError| {
+            assert!(matches!(reason, ReserveError::NoHealthyDevice { .. }), "{reason}");
+            store.update(|node| {
+                let connection = node.serving(&GPU.into()).unwrap();
+                let device = Device {
+                    id: "gpu0".into(),
+                    healthy: true,
+                    nodes: Vec::new(),
+                };
+                node.devices_listed(connection, DeviceList::new(vec![device]).0);
+            });
+        };
+        let pod = admit(&store, &calls, &drivers, &request, deadline, &never, list_one).await;
+
+        assert_eq!(pod.unwrap().allocations.len(), 1);
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use devlet_core::dra::claims::{Call, Operation, PreparedDevice};
+use devlet_core::dra::claims::{Call, ClaimKey, Failure, Operation, PreparedDevice};
 use devlet_core::dra::view::{Reason, Wait, listed};
 use devlet_core::{CallId, ClaimUid, DriverName, Moment, Node, PodUid, ReserveError};
 use futures_util::StreamExt as _;
@@ -21,7 +21,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::written;
+use crate::deadline;
 use crate::dra::{DriverCallError, DriverCalls, Prepared};
+use crate::grpc::call::LEAST;
 use crate::limits::Limit;
 use crate::metrics::{ClaimOperation, Metrics};
 use crate::store::{Held, Store, WriteError};
@@ -209,7 +212,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
         let store = &self.inner.store;
         let mut changes = store.changed();
         let mut waited_for = Calls::default();
-        held.intent().await?;
+        written(deadline, held.intent()).await?;
         loop {
             changes.borrow_and_update();
             let now = store.now();
@@ -223,7 +226,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
             self.make_all(calls, &mut waited_for);
             // Another admission was to write it, and could not.
             let is_unwritten = waits.iter().any(|wait| wait.reason == Reason::NotWritten);
-            if is_unwritten && held.intent().await? {
+            if is_unwritten && written(deadline, held.intent()).await? {
                 continue;
             }
             let is_trouble = |wait: &Wait| wait.failure.is_some() || wait.reason == Reason::NoDriver;
@@ -238,8 +241,8 @@ impl<D: DriverCalls + 'static> Claims<D> {
         }
     }
 
-    /// Has the claims unprepared that a pod was the last to leave. What is not by `deadline` is returned, and goes on
-    /// being tried.
+    /// Has the claims unprepared that a pod was the last to leave, by `deadline`; connected drivers get at least
+    /// [`LEAST`]. Claims that are not unprepared by then are returned, and retried in the background.
     pub async fn unprepare(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
         if self.inner.store.read(|node| node.remaining(pod)).is_empty() {
             return Ok(());
@@ -254,6 +257,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
         let store = &self.inner.store;
         let mut changes = store.changed();
         let mut waited_for = Calls::default();
+        let least = deadline.max(Instant::now() + LEAST);
         loop {
             changes.borrow_and_update();
             let now = store.now();
@@ -265,7 +269,13 @@ impl<D: DriverCalls + 'static> Claims<D> {
                 return Ok(());
             }
             self.make_all(calls, &mut waited_for);
-            if !self.wait(&mut changes, &mut waited_for, &waits, deadline).await {
+            let is_called = |wait: &Wait| matches!(wait.reason, Reason::Calling | Reason::NotWritten);
+            let until = if waits.iter().any(is_called) {
+                least
+            } else {
+                deadline
+            };
+            if !self.wait(&mut changes, &mut waited_for, &waits, until).await {
                 return Err(waits);
             }
         }
@@ -412,11 +422,13 @@ impl<D: DriverCalls> Inner<D> {
             ending.tell(|node, now| node.call_failed(call.id, &reason, now));
         };
         let mut failures = Vec::new();
+        let mut missing = Vec::new();
         match call.operation {
             Operation::Prepare => match self.drivers.prepare(&call, deadline).await {
                 Ok(results) => ending.tell(|node, now| {
                     let results = self.within_limit(node, &call.driver, results);
                     failures = node.prepared(call.id, results, is_cdi_name, now);
+                    missing = missing_devices(node, &call);
                 }),
                 Err(error) => failed(error, ending),
             },
@@ -427,10 +439,35 @@ impl<D: DriverCalls> Inner<D> {
                 Err(error) => failed(error, ending),
             },
         }
+        for (claim, devices) in missing {
+            tracing::warn!(driver = %call.driver, %claim, ?devices, "claim prepared in part");
+        }
         for failure in failures {
-            tracing::warn!(driver = %call.driver, error = %failure, "a claim is to be tried again");
+            let (driver, claim) = (&call.driver, failure.claim().map(tracing::field::display));
+            let error = match &failure {
+                Failure::Driver { reason, .. } => reason.clone(),
+                other => other.to_string(),
+            };
+            match call.operation {
+                Operation::Prepare => tracing::warn!(claim, %driver, error, "claim not prepared"),
+                Operation::Unprepare => tracing::warn!(claim, %driver, error, "claim not unprepared"),
+            }
         }
     }
+}
+
+/// Returns the devices that a driver did not prepare, of each claim that it was called for and reported as prepared.
+fn missing_devices(node: &Node, call: &Call) -> Vec<(ClaimKey, Vec<String>)> {
+    let claims = call.claims.iter().filter_map(|(uid, _)| node.claim(uid));
+    let missing = claims.filter_map(|view| {
+        let preparation = view.claim.preparations.get(&call.driver)?;
+        let devices = preparation.missing_devices();
+        let devices: Vec<String> = devices
+            .map(|each| format!("{}/{}", each.pool, each.device))
+            .collect();
+        (!devices.is_empty()).then(|| (view.claim.key.clone(), devices))
+    });
+    missing.collect()
 }
 
 fn is_cdi_name(name: &str) -> bool {
@@ -440,7 +477,7 @@ fn is_cdi_name(name: &str) -> bool {
 /// When it is that moment.
 fn at_moment(moment: Moment, now: Moment) -> Instant {
     // Not a part of a millisecond too early.
-    Instant::now() + Duration::from_millis(moment.since(now) + 1)
+    deadline::after(Duration::from_millis(moment.since(now).saturating_add(1)))
 }
 
 async fn at(instant: Option<Instant>) {

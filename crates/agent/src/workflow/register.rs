@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devlet_core::device_plugin::inventory::Offer;
+use devlet_core::device_plugin::rejections::Rejection;
 use devlet_core::{ConnectError, ConnectionId, Node, ResourceName};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::deadline;
 use crate::device_plugin::client::{Api, PluginClient};
 use crate::device_plugin::connection::{self, Connection};
 use crate::device_plugin::plugins::Plugins;
@@ -39,7 +42,20 @@ pub struct Candidate {
     pub pid: Option<i32>,
 }
 
-/// Why a plugin is not taken in.
+impl Candidate {
+    /// That it is rejected.
+    pub(crate) fn rejection(&self, error: &RegisterError) -> Rejection {
+        Rejection {
+            resource: self.resource.to_string(),
+            endpoint: self.socket.display().to_string(),
+            uid: Some(self.uid),
+            pid: self.pid,
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// Why a plugin is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// It cannot be reached. The first words are the kubelet's.
@@ -101,24 +117,41 @@ pub struct Registrar {
     pub(crate) repetitions: Arc<Paces<(Process, ResourceName)>>,
     /// For long lists.
     pub(crate) decoding: Turns,
-    /// Refusals in the log.
+    /// How often rejections are logged.
     pub(crate) refusals: Arc<Mentions>,
 }
 
 impl Registrar {
-    /// Takes a plugin in, and follows it until it is gone for good.
+    /// Takes a plugin in, and follows it until it is gone for good. A rejection is recorded.
     pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
         self.slow_down(&candidate).await?;
         self.take_in(candidate).await
     }
 
-    /// Whether a plugin may register now. If not, that is counted at once and told after a while.
+    /// Takes a plugin in by a task of the node: a caller that gives up does not hide how the registration ended.
+    /// Returns `None` if the node stops before that.
+    pub(crate) fn take_in_by_task(
+        &self,
+        candidate: Candidate,
+    ) -> JoinHandle<Option<Result<ConnectionId, RegisterError>>> {
+        let registrar = self.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                ended = registrar.take_in(candidate) => Some(ended),
+                () = registrar.stop.cancelled() => None,
+            }
+        })
+    }
+
+    /// Checks that a plugin may register now. If not, it is recorded as rejected at once and answered after a while.
     pub(crate) async fn slow_down(&self, candidate: &Candidate) -> Result<(), RegisterError> {
         let Err(over) = self.in_time(candidate) else {
             return Ok(());
         };
         self.metrics.limit_hit(over.limit.name());
-        let refused = Err(over.into());
+        let error = RegisterError::from(over);
+        self.rejected(candidate.rejection(&error));
+        let refused = Err(error);
         self.metrics.registered(&candidate.resource, &refused);
         // Whoever does not wait for the answer waits for a place.
         tokio::select! {
@@ -128,10 +161,13 @@ impl Registrar {
         refused
     }
 
-    /// Takes a plugin in that may register.
-    pub(crate) async fn take_in(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
+    /// Takes a plugin in that may register. A rejection is recorded.
+    async fn take_in(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
         let connected = self.connect(&candidate, |_| true).await;
         self.metrics.registered(&candidate.resource, &connected);
+        if let Err(error) = &connected {
+            self.rejected(candidate.rejection(error));
+        }
         if let Err(RegisterError::OverLimit(over)) = &connected {
             self.metrics.limit_hit(over.limit.name());
         }
@@ -146,10 +182,27 @@ impl Registrar {
         Ok(id)
     }
 
-    /// For the log.
-    pub(crate) fn say_refused(&self, resource: &ResourceName, error: &RegisterError) {
-        if let Some(unsaid) = self.refusals.take(Instant::now()) {
-            tracing::warn!(%resource, %error, unsaid, "device plugin is not taken in");
+    /// Records that a plugin was rejected, for `devlet get plugins` and, the first time, for the log.
+    pub(crate) fn rejected(&self, rejection: Rejection) {
+        let Rejection {
+            resource,
+            endpoint,
+            uid,
+            pid,
+            reason,
+        } = rejection.clone();
+        let now = self.store.now();
+        let is_news = self.store.update(|node| node.plugin_rejected(rejection, now));
+        if is_news && let Some(unsaid) = self.refusals.take(Instant::now()) {
+            tracing::warn!(
+                resource,
+                endpoint,
+                pid,
+                uid,
+                reason,
+                unsaid,
+                "device plugin rejected"
+            );
         }
     }
 
@@ -198,7 +251,7 @@ impl Registrar {
         }
         let deadlines = &self.config.deadlines;
         let hearing = Hearing::new(&self.config.limits, &self.metrics);
-        let dialed = uds::connect_to_hear(socket, Instant::now() + deadlines.dial, &hearing)
+        let dialed = uds::connect_to_hear(socket, deadline::after(deadlines.dial), &hearing)
             .await
             .map_err(RegisterError::Dial)?;
         for owner in [dialed.owner, dialed.peer.uid] {
@@ -215,7 +268,7 @@ impl Registrar {
         let process = seats::process(&dialed.peer);
         let seat = self
             .seats
-            .take(process, resource.as_str(), socket.clone(), limits)?;
+            .take(process, access, resource.as_str(), socket.clone(), limits)?;
         let client = PluginClient::new(
             &dialed,
             *api,

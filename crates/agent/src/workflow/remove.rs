@@ -8,6 +8,7 @@ use devlet_core::{ClaimUid, DriverName, Node, PodUid, ReleaseError};
 use tokio::time::{Instant, timeout_at};
 
 use super::claims::Claims;
+use super::written;
 use crate::dra::DriverCalls;
 use crate::store::{self, Store, WriteError};
 use crate::words::{self, NamedPod};
@@ -27,10 +28,10 @@ pub enum RemoveError {
         /// The pod.
         pod: NamedPod,
     },
-    /// It is gone, but drivers have not unprepared its claims.
+    /// It is removed, but drivers have not unprepared its claims, which hold their devices until then.
     #[error(
-        "pod {pod} is gone and its devices are free, but not all of its claims are unprepared: {}; this goes on being \
-         tried; if a driver is gone for good, remove the pod again and abandon the driver{}",
+        "pod {pod} is removed, but its claims still hold their devices until drivers have unprepared them: {}; devlet \
+         keeps trying; if a driver is gone for good, remove the pod again and abandon the driver{}",
         words::waits(.waits),
         on_record(.abandoned)
     )]
@@ -77,7 +78,7 @@ pub async fn remove(
 ) -> Result<Vec<Abandoned>, RemoveError> {
     release(store, pod, deadline).await?;
     for driver in drivers {
-        abandon(store, pod, driver).await?;
+        written(deadline, abandon(store, pod, driver)).await?;
     }
     let unprepared = claims.unprepare(pod, deadline).await;
     let abandoned = match drivers.is_empty() {
@@ -116,7 +117,7 @@ async fn release(store: &Store, pod: &PodUid, deadline: Instant) -> Result<(), R
     let mut changes = store.changed();
     loop {
         changes.borrow_and_update();
-        match store.release(pod).await {
+        match written(deadline, store.release(pod)).await {
             Ok(()) => return Ok(()),
             Err(store::ReleaseError::Refused(ReleaseError::Unknown)) => {
                 let is_known = store.read(|node| node.has_left(pod));
@@ -154,8 +155,10 @@ async fn recorded(store: &Store, driver: &DriverName, abandoned: &[ClaimUid]) ->
         return Ok(());
     }
     store.record_claims().await?;
-    for claim in abandoned {
-        tracing::warn!(%driver, %claim, "nobody waits any longer for the driver to unprepare the claim");
+    for uid in abandoned {
+        let key = store.read(|node| node.claim(uid).map(|view| view.claim.key.clone()));
+        let claim = key.map(tracing::field::display);
+        tracing::warn!(claim, %uid, %driver, "claim abandoned");
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
 use devlet_core::dra::view::Wait;
-use devlet_core::{Allocation, Availability, DeviceId, Node, PluginView, PodUid, ResourceName};
+use devlet_core::{Allocation, Availability, Blocked, DeviceId, Node, PluginView, PodUid, ResourceName};
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Deadlines;
@@ -21,6 +21,9 @@ pub enum StartContainerError {
     /// The pod holds nothing.
     #[error("no such pod: admit it first")]
     UnknownPod,
+    /// Whether the pod holds its devices is for an operator to decide.
+    #[error(transparent)]
+    Contested(Blocked),
     /// The pod has no such container.
     #[error("the pod has no container {container:?}; it has {}", .containers.join(", "))]
     UnknownContainer {
@@ -67,6 +70,9 @@ pub async fn start_container(
     deadline: Instant,
 ) -> Result<(RunOptions, Vec<Conflict>), StartContainerError> {
     let to_tell: BTreeMap<ResourceName, Vec<DeviceId>> = store.read(|node| {
+        if let Some(contested) = node.contested_by(pod) {
+            return Err(StartContainerError::Contested(contested.clone()));
+        }
         let pod = node.pod(pod).ok_or(StartContainerError::UnknownPod)?;
         if !pod.may_have(container) {
             return Err(StartContainerError::UnknownContainer {

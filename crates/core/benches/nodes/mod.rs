@@ -6,7 +6,8 @@ use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
 use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::{
-    Advice, ContainerKind, ContainerRequest, Moment, Node, PodName, PodRequest, ReservationId, Source,
+    Advice, ContainerKind, ContainerRequest, Moment, Node, PodMetadata, PodName, PodRequest, ReservationId,
+    Source,
 };
 
 pub(crate) const GPU: &str = "acme.com/gpu";
@@ -42,6 +43,7 @@ pub(crate) fn pod(number: usize, devices: usize) -> PodRequest {
         },
         source: Source::Api,
         fingerprint: 1,
+        metadata: PodMetadata::default(),
         containers: vec![ContainerRequest {
             name: "main".into(),
             kind: ContainerKind::App,

@@ -11,6 +11,10 @@
 //!                    connected │  └──── lost ────────┤ (another plugin is connected without a list)
 //!                            gone ◄──── lost ────────┘ (the last one)
 //! ```
+//!
+//! A plugin is *ready* once it has listed a healthy device on its connection. Some plugins first send an empty list, or
+//! one in which every device is unhealthy, while they look for their devices: until the plugin is ready, such a list
+//! makes admissions wait. Afterwards the same list means that the devices are gone, and admissions are refused.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -59,6 +63,8 @@ pub(crate) struct Plugin {
     pub(crate) uid: u32,
     pub(crate) options: PluginOptions,
     pub(crate) connected_at: Moment,
+    /// Whether it has listed a healthy device since it connected.
+    pub(crate) ready: bool,
     /// Its last list, and the list's number among all lists.
     pub(crate) list: Option<(u64, Arc<DeviceList>)>,
 }
@@ -76,6 +82,8 @@ pub(crate) struct Resource {
     pub(crate) idle_since: Option<Moment>,
     /// The plugin that was seen last, and when it left.
     pub(crate) last: Option<Last>,
+    /// Since when it is known to be unused, if no plugin has ever served it here.
+    pub(crate) unused_since: Option<Moment>,
 }
 
 /// The trace of a plugin that left.

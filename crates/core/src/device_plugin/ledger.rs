@@ -145,6 +145,28 @@ impl Ledger {
         free
     }
 
+    /// Devices of a resource that are held only by admissions and removals that have not ended. An admission may still
+    /// be aborted, and a removal frees its devices.
+    pub(crate) fn unsettled<'a>(&'a self, name: &'a ResourceName) -> impl Iterator<Item = &'a DeviceId> {
+        let taken = self.reservations.values().filter_map(|each| each.taken.get(name));
+        let leaving = self.releasing.keys().filter_map(|pod| self.pods.get(pod));
+        let leaving = leaving.flat_map(|pod| &pod.allocations);
+        let leaving = leaving.filter(move |held| held.resource == *name);
+        let devices = taken.flatten().chain(leaving.flat_map(|held| &held.devices));
+        let takes = move |pod: &PodUid, device: &DeviceId| {
+            let reservation = self.in_flight.get(pod).and_then(|id| self.reservations.get(id));
+            let taken = reservation.and_then(|each| each.taken.get(name));
+            taken.is_some_and(|taken| taken.contains(device))
+        };
+        let held = self.held.get(name);
+        devices.filter(move |device| {
+            let holders = held.and_then(|held| held.get(*device)).into_iter().flatten();
+            holders
+                .into_iter()
+                .all(|pod| self.releasing.contains_key(pod) || takes(pod, device))
+        })
+    }
+
     /// Puts a pod among those that hold something; the one that had its UID.
     pub(crate) fn insert(&mut self, pod: Pod) -> Option<Pod> {
         for allocation in &pod.allocations {

@@ -122,6 +122,23 @@ pub enum InvalidAnswer {
     },
 }
 
+impl InvalidAnswer {
+    /// The claim that the answer is about, if the driver was called for it.
+    pub fn claim(&self) -> Option<&ClaimKey> {
+        match self {
+            Self::UnknownClaim { .. } => None,
+            Self::Missing { claim, .. }
+            | Self::UnknownRequest { claim, .. }
+            | Self::NotAllocated { claim, .. }
+            | Self::OtherShare { claim, .. }
+            | Self::OtherRequest { claim, .. }
+            | Self::DeviceTwice { claim, .. }
+            | Self::CdiSyntax { claim, .. }
+            | Self::CdiTwice { claim, .. } => Some(claim),
+        }
+    }
+}
+
 /// The name of a request without that of its subrequest.
 pub(crate) fn base(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)

@@ -23,8 +23,8 @@
 //! For each driver of a claim there is at most one call at a time. Calls that failed are repeated with a growing
 //! pause, and alone, so that one claim holds up no other.
 //!
-//! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices`, `in_use`, `phases` and `preparing` are derived: with
-//! ten thousand claims nobody wants to look through all of them. `Claims::settle` keeps them, and `check` recomputes them, after
+//! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices`, `holders`, `in_use`, `phases` and `preparing` are derived:
+//! no question looks through all claims. `Claims::settle` keeps them, and `check` recomputes them, after
 //! every step of the history tests (`indexes.rs`). Pods join in `joining.rs`; drivers are called in `calls.rs`; what nobody
 //! waits for is written in `records.rs`.
 
@@ -37,18 +37,24 @@ use crate::pod::PodName;
 
 mod calls;
 mod claim;
+mod device_holders;
 mod entry;
 mod indexes;
 mod joining;
+mod reallocation;
 mod records;
 
 pub use claim::{
-    Allocated, AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, Failure,
+    Allocated, AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, Failure, Intent,
     NotForgotten, Operation, Preparation, PreparationState, PreparedDevice, Record,
 };
+pub(crate) use device_holders::DeviceConflict;
+use device_holders::DeviceHolders;
+pub use device_holders::{DeviceInUse, DeviceShare, HolderState};
 use entry::InFlight;
 pub(crate) use entry::{Entry, InUse, Task};
 use indexes::{DeviceIndex, index_devices};
+pub use reallocation::Reallocation;
 
 /// How many claims are put into one call.
 pub const MOST_CLAIMS: usize = 256;
@@ -74,13 +80,14 @@ pub(crate) struct Claims {
     to_write: BTreeSet<ClaimUid>,
     done: BTreeSet<ClaimUid>,
     devices: DeviceIndex,
+    holders: DeviceHolders,
     pub(crate) in_use: InUse,
     pub(crate) phases: BTreeMap<Phase, usize>,
     /// Claims that are being prepared.
     pub(crate) preparing: BTreeSet<ClaimUid>,
     calls: BTreeMap<CallId, InFlight>,
     background: BTreeMap<DriverName, usize>,
-    intents: BTreeMap<ReservationId, Vec<ClaimUid>>,
+    intents: BTreeMap<ReservationId, Intent>,
     records: BTreeMap<RecordId, Record>,
     next_call: u64,
     next_record: u64,

@@ -82,6 +82,11 @@ pub(crate) struct Health {
 }
 
 impl Health {
+    /// The devices that plugins report.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &PoolDevice> {
+        self.devices.keys()
+    }
+
     /// The devices that changed, and how many reports there was no room for.
     pub(crate) fn reported(
         &mut self,

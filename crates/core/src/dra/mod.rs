@@ -25,11 +25,12 @@ use crate::node::Node;
 
 pub mod answers;
 pub mod claims;
+pub mod device_view;
 pub mod drivers;
 pub mod health;
 pub mod view;
 
-use claims::{Call, Claim, Claims, Failure, NotForgotten, PreparedDevice, Record};
+use claims::{Call, Claim, Claims, Failure, Intent, NotForgotten, PreparedDevice, Record};
 use drivers::{DriverOffer, Drivers, Refusal, RegisterError};
 use health::{HealthReport, PoolDevice};
 
@@ -173,9 +174,9 @@ impl Node {
 
     /// What must be on disk before a driver is called for the pod's claims; nothing if it is there already.
     /// Ends with [`Node::finish_intent`] or [`Node::cancel_intent`], also if the admission has ended meanwhile.
-    pub fn begin_intent(&mut self, id: ReservationId) -> Vec<Claim> {
+    pub fn begin_intent(&mut self, id: ReservationId) -> Intent {
         let Some(reservation) = self.ledger.reservations.get(&id) else {
-            return Vec::new();
+            return Intent::default();
         };
         self.dra.claims.begin_intent(id, &reservation.claims)
     }

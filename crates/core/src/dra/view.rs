@@ -7,7 +7,9 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::answers::base;
-use super::claims::{Claim, ClaimKey, Entry, Failure, Preparation, PreparationState, PreparedDevice, Task};
+use super::claims::{
+    Claim, ClaimKey, DeviceShare, Entry, Failure, Preparation, PreparationState, PreparedDevice, Task,
+};
 use super::drivers::{Driver, Refused, WIPE_DELAY_MS};
 use super::health::{DeviceHealth, PoolDevice};
 use crate::device_plugin::inventory::Last;
@@ -62,6 +64,8 @@ pub enum Phase {
     Unpreparing,
     /// The same, and nobody waits for the drivers that have not unprepared it.
     Abandoned,
+    /// Every driver has unprepared it, and its record is to be deleted. It is in nobody's way.
+    Unprepared,
 }
 
 /// A claim.
@@ -257,6 +261,17 @@ impl Node {
         self.claim(self.dra.claims.by_key.get(key)?)
     }
 
+    /// Devices that several claims hold, with the claims: state that was imported or restored. No other claim gets them.
+    pub fn shared_claim_devices(&self) -> Vec<(DeviceShare, Vec<ClaimView<'_>>)> {
+        let shared = self.dra.claims.shared_devices();
+        shared
+            .map(|(device, claims)| {
+                let claims = claims.into_iter().map(|entry| self.claim_view(entry));
+                (device, claims.collect())
+            })
+            .collect()
+    }
+
     fn claim_view<'a>(&'a self, entry: &'a Entry) -> ClaimView<'a> {
         ClaimView {
             claim: &entry.claim,
@@ -274,6 +289,8 @@ impl Node {
         };
         let drivers: Vec<&DriverName> = if entry.is_unused() {
             entry.blocking().collect()
+        } else if self.dra.claims.needs_intent(entry) {
+            entry.claim.used_drivers().collect()
         } else {
             entry.claim.preparations.keys().filter(pending).collect()
         };
@@ -354,9 +371,13 @@ impl Node {
         on_record.or_else(admitted).filter(is_known).or_else(gone)
     }
 
-    /// Whether a pod that is gone was the last to leave a claim that is still on record.
+    /// Returns `true` if a pod that is gone was the last to leave a claim that is not unprepared.
     pub fn has_left(&self, pod: &PodUid) -> bool {
-        self.dra.claims.left.contains_key(pod)
+        let mut left = self.dra.claims.left.get(pod).into_iter().flatten();
+        left.any(|uid| {
+            let entry = self.dra.claims.entries.get(uid);
+            entry.is_some_and(|entry| entry.phase() != Phase::Unprepared)
+        })
     }
 
     /// Whether a pod may still have to be unprepared: it holds claims, is being admitted with some, or was the

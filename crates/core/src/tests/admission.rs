@@ -9,6 +9,7 @@ use crate::{Blocked, Restored};
 fn unreadable() -> Blocked {
     Blocked::UnreadableState {
         file: "checkpoint.bad".into(),
+        reason: "torn".into(),
     }
 }
 
@@ -51,6 +52,64 @@ fn too_few_devices_refuse_the_pod_at_once_even_if_another_resource_has_no_plugin
     assert!(matches!(refused, ReserveError::Insufficient { .. }), "{refused}");
 }
 
+#[test]
+fn a_pod_waits_for_devices_that_other_admissions_have_only_reserved() {
+    let mut node = node_with_gpus(&["a", "b", "c"]);
+    admit(&mut node, &gpu_pod("p", 1));
+    let other = reserve(&mut node, &gpu_pod("q", 1));
+
+    let refused = refusal(&mut node, &gpu_pod("r", 2));
+
+    assert!(refused.waiting_helps(), "{refused}");
+    assert_eq!(
+        refused.to_string(),
+        "2 acme.com/gpu requested, 1 free; 1 held by admissions or removals that have not ended"
+    );
+    let too_many = refusal(&mut node, &gpu_pod("r", 3));
+    assert!(!too_many.waiting_helps(), "{too_many}");
+    assert_eq!(
+        too_many.to_string(),
+        "3 acme.com/gpu requested, 1 free and 1 reserved for other pods (3 of 3 healthy)"
+    );
+    node.abort(other);
+    reserve(&mut node, &gpu_pod("r", 2));
+}
+
+#[test]
+fn a_pod_that_waits_for_a_reservation_is_refused_once_that_is_committed() {
+    let mut node = node_with_gpus(&["a"]);
+    let (request, waiting) = (gpu_pod("p", 1), gpu_pod("q", 1));
+    let id = reserve(&mut node, &request);
+    begin_commit(&mut node, id, &request);
+    assert!(refusal(&mut node, &waiting).waiting_helps(), "the write may fail");
+
+    let before = node.changes();
+    node.finish_commit(id);
+
+    assert_ne!(node.changes(), before, "those that wait look again");
+    assert!(!refusal(&mut node, &waiting).waiting_helps());
+    node.begin_release(&"p".into()).unwrap();
+    assert!(
+        refusal(&mut node, &waiting).waiting_helps(),
+        "it is being removed"
+    );
+    node.cancel_release(&"p".into());
+    assert!(!refusal(&mut node, &waiting).waiting_helps());
+}
+
+#[test]
+fn a_pod_whose_containers_share_devices_waits_only_if_those_can_be_enough() {
+    let mut node = node_with_gpus(&["a", "b"]);
+    let other = reserve(&mut node, &gpu_pod("q", 1));
+    let needs_two = pod("p", vec![init("i", &[(GPU, 2)]), app("m", &[(GPU, 2)])]);
+    let needs_three = pod("p", vec![sidecar("s", &[(GPU, 1)]), app("m", &[(GPU, 2)])]);
+
+    assert!(refusal(&mut node, &needs_two).waiting_helps());
+    assert!(!refusal(&mut node, &needs_three).waiting_helps());
+    node.abort(other);
+    reserve(&mut node, &needs_two);
+}
+
 // TestPodContainerDeviceAllocation, "Successful allocation of all available Res1 resources and Res2 resources"
 #[test]
 fn the_last_device_can_be_had() {
@@ -64,17 +123,17 @@ fn the_last_device_can_be_had() {
 
 #[test]
 fn one_short_resource_reserves_nothing() {
-    let mut node = node_serving(&[(GPU, &["a", "b"]), (NIC, &[])]);
+    let mut node = node_serving(&[(GPU, &["a", "b"]), (NIC, &["n"])]);
     let before = everything(&node);
 
     let refused = refusal(
         &mut node,
-        &pod("p", vec![app("one", &[(GPU, 2)]), app("two", &[(NIC, 1)])]),
+        &pod("p", vec![app("one", &[(GPU, 2)]), app("two", &[(NIC, 2)])]),
     );
 
     assert_eq!(
         refused.to_string(),
-        "1 acme.com/nic requested, 0 free (0 of 0 healthy)"
+        "2 acme.com/nic requested, 1 free (1 of 1 healthy)"
     );
     assert_eq!(everything(&node), before);
 }
@@ -154,6 +213,7 @@ fn a_plugin_that_has_not_listed_its_devices_is_named() {
 fn unhealthy_devices_are_not_given() {
     let mut node = Node::default();
     let only = connect(&mut node, offer(GPU, "gpu.sock"));
+    node.devices_listed(only, list(&["a", "b"]));
     node.devices_listed(only, list_of(vec![unhealthy("a"), unhealthy("b")]));
 
     let refused = refusal(&mut node, &gpu_pod("p", 1));
@@ -162,6 +222,43 @@ fn unhealthy_devices_are_not_given() {
         refused.to_string(),
         "1 acme.com/gpu requested, 0 free (0 of 2 healthy)"
     );
+    assert!(!refused.waiting_helps());
+}
+
+// As Intel's NPU plugin does: it looks for its devices only after its first list.
+#[test]
+fn a_pod_waits_for_a_plugin_that_has_not_listed_a_healthy_device_since_it_connected() {
+    let mut node = Node::default();
+    let first = connect(&mut node, offer(GPU, "gpu.sock"));
+    for (devices, text) in [
+        (vec![], "its list is empty"),
+        (vec![unhealthy("a")], "0 of 1 healthy"),
+        (vec![], "its list is empty"),
+    ] {
+        node.devices_listed(first, list_of(devices));
+        let refused = refusal(&mut node, &gpu_pod("p", 1));
+        assert!(refused.waiting_helps(), "{refused}");
+        assert_eq!(
+            refused.to_string(),
+            alloc::format!(
+                "the device plugin of acme.com/gpu at gpu.sock has not listed a healthy device yet ({text})"
+            )
+        );
+    }
+    node.devices_listed(first, list(&["a"]));
+    node.devices_listed(first, list(&[]));
+    assert!(
+        !refusal(&mut node, &gpu_pod("p", 1)).waiting_helps(),
+        "the device is gone"
+    );
+    let again = connect(&mut node, offer(GPU, "gpu.sock"));
+    node.devices_listed(again, list(&[]));
+    assert!(
+        refusal(&mut node, &gpu_pod("p", 1)).waiting_helps(),
+        "it may be starting"
+    );
+    node.devices_listed(again, list(&["a"]));
+    admit(&mut node, &gpu_pod("p", 1));
 }
 
 // Spec §27.18; TestDevicePreStartContainer: not called when quantity is 0
@@ -250,17 +347,26 @@ fn a_pod_from_before_a_reboot_is_written_anew() {
 fn another_spec_is_refused() {
     let mut node = node_with_gpus(&["a", "b"]);
     admit(&mut node, &gpu_pod("p", 1));
-    let other = PodRequest {
+    let other = |count| PodRequest {
         fingerprint: 8,
-        ..gpu_pod("p", 1)
+        ..gpu_pod("p", count)
     };
+    let before = "was admitted with another spec; it holds 1 acme.com/gpu in container main";
 
-    let refused = refusal(&mut node, &other);
-
-    assert_eq!(
-        refused.to_string(),
-        "the pod was admitted with another spec or under another name; remove it first"
+    let unknown = refusal(&mut node, &other(1)).to_string();
+    assert!(unknown.contains(before), "{unknown}");
+    assert!(
+        unknown.ends_with("; what differs: something that is not on record; remove it first"),
+        "{unknown}"
     );
+    let mut more = other(2);
+    let mut second = more.containers[0].clone();
+    second.name = "log".into();
+    second.wants.clear();
+    more.containers.push(second);
+    let told = refusal(&mut node, &more).to_string();
+    let differs = "; what differs: container log is new, container main asks for 2 acme.com/gpu and holds 1; remove it first";
+    assert!(told.contains(before) && told.ends_with(differs), "{told}");
 }
 
 #[test]
@@ -288,7 +394,7 @@ fn a_changed_count_is_refused() {
 
     assert_eq!(
         refused.to_string(),
-        "container main holds 2 acme.com/gpu, but now requests 3; remove the pod first"
+        "pod default/p (p) holds 2 acme.com/gpu in container main, but now requests 3; remove it first"
     );
 }
 
@@ -312,7 +418,7 @@ fn a_name_belongs_to_one_pod() {
 }
 
 #[test]
-fn the_name_of_a_pod_in_flight_is_taken() {
+fn the_name_of_a_pod_in_flight_can_be_waited_for() {
     let mut node = node_with_gpus(&["a", "b"]);
     let id = reserve(&mut node, &gpu_pod("p", 1));
     let impostor = PodRequest {
@@ -322,7 +428,11 @@ fn the_name_of_a_pod_in_flight_is_taken() {
 
     let refused = refusal(&mut node, &impostor);
 
-    assert!(matches!(refused, ReserveError::NameTaken { .. }), "{refused:?}");
+    assert!(
+        matches!(refused, ReserveError::NameReserved { .. }),
+        "{refused:?}"
+    );
+    assert!(refused.waiting_helps());
     node.abort(id);
     assert!(
         node.reserve(&impostor, &Advice::new()).is_ok(),
@@ -446,7 +556,7 @@ fn a_blocked_node_refuses_new_pods() {
     assert!(
         refused
             .to_string()
-            .starts_with("the state in checkpoint.bad could not be read")
+            .starts_with("the state in checkpoint.bad cannot be used: torn")
     );
     assert_eq!(everything(&node), before);
 }

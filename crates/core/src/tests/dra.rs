@@ -186,13 +186,194 @@ fn on(driver: &'static str) -> AllocatedClaim {
     claim_of("k", "c", &[(driver, "a", &[])])
 }
 
+// ---- devices
+
+fn share_of(name: &str, uid: &str, share: Option<&str>, admin_access: bool) -> AllocatedClaim {
+    let mut result = result("d0", "req", "a");
+    result.device.share = share.map(Into::into);
+    result.device.admin_access = admin_access;
+    AllocatedClaim::new(key(name), uid.into(), [result])
+}
+
+#[test]
+fn a_device_that_a_claim_holds_is_refused_to_other_claims() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    let request = pod_with("q", &[claim_of("k1", "c1", &[("d0", "a", &[])])]);
+    let refused = refusal(&mut node, &request);
+    assert!(!refused.waiting_helps());
+    assert_eq!(
+        refused.to_string(),
+        "ResourceClaim default/k1 of pod default/q needs device pool/a of driver d0, which ResourceClaim default/k (UID c) \
+         of pod default/p (p) holds; remove that pod, or allocate another device"
+    );
+    let both = pod_with(
+        "r",
+        &[
+            claim_of("k2", "c2", &[("d0", "b", &[])]),
+            claim_of("k3", "c3", &[("d0", "b", &[])]),
+        ],
+    );
+    assert_eq!(
+        refusal(&mut node, &both).to_string(),
+        "ResourceClaim default/k3 of pod default/r needs device pool/b of driver d0, which ResourceClaim default/k2 (UID \
+         c2) of the same pod needs too; allocate another device"
+    );
+    reserve(&mut node, &pod_with("s", &[on("d0")]));
+}
+
+#[test]
+fn a_claim_that_has_a_device_twice_is_refused() {
+    let mut node = node_with(&["d0"]);
+    let twice = |change: fn(&mut AllocationResult)| {
+        let mut results = [result("d0", "one", "a"), result("d0", "two", "a")];
+        change(&mut results[1]);
+        pod_with("p", &[AllocatedClaim::new(key("k"), "c".into(), results)])
+    };
+    for (change, device) in [
+        ((|_| {}) as fn(&mut AllocationResult), "device"),
+        (
+            |result| result.device.share = Some("s".into()),
+            "share s of device",
+        ),
+    ] {
+        let refused = refusal(&mut node, &twice(change));
+        assert!(!refused.waiting_helps());
+        assert_eq!(
+            refused.to_string(),
+            format!(
+                "ResourceClaim default/k of pod default/p has {device} pool/a of driver d0 twice in status.allocation; \
+                 allocate another device, or a shareID for each"
+            )
+        );
+    }
+    admit_with(&mut node, &twice(|result| result.device.admin_access = true));
+}
+
+#[test]
+fn admin_access_and_another_share_of_a_device_are_not_refused() {
+    let mut node = node_with(&["d0"]);
+    admit_with(
+        &mut node,
+        &pod_with("p", &[share_of("k", "c", Some("s1"), false)]),
+    );
+    admit_with(
+        &mut node,
+        &pod_with("q", &[share_of("k1", "c1", Some("s2"), false)]),
+    );
+    admit_with(&mut node, &pod_with("r", &[share_of("k2", "c2", None, true)]));
+    for (uid, share) in [("same", Some("s1")), ("whole", None)] {
+        let refused = refusal(&mut node, &pod_with("s", &[share_of("k3", uid, share, false)]));
+        assert!(matches!(refused, ReserveError::DeviceInUse(_)), "{refused}");
+        assert!(!refused.waiting_helps());
+    }
+    assert_eq!(node.shared_claim_devices(), []);
+}
+
+#[test]
+fn a_device_is_waited_for_until_it_is_unprepared() {
+    let mut node = node_with(&["d0"]);
+    let request = pod_with("q", &[claim_of("k1", "c1", &[("d0", "a", &[])])]);
+    let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+    let refused = refusal(&mut node, &request);
+    assert!(refused.waiting_helps(), "the other admission may fail: {refused}");
+    node.abort(id);
+
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    release(&mut node, "p");
+    let calls = node.unprepare_calls(&"p".into(), START);
+    node.call_failed(calls[0].id, "busy", START);
+    let refused = refusal(&mut node, &request);
+    assert!(refused.waiting_helps());
+    assert_eq!(
+        refused.to_string(),
+        "ResourceClaim default/k1 of pod default/q needs device pool/a of driver d0, which driver d0 has not yet unprepared \
+         for ResourceClaim default/k (UID c) of pod default/p (p)"
+    );
+    node.abandon(&"p".into(), &"d0".into());
+    let refused = refusal(&mut node, &request);
+    assert!(refused.waiting_helps());
+    assert!(refused.to_string().contains("was abandoned"), "{refused}");
+}
+
+#[test]
+fn a_device_that_is_unprepared_is_given_again_at_once_and_its_old_record_is_deleted_with_the_new_one() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    release(&mut node, "p");
+    let calls = node.unprepare_calls(&"p".into(), START);
+    answer_all(&mut node, calls);
+    assert_eq!(phase(&node, "c"), Some(Phase::Unprepared));
+    assert!(!node.has_left(&"p".into()));
+
+    let id = reserve(
+        &mut node,
+        &pod_with("q", &[claim_of("k1", "c1", &[("d0", "a", &[])])]),
+    );
+    let intent = node.begin_intent(id);
+    assert_eq!(intent.put[0].uid.as_str(), "c1");
+    assert_eq!(intent.delete, ["c".into()]);
+    assert_eq!(node.begin_record(), None, "it is being deleted");
+    node.finish_intent(id);
+    assert_eq!(phase(&node, "c"), None);
+    assert_sound(&node);
+}
+
+#[test]
+fn a_claim_that_is_unprepared_can_be_used_again_at_once() {
+    let mut node = node_with(&["d0"]);
+    admit_with(&mut node, &pod_with("p", &[on("d0")]));
+    release(&mut node, "p");
+    let calls = node.unprepare_calls(&"p".into(), START);
+    answer_all(&mut node, calls);
+    let commit = admit_with(&mut node, &pod_with("q", &[on("d0")]));
+    assert!(commit.claims[0].is_prepared());
+    rest(&mut node);
+    assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
+}
+
+#[test]
+fn records_that_share_a_device_are_kept_and_no_other_claim_gets_it() {
+    let mut node = node_with(&["d0"]);
+    let prepared = || PreparedDevice {
+        requests: vec!["req".into()],
+        pool: "pool".into(),
+        device: "a".into(),
+        share: None,
+        cdi_devices: Vec::new(),
+    };
+    for uid in ["c1", "c2"] {
+        let drivers = [("d0".into(), Default::default(), vec![prepared()])];
+        node.put_claim(Claim::imported(key(uid), uid.into(), uid.into(), drivers));
+        let mut pod = imported(uid, &[]);
+        pod.claims.push(PodClaim {
+            name: String::new(),
+            key: key(uid),
+            uid: uid.into(),
+        });
+        node.put(pod).unwrap();
+    }
+    let shared = node.shared_claim_devices();
+    assert_eq!(shared.len(), 1);
+    assert_eq!(shared[0].0.to_string(), "device pool/a of driver d0");
+    assert_eq!(shared[0].1.len(), 2);
+    let refused = refusal(&mut node, &pod_with("q", &[on("d0")]));
+    assert!(!refused.waiting_helps(), "{refused}");
+    // The pods can be admitted again with what they hold.
+    reserve(
+        &mut node,
+        &pod_with("c1", &[claim_of("c1", "c1", &[("d0", "a", &[])])]),
+    );
+    assert_sound(&node);
+}
+
 // ---- preparing
 
 #[test]
 fn a_claim_is_on_disk_before_a_driver_is_called() {
     let mut node = node_with(&["d0"]);
     let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
-    let intent = node.begin_intent(id);
+    let intent = node.begin_intent(id).put;
     assert_eq!(intent.len(), 1);
     assert_eq!(intent[0].pod.as_str(), "p");
     assert_eq!(node.prepare_calls(id, START), []);
@@ -300,8 +481,8 @@ fn two_pods_that_prepare_one_claim_make_one_write_and_one_call() {
     let mut node = node_with(&["d0"]);
     let (p, q) = (pod_with("p", &[on("d0")]), pod_with("q", &[on("d0")]));
     let (first, second) = (reserve(&mut node, &p), reserve(&mut node, &q));
-    assert_eq!(node.begin_intent(first).len(), 1);
-    assert_eq!(node.begin_intent(second), []);
+    assert_eq!(node.begin_intent(first).put.len(), 1);
+    assert_eq!(node.begin_intent(second).put, []);
     node.finish_intent(first);
     let calls = node.prepare_calls(first, START);
     assert_eq!(node.prepare_calls(second, START), []);
@@ -322,7 +503,7 @@ fn an_intent_that_could_not_be_written_is_written_by_the_next() {
     node.begin_intent(first);
     node.cancel_intent(first);
     node.abort(first);
-    assert_eq!(node.begin_intent(second).len(), 1);
+    assert_eq!(node.begin_intent(second).put.len(), 1);
     node.finish_intent(second);
     assert_eq!(node.prepare_calls(second, START).len(), 1);
 }
@@ -335,7 +516,7 @@ fn a_prepared_claim_is_joined_without_its_driver() {
     node.driver_deregistered(connection, START);
     let request = pod_with("q", &[on("d0")]);
     let id = reserve(&mut node, &request);
-    assert_eq!(node.begin_intent(id), []);
+    assert_eq!(node.begin_intent(id).put, []);
     assert_eq!(node.prepare_calls(id, START), []);
     let commit = node.begin_commit(id, &request, Vec::new()).unwrap();
     assert_eq!(commit.claims, [], "the disk knows the claim");
@@ -354,7 +535,7 @@ fn a_pod_without_claims_touches_none() {
     let mut node = node_with(&["d0"]);
     let request = pod_with("p", &[]);
     let id = reserve(&mut node, &request);
-    assert_eq!(node.begin_intent(id), []);
+    assert_eq!(node.begin_intent(id).put, []);
     assert_eq!(node.begin_commit(id, &request, Vec::new()).unwrap().claims, []);
     node.finish_commit(id);
     assert!(!node.might_need_unprepare(&"p".into()));
@@ -496,7 +677,10 @@ fn skipped_operations_need_no_driver() {
 fn nobody_joins_a_claim_while_state_is_unreadable() {
     let mut node = node_with(&["d0"]);
     admit_with(&mut node, &pod_with("p", &[on("d0")]));
-    node.block(Blocked::UnreadableState { file: "x".into() });
+    node.block(Blocked::UnreadableState {
+        file: "x".into(),
+        reason: "torn".into(),
+    });
     let refused = refusal(&mut node, &pod_with("q", &[on("d0")]));
     assert!(matches!(refused, ReserveError::Blocked(_)), "{refused}");
     assert_eq!(
@@ -584,6 +768,29 @@ fn a_newer_claim_of_the_same_name_waits_for_pods_to_be_removed() {
 }
 
 #[test]
+fn a_claim_that_only_an_admission_in_flight_uses_otherwise_can_be_waited_for() {
+    let others = [
+        ("another name", claim_of("other", "c", &[("d0", "b", &[])])),
+        ("another UID", claim_of("k", "newer", &[("d0", "b", &[])])),
+        ("another allocation", claim_of("k", "c", &[("d0", "b", &[])])),
+    ];
+    for (case, other) in others {
+        let mut node = node_with(&["d0"]);
+        let id = reserve(&mut node, &pod_with("p", &[on("d0")]));
+        let request = pod_with("q", &[other]);
+
+        let refused = refusal(&mut node, &request);
+
+        assert!(
+            matches!(refused, ReserveError::ClaimReserved { .. }) && refused.waiting_helps(),
+            "{case}: {refused:?}"
+        );
+        node.abort(id);
+        assert!(node.reserve(&request, &Advice::new()).is_ok(), "{case}");
+    }
+}
+
+#[test]
 fn a_claim_that_was_allocated_anew_is_unprepared_first() {
     let mut node = node_with(&["d0", "d1"]);
     admit_with(&mut node, &pod_with("p", &[on("d0")]));
@@ -598,6 +805,15 @@ fn a_claim_that_was_allocated_anew_is_unprepared_first() {
         assert!(matches!(refused, ReserveError::Reallocated { .. }), "{refused}");
         assert!(!refused.waiting_helps());
     }
+    let moved = refusal(
+        &mut node,
+        &pod_with("q", &[claim_of("k", "c", &[("d0", "b", &[])])]),
+    );
+    assert_eq!(
+        moved.to_string(),
+        "the allocation of ResourceClaim default/k has changed since pods were admitted with it: it had pool/a of d0 then, and \
+         has pool/b of d0 now; pods that hold it: default/p (p); remove them first: devlet remove default/p"
+    );
     let anew = pod_with("q", &[claim_of("k", "c", others[1])]);
     release(&mut node, "p");
     assert!(refusal(&mut node, &anew).waiting_helps());
@@ -623,7 +839,7 @@ fn an_admission_that_called_nobody_leaves_without_a_call() {
     let id = reserve(&mut node, &request);
     node.begin_intent(id);
     node.abort(id);
-    assert_eq!(phase(&node, "c"), Some(Phase::Unpreparing), "it is being written");
+    assert_eq!(phase(&node, "c"), Some(Phase::Unprepared), "it is being written");
     node.finish_intent(id);
     assert_eq!(node.due_calls(START), []);
     assert!(!node.might_need_unprepare(&"p".into()));
@@ -718,10 +934,8 @@ fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
          to unprepare it: start the driver, or use a ResourceClaim that is allocated without it"
     );
     connect_driver(&mut node, "d0", "0.sock");
-    reserve(
-        &mut node,
-        &pod_with("q", &[claim_of("k", "newer", &[("d0", "a", &[])])]),
-    );
+    let other_device = claim_of("k", "newer", &[("d0", "b", &[])]);
+    reserve(&mut node, &pod_with("q", &[other_device]));
     rest(&mut node);
     assert_eq!(phase(&node, "c"), None, "the driver is back");
     assert_eq!(node.claim_named(&key("k")).unwrap().claim.uid.as_str(), "newer");
@@ -784,7 +998,7 @@ fn a_claim_that_was_abandoned_can_be_used_again_without_that_driver() {
     let wanted = pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]);
     let id = reserve(&mut node, &wanted);
     assert_eq!(node.prepare_calls(id, START), [], "it is not on disk");
-    let intent = node.begin_intent(id);
+    let intent = node.begin_intent(id).put;
     let states = |claim: &Claim| {
         let preparations = claim.preparations.iter();
         let states = preparations.map(|(driver, each)| (driver.to_string(), each.state));
@@ -918,7 +1132,7 @@ fn a_late_answer_of_a_driver_that_was_given_up_on_prepares_nothing() {
     answer(&mut node, &late);
     let claim = node.claim(&"c".into()).unwrap().claim;
     assert_eq!(claim.preparations["d0"].state, PreparationState::Abandoned);
-    assert_eq!(node.begin_intent(id).len(), 1);
+    assert_eq!(node.begin_intent(id).put.len(), 1);
 }
 
 #[test]
@@ -1599,7 +1813,7 @@ fn an_intent_of_another_allocation_is_none() {
     node.finish_intent(left);
 
     let id = reserve(&mut node, &other);
-    let on_disk = node.begin_intent(id);
+    let on_disk = node.begin_intent(id).put;
     assert!(on_disk[0].preparations.contains_key("d2"));
     node.finish_intent(id);
     assert_eq!(asked(&node.prepare_calls(id, START)), [("d2", vec!["c"])]);
@@ -1613,7 +1827,7 @@ fn who_joins_a_claim_that_needs_no_driver_does_not_depend_on_anothers_intent() {
         let shared = core::slice::from_ref(&shared);
         let (p, q) = (pod_with("p", shared), pod_with("q", shared));
         let first = reserve(&mut node, &p);
-        assert_eq!(node.begin_intent(first).len(), 1);
+        assert_eq!(node.begin_intent(first).put.len(), 1);
         let second = reserve(&mut node, &q);
         assert!(node.begin_intent(second).is_empty(), "one write is enough");
         assert_eq!(node.waiting_for(second), []);

@@ -180,6 +180,7 @@ fn request(pod: usize, shape: usize) -> PodRequest {
         name: named(&format!("n{}", pod % (PODS - 1))),
         source: Source::Api,
         fingerprint: shape as u64 + 1,
+        metadata: PodMetadata::default(),
         containers: shapes().swap_remove(shape),
         claims: Vec::new(),
     }
@@ -190,6 +191,8 @@ struct PluginModel {
     resource: usize,
     endpoint: usize,
     uid: u32,
+    /// Whether it has listed a healthy device.
+    ready: bool,
     /// When it last listed its devices, and what.
     list: Option<(usize, BTreeMap<DeviceId, Device>)>,
 }
@@ -342,7 +345,10 @@ impl World {
                 self.reserve(&request(*pod, USUAL[*pod]), 0);
             }
             Step::Restart => self.restart(),
-            Step::Block(true) => self.node.block(Blocked::UnreadableState { file: "f".into() }),
+            Step::Block(true) => self.node.block(Blocked::UnreadableState {
+                file: "f".into(),
+                reason: "torn".into(),
+            }),
             Step::Block(false) => self.node.unblock(|_| true),
             Step::Wait(time) => self.now.0 += time,
         }
@@ -385,6 +391,7 @@ impl World {
             resource: newcomer.resource,
             endpoint: newcomer.endpoint,
             uid: newcomer.uid,
+            ready: false,
             list: None,
         };
         self.plugins.insert(id, plugin);
@@ -419,6 +426,7 @@ impl World {
             );
             return;
         };
+        plugin.ready |= meant.values().any(|device| device.healthy);
         plugin.list = Some((self.lists, meant));
         self.lists += 1;
     }
@@ -510,13 +518,93 @@ impl World {
                 let same_pod = self.pods.get(&request.uid).is_some_and(|pod| {
                     pod.source == Source::Imported || pod.fingerprint == request.fingerprint
                 });
-                let name_taken = matches!(error, ReserveError::NameTaken { .. });
+                self.check_refusal(request, &error);
+                let name_taken = matches!(
+                    error,
+                    ReserveError::NameTaken { .. } | ReserveError::NameReserved { .. }
+                );
                 assert!(
                     in_flight || name_taken || !(same_pod && holds_all),
                     "a holder was refused: {error}"
                 );
             }
         }
+    }
+
+    /// A pod is refused for good only because of pods on record that are not being removed, and because of plugins that
+    /// have listed a healthy device. Otherwise it waits.
+    fn check_refusal(&self, request: &PodRequest, error: &ReserveError) {
+        match error {
+            ReserveError::Insufficient { resource, .. } => {
+                assert!(self.is_ready(resource), "the plugin may still be starting");
+                if let Some(needed) = self.needed(request, resource) {
+                    assert!(
+                        needed > self.left_by_pods(resource),
+                        "a reservation refused a pod"
+                    );
+                }
+            }
+            ReserveError::Reserved { resource, .. } => {
+                if let Some(needed) = self.needed(request, resource) {
+                    let left = self.left_by_pods(resource);
+                    assert!(needed <= left, "{needed} can never be had while {left} are left");
+                }
+                let in_flight = self.reservations.iter().any(|each| each.phase != Phase::Ended);
+                assert!(in_flight || !self.releasing.is_empty(), "nothing to wait for");
+            }
+            ReserveError::NoHealthyDevice { resource, .. } => {
+                assert!(!self.is_ready(resource), "the devices are gone");
+            }
+            ReserveError::NameTaken { other } => {
+                let named = self.pods.get(other).is_some_and(|pod| pod.name == request.name);
+                assert!(
+                    named && !self.releasing.contains_key(other),
+                    "the name may be free soon"
+                );
+            }
+            ReserveError::NameReserved { other } => assert!(self.in_flight(other), "nothing to wait for"),
+            _ => {}
+        }
+    }
+
+    fn is_ready(&self, resource: &ResourceName) -> bool {
+        let index = RESOURCES.iter().position(|name| *name == resource.as_str());
+        let in_force = self.in_force(index.unwrap());
+        in_force.is_some_and(|(connection, _)| self.plugins[&connection].ready)
+    }
+
+    /// The healthy devices that are free once every admission in flight has been aborted and every removal has ended.
+    fn left_by_pods(&self, resource: &ResourceName) -> usize {
+        let stays = |pod: &&Pod| !self.releasing.contains_key(&pod.uid);
+        let held = |id: &DeviceId| {
+            let mut allocations = self.pods.values().filter(stays).flat_map(|pod| &pod.allocations);
+            allocations.any(|each| each.resource == *resource && each.devices.contains(id))
+        };
+        let devices = (0..DEVICES).map(device_id);
+        devices
+            .filter(|id| self.is_healthy(resource, id) && !held(id))
+            .count()
+    }
+
+    /// How many devices the containers need together, init containers' devices used again; `None` if the pod holds some
+    /// already.
+    fn needed(&self, request: &PodRequest, resource: &ResourceName) -> Option<usize> {
+        if let Some(pod) = self.pods.get(&request.uid)
+            && pod.allocations.iter().any(|each| each.resource == *resource)
+        {
+            return None;
+        }
+        let (mut needed, mut passed_on) = (0, 0);
+        for container in &request.containers {
+            let wanted = container.wants.get(resource).copied().unwrap_or(0);
+            let reused = wanted.min(passed_on);
+            needed += wanted - reused;
+            match container.kind {
+                ContainerKind::Init => passed_on = wanted.max(passed_on),
+                ContainerKind::Sidecar | ContainerKind::App => passed_on -= reused,
+            }
+        }
+        Some(needed)
     }
 
     /// Plugins answer as they like, with what they were asked about and with what they made up.

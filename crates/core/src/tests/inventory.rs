@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::device_plugin::inventory::{FORGOTTEN_AFTER_MS, GRACE_MS, Last, MOST_IDLE};
+use crate::device_plugin::rejections::{KEPT_MS, MOST_REJECTIONS, Rejection};
 use crate::{Availability, Capacity, ConnectError, Restored};
 
 fn counts(node: &Node, now: Moment) -> (usize, usize) {
@@ -559,6 +560,32 @@ fn a_resource_is_forgotten_a_day_after_its_plugin_left() {
 }
 
 #[test]
+fn a_resource_that_no_plugin_ever_served_is_forgotten_after_a_day_without_pods() {
+    let mut node = Node::default();
+    node.know([ResourceName::from("acme.com/old")]);
+    let is_known = |node: &Node| node.known_resources().contains_key("acme.com/old");
+    let later = |milliseconds| Moment(START.0 + milliseconds);
+
+    node.forget_idle(START);
+    node.forget_idle(later(FORGOTTEN_AFTER_MS - 1));
+    assert!(is_known(&node));
+    node.forget_idle(later(FORGOTTEN_AFTER_MS));
+    assert!(!is_known(&node));
+
+    let mut held = Node::restore(Restored {
+        pods: [imported("p", &[("main", "acme.com/old", &["a"])])]
+            .into_iter()
+            .map(|pod| (pod.uid.clone(), pod))
+            .collect(),
+        resources: [(ResourceName::from("acme.com/old"), None)].into_iter().collect(),
+        ..Restored::default()
+    });
+    held.forget_idle(START);
+    held.forget_idle(later(2 * FORGOTTEN_AFTER_MS));
+    assert!(is_known(&held), "a pod holds it");
+}
+
+#[test]
 fn a_list_that_is_handed_over_again_is_no_news_and_the_ones_before_can_be_kept() {
     let mut node = Node::default();
     let first = serve(&mut node, GPU, "first.sock", &["a"]);
@@ -578,4 +605,71 @@ fn a_list_that_is_handed_over_again_is_no_news_and_the_ones_before_can_be_kept()
     node.connection_lost(second, Moment(1));
     assert!(node.lists_before(second).is_empty());
     assert_sound(&node);
+}
+
+fn rejection(resource: &str, endpoint: &str, reason: &str) -> Rejection {
+    Rejection {
+        resource: resource.into(),
+        endpoint: endpoint.into(),
+        uid: Some(7),
+        pid: None,
+        reason: reason.into(),
+    }
+}
+
+#[test]
+fn a_rejection_is_kept_until_the_plugin_registers_or_for_an_hour() {
+    let mut node = Node::default();
+    let later = Moment(START.0 + 1);
+    assert!(node.plugin_rejected(rejection(GPU, "gpu.sock", "no"), START));
+    let changes = node.changes();
+    assert!(
+        !node.plugin_rejected(rejection(GPU, "gpu.sock", "no"), later),
+        "the same"
+    );
+    assert_eq!(node.changes(), changes);
+    assert!(node.plugin_rejected(rejection(GPU, "gpu.sock", "never"), later));
+    assert!(node.plugin_rejected(rejection(NIC, "nic.sock", "no"), later));
+    let newest = node.rejected_plugins(later).next().unwrap();
+    assert_eq!((newest.rejection.reason.as_str(), newest.attempts), ("never", 3));
+
+    connect(&mut node, offer(GPU, "gpu.sock"));
+
+    let left = |node: &Node, now| {
+        let rejected = node.rejected_plugins(now);
+        rejected
+            .map(|each| each.rejection.resource.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(left(&node, later), [NIC]);
+    assert!(left(&node, Moment(later.0 + KEPT_MS)).is_empty());
+}
+
+#[test]
+fn of_too_many_rejections_the_oldest_is_forgotten() {
+    let mut node = Node::default();
+    for number in 0..=MOST_REJECTIONS {
+        let now = Moment(START.0 + number as u64);
+        node.plugin_rejected(rejection(GPU, &alloc::format!("{number}.sock"), "no"), now);
+    }
+    let rejected: Vec<_> = node.rejected_plugins(START).collect();
+    assert_eq!(rejected.len(), MOST_REJECTIONS);
+    assert!(rejected.iter().all(|each| each.rejection.endpoint != "0.sock"));
+}
+
+#[test]
+fn rejections_of_one_user_do_not_displace_those_of_others() {
+    let mut node = Node::default();
+    let other = Rejection {
+        uid: Some(8),
+        ..rejection(NIC, "nic.sock", "no")
+    };
+    node.plugin_rejected(other, START);
+    for number in 0..2 * MOST_REJECTIONS {
+        let now = Moment(START.0 + 1 + number as u64);
+        node.plugin_rejected(rejection(GPU, &alloc::format!("{number}.sock"), "no"), now);
+    }
+    let rejected: Vec<_> = node.rejected_plugins(START).collect();
+    assert_eq!(rejected.len(), MOST_REJECTIONS);
+    assert!(rejected.iter().any(|each| each.rejection.resource == NIC));
 }

@@ -5,6 +5,7 @@ use alloc::string::ToString;
 use alloc::vec;
 
 use super::*;
+use crate::device_plugin::impaired::Impairment;
 use crate::device_plugin::inventory::{GRACE_MS, Last};
 use crate::device_plugin::run_options::RunOptions;
 use crate::{Availability, PodUid};
@@ -301,4 +302,49 @@ fn pods_are_listed_by_uid() {
     let uids: Vec<_> = node.pods().map(|pod| pod.uid.as_str()).collect();
 
     assert_eq!(uids, ["p", "q"]);
+}
+
+#[test]
+fn devices_that_pods_hold_and_no_plugin_calls_healthy_are_impaired() {
+    let mut node = Node::default();
+    let plugin = serve(&mut node, GPU, "gpu.sock", &["a", "b", "c", "d"]);
+    admit(&mut node, &gpu_pod("p", 2));
+    admit(&mut node, &gpu_pod("q", 1));
+    let reserved = reserve(&mut node, &gpu_pod("r", 1));
+    let impaired = |node: &Node| -> Vec<_> {
+        let groups = node.all_impaired().into_iter();
+        let texts = |ids: Vec<String>| ids.join(" ");
+        groups
+            .map(|group| {
+                let devices = group.devices.iter().map(ToString::to_string).collect();
+                let pods = group.pods.iter().map(ToString::to_string).collect();
+                (group.impairment, texts(devices), texts(pods))
+            })
+            .collect()
+    };
+    assert!(impaired(&node).is_empty());
+
+    node.devices_listed(
+        plugin,
+        list_of(vec![unhealthy("a"), healthy("b"), unhealthy("d")]),
+    );
+    assert_eq!(
+        impaired(&node),
+        [
+            (Impairment::NotListed, "c".into(), "q".into()),
+            (Impairment::Unhealthy, "a".into(), "p".into()),
+        ],
+        "d is only reserved"
+    );
+
+    node.abort(reserved);
+    node.connection_lost(plugin, START);
+    assert_eq!(
+        impaired(&node),
+        [(Impairment::PluginGone, "a b c".into(), "p q".into())]
+    );
+    let again = connect(&mut node, offer(GPU, "gpu.sock"));
+    assert!(impaired(&node).is_empty(), "it may list them yet");
+    node.devices_listed(again, list(&["a", "b", "c"]));
+    assert!(impaired(&node).is_empty());
 }

@@ -83,6 +83,21 @@ impl Devices {
             .collect()
     }
 
+    /// Keeps the devices that `keep` accepts.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        let lists: Vec<&mut Vec<String>> = match self {
+            Self::PerNuma(nodes) => nodes
+                .iter_mut()
+                .flatten()
+                .filter_map(|(_, ids)| ids.as_mut())
+                .collect(),
+            Self::Flat(ids) => ids.iter_mut().collect(),
+        };
+        lists
+            .into_iter()
+            .for_each(|ids| ids.retain(|id| keep(id.as_str())));
+    }
+
     /// By NUMA node. Devices without topology go to node 0, where kubelets 1.20 to 1.30 put those of a V1 file.
     pub fn into_per_numa(self) -> Self {
         match self {

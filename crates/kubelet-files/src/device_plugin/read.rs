@@ -73,7 +73,7 @@ pub(crate) fn read_strict_v2(bytes: &[u8]) -> Result<Checksum, ReadError> {
     })
 }
 
-/// Everything of a damaged V1 or V2 file that can be read, whole entries only.
+/// Everything of a damaged V1 or V2 file that can be read; of a damaged entry, the devices that it holds.
 ///
 /// The last value says whether entries of V1 and V2 are mixed.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, bool)> {
@@ -98,6 +98,7 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, bool)> {
 const UNIT: decode::Unit<Entry> = decode::Unit {
     marker: "{\"PodUID\"",
     describe: Entry::describe,
+    is_kept: |entry| !entry.resource.is_empty() && !entry.devices.ids().is_empty(),
 };
 
 /// Which forms of a device list are taken.

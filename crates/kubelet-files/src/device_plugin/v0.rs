@@ -114,6 +114,7 @@ fn decode_entry(reader: &mut Reader<'_>, entry: &mut EntryV0) -> Result<(), Synt
 const UNIT: decode::Unit<EntryV0> = decode::Unit {
     marker: "{\"PodUID\"",
     describe: EntryV0::describe,
+    is_kept: |_| false,
 };
 
 impl EntryV0 {

@@ -168,6 +168,7 @@ impl Checkpoint {
 const UNIT: decode::Unit<Claim> = decode::Unit {
     marker: "{\"ClaimUID\"",
     describe: Claim::describe,
+    is_kept: |_| false,
 };
 
 fn decode_claim(reader: &mut Reader<'_>, claim: &mut Claim) -> Result<(), SyntaxError> {

@@ -300,6 +300,7 @@ impl Draft {
 const UNIT: decode::Unit<FlatClaim> = decode::Unit {
     marker: "{\"DriverName\"",
     describe: FlatClaim::describe,
+    is_kept: |_| false,
 };
 
 fn decode_claim(

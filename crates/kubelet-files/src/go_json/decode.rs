@@ -253,6 +253,8 @@ pub(crate) struct Unit<T> {
     pub(crate) marker: &'static str,
     /// What a person calls one, as far as it could be read.
     pub(crate) describe: fn(&T) -> String,
+    /// Whether the part of a damaged one that could be read is kept.
+    pub(crate) is_kept: fn(&T) -> bool,
 }
 
 /// A Go slice of [`Unit`]s.
@@ -309,7 +311,7 @@ fn elements<T: Default>(
                 }
             }
             Ok(Some(reason)) => {
-                tell(reader, unit, index, item, reason.message);
+                length += usize::from(tell(reader, unit, index, item, reason.message));
                 items.truncate(length);
                 match reader.next(b']') {
                     Ok(true) => continue,
@@ -321,12 +323,15 @@ fn elements<T: Default>(
         };
         let (error, inside) = problem;
         if !unit.is_some_and(|unit| reader.resume(place, &error, unit.marker.as_bytes())) {
-            // The document ends here: what came before is whole.
+            // The document ends here.
+            if inside && let Some(unit) = unit {
+                length += usize::from((unit.is_kept)(&items[length]));
+            }
             items.truncate(length);
             return Err(error);
         }
         if inside {
-            tell(reader, unit, index, &items[length], error.message);
+            length += usize::from(tell(reader, unit, index, &items[length], error.message));
             items.truncate(length);
         }
     }
@@ -334,11 +339,17 @@ fn elements<T: Default>(
     Ok(())
 }
 
-/// Takes down that an element was left out.
-fn tell<T>(reader: &mut Reader<'_>, unit: Option<&Unit<T>>, index: usize, item: &T, reason: String) {
+/// Records that an element is damaged. Returns whether the part of it that could be read is kept.
+fn tell<T>(reader: &mut Reader<'_>, unit: Option<&Unit<T>>, index: usize, item: &T, reason: String) -> bool {
     let description = unit.map(|unit| (unit.describe)(item)).unwrap_or_default();
+    let is_kept = unit.is_some_and(|unit| (unit.is_kept)(item));
+    let reason = match is_kept {
+        true => format!("{reason}; the devices that could be read stay held"),
+        false => reason,
+    };
     let separator = if description.is_empty() { "" } else { ": " };
     reader.left_out(&format!("[{index}]{separator}{description}"), reason);
+    is_kept
 }
 
 /// Before one more item is pushed. A list that goes on as it began will have as many items as fit into the rest

@@ -407,6 +407,7 @@ fn strings_are_written_with_the_escapes_of_go() {
 const ITEM: decode::Unit<String> = decode::Unit {
     marker: "\"m",
     describe: String::clone,
+    is_kept: |_| false,
 };
 
 fn salvaged(text: &str) -> (Option<Vec<String>>, Vec<Dropped>, bool) {

@@ -64,6 +64,9 @@ const CDI_KIND: &str = "sample.devlet.dev/gadget";
 const LEASE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(10);
 
+/// How long devlet may take to say what is allocated to a claim.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Where to try it with, below the root directory.
 pub(in crate::serve) const DIRECTORY: &str = "sample";
 pub(in crate::serve) const POD: &str = "pod.yaml";
@@ -236,7 +239,7 @@ impl DraPlugin for Gadgets {
 impl Gadgets {
     /// The devices of a claim.
     async fn prepared(&self, claim: &Claim) -> anyhow::Result<Vec<Device>> {
-        let client = Client::connect(&self.devlet).await?;
+        let client = Client::connect(&self.devlet).await?.with_timeout(TIMEOUT);
         let request = v1::ListClaimsRequest {
             claim: format!("uid:{}", claim.uid),
         };

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use devlet_core::dra::claims::{AllocatedDevice, AllocationResult};
-use devlet_core::{ClaimReference, ContainerKind, ContainerRequest, PodName, Source};
+use devlet_core::{ClaimReference, ContainerKind, ContainerRequest, PodMetadata, PodName, Source};
 
 use super::*;
 
@@ -78,6 +78,7 @@ fn pod(claims: &[(&str, ClaimOrigin)]) -> UnresolvedPod {
             },
             source: Source::Api,
             fingerprint: 1,
+            metadata: PodMetadata::default(),
             containers: vec![container],
             claims: Vec::new(),
         },

@@ -171,8 +171,8 @@ fn every_version_of_a_claim_and_lists_of_kubectl_are_read() {
     ]);
     assert_eq!(
         alpha,
-        "manifest 2: the manifest is a resource.k8s.io/v1alpha3 ResourceClaim, not a v1 Pod or a resource.k8s.io/v1, \
-         v1beta2 or v1beta1 ResourceClaim"
+        "manifest 2, line 3, column 7: expected a v1 Pod or a resource.k8s.io/v1, v1beta2 or v1beta1 ResourceClaim, found \
+         resource.k8s.io/v1alpha3 ResourceClaim"
     );
     let item = |text: &str| text.trim().replace('\n', "\n  ");
     let list = format!(
@@ -240,6 +240,29 @@ fn a_claim_that_the_pod_may_not_use_is_refused_in_the_kubelets_words() {
         let said = said(texts);
         assert!(said.starts_with(expected), "{said}");
     }
+}
+
+#[test]
+fn all_that_claims_lack_is_reported_at_once_and_a_name_is_enough() {
+    let bare = GPU.split("status:").next().unwrap().to_owned();
+    let said_of_one = said(&[POD, &bare, NIC]);
+    assert_eq!(
+        said_of_one,
+        "pod train (pod-1) is not allowed to use ResourceClaim big (claim-1), which is not allocated; add {resource: pods, \
+         name: train} to status.reservedFor of the claim, and add the devices that it has to status.allocation"
+    );
+    let other_uid = GPU.replace("name: train, uid: pod-1", "name: train, uid: pod-2");
+    assert!(
+        said(&[POD, &other_uid, NIC])
+            .ends_with("status.reservedFor of the claim has pod train with UID pod-2: change that to pod-1")
+    );
+    let unallocated = NIC.replace(", allocation: {devices: {results: []}}", "");
+    let said_of_both = said(&[POD, &bare, &unallocated]);
+    assert!(said_of_both.starts_with(&said_of_one), "{said_of_both}");
+    assert!(
+        said_of_both.contains("; ResourceClaim train-nic-x7: not allocated; "),
+        "{said_of_both}"
+    );
 }
 
 #[test]
@@ -463,10 +486,8 @@ fn claims_are_held_to_the_rules_of_the_api() {
         ),
     ] {
         let said = said(&[POD, &claim, NIC]);
-        assert!(
-            said.starts_with("manifest 2: ResourceClaim team-a/big: "),
-            "{said}"
-        );
+        assert!(said.starts_with("manifest 2, line "), "{said}");
+        assert!(said.contains(": ResourceClaim team-a/big: "), "{said}");
         assert!(said.contains(expected), "{said}");
     }
 }
@@ -479,10 +500,11 @@ fn one_pod_and_each_claim_once() {
     );
     assert_eq!(
         said(&[POD, GPU, GPU]),
-        "manifest 3: ResourceClaim team-a/big is there twice; leave one of them out"
+        "manifest 3, line 4, column 18: ResourceClaim team-a/big is there twice; leave one of them out"
     );
     assert!(
-        said(&[POD, GPU, POD]).contains("manifest 3: there are several Pods, team-a/train and team-a/train")
+        said(&[POD, GPU, POD])
+            .contains("manifest 3, line 2, column 1: there are several Pods, team-a/train and team-a/train")
     );
     assert_eq!(said(&[POD, " "]), "manifest 2: the manifest is empty");
     let template = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: nics}\nspec: {spec: {}}";
@@ -491,7 +513,7 @@ fn one_pod_and_each_claim_once() {
         "apiVersion: resource.k8s.io/v1\nkind: ResourceSlice\nspec: {driver: d, devices: [{name: a}]}";
     assert_eq!(
         said(&[slice]),
-        "the manifest is a resource.k8s.io/v1 ResourceSlice, not a v1 Pod or ResourceClaim"
+        "line 2, column 7: expected a v1 Pod or ResourceClaim, found resource.k8s.io/v1 ResourceSlice"
     );
 }
 
@@ -522,7 +544,7 @@ fn a_hostile_claim_costs_no_more_than_its_bytes_and_errors_stay_short() {
         &long_request,
     ] {
         let said = said(&[POD, text]);
-        assert!(said.starts_with("manifest 2: "), "{said}");
+        assert!(said.starts_with("manifest 2, line "), "{said}");
         assert!(said.len() < 1000, "{} bytes: {}", said.len(), &said[..200]);
     }
 }

@@ -12,7 +12,7 @@ use super::claims::{DRIVER, admit_claiming, answer_calls, claiming, claims, driv
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
-use crate::store::{Found, HoldError, ImportError, MirrorError, OnReboot};
+use crate::store::{Found, HoldError, ImportError, ImportReport, MirrorError, OnReboot};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata/dra");
 
@@ -312,7 +312,10 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
         assert_eq!(std::fs::read(&aside.kept).unwrap(), file);
         assert!(!root.claims_file().exists());
         let file = aside.kept.display().to_string();
-        assert_eq!(report.blocked, Some(Blocked::UnreadableClaims { file }));
+        assert!(
+            matches!(&report.blocked, Some(Blocked::UnreadableClaims { file: blocked, .. }) if *blocked == file),
+            "{report:?}"
+        );
         drive(&store);
         let refused = store.hold(&claiming("a", "one"), &Advice::new());
         assert!(
@@ -352,12 +355,17 @@ async fn two_unreadable_files_are_two_decisions() {
 }
 
 #[tokio::test]
-async fn a_readable_database_beats_an_unreadable_file() {
+async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_decides() {
     let root = root_with_a_claim().await;
     std::fs::write(root.claims_file(), "{ broken").unwrap();
     let (store, report) = root.open_with_report();
-    assert_eq!((report.blocked, report.set_aside.len()), (None, 1));
+    assert!(
+        matches!(report.blocked, Some(Blocked::UnreadableClaims { .. })),
+        "{report:?}"
+    );
+    assert_eq!(report.set_aside.len(), 1);
     assert_eq!(names(&store), ["one"]);
+    store.forget().await.unwrap();
     store.stop().await.unwrap();
     assert_eq!(read(&root).len(), 1);
 }
@@ -382,24 +390,21 @@ async fn a_file_that_a_kubelet_wrote_is_taken_over() {
 
     let (store, report) = root.open_with_report();
 
-    let takeover = report.takeover.unwrap();
-    assert_eq!(takeover.difference.added, ["k".into()]);
-    assert_eq!(takeover.difference.removed, ["b".into()]);
-    assert_eq!(takeover.difference.changed, []);
+    assert!(report.takeover.is_none(), "{report:?}");
+    let lost = "it lacks ResourceClaim default/two of pod default/b (b), and it has pod k";
+    assert!(report.contested[0].difference.starts_with(lost), "{report:?}");
+    assert_eq!(uids(&store), ["a", "b", "w"], "the record stays");
+    assert_eq!(names(&store), ["one", "two"]);
+    let imported = adopt_contested(&store, &report).await;
+    assert_eq!(imported.difference.added, ["k".into()]);
+    assert_eq!(imported.difference.removed, ["b".into()]);
     assert_eq!(uids(&store), ["a", "k", "w"]);
-    assert_eq!(names(&store), ["one", "three"]);
     let one = &claims(&store)[0];
     assert_eq!(
         one.preparations, before[0].preparations,
         "what we know of it is not forgotten"
     );
-    assert!(takeover.archive.exists());
-    drive(&store);
-    assert_eq!(
-        store.update(|node| node.due_calls(NOW)),
-        [],
-        "a kubelet has unprepared the other"
-    );
+    assert_eq!(asked_to_unprepare(&store), ["uid-two"]);
     drop(store);
     let (_, report) = copy(&root).open_with_report();
     assert!(report.takeover.is_none(), "it is known from now on");
@@ -425,8 +430,9 @@ async fn each_file_speaks_for_what_it_is_about() {
     // A kubelet that has taken its devices from it, and nothing else.
     std::fs::write(root.checkpoint(), kubelet_file(&[("k", &["03"])])).unwrap();
     let (store, report) = root.open_with_report();
-    let difference = report.takeover.unwrap().difference;
+    let difference = adopt_contested(&store, &report).await.difference;
     assert_eq!(difference.changed, ["a".into()]);
+    assert_eq!(difference.added, ["k".into()]);
     assert_eq!(uids(&store), ["a", "k"]);
     assert_eq!(names(&store), ["one"]);
     store.stop().await.unwrap();
@@ -435,9 +441,10 @@ async fn each_file_speaks_for_what_it_is_about() {
     // And then its claims.
     write(&root, &[]);
     let (store, report) = root.open_with_report();
-    assert_eq!(report.takeover.unwrap().difference.removed, ["a".into()]);
+    let difference = adopt_contested(&store, &report).await.difference;
+    assert_eq!(difference.removed, ["a".into()]);
     assert_eq!(uids(&store), ["k"]);
-    assert_eq!(names(&store), Vec::<String>::new());
+    assert_eq!(asked_to_unprepare(&store), ["uid-one"]);
 }
 
 #[tokio::test]
@@ -458,63 +465,12 @@ async fn a_file_that_somebody_writes_while_we_run_is_left_alone() {
     assert!(devices.is_ok(), "the other file is kept all the same");
     store.stop().await.unwrap_err();
     let (store, report) = root.open_with_report();
-    assert!(report.takeover.is_some());
-    assert_eq!(names(&store), ["theirs"]);
-}
-
-/// As a devlet from before there were claims left it.
-fn make_older(root: &Root) {
-    use redb::TableDefinition;
-    let database = database(root);
-    let transaction = database.begin_write().unwrap();
-    let claims: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
-    let mirrors: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
-    assert!(transaction.delete_table(claims).unwrap());
-    assert!(transaction.delete_table(mirrors).unwrap());
-    let meta: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
-    let mut meta = transaction.open_table(meta).unwrap();
-    meta.insert("schema", &2_u32.to_le_bytes()[..]).unwrap();
-    drop(meta);
-    transaction.commit().unwrap();
-    drop(database);
-    take_the_journal_away(root);
-}
-
-#[tokio::test]
-async fn an_older_database_imports_the_file_then() {
-    let root = Root::new();
-    let store = root.open();
-    offer(&store, GPU, 4);
-    admit(&store, "w", 1).await.unwrap();
-    store.stop().await.unwrap();
-    make_older(&root);
-    write(&root, &[kubelets("one", &["w", "k"], true)]);
-
-    let (store, report) = root.open_with_report();
-
-    assert_eq!(report.migrated_from, Some(2));
-    assert!(report.takeover.is_none(), "nobody took over");
-    assert_eq!(report.imported_claims.unwrap().claims, ["uid-one".into()]);
-    assert_eq!(uids(&store), ["k", "w"]);
-    let pods = store.read(|node| node.claim(&"uid-one".into()).unwrap().pods);
-    assert_eq!(pods, ["k".into(), "w".into()]);
-    assert_eq!(
-        store.read(|node| node.pod(&"w".into()).unwrap().allocations.len()),
-        1
+    assert!(
+        report.takeover.is_none() && report.contested.is_empty(),
+        "{report:?}"
     );
-}
-
-#[tokio::test]
-async fn an_older_database_says_nothing_of_claims_in_an_unreadable_file() {
-    let root = Root::new();
-    root.open().stop().await.unwrap();
-    make_older(&root);
-    std::fs::write(root.claims_file(), "{ broken").unwrap();
-    let (store, report) = root.open_with_report();
-    assert!(matches!(report.blocked, Some(Blocked::UnreadableClaims { .. })));
-    store.stop().await.unwrap();
-    let blocked = root.open().read(|node| node.blocked().is_some());
-    assert!(blocked, "until an operator decides");
+    assert_eq!(report.set_aside[0].original, root.claims_file());
+    assert_eq!(names(&store), ["one", "two"]);
 }
 
 #[tokio::test]
@@ -748,15 +704,29 @@ async fn a_pod_waits_for_a_claim_that_is_being_imported() {
 }
 
 /// What a kubelet does that took over, and stopped again: its file, with all that it does not mean as it was.
-fn take_over(root: &Root, change: impl FnOnce(&mut Vec<dra::Claim>)) -> Store {
+async fn take_over(root: &Root, change: impl FnOnce(&mut Vec<dra::Claim>)) -> Store {
     let mut file = read(root);
     change(&mut file);
     let file = envelope::write(Some(&file));
     // Its own hand: no kubelet ends a file like this, and each reads it.
     std::fs::write(root.claims_file(), file + "\n").unwrap();
     let (store, report) = root.open_with_report();
-    assert!(report.takeover.is_some());
+    if report.takeover.is_none() {
+        adopt_contested(&store, &report).await;
+    }
     store
+}
+
+/// Imports the file that an operator has to decide about.
+async fn adopt_contested(store: &Store, report: &OpenReport) -> ImportReport {
+    assert!(report.blocked.is_some());
+    let [contested] = &report.contested[..] else {
+        panic!("{report:?}");
+    };
+    let file = std::fs::read(&contested.copy).unwrap();
+    let imported = store.import(&file).await.unwrap();
+    assert_eq!(store.read(|node| node.blocked().cloned()), None);
+    imported
 }
 
 fn asked_to_unprepare(store: &Store) -> Vec<String> {
@@ -786,13 +756,18 @@ async fn a_kubelet_takes_nothing_away_that_its_file_has_no_place_for() {
             let store = take_over(&root, |file| {
                 assert_eq!(file[0].uid, new);
                 file.truncate(usize::from(!is_removed));
-            });
+            })
+            .await;
 
             let left = claims(&store).into_iter().map(|claim| claim.uid.to_string());
             let left: Vec<String> = left.collect();
             assert!(left.contains(&old.to_owned()), "{left:?}");
-            assert_eq!(left.contains(&new.to_owned()), !is_removed, "{left:?}");
-            assert_eq!(asked_to_unprepare(&store), [old]);
+            assert_eq!(uids(&store).is_empty(), is_removed);
+            // A claim that the operator takes from its pods is unprepared, once more if a kubelet did that already.
+            let mut expected = vec![old];
+            expected.extend(is_removed.then_some(new));
+            expected.sort_unstable();
+            assert_eq!(asked_to_unprepare(&store), expected);
         }
     }
 }
@@ -808,7 +783,7 @@ async fn a_driver_that_was_given_up_on_is_still_asked_after_a_kubelet_has_unprep
         held.commit(&request, Vec::new()).await.unwrap();
         store.stop().await.unwrap();
 
-        let store = take_over(&root, |file| file.truncate(usize::from(!is_removed)));
+        let store = take_over(&root, |file| file.truncate(usize::from(!is_removed))).await;
 
         assert_eq!(uids(&store).is_empty(), is_removed);
         assert_eq!(asked_to_unprepare(&store), ["uid-one"]);
@@ -819,7 +794,7 @@ async fn a_driver_that_was_given_up_on_is_still_asked_after_a_kubelet_has_unprep
 async fn a_claim_that_was_abandoned_and_that_a_kubelet_has_unprepared_is_gone() {
     let (root, store) = root_with_an_abandoned_claim().await;
     store.stop().await.unwrap();
-    let store = take_over(&root, Vec::clear);
+    let store = take_over(&root, Vec::clear).await;
     assert_eq!(names(&store), [""; 0]);
 }
 

@@ -98,28 +98,9 @@ async fn a_lone_change_costs_one_sync_and_a_question_none() {
     );
 }
 
-const WRITER: &str = "devlet-writer";
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lone_change_is_written_by_whoever_waits_for_it() {
-    let root = Root::new();
-    let disk = Disk::default();
-    let store = root.open_on(disk.storage());
-    offer(&store, GPU, 8);
-    store.mirror().await.unwrap();
-    let by_the_thread = disk.syncs_by(WRITER);
-
-    for _ in 0..50 {
-        admit(&store, "a", 1).await.unwrap();
-        store.release(&"a".into()).await.unwrap();
-    }
-
-    // It has something to write of its own from time to time.
-    assert!(disk.syncs_by(WRITER) - by_the_thread < 50);
-}
-
 #[tokio::test]
-async fn the_only_thread_of_a_runtime_does_not_wait_for_the_disk() {
+async fn no_thread_of_a_runtime_waits_for_the_disk() {
+    const WRITER: &str = "devlet-writer";
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -133,32 +114,56 @@ async fn the_only_thread_of_a_runtime_does_not_wait_for_the_disk() {
 }
 
 #[tokio::test]
-async fn a_disk_that_does_not_answer_is_told_and_heals() {
+async fn a_disk_that_does_not_answer_is_reported_and_heals() {
     let root = Root::new();
     let disk = Disk::default();
     let options = OpenOptions {
-        write_patience: Duration::ZERO,
+        write_patience: Duration::from_millis(50),
         storage: disk.storage(),
         ..root.options()
     };
     let (store, _) = Store::open(options).unwrap();
     offer(&store, GPU, 8);
-    admit(&store, "before", 1).await.unwrap();
 
+    let first = request("a", 1);
+    let held = store.hold(&first, &Advice::new()).unwrap().unwrap();
     disk.hold_syncs();
-    let mut admission = pin!(admit(&store, "a", 1));
-    assert!(start(&mut admission).is_pending());
-    disk.wait_for_a_sync();
-    assert!(matches!(store.health(), Err(WriteError::Hangs { .. })));
+    let refused = held.commit(&first, vec![(answer(RAW).unwrap(), true)]).await;
+    let refused = refused.unwrap_err();
+    let text = refused.to_string();
+    assert!(
+        matches!(refused, CommitError::Write(WriteError::TimedOut { .. })),
+        "{refused:?}"
+    );
+    assert!(
+        text.contains("the change may still be written; try again"),
+        "{text}"
+    );
+    // The write may have begun later than its caller began to wait.
+    while !matches!(store.health(), Err(WriteError::Hangs { .. })) {
+        tokio::task::yield_now().await;
+    }
     let refused = store.hold(&request("b", 1), &Advice::new());
     assert!(matches!(refused, Err(HoldError::Write(WriteError::Hangs { .. }))));
 
+    // Neither is it free: it may be on disk.
+    assert_eq!(free(&store), 7);
+    let again = store.hold(&request("a", 1), &Advice::new());
+    assert!(
+        matches!(again, Err(HoldError::Refused(ReserveError::InFlight))),
+        "{again:?}"
+    );
+
+    let mut changed = store.changed();
     disk.let_syncs_go();
-    admission.await.unwrap();
+    while pods(&store).is_empty() {
+        changed.changed().await.unwrap();
+    }
     while store.health().is_err() {
         tokio::task::yield_now().await;
     }
-    admit(&store, "b", 1).await.unwrap();
+    let again = store.hold(&request("a", 1), &Advice::new());
+    assert!(again.unwrap().is_none(), "it has everything");
 }
 
 /// For a thread, and for a task.
@@ -171,7 +176,7 @@ fn pair() -> (std::os::unix::net::UnixStream, tokio::net::UnixStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_hangs_stops_nobody_who_does_not_need_it() {
+async fn a_disk_that_hangs_stops_only_callers_that_need_it() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -208,7 +213,7 @@ async fn a_disk_that_hangs_stops_nobody_who_does_not_need_it() {
         assert!(!admission.is_finished());
         assert_eq!(pods(&store).len(), 0);
 
-        // Whoever comes meanwhile is written with all others, by the thread.
+        // Changes that are queued meanwhile are written together.
         let another = tokio::spawn({
             let store = store.clone();
             async move { admit(&store, "another", 1).await }
@@ -810,7 +815,7 @@ async fn everything_is_in_a_dump() {
 
     let dump = store.dump().await.unwrap();
 
-    assert_eq!(dump["schema"], 3);
+    assert_eq!(dump["schema"], 1);
     assert_eq!(dump["bootId"], "boot-1");
     assert_eq!(dump["pods"][0]["name"], "a");
     let allocation = &dump["pods"][0]["allocations"][0];
@@ -826,7 +831,7 @@ async fn a_blocked_node_stays_blocked_until_told_otherwise() {
     let root = Root::new();
     std::fs::write(root.checkpoint(), "{ broken").unwrap();
     let (store, report) = root.open_with_report();
-    let Some(Blocked::UnreadableState { file }) = report.blocked else {
+    let Some(Blocked::UnreadableState { file, .. }) = report.blocked else {
         panic!("{report:?}");
     };
     assert!(Path::new(&file).exists());
@@ -979,4 +984,26 @@ async fn a_failed_import_changes_nothing() {
     disk.fail_syncs(None);
     store.import(file.as_bytes()).await.unwrap();
     assert_eq!(uids(&store), ["k"]);
+}
+
+#[tokio::test]
+async fn an_incomplete_file_keeps_its_devices_held_and_the_node_blocked() {
+    let root = Root::new();
+    let whole = kubelet_file(&[("a", &["00"]), ("b", &["01"])]);
+    // The UID of one pod is damaged, and the file is cut off behind it.
+    let cut = whole.find("RegisteredDevices").unwrap();
+    let damaged = whole[..cut].replace("\"a\"", "5");
+    std::fs::write(root.checkpoint(), &damaged).unwrap();
+    let store = root.open();
+    assert!(store.read(|node| node.blocked().is_some()));
+    let repaired = devlet_kubelet_files::salvage(damaged.as_bytes(), None).unwrap();
+
+    let report = store.import(repaired.text.as_bytes()).await.unwrap();
+
+    assert!(report.incomplete);
+    assert!(store.read(|node| node.blocked().is_some()), "an operator decides");
+    assert_eq!(uids(&store), ["b", "devlet-unknown-pod-1"]);
+    store.forget().await.unwrap();
+    offer(&store, GPU, 3);
+    assert_eq!(free(&store), 1);
 }

@@ -218,7 +218,7 @@ async fn a_mirror_that_cannot_be_written_harms_nobody() {
 async fn a_mirror_comes_by_itself() {
     let root = Root::new();
     let options = OpenOptions {
-        mirror_interval: Duration::ZERO,
+        mirror_interval: Duration::from_millis(1),
         ..root.options()
     };
     let (store, _) = Store::open(options).unwrap();
@@ -244,7 +244,7 @@ async fn without_a_kubelets_file_there_is_no_mirror() {
     };
     let (store, _) = Store::open(options).unwrap();
     store.stop().await.unwrap();
-    assert_eq!(root.names(), ["state.redb"]);
+    assert_eq!(root.names(), ["node-id", "state.redb"]);
 }
 
 #[tokio::test]
@@ -271,4 +271,92 @@ async fn a_file_that_somebody_else_wrote_is_left_alone() {
     // Nor does a clean stop overwrite it.
     assert!(store.stop().await.is_err());
     assert_eq!(read(&root), theirs);
+    // devlet was running, so no kubelet was in charge.
+    let (store, report) = root.open_with_report();
+    assert!(
+        report.takeover.is_none() && report.blocked.is_none(),
+        "{report:?}"
+    );
+    let [aside] = &report.set_aside[..] else {
+        panic!("{report:?}");
+    };
+    assert_eq!(std::fs::read_to_string(&aside.kept).unwrap(), theirs);
+    assert_eq!(uids(&store), ["a"]);
+    store.stop().await.unwrap();
+    assert!(read(&root).contains("\"a\""), "the mirror is back");
+}
+
+/// A store that looks after its files all the time, with pod `a` in its mirror.
+async fn watchful(root: &Root) -> Store {
+    let options = OpenOptions {
+        mirror_interval: Duration::from_millis(1),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    offer(&store, GPU, 2);
+    admit(&store, "a", 1).await.unwrap();
+    store.mirror().await.unwrap();
+    store
+}
+
+/// Puts something in the place of a file that may be written again at any time.
+fn put(kind: &str, path: &Path) {
+    let made = path.with_extension("made");
+    make(kind, &made);
+    // A directory cannot replace a file.
+    while std::fs::rename(&made, path).is_err() {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// Waits for something that the mirror's own clock decides.
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+    assert!(waited.is_ok(), "{what} does not happen");
+}
+
+#[tokio::test]
+async fn a_foreign_file_is_noticed_on_an_idle_node() {
+    let root = Root::new();
+    let options = OpenOptions {
+        mirror_interval: Duration::from_millis(1),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    // Nothing changes from here on.
+    store.mirror().await.unwrap();
+
+    let theirs = kubelet_file(&[("k", &["01"])]);
+    std::fs::write(root.checkpoint(), &theirs).unwrap();
+
+    until("a problem", || store.mirror_failure().is_some()).await;
+    assert_eq!(read(&root), theirs);
+    std::fs::remove_file(root.checkpoint()).unwrap();
+    until("the mirror", || root.checkpoint().exists()).await;
+    until("no problem", || store.mirror_failure().is_none()).await;
+}
+
+#[tokio::test]
+async fn anything_but_a_file_in_the_place_of_a_mirror_is_set_aside_and_neither_it_nor_a_stop_hangs() {
+    for kind in NOT_FILES {
+        let root = Root::new();
+        let store = watchful(&root).await;
+
+        put(kind, &root.checkpoint());
+
+        until("the mirror", || root.checkpoint().is_file()).await;
+        assert!(read(&root).contains("\"a\""), "{kind}");
+        let [aside] = &store.set_aside()[..] else {
+            panic!("{kind}: {:?}", store.set_aside());
+        };
+        assert!(aside.kept.symlink_metadata().is_ok(), "{kind}");
+        put(kind, &root.checkpoint());
+        store.stop().await.unwrap();
+        assert!(read(&root).contains("\"a\""), "{kind}");
+    }
 }

@@ -3,6 +3,11 @@
 //! Between two syncs a disk may write what it got in any order, or not at all. So at every sync many disks are
 //! made: what was synced before, with some of the writes since, some of them torn. Each must open, and contain
 //! the state before the change that is under way, or the state after it, and nothing else.
+//!
+//! A kill of the process is different: the writes before it are all there, in order, and the boot is the same.
+//!
+//! Damage is different again: flipped bits and zeroed sectors anywhere in the file. A damaged file has the same pods, or
+//! it is refused; it never has fewer.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,6 +24,10 @@ use crate::store::database::{Contents, Place};
 
 /// What drives are trusted with: a sector is written as a whole or not at all.
 const SECTOR: usize = 512;
+
+/// The boot in which the store writes, as [`Root::options`] says, and the one after a power loss.
+const BOOT: &str = "boot-1";
+const REBOOTED: &str = "boot-2";
 
 /// Everything that must be there as a whole.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -110,7 +119,12 @@ impl Recorder {
             for lost in losses(&recording.pending, recording.syncs) {
                 let mut image = recording.synced.clone();
                 lost.iter().for_each(|operation| operation.apply(&mut image));
-                recording.check(image);
+                recording.check(image, REBOOTED);
+            }
+            for done in kills(&recording.pending) {
+                let mut image = recording.synced.clone();
+                done.iter().for_each(|operation| operation.apply(&mut image));
+                recording.check(image, BOOT);
             }
         }
         let pending = std::mem::take(&mut recording.pending);
@@ -121,9 +135,9 @@ impl Recorder {
 }
 
 impl Recording {
-    fn check(&mut self, image: Vec<u8>) {
+    fn check(&mut self, image: Vec<u8>, boot: &str) {
         self.images += 1;
-        let found = load(image);
+        let found = load(image, boot);
         let sync = self.syncs;
         match found {
             Ok(state) if self.allowed.contains(&state) => {
@@ -140,7 +154,7 @@ impl Recording {
 }
 
 /// What a start would read from a disk with this content.
-fn load(image: Vec<u8>) -> Result<State, String> {
+fn load(image: Vec<u8>, boot: &str) -> Result<State, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("state.redb");
     std::fs::write(&path, b"the content is elsewhere").unwrap();
@@ -149,6 +163,7 @@ fn load(image: Vec<u8>) -> Result<State, String> {
         path,
         storage: Storage::new(move |_| Box::new(Memory(Mutex::new(image.lock().unwrap().take().unwrap())))),
         counters: Arc::default(),
+        boot_id: boot.into(),
     };
     let loaded = place.open().map_err(|error| error.to_string())?;
     let Contents { pods, claims, .. } = loaded.contents;
@@ -196,6 +211,26 @@ fn losses(pending: &[Operation], seed: usize) -> Vec<Vec<Operation>> {
         losses.push(any);
     }
     losses
+}
+
+/// What is written when the process is killed: everything up to a page of one of the writes.
+fn kills(pending: &[Operation]) -> Vec<Vec<Operation>> {
+    const PAGE: usize = 4096;
+    let mut kills = Vec::new();
+    for (number, operation) in pending.iter().enumerate() {
+        let before = &pending[..number];
+        kills.push(before.to_vec());
+        if let Operation::Write(offset, data) = operation {
+            let first = PAGE - offset % PAGE;
+            let mut cuts: Vec<usize> = (first..data.len()).step_by(PAGE).collect();
+            cuts.truncate(3);
+            kills.extend(cuts.into_iter().map(|cut| {
+                let part = Operation::Write(*offset, data[..cut].to_vec());
+                [before, &[part]].concat()
+            }));
+        }
+    }
+    kills
 }
 
 impl StorageBackend for Recorded {
@@ -282,7 +317,7 @@ enum Step {
     Remove(&'static str),
     /// Two pods in one change.
     Import(&'static str, &'static str),
-    /// Somebody wants to see all of it: the database learns what the journal has, but not for good.
+    /// A snapshot: the log is copied into the tables, but not durably.
     Look,
 }
 
@@ -312,7 +347,7 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
         Step::Admit("a", 0),
         Step::Admit("d", 600_000),
         Step::Look,
-        // Larger than what is left of the journal; the file grows and shrinks.
+        // Larger than the room in the log; the file grows and shrinks.
         Step::Admit("f", 600_000),
         Step::Admit("g", 0),
         Step::Remove("k"),
@@ -356,7 +391,8 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
         let recording = &mut *recorder.0.lock().unwrap();
         recording.allowed = vec![after];
         let image = recording.synced.clone();
-        recording.check(image);
+        recording.check(image.clone(), BOOT);
+        recording.check(image, REBOOTED);
     }
     let recording = recorder.0.lock().unwrap();
     assert_eq!(recording.problems, Vec::<String>::new());
@@ -383,7 +419,8 @@ impl Recorder {
         let recording = &mut *self.0.lock().unwrap();
         recording.allowed = vec![after];
         let image = recording.synced.clone();
-        recording.check(image);
+        recording.check(image.clone(), BOOT);
+        recording.check(image, REBOOTED);
     }
 }
 
@@ -475,4 +512,74 @@ async fn twin(store: &Store) -> (Root, Store) {
     twin.update(|node| claims.into_values().for_each(|claim| node.put_claim(claim)));
     twin.update(|node| pods.into_iter().for_each(|pod| node.put(pod).unwrap()));
     (root, twin)
+}
+
+/// Changes the image at `place`, loads it, and changes it back. Returns whether it could be read.
+fn is_read_with(image: &mut [u8], place: usize, damage: &[u8], expected: &State) -> bool {
+    let end = image.len().min(place + damage.len());
+    let damage = &damage[..end - place];
+    let whole = image[place..end].to_vec();
+    if whole == damage {
+        return true;
+    }
+    image[place..end].copy_from_slice(damage);
+    let loaded = [BOOT, REBOOTED].map(|boot| load(image.to_vec(), boot));
+    image[place..end].copy_from_slice(&whole);
+    for state in loaded.iter().flatten() {
+        let found: Vec<_> = state.pods.keys().collect();
+        assert!(state == expected, "{} bytes at {place}: {found:?}", damage.len());
+    }
+    loaded[0].is_ok()
+}
+
+#[tokio::test]
+async fn no_damage_leaves_fewer_pods() {
+    let root = Root::new();
+    let recorder = Recorder::default();
+    let store = root.open_on(recorder.storage());
+    offer(&store, GPU, 64);
+    // Some pods are in the tables and have been in the log, where some of their records still are.
+    for (uid, size) in [("a", 0), ("b", 600_000), ("c", 2_000), ("d", 500_000), ("e", 0)] {
+        admit_raw(&store, uid, 1, &big_answer(size)).await.unwrap();
+    }
+    store.release(&"b".into()).await.unwrap();
+    for (uid, size) in [("f", 0), ("g", 5_000), ("h", 0), ("i", 9_000)] {
+        admit_raw(&store, uid, 1, &big_answer(size)).await.unwrap();
+    }
+    let expected = state(&store);
+    let mut image = recorder.0.lock().unwrap().synced.clone();
+    assert_eq!(load(image.clone(), BOOT), Ok(expected.clone()));
+
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let (mut read, mut refused) = (0, 0);
+    let mut count = |is_read: bool| match is_read {
+        true => read += 1,
+        false => refused += 1,
+    };
+    for place in (0..image.len()).step_by(SECTOR) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        // In the first sectors of each part is what everything else depends on.
+        let is_first = [0, 4 << 10, 12 << 10, 1 << 20]
+            .iter()
+            .any(|first| (*first..first + 1024).contains(&place));
+        // A sample: most of the file is the answer of one pod.
+        if !is_first && !random.is_multiple_of(20) {
+            continue;
+        }
+        let flips = if is_first { 24 } else { 1 };
+        for flip in 0..flips {
+            let byte = place + (usize::try_from(random >> 9).unwrap() + flip * 21) % SECTOR;
+            let byte = byte.min(image.len() - 1);
+            let flipped = image[byte] ^ (1 << (random % 8));
+            count(is_read_with(&mut image, byte, &[flipped], &expected));
+        }
+        count(is_read_with(&mut image, place, &[0; SECTOR], &expected));
+    }
+    for place in (0..image.len()).step_by(3 * 4096) {
+        count(is_read_with(&mut image, place, &[0; 4096], &expected));
+    }
+    // Unused parts of the file may be damaged; used ones may not.
+    assert!(read > 50 && refused > 100, "{read} {refused}");
 }

@@ -10,8 +10,8 @@ use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult
 use devlet_core::dra::drivers::DriverOffer;
 use devlet_core::dra::health::{DeviceHealth, HealthReport, PoolDevice};
 use devlet_core::{
-    Advice, ClaimReference, ClaimRequest, ConnectionId, ContainerKind, ContainerRequest, Pod, PodName,
-    PodRequest, Question, Source,
+    Advice, ClaimReference, ClaimRequest, ConnectionId, ContainerKind, ContainerRequest, Pod, PodMetadata,
+    PodName, PodRequest, Question, Source,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -379,6 +379,7 @@ fn pod(uid: &str, claims: &[(&str, &[&str])]) -> PodRequest {
         },
         source: Source::Api,
         fingerprint: 1,
+        metadata: PodMetadata::default(),
         containers: vec![ContainerRequest {
             name: "main".into(),
             kind: ContainerKind::App,
@@ -586,7 +587,7 @@ async fn an_intent_that_another_admission_could_not_write_is_written() {
     let first = without_widget("a", &[("c1", &[GPU])]);
     let held = bed.store.hold(&first, &Advice::new()).unwrap().unwrap();
     let intent = bed.store.update(|node| node.begin_intent(held.id()));
-    assert_eq!(intent.len(), 1, "it is being written");
+    assert_eq!(intent.put.len(), 1, "it is being written");
     let other = bed.admit(&without_widget("b", &[("c1", &[GPU])]));
     bed.until(|node| node.is_in_flight(&"b".into())).await;
     assert!(bed.asked.try_recv().is_err(), "it is not on disk");

@@ -11,6 +11,10 @@ pub struct AdmitRequest {
     /// More of the same. One of all documents is the Pod, wherever it stands.
     #[prost(string, repeated, tag = "3")]
     pub manifests: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Names for errors, such as those of files: first that of `manifest`, unless that is empty, then those of `manifests`.
+    /// An error is then `NAME:LINE:COLUMN: message`. May be shorter, or empty.
+    #[prost(string, repeated, tag = "4")]
+    pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AdmitEvent {
@@ -163,10 +167,13 @@ pub struct LastPlugin {
     pub endpoint: ::prost::alloc::string::String,
     #[prost(uint64, tag = "2")]
     pub gone_since_ms: u64,
+    /// For how long it is gone.
+    #[prost(uint64, tag = "3")]
+    pub gone_for_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListDevicesRequest {
-    /// Only those of one resource; empty for all.
+    /// Only those of one resource or DRA driver; empty for all.
     #[prost(string, tag = "1")]
     pub resource: ::prost::alloc::string::String,
 }
@@ -174,7 +181,7 @@ pub struct ListDevicesRequest {
 pub struct DeviceList {
     #[prost(uint64, tag = "1")]
     pub revision: u64,
-    /// By resource and id.
+    /// By resource and id; those of DRA drivers come last.
     #[prost(message, repeated, tag = "2")]
     pub devices: ::prost::alloc::vec::Vec<Device>,
 }
@@ -192,9 +199,44 @@ pub struct Device {
     pub healthy: bool,
     #[prost(int64, repeated, tag = "5")]
     pub numa_nodes: ::prost::alloc::vec::Vec<i64>,
-    /// One, unless a kubelet's file that was imported says otherwise.
+    /// One, unless a kubelet's file that was imported says otherwise, or claims of several pods share the device.
     #[prost(message, repeated, tag = "6")]
     pub holders: ::prost::alloc::vec::Vec<PodId>,
+    /// Set for a device of a DRA driver: `resource` is then the driver, and `id` is `pool/device`.
+    #[prost(message, optional, tag = "7")]
+    pub dra: ::core::option::Option<DraDevice>,
+}
+/// A device of a DRA driver: a claim has it, or the driver reports its health.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DraDevice {
+    #[prost(string, tag = "1")]
+    pub pool: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub device: ::prost::alloc::string::String,
+    #[prost(enumeration = "DeviceHealth", tag = "3")]
+    pub health: i32,
+    /// The reason, as the driver reports it.
+    #[prost(string, tag = "4")]
+    pub health_message: ::prost::alloc::string::String,
+    /// The claims that have it.
+    #[prost(message, repeated, tag = "5")]
+    pub claims: ::prost::alloc::vec::Vec<DeviceClaim>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeviceClaim {
+    #[prost(message, optional, tag = "1")]
+    pub claim: ::core::option::Option<ClaimId>,
+    #[prost(enumeration = "ClaimPhase", tag = "2")]
+    pub phase: i32,
+    /// Absent for the whole device.
+    #[prost(string, optional, tag = "3")]
+    pub share_id: ::core::option::Option<::prost::alloc::string::String>,
+    /// Other claims may have the device too.
+    #[prost(bool, tag = "4")]
+    pub admin_access: bool,
+    /// Whether the driver has prepared the device for the claim.
+    #[prost(bool, tag = "5")]
+    pub prepared: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListPluginsRequest {}
@@ -202,7 +244,7 @@ pub struct ListPluginsRequest {}
 pub struct PluginList {
     #[prost(uint64, tag = "1")]
     pub revision: u64,
-    /// The oldest connection first.
+    /// The oldest connection first, then those that were rejected, by resource and endpoint.
     #[prost(message, repeated, tag = "2")]
     pub plugins: ::prost::alloc::vec::Vec<Plugin>,
 }
@@ -232,6 +274,26 @@ pub struct Plugin {
     /// Numbers connections: a plugin that connects again has another.
     #[prost(string, tag = "9")]
     pub connection: ::prost::alloc::string::String,
+    /// Set if the plugin was rejected when it registered: it is not connected. Kept for an hour, or until it registers.
+    #[prost(message, optional, tag = "10")]
+    pub rejection: ::core::option::Option<PluginRejection>,
+    /// For how long it is connected, or how long ago it was rejected.
+    #[prost(uint64, tag = "11")]
+    pub age_ms: u64,
+}
+/// The last rejection of a plugin.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PluginRejection {
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub rejected_at_ms: u64,
+    /// How often it was rejected since it last registered.
+    #[prost(uint64, tag = "3")]
+    pub attempts: u64,
+    /// Its process, if visible.
+    #[prost(int32, optional, tag = "4")]
+    pub pid: ::core::option::Option<i32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListPodsRequest {
@@ -275,6 +337,18 @@ pub struct Pod {
     /// The claims that it holds, in the order of the spec. Two of them may be the same claim.
     #[prost(message, repeated, tag = "6")]
     pub claims: ::prost::alloc::vec::Vec<PodClaim>,
+    /// `metadata.labels` of the manifest that it was last admitted with.
+    #[prost(btree_map = "string, string", tag = "7")]
+    pub labels: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// When it was admitted; 0 if that is not known: the pod was imported.
+    #[prost(uint64, tag = "8")]
+    pub admitted_at_ms: u64,
+    /// How long ago that is.
+    #[prost(uint64, tag = "9")]
+    pub age_ms: u64,
 }
 /// A claim of a pod.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -434,6 +508,9 @@ pub struct Driver {
     /// What is waited for.
     #[prost(message, repeated, tag = "6")]
     pub waits: ::prost::alloc::vec::Vec<Wait>,
+    /// For how long none of them is connected.
+    #[prost(uint64, tag = "7")]
+    pub unusable_for_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DriverPlugin {
@@ -462,6 +539,9 @@ pub struct DriverPlugin {
     /// Why that service.
     #[prost(string, tag = "9")]
     pub service_reason: ::prost::alloc::string::String,
+    /// For how long it is registered.
+    #[prost(uint64, tag = "10")]
+    pub age_ms: u64,
 }
 /// A plugin of a driver that is not taken in. It is asked again from time to time.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -484,6 +564,9 @@ pub struct RefusedDriver {
     /// How often, since its socket was made.
     #[prost(uint64, tag = "6")]
     pub attempts: u64,
+    /// How long ago it was refused last.
+    #[prost(uint64, tag = "7")]
+    pub age_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListClaimsRequest {
@@ -526,6 +609,12 @@ pub struct Claim {
     /// What it waits for.
     #[prost(message, repeated, tag = "6")]
     pub waits: ::prost::alloc::vec::Vec<Wait>,
+    /// When the first of its pods was admitted; 0 if none is, or that is not known.
+    #[prost(uint64, tag = "7")]
+    pub admitted_at_ms: u64,
+    /// How long ago that is.
+    #[prost(uint64, tag = "8")]
+    pub age_ms: u64,
 }
 /// What a driver does for a claim.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -543,6 +632,9 @@ pub struct ClaimDriver {
     /// What the driver made usable, in its own order.
     #[prost(message, repeated, tag = "5")]
     pub devices: ::prost::alloc::vec::Vec<ClaimDevice>,
+    /// Allocated devices that the driver did not prepare, although it reported the claim as prepared.
+    #[prost(message, repeated, tag = "6")]
+    pub not_prepared: ::prost::alloc::vec::Vec<AllocatedDevice>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AllocatedDevice {
@@ -639,6 +731,12 @@ pub struct StatusResponse {
     /// Claims that wait for a driver.
     #[prost(uint64, tag = "16")]
     pub claims_waiting: u64,
+    /// How long a call without `wait_ms` may take, as configured.
+    #[prost(uint64, tag = "17")]
+    pub wait_ms: u64,
+    /// For how long devlet has run.
+    #[prost(uint64, tag = "18")]
+    pub uptime_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Problem {
@@ -677,9 +775,19 @@ pub struct ForgetRequest {
     /// The file, as Status names it.
     #[prost(string, tag = "1")]
     pub file: ::prost::alloc::string::String,
+    /// Instead of a file: the UID of an unknown pod, as Status names it. Its devices are released.
+    #[prost(string, tag = "2")]
+    pub pod: ::prost::alloc::string::String,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ForgetResponse {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ForgetResponse {
+    /// Pods that only a contested file had. They are removed.
+    #[prost(message, repeated, tag = "1")]
+    pub removed: ::prost::alloc::vec::Vec<PodId>,
+    /// Files because of which pods are still not admitted.
+    #[prost(string, repeated, tag = "2")]
+    pub blocked_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DumpStateRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -177,6 +177,30 @@ impl Preparation {
         self.state == PreparationState::Abandoned
     }
 
+    /// Takes the prepared devices of an imported claim for what is allocated, before they are dropped.
+    pub(super) fn keep_allocated(&mut self) {
+        if self.allocated.is_some() {
+            return;
+        }
+        let named = self.devices.iter().filter(|each| !each.device.is_empty());
+        let mut allocated: Vec<AllocatedDevice> = named
+            .map(|each| AllocatedDevice {
+                request: each.requests.first().cloned().unwrap_or_default(),
+                pool: each.pool.clone(),
+                device: each.device.clone(),
+                share: each.share.clone(),
+                admin_access: false,
+            })
+            .collect();
+        allocated.sort();
+        self.allocated = Some(allocated);
+    }
+
+    /// Returns `true` if the driver is not called to prepare the claim.
+    pub(crate) fn skips_prepare(&self) -> bool {
+        self.skips(PREPARE)
+    }
+
     pub(super) fn skips(&self, operation: &str) -> bool {
         self.skip.contains(operation) || self.skip.contains(ALL_OPERATIONS)
     }
@@ -250,7 +274,7 @@ impl Claim {
     pub fn remember(&mut self, earlier: &Self) {
         for (driver, preparation) in &mut self.preparations {
             let known = earlier.preparations.get(driver);
-            let known = known.filter(|known| known.skip == preparation.skip);
+            let known = known.filter(|known| known.skip == preparation.skip && !known.is_abandoned());
             if let Some(allocated) = known.and_then(|known| known.allocated.as_ref()) {
                 let is_allocated = |device: &PreparedDevice| {
                     let mut among = allocated.iter();
@@ -292,7 +316,7 @@ impl Claim {
     }
 
     /// The others.
-    pub(super) fn used_drivers(&self) -> impl Iterator<Item = &DriverName> {
+    pub(crate) fn used_drivers(&self) -> impl Iterator<Item = &DriverName> {
         let preparations = self.preparations.iter();
         preparations
             .filter(|(_, each)| !each.is_abandoned())
@@ -360,6 +384,17 @@ pub enum Failure {
     Invalid(#[from] InvalidAnswer),
 }
 
+impl Failure {
+    /// The claim, unless the failure is about all claims of a call.
+    pub fn claim(&self) -> Option<&ClaimKey> {
+        match self {
+            Self::Driver { claim, .. } => Some(claim),
+            Self::Call { .. } => None,
+            Self::Invalid(answer) => answer.claim(),
+        }
+    }
+}
+
 /// Why the record of a claim is kept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotForgotten {
@@ -416,6 +451,22 @@ pub struct Call {
     pub connection: ConnectionId,
     /// For which claims.
     pub claims: Vec<(ClaimUid, ClaimKey)>,
+}
+
+/// Records that must be on disk before a driver is called, to be written in one piece.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Intent {
+    /// The claims that are to be prepared.
+    pub put: Vec<Claim>,
+    /// Claims that are unprepared and whose devices these claims get.
+    pub delete: Vec<ClaimUid>,
+}
+
+impl Intent {
+    /// Returns `true` if there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.put.is_empty()
+    }
 }
 
 /// Changes of claims that nobody waits for, to be written in one piece.

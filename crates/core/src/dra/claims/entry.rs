@@ -4,7 +4,9 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::claim::UNPREPARE;
-use super::{Claim, FIRST_PAUSE_MS, Failure, LONGEST_PAUSE_MS, Operation, Preparation, PreparationState};
+use super::{
+    Claim, DeviceShare, FIRST_PAUSE_MS, Failure, LONGEST_PAUSE_MS, Operation, Preparation, PreparationState,
+};
 use crate::dra::view::Phase;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, Moment, PodUid};
 
@@ -60,6 +62,8 @@ pub(crate) struct Entry {
     /// The deletion of its record is in flight.
     pub(super) deleting: bool,
     pub(crate) tasks: BTreeMap<DriverName, Task>,
+    /// The devices that it has in the index of holders.
+    pub(super) holds: BTreeSet<DeviceShare>,
     /// Its place in `left`.
     pub(super) left: Option<PodUid>,
     /// Whether it counts in `in_use`.
@@ -87,6 +91,7 @@ impl Entry {
             committing: false,
             writing: 0,
             deleting: false,
+            holds: BTreeSet::new(),
             left: None,
             counts: false,
             counted: None,
@@ -100,7 +105,7 @@ impl Entry {
             (false, false) => Phase::Preparing,
             (true, _) if self.blocking().next().is_some() => Phase::Unpreparing,
             (true, _) if self.claim.abandoned().next().is_some() => Phase::Abandoned,
-            (true, _) => Phase::Unpreparing,
+            (true, _) => Phase::Unprepared,
         }
     }
 
@@ -135,18 +140,19 @@ impl Entry {
             .map(|(driver, _)| driver)
     }
 
-    /// Whether what is left of the claim is in nobody's way: only drivers that were given up on have not unprepared it, and
-    /// no write of what it was is on its way, which would pass for one of what it becomes.
+    /// Returns `true` if a pod may use the claim again at drivers that were not given up on: all of them have unprepared
+    /// it, and no write of what it was is in flight, which would pass for one of what it becomes.
+    pub(super) fn is_reusable(&self) -> bool {
+        self.is_unused() && self.writing == 0 && !self.deleting && self.blocking().next().is_none()
+    }
+
+    /// Returns `true` if only drivers that were given up on have not unprepared the claim.
     pub(super) fn is_abandoned(&self) -> bool {
-        self.is_unused()
-            && self.writing == 0
-            && !self.deleting
-            && self.blocking().next().is_none()
-            && self.claim.abandoned().next().is_some()
+        self.is_reusable() && self.claim.abandoned().next().is_some()
     }
 
     /// Whether no pod wants it, and no driver has anything left to do for it.
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         let done = |(driver, preparation): (&DriverName, &Preparation)| {
             let busy = self.tasks.get(driver).is_some_and(Task::is_busy);
             !busy && !self.needs_unprepare(driver, preparation)

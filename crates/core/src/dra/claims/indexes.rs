@@ -23,6 +23,9 @@ impl Claims {
             self.in_use.remove(&entry.claim);
         }
         self.counted_as(uid, entry.counted, None);
+        for device in &entry.holds {
+            self.holders.remove(uid, device);
+        }
         for (driver, preparation) in &entry.claim.preparations {
             unindex_devices(&mut self.devices, uid, driver, &preparation.devices);
             remove(&mut self.failing, driver, uid);
@@ -64,6 +67,10 @@ impl Claims {
             self.forget(uid);
             return;
         }
+        self.index_holds(uid);
+        let Some(entry) = self.entries.get(uid) else {
+            return;
+        };
         let is_to_be_written = entry.is_to_be_written();
         let counts = !entry.holders.is_empty() && entry.claim.is_prepared();
         match (entry.counts, counts) {
@@ -161,6 +168,17 @@ impl Claims {
             entry.tasks.values_mut().for_each(|task| task.queued = None);
         }
         for (uid, entry) in &self.entries {
+            let needed = entry.needed_devices();
+            assert!(
+                needed.is_subset(&entry.holds),
+                "a claim does not hold what it needs"
+            );
+            if !entry.on_disk && entry.writing == 0 {
+                assert_eq!(needed, entry.holds, "a claim holds what it does not need");
+            }
+            for device in &entry.holds {
+                again.holders.insert(uid, device);
+            }
             for (driver, preparation) in &entry.claim.preparations {
                 index_devices(&mut again.devices, uid, driver, &preparation.devices);
             }
@@ -189,6 +207,10 @@ impl Claims {
             "the index of claims to delete is out of step"
         );
         assert_eq!(again.devices, self.devices, "the index of devices is out of step");
+        assert_eq!(
+            again.holders, self.holders,
+            "the index of device holders is out of step"
+        );
         assert_eq!(
             again.in_use, self.in_use,
             "the number of claims in use is out of step"

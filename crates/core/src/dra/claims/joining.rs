@@ -1,22 +1,37 @@
 //! A pod joins claims: what keeps it from that, and what is written before a driver is called.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::indexes::unindex_devices;
-use super::{AllocatedClaim, Claim, Claims, Entry, PreparationState};
+use super::{AllocatedClaim, Claim, Claims, Entry, Intent, PreparationState, Reallocation};
 use crate::dra::drivers::Drivers;
 use crate::id::{ClaimUid, DriverName, PodUid, ReservationId};
 use crate::node::{LastSeen, ReserveError};
 use crate::pod::PodName;
 
 impl Claims {
-    /// Whether a pod can join a claim now.
-    pub(crate) fn plan(&self, wanted: &AllocatedClaim, drivers: &Drivers) -> Result<(), ReserveError> {
+    /// Returns why a pod cannot join a claim now, if so. `is_leaving` says whether a pod on record is being removed.
+    pub(crate) fn plan(
+        &self,
+        wanted: &AllocatedClaim,
+        drivers: &Drivers,
+        is_leaving: impl Fn(&PodUid) -> bool,
+    ) -> Result<(), ReserveError> {
         let unpreparing = |entry: &Entry, abandoned: Vec<DriverName>| ReserveError::Unpreparing {
             claim: entry.claim.key.clone(),
             uid: entry.claim.uid.clone(),
             drivers: entry.blocking().cloned().collect(),
             abandoned,
+        };
+        // Only pods that stay refuse a claim for good.
+        let refused = |entry: &Entry, for_good: ReserveError| match entry.holders.iter().all(&is_leaving) {
+            true => ReserveError::ClaimReserved {
+                claim: wanted.key.clone(),
+                uid: entry.claim.uid.clone(),
+                pods: entry.pods(),
+            },
+            false => for_good,
         };
         let missing = |driver: &DriverName| {
             let known = drivers.drivers.get(driver);
@@ -37,26 +52,32 @@ impl Claims {
         };
         let known = self.entries.get(&wanted.uid);
         if let Some(other) = known.filter(|entry| entry.claim.key != wanted.key) {
-            return Err(ReserveError::ClaimUidTaken {
+            if other.is_unused() {
+                return Err(unpreparing(other, other.claim.abandoned().cloned().collect()));
+            }
+            let taken = ReserveError::ClaimUidTaken {
                 claim: wanted.key.clone(),
                 other: other.claim.key.clone(),
                 uid: wanted.uid.clone(),
-            });
+            };
+            return Err(refused(other, taken));
         }
         if let Some(entry) = known.filter(|entry| entry.is_unused()) {
             // Drivers that were given up on are in the way of those who need them, and of nobody else.
             let is_needed = |driver: &&DriverName| wanted.drivers.contains_key(*driver);
             let needed: Vec<DriverName> = entry.claim.abandoned().filter(is_needed).cloned().collect();
-            if !entry.is_abandoned() || !needed.is_empty() {
+            if !entry.is_reusable() || !needed.is_empty() {
                 return Err(unpreparing(entry, needed));
             }
         }
         if let Some(entry) = known.filter(|entry| !entry.is_unused()) {
             if !entry.claim.matches(wanted) {
-                return Err(ReserveError::Reallocated {
+                let reallocated = ReserveError::Reallocated {
                     claim: wanted.key.clone(),
                     pods: entry.pods(),
-                });
+                    change: Box::new(Reallocation::new(&entry.claim, wanted)),
+                };
+                return Err(refused(entry, reallocated));
             }
             for (driver, preparation) in &entry.claim.preparations {
                 let allocated = wanted
@@ -73,11 +94,12 @@ impl Claims {
         }
         if let Some(entry) = self.by_key.get(&wanted.key).and_then(|uid| self.entries.get(uid)) {
             if !entry.is_unused() {
-                return Err(ReserveError::ClaimNameTaken {
+                let taken = ReserveError::ClaimNameTaken {
                     claim: wanted.key.clone(),
                     other: entry.claim.uid.clone(),
                     pods: entry.pods(),
-                });
+                };
+                return Err(refused(entry, taken));
             }
             if entry.blocking().next().is_some() {
                 return Err(unpreparing(entry, Vec::new()));
@@ -114,18 +136,19 @@ impl Claims {
         self.settle(uid);
     }
 
-    /// A claim that was abandoned is allocated anew, at other drivers. Those that were given up on stay on record, without
-    /// what they prepared: nobody gets that.
-    fn use_again(&mut self, anew: Claim) {
-        let uid = anew.uid.clone();
+    /// A pod uses a claim again that every driver has unprepared, except those that were given up on. These stay on record,
+    /// without what they prepared: no container gets that.
+    fn use_again(&mut self, again: Claim) {
+        let uid = again.uid.clone();
         let Some(entry) = self.entries.get_mut(&uid) else {
             return;
         };
         for (driver, preparation) in &mut entry.claim.preparations {
             unindex_devices(&mut self.devices, &uid, driver, &preparation.devices);
+            preparation.keep_allocated();
             preparation.devices.clear();
         }
-        let old = core::mem::replace(&mut entry.claim, anew);
+        let old = core::mem::replace(&mut entry.claim, again);
         let given_up = old
             .preparations
             .into_iter()
@@ -141,7 +164,7 @@ impl Claims {
         entry.dirty = true;
     }
 
-    /// An admission of a claim that was abandoned ended before anything was asked for: what it brought is gone.
+    /// An admission that used a claim again ended before anything was asked of a driver: what it brought is gone.
     pub(super) fn unuse(entry: &mut Entry) {
         if !entry.is_intended && entry.on_disk {
             let Entry { claim, tasks, .. } = entry;
@@ -152,28 +175,50 @@ impl Claims {
         }
     }
 
-    /// The claims that must be on disk before a driver is called. What another admission is writing is not
-    /// written twice: should that fail, it is here the next time.
-    pub(crate) fn begin_intent(&mut self, id: ReservationId, uids: &[ClaimUid]) -> Vec<Claim> {
-        let mut claims = Vec::new();
+    /// Returns the claims that must be on disk before a driver is called, and the records of earlier holders of their
+    /// devices, which are deleted in the same write. A claim that another admission is writing is left out, and so is one
+    /// whose device is being released by another write: both are here the next time, if they must be.
+    pub(crate) fn begin_intent(&mut self, id: ReservationId, uids: &[ClaimUid]) -> Intent {
+        let mut intent = Intent::default();
+        if self.intents.contains_key(&id) {
+            return intent;
+        }
         for uid in uids {
-            if let Some(entry) = self.entries.get_mut(uid)
-                && !entry.is_intended
-                && entry.writing == 0
-            {
+            let entry = self.entries.get(uid);
+            if entry.is_none_or(|entry| entry.is_intended || entry.writing > 0) {
+                continue;
+            }
+            let superseded = self.superseded(uid);
+            let is_done = |uid: &ClaimUid| {
+                let is_done = self.entries.get(uid).is_some_and(Entry::is_done);
+                is_done || intent.delete.contains(uid)
+            };
+            if !superseded.iter().all(is_done) {
+                continue;
+            }
+            for uid in superseded {
+                if let Some(entry) = self.entries.get_mut(&uid)
+                    && !entry.deleting
+                {
+                    entry.deleting = true;
+                    self.settle(&uid);
+                    intent.delete.push(uid);
+                }
+            }
+            if let Some(entry) = self.entries.get_mut(uid) {
                 entry.writing += 1;
-                claims.push(entry.claim.clone());
+                intent.put.push(entry.claim.clone());
             }
         }
-        if !claims.is_empty() {
-            let uids = claims.iter().map(|claim| claim.uid.clone());
-            self.intents.entry(id).or_default().extend(uids);
+        if !intent.is_empty() {
+            self.intents.insert(id, intent.clone());
         }
-        claims
+        intent
     }
 
     pub(crate) fn end_intent(&mut self, id: ReservationId, is_written: bool) {
-        for uid in self.intents.remove(&id).unwrap_or_default() {
+        let Intent { put, delete } = self.intents.remove(&id).unwrap_or_default();
+        for Claim { uid, .. } in put {
             if let Some(entry) = self.entries.get_mut(&uid) {
                 entry.writing = entry.writing.saturating_sub(1);
                 entry.on_disk |= is_written;
@@ -181,6 +226,12 @@ impl Claims {
             }
             self.settle(&uid);
         }
+        self.end_deletion(&delete, is_written);
+    }
+
+    /// Returns `true` if the first record of a claim has to wait for [`Claims::begin_intent`].
+    pub(crate) fn needs_intent(&self, entry: &Entry) -> bool {
+        !entry.is_intended && !self.superseded(&entry.claim.uid).is_empty()
     }
 
     /// The claims of a pod that is to be committed, as far as the disk does not have them like this; `None` if
@@ -189,6 +240,9 @@ impl Claims {
         let mut claims = Vec::new();
         for uid in uids {
             let entry = self.entries.get(uid).filter(|entry| entry.claim.is_prepared())?;
+            if self.needs_intent(entry) {
+                return None;
+            }
             // A write that is in flight may say less, or fail.
             if entry.dirty || entry.writing > 0 || !entry.is_intended {
                 claims.push(entry.claim.clone());
@@ -218,6 +272,9 @@ impl Claims {
                 entry.is_intended |= is_written;
                 entry.dirty |= entry.committing && !is_written;
                 entry.committing &= entry.writing > 0;
+            }
+            if is_written {
+                self.release_unneeded(uid);
             }
             self.settle(uid);
         }

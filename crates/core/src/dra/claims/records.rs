@@ -104,9 +104,17 @@ impl Claims {
                 entry.writing = entry.writing.saturating_sub(1);
                 entry.dirty |= !is_written;
             }
+            if is_written {
+                self.release_unneeded(uid);
+            }
             self.settle(uid);
         }
-        for uid in &record.delete {
+        self.end_deletion(&record.delete, is_written);
+    }
+
+    /// Records of claims were deleted, or could not be.
+    pub(super) fn end_deletion(&mut self, uids: &[ClaimUid], is_written: bool) {
+        for uid in uids {
             if is_written {
                 self.forget(uid);
             } else if let Some(entry) = self.entries.get_mut(uid) {

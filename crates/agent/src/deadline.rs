@@ -1,0 +1,32 @@
+//! Deadlines from durations that configurations, callers and embedders choose.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Longest duration that is honoured; longer ones count as this one. An `Instant` plus a longer one may overflow, which
+/// panics.
+pub const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Returns the instant `time` from now.
+pub(crate) fn after(time: Duration) -> Instant {
+    after_start(Instant::now(), time)
+}
+
+/// Returns the instant `time` after `start`.
+pub(crate) fn after_start(start: Instant, time: Duration) -> Instant {
+    start + time.min(LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_duration_there_is_does_not_overflow() {
+        let (start, soon) = (Instant::now(), Duration::from_secs(60));
+        assert_eq!(after_start(start, soon), start + soon);
+        assert_eq!(after_start(start, Duration::MAX), start + LONGEST);
+        assert!(after(Duration::MAX) > start + soon);
+    }
+}

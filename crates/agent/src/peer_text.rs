@@ -1,0 +1,56 @@
+//! Texts that peers choose: errors, names, kinds and versions that plugins and drivers send.
+//!
+//! Each is shortened where it enters, before it is logged, stored or passed on. Control characters stay: the log, the
+//! command line and gRPC escape them, each in its own way.
+
+use tonic::Status;
+
+/// Maximum bytes of a text from a peer.
+pub(crate) const LONGEST: usize = 1024;
+
+/// Maximum bytes of a status message that devlet sends. Percent-encoded it takes up to three times as many, and clients
+/// accept 16 KiB of headers.
+pub(crate) const LONGEST_STATUS: usize = 4 * 1024;
+
+/// Shortens a text from a peer.
+pub(crate) fn shorten(text: String) -> String {
+    shorten_to(LONGEST, text)
+}
+
+/// Shortens a text to `most` bytes. A shortened text ends with the number of bytes that it had.
+pub(crate) fn shorten_to(most: usize, mut text: String) -> String {
+    if text.len() > most {
+        let end = format!("… ({} bytes)", text.len());
+        text.truncate(text.floor_char_boundary(most.saturating_sub(end.len())));
+        text.push_str(&end);
+    }
+    text
+}
+
+/// Shortens the message of a status from a peer, and drops its details and metadata.
+pub(crate) fn shorten_status(status: &Status) -> Status {
+    Status::new(status.code(), shorten(status.message().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_keep_their_beginning_and_their_length() {
+        for text in ["", "busy", &"x".repeat(LONGEST)] {
+            assert_eq!(shorten(text.to_owned()), text);
+        }
+        for text in ["x".repeat(LONGEST + 1), "ü".repeat(50_000)] {
+            let short = shorten(text.clone());
+            assert!(
+                short.len() <= LONGEST && short.len() > LONGEST - 4,
+                "{}",
+                short.len()
+            );
+            let (start, end) = short.split_once('…').unwrap();
+            assert!(text.starts_with(start));
+            assert_eq!(end, format!(" ({} bytes)", text.len()));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What keeps sockets in `plugins_registry` from being served, for `devlet status`.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Maximum dead sockets that are named; others are counted.
+const NAMED: usize = 3;
+
+/// The newest `Summary`. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct RegistryStatus(Arc<Mutex<Summary>>);
+
+impl RegistryStatus {
+    pub(super) fn set(&self, summary: Summary) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = summary;
+    }
+
+    pub(crate) fn get(&self) -> Summary {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Sockets and directories that are not served.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    /// Sockets on which nothing accepts connections.
+    pub(crate) dead: usize,
+    /// The first of them.
+    pub(crate) named: Vec<PathBuf>,
+    /// Sockets beyond the number that is watched.
+    pub(crate) skipped_sockets: usize,
+    /// Directories beyond the number that is watched, or too deep.
+    pub(crate) skipped_directories: usize,
+}
+
+impl Summary {
+    pub(super) fn add_dead(&mut self, socket: &Path) {
+        self.dead += 1;
+        if self.named.len() < NAMED {
+            self.named.push(socket.to_owned());
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! The identity of a node and the progress of its database: they tell a lost or older database from a first start.
+//!
+//! A random id is in the database, in a file beside it, and in a file outside of its directory. All three are written
+//! before anything is answered, the database first: a crash in between leaves a database whose id the next start writes to
+//! the files that lack it. So a database that is missing, or that has another id, while a trace of an earlier start exists
+//! is lost: its content is not known, and no pod may be admitted as if it had been empty. Only a directory without any
+//! trace is one in which devlet starts for the first time.
+//!
+//! Traces are the two files, and what earlier starts and stops left beside the database: `.saved-*`, `.unreadable-*`
+//! and `archive`. A lock, a socket or a half-made database (`.new`) are not: they exist before the first answer.
+//!
+//! The same three places have the number of starts, and after a clean stop a random id of that stop:
+//!
+//! | database, compared with each file | then |
+//! | --- | --- |
+//! | fewer starts | an older copy: lost |
+//! | as many starts, and the file has a stop that the database lacks | a copy from within the last run: lost |
+//! | as many starts, and the file has no stop | the last run was killed, or the two are the same |
+//! | more starts | a crash before the files were written |
+//!
+//! The database is written first, so it may be ahead of the files and is never behind. While the node is blocked because
+//! its database is lost, the files are left as they are: the lost database may be put back. They also stay behind if a
+//! start finds no room for them on the disk.
+//!
+//! Deliberately absent: protection against a copy from within a run that was killed, which would cost a second write per
+//! admission, and against copies of the database and both files together.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use devlet_core::Moment;
+use uuid::Uuid;
+
+use super::files::{self, ASIDE};
+use super::open::{OpenError, SetAside};
+use super::state_file::{self, StateFileError};
+
+/// The file beside the database.
+const FILE: &str = "node-id";
+
+/// How far a database has come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// How often devlet was started with it.
+    pub(crate) starts: u64,
+    /// The id of the clean stop since which nothing has changed.
+    pub(crate) stop: Option<String>,
+}
+
+impl Progress {
+    /// Of a start.
+    pub(crate) fn of_start(starts: u64) -> Self {
+        Self { starts, stop: None }
+    }
+
+    /// Of a clean stop.
+    pub(crate) fn stopped(&self) -> Self {
+        Self {
+            starts: self.starts,
+            stop: Some(Uuid::new_v4().to_string()),
+        }
+    }
+
+    /// Whether a database is older than a file.
+    fn is_behind(&self, file: &Self) -> bool {
+        self.starts < file.starts
+            || (self.starts == file.starts && file.stop.is_some() && self.stop != file.stop)
+    }
+}
+
+/// The content of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    id: Uuid,
+    progress: Progress,
+}
+
+impl Entry {
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let id = Uuid::parse_str(lines.next()?.trim()).ok()?;
+        let mut progress = Progress::default();
+        for line in lines {
+            match line.split_once(' ')? {
+                ("starts", number) => progress.starts = number.parse().ok()?,
+                ("stop", id) => progress.stop = Some(Uuid::parse_str(id).ok()?.to_string()),
+                _ => return None,
+            }
+        }
+        Some(Self { id, progress })
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\nstarts {}", self.id, self.progress.starts)?;
+        match &self.progress.stop {
+            Some(stop) => writeln!(f, "stop {stop}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The files with the id, and their contents.
+#[derive(Debug, Default)]
+pub(crate) struct IdFiles(Vec<(PathBuf, Option<Entry>)>);
+
+/// An id file that cannot be written.
+#[derive(Debug)]
+pub(crate) struct NotWritten {
+    pub(crate) path: PathBuf,
+    pub(crate) error: io::Error,
+    /// Whether the file has an id, of an earlier start.
+    pub(crate) has_id: bool,
+}
+
+impl IdFiles {
+    /// The progress of the file that is ahead of the others.
+    pub(crate) fn newest(&self) -> Option<&Progress> {
+        let entries = self.0.iter().filter_map(|(_, entry)| entry.as_ref());
+        let all = entries.map(|entry| &entry.progress);
+        all.max_by_key(|progress| (progress.starts, progress.stop.is_some()))
+    }
+
+    /// Writes the id and the progress to the files that do not have them.
+    pub(crate) fn write(&mut self, id: &str, progress: &Progress) -> Result<(), NotWritten> {
+        let Ok(id) = Uuid::parse_str(id) else {
+            return Ok(());
+        };
+        let progress = progress.clone();
+        let new = Entry { id, progress };
+        let last = self.0.len().saturating_sub(1);
+        for (number, (path, entry)) in self.0.iter_mut().enumerate() {
+            if entry.as_ref() == Some(&new) {
+                continue;
+            }
+            let written = files::replace(path, new.to_string().as_bytes());
+            match written.and_then(|()| files::sync_directory_of(path)) {
+                Ok(()) => *entry = Some(new.clone()),
+                // The root directory may belong to root alone.
+                Err(error) if number < last && error.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::warn!(path = %path.display(), %error, "node id not written");
+                }
+                Err(error) => {
+                    return Err(NotWritten {
+                        path: path.clone(),
+                        error,
+                        has_id: entry.is_some(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What earlier starts left behind.
+#[derive(Debug)]
+pub(crate) struct Traces {
+    /// The files with the id.
+    pub(crate) files: IdFiles,
+    /// Everything that shows that devlet has run here.
+    found: Vec<PathBuf>,
+    /// Databases that were saved beside their place.
+    saved: Option<PathBuf>,
+    /// What was in the place of the files and could not be read.
+    pub(crate) set_aside: Vec<SetAside>,
+}
+
+impl Traces {
+    /// Looks for traces. `outside` is the file outside of the directory of the database.
+    pub(crate) fn find(database: &Path, outside: Option<&Path>, now: Moment) -> Result<Self, OpenError> {
+        let mut traces = Self {
+            files: IdFiles::default(),
+            found: Vec::new(),
+            saved: None,
+            set_aside: Vec::new(),
+        };
+        // The one outside counts first: it stays when the directory is replaced as a whole.
+        for path in outside
+            .map(Path::to_owned)
+            .into_iter()
+            .chain([database.with_file_name(FILE)])
+        {
+            let entry = traces.read(&path, now)?;
+            traces.files.0.push((path, entry));
+        }
+        traces.list(database).map_err(|error| OpenError::Disk {
+            path: database.to_owned(),
+            reason: error.to_string(),
+        })?;
+        Ok(traces)
+    }
+
+    fn read(&mut self, path: &Path, now: Moment) -> Result<Option<Entry>, OpenError> {
+        match state_file::read(path) {
+            Ok(None) => Ok(None),
+            Ok(Some((content, _))) => {
+                self.found.push(path.to_owned());
+                let text = String::from_utf8_lossy(&content);
+                Ok(Entry::parse(&text))
+            }
+            Err(StateFileError::NotRegular { kind }) => {
+                let reason = StateFileError::NotRegular { kind }.to_string();
+                let kept = files::move_aside(path, now).map_err(|source| OpenError::SetAside {
+                    path: path.to_owned(),
+                    reason: reason.clone(),
+                    source,
+                })?;
+                self.found.push(kept.clone());
+                self.set_aside.push(SetAside {
+                    original: path.to_owned(),
+                    kept,
+                    reason,
+                });
+                Ok(None)
+            }
+            Err(error) => Err(OpenError::unusable(path, &error)),
+        }
+    }
+
+    /// Looks for what is beside the database.
+    fn list(&mut self, database: &Path) -> io::Result<()> {
+        let Some((directory, name)) = database.parent().zip(database.file_name()) else {
+            return Ok(());
+        };
+        let name = name.to_string_lossy();
+        let (saved, aside) = (format!("{name}.saved-"), format!("{name}{ASIDE}"));
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            let text = path.file_name().unwrap_or_default().to_string_lossy();
+            if text.starts_with(&saved) {
+                // The newest: names end with the time.
+                self.saved = self.saved.take().max(Some(path.clone()));
+                self.found.push(path);
+            } else if text.starts_with(&aside) || text == "archive" {
+                self.found.push(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// One of the traces.
+    pub(crate) fn any(&self) -> Option<&Path> {
+        self.saved.as_ref().or(self.found.first()).map(PathBuf::as_path)
+    }
+
+    /// The newest database that was saved beside its place.
+    pub(crate) fn saved(&self) -> Option<&Path> {
+        self.saved.as_deref()
+    }
+
+    /// The id of the node, or a new one.
+    pub(crate) fn id(&self) -> String {
+        let mut entries = self.files.0.iter().filter_map(|(_, entry)| entry.as_ref());
+        let known = entries.next().map(|entry| entry.id);
+        known.unwrap_or_else(Uuid::new_v4).to_string()
+    }
+
+    /// Why a database is not the last one of this node.
+    pub(crate) fn contradiction(&self, id: &str, progress: &Progress) -> Option<String> {
+        self.files.0.iter().find_map(|(path, entry)| {
+            let (path, entry) = (path.display(), entry.as_ref()?);
+            if entry.id.to_string() != id {
+                return Some(format!(
+                    "it belongs to another node, as {path} shows; if it is right and that file is not, put the database \
+                     back and remove that file"
+                ));
+            }
+            progress.is_behind(&entry.progress).then(|| {
+                format!(
+                    "it is an older copy (start {}; {path} was last written by start {}); to use it all the same, put it \
+                     back and remove {FILE} and .devlet-{FILE}",
+                    progress.starts, entry.progress.starts
+                )
+            })
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! Where health and metrics are served: `127.0.0.1:7359`, `localhost:7359`, `:7359`.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// The addresses to listen on, in order of preference: a host that has no IPv6 has no `::` either.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HttpAddress {
+    text: String,
+    pub(crate) candidates: Vec<SocketAddr>,
+}
+
+/// A text that is not an address to listen on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not an address to listen on; write 127.0.0.1:7359, [::1]:7359, localhost:7359, or :7359 for all interfaces"
+)]
+pub(crate) struct InvalidHttpAddress(String);
+
+impl FromStr for HttpAddress {
+    type Err = InvalidHttpAddress;
+
+    fn from_str(text: &str) -> Result<Self, InvalidHttpAddress> {
+        let invalid = || InvalidHttpAddress(text.to_owned());
+        let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
+        let port: u16 = port.parse().map_err(|_| invalid())?;
+        let ips: Vec<IpAddr> = match host {
+            "" => vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()],
+            "localhost" => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+            _ => {
+                let address: SocketAddr = text.parse().map_err(|_| invalid())?;
+                vec![address.ip()]
+            }
+        };
+        Ok(Self {
+            text: text.to_owned(),
+            candidates: ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect(),
+        })
+    }
+}
+
+impl fmt::Display for HttpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Serialize for HttpAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for HttpAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_are_usually_written() {
+        for (text, candidates) in [
+            ("127.0.0.1:7359", vec!["127.0.0.1:7359"]),
+            ("[::1]:7359", vec!["[::1]:7359"]),
+            ("localhost:7359", vec!["127.0.0.1:7359", "[::1]:7359"]),
+            (":7359", vec!["[::]:7359", "0.0.0.0:7359"]),
+        ] {
+            let address: HttpAddress = text.parse().unwrap();
+            let read: Vec<String> = address.candidates.iter().map(ToString::to_string).collect();
+            assert_eq!(read, candidates, "{text}");
+            assert_eq!(address.to_string(), text);
+        }
+        for text in [
+            "",
+            "7359",
+            "localhost",
+            "localhost:",
+            ":65536",
+            "::1:7359",
+            "example.org:80",
+        ] {
+            assert!(text.parse::<HttpAddress>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! `-o jsonpath=TEMPLATE`: kubectl's templates, with the paths of RFC 9535.
+//!
+//! A template is text with expressions in braces: a path (`{.pods[*].name}`, the results separated by spaces), a
+//! string (`{"\n"}`), or `{range PATH}...{end}`, which repeats its content for each result. Within a range, and in
+//! `--sort-by`, paths start at the current value. `$` and `@` in front of a path are optional.
+
+use std::str::FromStr;
+
+use serde_json::Value;
+use serde_json_path::JsonPath;
+
+use crate::output::shown;
+
+/// A parsed template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Template {
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Path(Path),
+    Range(Path, Vec<Part>),
+}
+
+/// One path, such as `.pods[0].name`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Path(JsonPath);
+
+impl FromStr for Path {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
+        let relative = inner.unwrap_or(text).trim().trim_start_matches(['$', '@']);
+        let standard = match relative.chars().next() {
+            None if text.is_empty() => return Err("write a JSONPath, such as .name".to_owned()),
+            None => "$".to_owned(),
+            Some('.') if relative.len() == 1 => "$".to_owned(),
+            Some('.' | '[') => format!("${relative}"),
+            Some(_) => format!("$.{relative}"),
+        };
+        let parsed = JsonPath::parse(&standard);
+        parsed
+            .map(Self)
+            .map_err(|error| format!("{text} is not a JSONPath: {error}"))
+    }
+}
+
+impl Path {
+    /// The values that the path leads to.
+    pub(crate) fn values<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
+        self.0.query(value).all()
+    }
+}
+
+impl FromStr for Template {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // As with kubectl, a path alone needs no braces.
+        if !text.contains('{') {
+            let parts = vec![Part::Path(text.parse()?)];
+            return Ok(Self { parts });
+        }
+        let mut rest = text;
+        let parts = parts(&mut rest, false)?;
+        Ok(Self { parts })
+    }
+}
+
+/// Parses up to the end of the template, or of the range that it is in.
+fn parts(rest: &mut &str, in_range: bool) -> Result<Vec<Part>, String> {
+    let mut parts = Vec::new();
+    while let Some(open) = rest.find('{') {
+        let (text, after) = rest.split_at(open);
+        if !text.is_empty() {
+            parts.push(Part::Text(text.to_owned()));
+        }
+        let close = closing(after).ok_or_else(|| format!("{after} has no closing brace"))?;
+        let expression = after[1..close].trim();
+        *rest = &after[close + 1..];
+        if expression == "end" && in_range {
+            return Ok(parts);
+        }
+        if expression == "end" {
+            return Err("{end} without {range}".to_owned());
+        }
+        if let Some(path) = expression.strip_prefix("range ") {
+            parts.push(Part::Range(path.parse()?, self::parts(rest, true)?));
+        } else if expression.starts_with(['"', '\'']) {
+            parts.push(Part::Text(literal(expression)?));
+        } else {
+            parts.push(Part::Path(expression.parse()?));
+        }
+    }
+    if in_range {
+        return Err("{range} without {end}".to_owned());
+    }
+    if !rest.is_empty() {
+        parts.push(Part::Text((*rest).to_owned()));
+    }
+    Ok(parts)
+}
+
+/// The brace that closes the one at the start; braces in quotes do not count.
+fn closing(text: &str) -> Option<usize> {
+    let mut quote = None;
+    let mut escaped = false;
+    for (at, character) in text.char_indices() {
+        match (quote, character) {
+            _ if escaped => escaped = false,
+            (Some(_), '\\') => escaped = true,
+            (Some(open), _) if open == character => quote = None,
+            (None, '"' | '\'') => quote = Some(character),
+            (None, '}') => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// A string in quotes, with the escapes of JSON.
+fn literal(text: &str) -> Result<String, String> {
+    let inner = text
+        .strip_prefix('\'')
+        .and_then(|text| text.strip_suffix('\''))
+        .map(|text| format!("\"{}\"", text.replace('"', "\\\"")));
+    let quoted = inner.unwrap_or_else(|| text.to_owned());
+    serde_json::from_str(&quoted).map_err(|_| format!("{text} is not a quoted string"))
+}
+
+impl Template {
+    pub(crate) fn render(&self, value: &Value) -> String {
+        let mut text = String::new();
+        render(&self.parts, value, &mut text);
+        text
+    }
+}
+
+fn render(parts: &[Part], value: &Value, text: &mut String) {
+    for part in parts {
+        match part {
+            Part::Text(literal) => text.push_str(literal),
+            Part::Path(path) => {
+                let found: Vec<String> = path.values(value).into_iter().map(plain).collect();
+                text.push_str(&found.join(" "));
+            }
+            Part::Range(path, inner) => {
+                for each in path.values(value) {
+                    render(inner, each, text);
+                }
+            }
+        }
+    }
+}
+
+/// A string without its quotes and with control characters escaped; anything else as JSON.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => shown(text).into_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rendered(template: &str) -> Result<String, String> {
+        let value = json!({
+            "revision": 7,
+            "pods": [
+                {"name": "a", "labels": {"acme.com/team": "x"}, "containers": [{"ids": ["1", "2"]}]},
+                {"name": "b", "labels": {}, "containers": []},
+            ],
+        });
+        Ok(template.parse::<Template>()?.render(&value))
+    }
+
+    #[test]
+    fn templates_of_kubectl_are_rendered() {
+        for (template, expected) in [
+            ("{.pods[*].name}", "a b"),
+            ("{$.pods[0].name}", "a"),
+            (".revision", "7"),
+            ("revision", "7"),
+            ("{.pods[*].containers[*].ids}", r#"["1","2"]"#),
+            ("{.pods[?(@.name==\"b\")].name}", "b"),
+            ("{.pods[0].labels['acme.com/team']}", "x"),
+            (
+                "{range .pods[*]}{.name}{\"\\t\"}{@.labels}{'\\n'}{end}",
+                "a\t{\"acme.com/team\":\"x\"}\nb\t{}\n",
+            ),
+            ("rev {.revision}, {\"}\"}", "rev 7, }"),
+            ("{.none}", ""),
+        ] {
+            assert_eq!(rendered(template).as_deref(), Ok(expected), "{template}");
+        }
+    }
+
+    #[test]
+    fn a_template_that_makes_no_sense_is_refused() {
+        for template in [
+            "{.pods",
+            "{.pods[}",
+            "{range .pods}x",
+            "{end}",
+            "{\"x}",
+            ".pods[?]",
+        ] {
+            assert!(rendered(template).is_err(), "{template}");
+        }
+    }
+}

@@ -1,0 +1,618 @@
+//! What `devlet get` lists: the columns of each kind, and the shapes of its JSON. The keys are an interface.
+
+use std::collections::BTreeMap;
+
+use devlet_client::v1;
+use serde::Serialize;
+
+use super::claims::{Claim, Driver, RefusedDriver, each_once};
+use super::kind::Kind;
+use super::shown::{Device, Plugin, Pod, Resource, or_dash};
+use super::time;
+use crate::output::table;
+use crate::table::{Cell, Table};
+
+/// One of the things that are listed.
+pub(super) trait Item: Serialize {
+    const KIND: Kind;
+    /// The titles of the columns; the second part is for `-o wide`.
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]);
+
+    /// The name that commands take, and `-o name` prints.
+    fn name(&self) -> String;
+
+    /// Tells things of the same name apart.
+    fn key(&self) -> String {
+        self.name()
+    }
+
+    /// Whether a user may call it so.
+    fn is_called(&self, name: &str) -> bool {
+        self.name() == name
+    }
+
+    fn namespace(&self) -> Option<&str> {
+        None
+    }
+
+    fn labels(&self) -> Option<&BTreeMap<String, String>> {
+        None
+    }
+
+    /// The resource that it is of, where devlet does not filter by it.
+    fn resource(&self) -> Option<&str> {
+        None
+    }
+
+    fn row(&self) -> Vec<Cell>;
+
+    /// The cells of the columns of `-o wide`.
+    fn wide_row(&self) -> Vec<Cell>;
+}
+
+/// A list of them.
+pub(super) trait Listing: Serialize {
+    type Item: Item;
+
+    fn items(&self) -> &[Self::Item];
+
+    fn items_mut(&mut self) -> &mut Vec<Self::Item>;
+
+    /// What is said below the table.
+    fn notes(&self) -> String {
+        String::new()
+    }
+
+    fn table(&self, wide: bool) -> Table {
+        let mut table = Table::new(columns::<Self::Item>(wide));
+        for item in self.items() {
+            table.push(cells(item, wide));
+        }
+        table
+    }
+}
+
+pub(super) fn columns<I: Item>(wide: bool) -> impl Iterator<Item = &'static str> {
+    let more = if wide { I::COLUMNS.1 } else { &[] };
+    I::COLUMNS.0.iter().chain(more).copied()
+}
+
+pub(super) fn cells<I: Item>(item: &I, wide: bool) -> Vec<Cell> {
+    let mut row = item.row();
+    match wide {
+        true => row.extend(item.wide_row()),
+        false => row = row.into_iter().map(Cell::shortened).collect(),
+    }
+    row
+}
+
+/// The last part of a path, or of a name with a domain.
+pub(super) fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+macro_rules! listings {
+    ($($list:ident { $field:ident: $item:ident $(, $more:ident: $each:ident)? } from $message:ident;)*) => {$(
+        /// What `-o json` prints.
+        #[derive(Debug, Serialize)]
+        pub(super) struct $list {
+            revision: u64,
+            $field: Vec<$item>,
+            $($more: Vec<$each>,)?
+        }
+
+        impl From<v1::$message> for $list {
+            fn from(list: v1::$message) -> Self {
+                Self {
+                    revision: list.revision,
+                    $field: list.$field.into_iter().map($item::from).collect(),
+                    $($more: list.$more.into_iter().map($each::from).collect(),)?
+                }
+            }
+        }
+    )*};
+}
+
+macro_rules! lists_of {
+    ($($list:ident { $field:ident: $item:ident })*) => {$(
+        impl Listing for $list {
+            type Item = $item;
+
+            fn items(&self) -> &[$item] {
+                &self.$field
+            }
+
+            fn items_mut(&mut self) -> &mut Vec<$item> {
+                &mut self.$field
+            }
+        }
+    )*};
+}
+
+listings! {
+    Resources { resources: Resource } from ResourceList;
+    Devices { devices: Device } from DeviceList;
+    Plugins { plugins: Plugin } from PluginList;
+    Pods { pods: Pod } from PodList;
+    Claims { claims: Claim } from ClaimList;
+    Drivers { drivers: Driver, refused: RefusedDriver } from DriverList;
+}
+
+lists_of! {
+    Resources { resources: Resource }
+    Devices { devices: Device }
+    Plugins { plugins: Plugin }
+    Pods { pods: Pod }
+    Claims { claims: Claim }
+}
+
+impl Listing for Drivers {
+    type Item = Driver;
+
+    fn items(&self) -> &[Driver] {
+        &self.drivers
+    }
+
+    fn items_mut(&mut self) -> &mut Vec<Driver> {
+        &mut self.drivers
+    }
+
+    fn notes(&self) -> String {
+        if self.refused.is_empty() {
+            return String::new();
+        }
+        let header = ["REFUSED", "SOCKET", "ATTEMPTS", "AGE", "REASON"];
+        let row = |each: &RefusedDriver| {
+            [
+                Cell::new(or_dash(each.name.clone())),
+                each.socket.clone().into(),
+                each.attempts.to_string().into(),
+                Cell::passing(time::age(each.age_ms)),
+                each.reason_text().into(),
+            ]
+        };
+        format!("\n{}", table(header, self.refused.iter().map(row)))
+    }
+}
+
+impl Item for Resource {
+    const KIND: Kind = Kind::Resources;
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
+        &["NAME", "CAPACITY", "ALLOCATABLE", "HELD", "FREE", "STATE"],
+        &["PLUGINS", "LAST PLUGIN"],
+    );
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let numbers = [self.capacity, self.allocatable, self.held, self.free];
+        let numbers = numbers.map(|number| Cell::new(number.to_string()));
+        let mut row = vec![Cell::new(self.name.as_str())];
+        row.extend(numbers);
+        row.push(Cell::new(self.state).tone(self.tone()));
+        row
+    }
+
+    fn wide_row(&self) -> Vec<Cell> {
+        vec![
+            Cell::new(or_dash(self.plugins.join(", "))),
+            Cell::passing(or_dash(self.last_text())),
+        ]
+    }
+}
+
+impl Item for Device {
+    const KIND: Kind = Kind::Devices;
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
+        &["RESOURCE", "ID", "HEALTH", "NUMA", "HELD BY"],
+        &["CLAIM", "POD UID"],
+    );
+
+    fn name(&self) -> String {
+        format!("{}/{}", self.resource, self.id)
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        let in_full = || {
+            let rest = name.strip_prefix(&self.resource);
+            rest.and_then(|rest| rest.strip_prefix(['/', '='])) == Some(self.id.as_str())
+        };
+        self.id == name || in_full()
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        vec![
+            Cell::new(self.resource.as_str()),
+            Cell::new(self.id.as_str()),
+            Cell::new(self.health).tone(self.tone()),
+            Cell::new(self.numa_text()),
+            Cell::new(self.holders_text()),
+        ]
+    }
+
+    fn wide_row(&self) -> Vec<Cell> {
+        let uids: Vec<&str> = self.holders.iter().map(|holder| holder.uid.as_str()).collect();
+        vec![Cell::new(self.claims_text()), Cell::new(or_dash(uids.join(", ")))]
+    }
+}
+
+impl Item for Plugin {
+    const KIND: Kind = Kind::Plugins;
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
+        &["RESOURCE", "ENDPOINT", "DEVICES", "STATE", "AGE", "REASON"],
+        &["UID", "OPTIONS", "CONNECTION"],
+    );
+
+    fn name(&self) -> String {
+        self.endpoint.clone()
+    }
+
+    fn key(&self) -> String {
+        match &self.rejection {
+            // It has no connection.
+            Some(_) => format!("{} at {}", self.resource, self.endpoint),
+            None => self.connection.clone(),
+        }
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        self.endpoint == name || file_name(&self.endpoint) == name
+    }
+
+    fn resource(&self) -> Option<&str> {
+        Some(&self.resource)
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let devices = self.devices.map(|number| number.to_string());
+        vec![
+            Cell::new(self.resource.as_str()),
+            Cell::new(self.endpoint.as_str()).short(file_name(&self.endpoint)),
+            Cell::new(devices.unwrap_or_else(|| "-".to_owned())),
+            Cell::new(self.state).tone(self.tone()),
+            Cell::passing(self.age_text()),
+            Cell::new(self.reason_text()),
+        ]
+    }
+
+    fn wide_row(&self) -> Vec<Cell> {
+        vec![
+            Cell::new(self.uid.to_string()),
+            Cell::new(self.options_text()),
+            Cell::new(or_dash(self.connection.clone())),
+        ]
+    }
+}
+
+impl Item for Pod {
+    const KIND: Kind = Kind::Pods;
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
+        &["NAMESPACE", "NAME", "DEVICES", "CLAIMS", "AGE"],
+        &["UID", "SOURCE", "IDS", "BEFORE REBOOT", "LABELS"],
+    );
+
+    fn name(&self) -> String {
+        self.id.short()
+    }
+
+    fn key(&self) -> String {
+        self.id.uid.clone()
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        let id = &self.id;
+        let by_name = !id.name.is_empty() && (id.name == name || id.short() == name);
+        by_name || name.strip_prefix("uid:").unwrap_or(name) == id.uid
+    }
+
+    fn namespace(&self) -> Option<&str> {
+        Some(&self.id.namespace)
+    }
+
+    fn labels(&self) -> Option<&BTreeMap<String, String>> {
+        Some(&self.labels)
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let devices = self.devices();
+        let listed = |name: &dyn Fn(&str) -> String| {
+            let each = devices
+                .iter()
+                .map(|(resource, ids)| format!("{}={}", name(resource), ids.len()));
+            or_dash(each.collect::<Vec<String>>().join(", "))
+        };
+        // Without its domain, unless two resources differ only in that.
+        let short = |resource: &str| {
+            let last = file_name(resource);
+            match devices.keys().filter(|other| file_name(other) == last).count() {
+                1 => last.to_owned(),
+                _ => resource.to_owned(),
+            }
+        };
+        let claims = each_once(&self.claims).into_iter();
+        let claims: Vec<&str> = claims.map(|claim| claim.id.name.as_str()).collect();
+        // A pod without a name is imported: its UID is all there is to call it.
+        let name = if self.id.name.is_empty() {
+            &self.id.uid
+        } else {
+            &self.id.name
+        };
+        vec![
+            Cell::new(or_dash(self.id.namespace.clone())),
+            Cell::new(name.as_str()),
+            Cell::new(listed(&str::to_owned)).short(listed(&short)),
+            Cell::new(or_dash(claims.join(", "))),
+            Cell::passing(self.age_text()),
+        ]
+    }
+
+    fn wide_row(&self) -> Vec<Cell> {
+        let ids: Vec<&str> = self.devices().into_values().flatten().collect();
+        let labels: Vec<String> = self
+            .labels
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        vec![
+            Cell::new(self.id.uid.as_str()),
+            Cell::new(self.source),
+            Cell::new(or_dash(ids.join(","))),
+            Cell::new(if self.before_reboot { "yes" } else { "no" }),
+            Cell::new(or_dash(labels.join(","))),
+        ]
+    }
+}
+
+impl Item for Driver {
+    const KIND: Kind = Kind::Drivers;
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
+        &["NAME", "STATE", "SERVICE", "CLAIMS", "WAITING", "AGE"],
+        &["HEALTH", "ENDPOINTS"],
+    );
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        vec![
+            Cell::new(self.name.as_str()),
+            Cell::new(self.state).tone(self.tone()),
+            Cell::new(self.service_text()),
+            Cell::new(self.claims.to_string()),
+            Cell::new(self.waits.len().to_string()),
+            Cell::passing(self.age_text()),
+        ]
+    }
+
+    fn wide_row(&self) -> Vec<Cell> {
+        let endpoints: Vec<&str> = self
+            .plugins
+            .iter()
+            .map(|plugin| plugin.endpoint.as_str())
+            .collect();
+        vec![
+            Cell::new(self.health_text()),
+            Cell::new(or_dash(endpoints.join(", "))),
+        ]
+    }
+}
+
+impl Item for Claim {
+    const KIND: Kind = Kind::Claims;
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
+        &["NAMESPACE", "NAME", "PHASE", "PODS", "WAITING FOR", "AGE"],
+        &["DRIVERS", "DEVICES", "UID"],
+    );
+
+    fn name(&self) -> String {
+        self.id.short()
+    }
+
+    fn key(&self) -> String {
+        self.id.uid.clone()
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        let id = &self.id;
+        id.name == name || id.short() == name || name.strip_prefix("uid:").unwrap_or(name) == id.uid
+    }
+
+    fn namespace(&self) -> Option<&str> {
+        Some(&self.id.namespace)
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        vec![
+            Cell::new(self.id.namespace.as_str()),
+            Cell::new(self.id.name.as_str()),
+            Cell::new(self.phase).tone(self.tone()),
+            Cell::new(self.pods_text()),
+            Cell::new(self.waits_text()),
+            Cell::passing(self.age_text()),
+        ]
+    }
+
+    fn wide_row(&self) -> Vec<Cell> {
+        vec![
+            Cell::new(self.drivers_text()),
+            Cell::new(self.devices_text()),
+            Cell::new(self.id.uid.as_str()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::claims;
+    use crate::node::shown::samples;
+    use crate::table::Screen;
+
+    fn text<L: Listing>(list: &L, wide: bool) -> String {
+        let screen = Screen {
+            width: None,
+            cut: false,
+            colour: false,
+        };
+        list.table(wide).render(screen) + &list.notes()
+    }
+
+    fn pods() -> Pods {
+        Pods::from(v1::PodList {
+            revision: 7,
+            pods: vec![samples::pod()],
+        })
+    }
+
+    #[test]
+    fn pods_are_one_line_each_and_wide_shows_the_ids() {
+        let lines: Vec<String> = text(&pods(), false).lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(
+            lines[1].split_whitespace().collect::<Vec<_>>(),
+            ["default", "job1", "gpu=1", "gpu", "7s"]
+        );
+        for expected in ["acme.com/gpu=1", "gpu-0", "u-1", "app=train"] {
+            assert!(text(&pods(), true).contains(expected), "{expected}");
+        }
+    }
+
+    #[test]
+    fn drivers_that_are_refused_are_listed_with_the_reason() {
+        let drivers = Drivers::from(v1::DriverList {
+            revision: 1,
+            drivers: Vec::new(),
+            refused: vec![claims::samples::refused()],
+        });
+        let text = text(&drivers, false);
+        assert!(text.contains("user 7 may not serve gpu.acme.com: ask"), "{text}");
+        assert!(text.contains("/registry/gpu.sock"), "{text}");
+        let json = serde_json::to_value(&drivers).unwrap();
+        let refused = serde_json::json!([{
+            "name": "gpu.acme.com", "socket": "/registry/gpu.sock", "hint": "ask", "attempts": 3,
+            "reason": "user 7 may not serve gpu.acme.com", "refusedAt": "1970-01-01T00:00:00Z",
+        }]);
+        assert_eq!(json["refused"], refused);
+    }
+
+    #[test]
+    fn a_claim_that_a_pod_names_twice_is_listed_once() {
+        let mut pod = samples::pod();
+        pod.claims.push(pod.claims[0].clone());
+        pod.claims[1].name = "again".into();
+        let pods = Pods::from(v1::PodList {
+            revision: 7,
+            pods: vec![pod],
+        });
+        let table = text(&pods, false);
+        let line = table.lines().nth(1).unwrap();
+        assert!(line.contains(" gpu ") && !line.contains("gpu, gpu"), "{line}");
+    }
+
+    #[test]
+    fn a_resource_without_a_plugin_says_which_one_left() {
+        let last = v1::LastPlugin {
+            endpoint: "/run/gpu.sock".into(),
+            gone_since_ms: 0,
+            gone_for_ms: 172_800_000,
+        };
+        let resource = v1::Resource {
+            name: "acme.com/gpu".into(),
+            capacity: 2,
+            state: v1::ResourceState::Gone.into(),
+            last_plugin: Some(last),
+            ..Default::default()
+        };
+        let resources = Resources::from(v1::ResourceList {
+            revision: 1,
+            resources: vec![resource],
+        });
+        assert!(text(&resources, false).contains("gone"));
+        assert!(text(&resources, true).contains("/run/gpu.sock, gone for 2d"));
+        let json = serde_json::to_value(&resources).unwrap();
+        assert_eq!(
+            json["resources"][0]["lastPlugin"]["goneSince"],
+            "1970-01-01T00:00:00Z"
+        );
+        assert_eq!(json["resources"][0]["state"], "gone");
+    }
+
+    #[test]
+    fn drivers_and_claims_are_one_line_each_and_wide_has_more() {
+        let drivers = Drivers::from(v1::DriverList {
+            refused: Vec::new(),
+            revision: 1,
+            drivers: vec![claims::samples::driver()],
+        });
+        let cells = |text: &str| -> Vec<String> {
+            let line = text.lines().nth(1).unwrap_or_default();
+            line.split_whitespace().map(str::to_owned).collect()
+        };
+        assert_eq!(
+            cells(&text(&drivers, false))[..5],
+            ["gpu.acme.com", "serving", "v1.DRAPlugin", "3", "1"]
+        );
+        assert!(text(&drivers, true).contains("/run/old.sock, /run/new.sock"));
+        let claims = Claims::from(v1::ClaimList {
+            revision: 1,
+            claims: vec![claims::samples::claim()],
+        });
+        let short = text(&claims, false);
+        assert!(short.contains("default/job1"), "{short}");
+        assert!(short.contains("nic.acme.com (noDriver)"), "{short}");
+        let wide = text(&claims, true);
+        assert!(wide.contains("gpu.acme.com, nic.acme.com"), "{wide}");
+        assert!(wide.contains("c-1") && wide.contains("gpu-0"), "{wide}");
+    }
+
+    #[test]
+    fn devices_and_plugins_say_how_they_are() {
+        let device = |id: &str, listed, healthy| v1::Device {
+            id: id.into(),
+            listed,
+            healthy,
+            ..Default::default()
+        };
+        let devices = vec![
+            device("a", true, true),
+            device("b", true, false),
+            device("c", false, false),
+        ];
+        let devices = Devices::from(v1::DeviceList { revision: 1, devices });
+        let rows = text(&devices, false);
+        let json = serde_json::to_value(&devices).unwrap();
+        for (place, expected) in ["healthy", "unhealthy", "notListed"].into_iter().enumerate() {
+            assert!(rows.contains(expected), "{rows}");
+            assert_eq!(json["devices"][place]["health"], expected);
+        }
+        let plugin = |devices, in_force| v1::Plugin {
+            devices,
+            in_force,
+            ..Default::default()
+        };
+        let mut rejected = plugin(None, false);
+        rejected.rejection = Some(v1::PluginRejection {
+            reason: "broken".into(),
+            ..Default::default()
+        });
+        let plugins = vec![
+            plugin(Some(2), true),
+            plugin(Some(1), false),
+            plugin(None, false),
+            rejected,
+        ];
+        let plugins = Plugins::from(v1::PluginList { revision: 1, plugins });
+        let rows = text(&plugins, true);
+        let json = serde_json::to_value(&plugins).unwrap();
+        let states = ["serving", "standby", "notListed", "rejected"];
+        for (place, expected) in states.into_iter().enumerate() {
+            assert!(rows.contains(expected), "{rows}");
+            assert_eq!(json["plugins"][place]["state"], expected);
+        }
+        assert!(rows.contains("broken"), "{rows}");
+        assert_eq!(json["plugins"][3]["rejection"]["reason"], "broken");
+    }
+}

@@ -1,0 +1,361 @@
+//! `devlet get --watch`: redraws a table on a terminal, prints changed rows elsewhere, and survives restarts of devlet.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use devlet_client::{Client, Code, NoAnswer, Status, Watch};
+use tokio::time::Instant;
+
+use super::listing::{Item, Listing, cells, columns};
+use super::select::Filter;
+use crate::jsonpath;
+use crate::output::{self, Output};
+use crate::table::{Cell, Screen, Table, TerminalSize, terminal_size};
+
+/// How long a devlet that stopped may take to come back.
+const RECONNECT: Duration = Duration::from_secs(30);
+
+/// The pause between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How often ages on a terminal are brought up to date.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Clears the screen.
+const CLEAR: &str = "\u{1b}[2J";
+/// Moves the cursor to the first line.
+const HOME: &str = "\u{1b}[H";
+/// Clears the rest of the line.
+const CLEAR_LINE: &str = "\u{1b}[K";
+/// Clears all lines below.
+const CLEAR_BELOW: &str = "\u{1b}[J";
+
+/// What to print, and how.
+pub(super) struct View<'a> {
+    pub(super) output: &'a Output,
+    pub(super) filter: &'a Filter<'a>,
+    pub(super) sort_by: Option<&'a jsonpath::Path>,
+    pub(super) no_headers: bool,
+}
+
+impl View<'_> {
+    pub(super) fn is_wide(&self) -> bool {
+        *self.output == Output::Wide
+    }
+
+    /// The part of a list that was asked for, sorted.
+    pub(super) fn narrow<L: Listing>(&self, list: &mut L) -> anyhow::Result<()> {
+        list.items_mut().retain(|item| self.filter.admits(item));
+        match self.sort_by {
+            Some(path) => super::select::sort_by(list.items_mut(), path),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Shows the list and all changes until it is interrupted, or devlet is gone for good.
+pub(super) async fn run<M, L: Listing + From<M>>(
+    mut client: Client,
+    timeout: Duration,
+    view: &View<'_>,
+    watch: impl AsyncFn(&Client) -> Result<Watch<M>, Status>,
+) -> anyhow::Result<()> {
+    let socket = client.path().to_owned();
+    let mut printer = Printer::new(view);
+    loop {
+        match follow::<M, L>(&mut printer, watch(&client).await).await {
+            Ok(()) => {}
+            Err(error) => match error.downcast::<Status>() {
+                Ok(status) if is_lost(&status) => {}
+                Ok(status) => return Err(status.into()),
+                Err(error) => return Err(error),
+            },
+        }
+        let patience = RECONNECT.as_secs();
+        output::warn(&format!(
+            "devlet has stopped; waiting up to {patience}s for it to come back"
+        ));
+        client = reconnect(&socket, timeout, RECONNECT).await?;
+    }
+}
+
+async fn follow<M, L: Listing + From<M>>(
+    printer: &mut Printer<'_, L>,
+    updates: Result<Watch<M>, Status>,
+) -> anyhow::Result<()> {
+    let mut updates = updates?;
+    let mut ticks = tokio::time::interval(TICK);
+    loop {
+        tokio::select! {
+            update = updates.message() => match update? {
+                Some(update) => printer.update(L::from(update))?,
+                None => return Ok(()),
+            },
+            _ = ticks.tick() => printer.redraw()?,
+        }
+    }
+}
+
+/// Whether the connection is lost, as when devlet stops. A devlet that hangs is not waited for.
+fn is_lost(status: &Status) -> bool {
+    match std::error::Error::source(status) {
+        Some(source) => !source.is::<NoAnswer>(),
+        None => status.code() == Code::Unavailable,
+    }
+}
+
+/// Connects to the same socket again.
+async fn reconnect(socket: &Path, timeout: Duration, patience: Duration) -> anyhow::Result<Client> {
+    let deadline = Instant::now() + patience;
+    let sockets = [socket.to_owned()];
+    loop {
+        match Client::connect_any(&sockets, timeout).await {
+            Ok(client) => return Ok(client),
+            Err(error) if Instant::now() + PAUSE >= deadline => {
+                let (socket, patience) = (socket.display(), patience.as_secs());
+                return Err(anyhow!(
+                    "devlet at {socket} did not come back within {patience}s: {error}"
+                ));
+            }
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
+    }
+}
+
+/// Prints updates of a list.
+struct Printer<'a, L> {
+    view: &'a View<'a>,
+    /// Redraws in place.
+    is_screen: bool,
+    last: Option<L>,
+    drawn: String,
+    /// The rows that were printed, by key.
+    rows: BTreeMap<String, (String, Vec<Cell>)>,
+    widths: Vec<usize>,
+}
+
+/// The titles and widths of the first column of changes.
+const EVENT: &str = "EVENT";
+
+impl<'a, L: Listing> Printer<'a, L> {
+    fn new(view: &'a View<'a>) -> Self {
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        let is_table = matches!(view.output, Output::Table | Output::Wide);
+        Self {
+            view,
+            is_screen: is_table && terminal_size().is_some() && !is_dumb,
+            last: None,
+            drawn: String::new(),
+            rows: BTreeMap::new(),
+            widths: Vec::new(),
+        }
+    }
+
+    fn update(&mut self, mut list: L) -> anyhow::Result<()> {
+        self.view.narrow(&mut list)?;
+        let is_first = self.last.is_none();
+        match self.view.output {
+            Output::Json => output::out(&(serde_json::to_string(&list)? + "\n"))?,
+            Output::Yaml => {
+                let document = serde_saphyr::to_string(&list)?;
+                output::out(&format!("---\n{}\n", document.trim_end()))?;
+            }
+            Output::JsonPath(template) => {
+                let text = template.render(&serde_json::to_value(&list)?);
+                let end = if text.ends_with('\n') { "" } else { "\n" };
+                output::out(&format!("{text}{end}"))?;
+            }
+            Output::Table | Output::Wide if self.is_screen => {}
+            Output::Table | Output::Wide | Output::Name => {
+                let changes = self.changes(&list);
+                let text = self.changes_text(is_first, changes);
+                if !text.is_empty() {
+                    output::out(&text)?;
+                }
+            }
+        }
+        self.last = Some(list);
+        self.redraw()
+    }
+
+    /// Rows that are new, changed or gone since the last update.
+    fn changes(&mut self, list: &L) -> Vec<(&'static str, String, Vec<Cell>)> {
+        let wide = self.view.is_wide();
+        let mut before = std::mem::take(&mut self.rows);
+        let mut changes = Vec::new();
+        for item in list.items() {
+            let (name, row) = (item.name(), cells(item, wide));
+            let event = match before.remove(&item.key()) {
+                None => Some("ADDED"),
+                Some((_, old)) if Cell::same_row(&row, &old) => None,
+                Some(_) => Some("MODIFIED"),
+            };
+            if let Some(event) = event {
+                changes.push((event, name.clone(), row.clone()));
+            }
+            self.rows.insert(item.key(), (name, row));
+        }
+        changes.extend(before.into_values().map(|(name, row)| ("DELETED", name, row)));
+        changes
+    }
+
+    fn changes_text(&mut self, is_first: bool, changes: Vec<(&'static str, String, Vec<Cell>)>) -> String {
+        if *self.view.output == Output::Name {
+            let kind = L::Item::KIND.one();
+            let line = |(_, name, _): &(_, String, _)| format!("{kind}/{}\n", output::line(name));
+            return changes.iter().map(line).collect();
+        }
+        let header = std::iter::once(EVENT).chain(columns::<L::Item>(self.view.is_wide()));
+        let mut table = Table::new(header).hide_headers(!is_first || self.view.no_headers);
+        for (event, _, row) in changes {
+            table.push(std::iter::once(Cell::new(event)).chain(row).collect());
+        }
+        if is_first {
+            self.widths = table.widths();
+            // The first rows are all new; later ones are not.
+            if let Some(event) = self.widths.first_mut() {
+                *event = (*event).max("MODIFIED".len());
+            }
+        }
+        let screen = Screen {
+            width: None,
+            ..Screen::stdout()
+        };
+        table.render_with(&self.widths, screen)
+    }
+
+    /// Draws the last update again: ages have changed, or the size of the terminal.
+    fn redraw(&mut self) -> anyhow::Result<()> {
+        let (Some(list), true, Some(size)) = (&self.last, self.is_screen, terminal_size()) else {
+            return Ok(());
+        };
+        let wide = self.view.is_wide();
+        let screen = Screen::for_list(wide);
+        let table = list.table(wide).hide_headers(self.view.no_headers).render(screen);
+        let none = if list.items().is_empty() {
+            self.view.filter.none(L::Item::KIND) + "\n"
+        } else {
+            String::new()
+        };
+        let text = frame(&format!("{table}{none}{}", list.notes()), size);
+        if text != self.drawn {
+            let clear = if self.drawn.is_empty() { CLEAR } else { "" };
+            output::out(&format!("{clear}{text}"))?;
+            self.drawn = text;
+        }
+        Ok(())
+    }
+}
+
+/// The lines that fit on the terminal, drawn over those that are there.
+fn frame(text: &str, size: TerminalSize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    // The last line is for the cursor.
+    let room = size.rows.saturating_sub(1).max(1);
+    let mut drawn = HOME.to_owned();
+    let shown = if lines.len() > room { room - 1 } else { lines.len() };
+    for line in lines.iter().take(shown) {
+        drawn.push_str(&format!("{line}{CLEAR_LINE}\n"));
+    }
+    if shown < lines.len() {
+        drawn.push_str(&format!("... {} more lines{CLEAR_LINE}\n", lines.len() - shown));
+    }
+    drawn + CLEAR_BELOW
+}
+
+#[cfg(test)]
+mod tests {
+    use devlet_client::v1;
+
+    use super::*;
+    use crate::node::listing::{Pods, Resources};
+    use crate::node::shown::samples;
+
+    fn resources(numbers: &[(&str, u64)]) -> Resources {
+        let resource = |(name, held): &(&str, u64)| v1::Resource {
+            name: (*name).into(),
+            held: *held,
+            ..Default::default()
+        };
+        Resources::from(v1::ResourceList {
+            revision: 1,
+            resources: numbers.iter().map(resource).collect(),
+        })
+    }
+
+    fn printed(printer: &mut Printer<'_, Resources>, is_first: bool, list: &Resources) -> Vec<Vec<String>> {
+        let changes = printer.changes(list);
+        let text = printer.changes_text(is_first, changes);
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+        text.lines().map(words).collect()
+    }
+
+    #[test]
+    fn only_rows_that_changed_are_printed_again() {
+        let filter = Filter::default();
+        let view = View {
+            output: &Output::Table,
+            filter: &filter,
+            sort_by: None,
+            no_headers: false,
+        };
+        let mut printer = Printer::new(&view);
+        let first = printed(&mut printer, true, &resources(&[("a", 0), ("b", 0)]));
+        assert_eq!(first.len(), 3);
+        assert_eq!(first[0][..2], ["EVENT", "NAME"]);
+        assert_eq!(first[1][..2], ["ADDED", "a"]);
+        let second = printed(&mut printer, false, &resources(&[("b", 1), ("c", 0)]));
+        let events: Vec<&[String]> = second.iter().map(|row| &row[..2]).collect();
+        assert_eq!(events, [["MODIFIED", "b"], ["ADDED", "c"], ["DELETED", "a"]]);
+        assert!(printed(&mut printer, false, &resources(&[("b", 1), ("c", 0)])).is_empty());
+    }
+
+    #[test]
+    fn an_age_is_no_change_of_a_row() {
+        let pods = |age_ms| {
+            let mut pod = samples::pod();
+            pod.age_ms = age_ms;
+            Pods::from(v1::PodList {
+                revision: 1,
+                pods: vec![pod],
+            })
+        };
+        let filter = Filter::default();
+        let view = View {
+            output: &Output::Table,
+            filter: &filter,
+            sort_by: None,
+            no_headers: false,
+        };
+        let mut printer = Printer::new(&view);
+        assert_eq!(printer.changes(&pods(1)).len(), 1);
+        assert_eq!(printer.changes(&pods(1_000_000)).len(), 0);
+    }
+
+    #[test]
+    fn a_list_that_is_longer_than_the_terminal_is_cut() {
+        let size = TerminalSize { columns: 80, rows: 4 };
+        assert_eq!(
+            frame("a\nb\nc\n", size),
+            "\u{1b}[Ha\u{1b}[K\nb\u{1b}[K\nc\u{1b}[K\n\u{1b}[J"
+        );
+        let cut = frame("a\nb\nc\nd\ne\n", size);
+        assert!(
+            cut.contains("b\u{1b}[K\n... 3 more lines") && !cut.contains('c'),
+            "{cut:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_devlet_that_does_not_come_back_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("none.sock");
+        let error = reconnect(&socket, Duration::from_secs(1), Duration::ZERO)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("did not come back within"), "{error}");
+    }
+}
