@@ -425,17 +425,24 @@ fn find_elsewhere(node: &Node, name: &str) -> Option<PodUid> {
         namespace: namespace.to_owned(),
         name: short.to_owned(),
     });
-    [PodUid::from(name.strip_prefix("uid:").unwrap_or(name)), derived]
-        .into_iter()
-        .find(|uid| node.is_in_flight(uid) || !node.remaining(uid).is_empty())
+    // With a slash it is a name. UIDs in a kubelet's file may contain one, too.
+    let uid = match name.strip_prefix("uid:") {
+        Some(uid) => Some(uid),
+        None => (!name.contains('/')).then_some(name),
+    };
+    // A pod on record that has that UID and another name, or none, is not meant.
+    let is_elsewhere =
+        |uid: &PodUid| node.pod(uid).is_none() && (node.is_in_flight(uid) || !node.remaining(uid).is_empty());
+    (uid.map(PodUid::from).into_iter().chain([derived]))
+        .find(is_elsewhere)
         .or_else(|| claims::pod_that_left(node, name))
 }
 
 /// The pod that is to be removed, on record or not.
 fn find_to_remove(node: &Node, name: &str) -> Result<PodUid, PodLookupError> {
     match find(node, name) {
-        Err(PodLookupError::Empty) => Err(PodLookupError::Empty),
-        found => found.or_else(|error| find_elsewhere(node, name).ok_or(error)),
+        Err(unknown @ PodLookupError::Unknown { .. }) => find_elsewhere(node, name).ok_or(unknown),
+        found => found,
     }
 }
 

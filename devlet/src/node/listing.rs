@@ -304,7 +304,11 @@ impl Item for Pod {
     fn is_called(&self, name: &str) -> bool {
         let id = &self.id;
         let by_name = !id.name.is_empty() && (id.name == name || id.short() == name);
-        by_name || name.strip_prefix("uid:").unwrap_or(name) == id.uid
+        // With a slash it is a name, as for devlet.
+        let uid = name
+            .strip_prefix("uid:")
+            .or((!name.contains('/')).then_some(name));
+        by_name || uid == Some(id.uid.as_str())
     }
 
     fn namespace(&self) -> Option<&str> {
@@ -478,6 +482,20 @@ mod tests {
         for expected in ["acme.com/gpu=1", "gpu-0", "u-1", "app=train"] {
             assert!(text(&pods(), true).contains(expected), "{expected}");
         }
+    }
+
+    #[test]
+    fn a_name_with_a_slash_is_never_taken_for_the_uid_of_a_pod() {
+        let mut pod = samples::pod();
+        pod.id = Some(v1::PodId {
+            uid: "a/b".to_owned(),
+            ..v1::PodId::default()
+        });
+        let pod = Pod::from(pod);
+        for name in ["a/b", "/", ""] {
+            assert!(!pod.is_called(name), "{name}");
+        }
+        assert!(pod.is_called("uid:a/b"));
     }
 
     #[test]

@@ -83,6 +83,53 @@ fn claims_that_no_pod_is_known_of_are_not_those_of_an_empty_name() {
 }
 
 #[test]
+fn a_name_with_a_slash_is_never_taken_for_a_pod_without_a_name() {
+    let derived = |namespace: &str| {
+        manifest::derived_uid(&PodName {
+            namespace: namespace.to_owned(),
+            name: "job".to_owned(),
+        })
+    };
+    let (nameless, in_default) = (derived("a"), derived("default"));
+    let mut node = node(&[
+        (nameless.as_str(), "", ""),
+        ("a/other", "", ""),
+        (in_default.as_str(), "default", "job"),
+        ("u2", "b", "job"),
+    ]);
+    let key = ClaimKey {
+        namespace: "a".to_owned(),
+        name: "one".to_owned(),
+    };
+    let drivers = [(DriverName::from("gpu.acme.com"), BTreeSet::new(), Vec::new())];
+    let left = Node::restore(Restored {
+        claims: vec![Claim::imported(
+            key,
+            "c-1".into(),
+            PodUid::from("a/left"),
+            drivers,
+        )],
+        ..Restored::default()
+    });
+    for (node, name) in [(&node, "a/other"), (&left, "a/left")] {
+        let found = |name: &str| find_to_remove(node, name).map(|uid| uid.to_string());
+        assert!(
+            matches!(found(name), Err(PodLookupError::Unknown { .. })),
+            "{name}"
+        );
+        assert_eq!(found(&format!("uid:{name}")).as_deref(), Ok(name));
+    }
+
+    // Pods that are being removed are on record and in flight.
+    for pod in [&nameless, &in_default] {
+        node.begin_release(pod).unwrap();
+    }
+    let found = |name: &str| find_to_remove(&node, name);
+    assert!(matches!(found("a/job"), Err(PodLookupError::Unknown { .. })));
+    assert!(matches!(found("job"), Err(PodLookupError::Ambiguous { .. })));
+}
+
+#[test]
 fn entries_that_were_lost_in_an_import_at_the_start_are_shown() {
     let imported = ImportReport {
         incomplete: false,
