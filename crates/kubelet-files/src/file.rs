@@ -1,7 +1,7 @@
 //! What every reader of this crate answers: the content, and how far to trust it.
 
 use crate::format::Format;
-use crate::go_json::{self, Reader, SyntaxError, TypeError};
+use crate::go_json::{self, DroppedList, Reader, SyntaxError, TypeError};
 use crate::position::Position;
 
 /// A file that decodes. Its checksum may still be wrong: [`File::verified`] is the way to the content for those
@@ -255,15 +255,40 @@ pub(crate) fn document<'a>(
 #[derive(Debug)]
 pub(crate) struct Salvaged<T> {
     pub(crate) content: T,
-    /// Where the document ends too early, or stops being JSON.
+    /// Where the document ends too early.
     pub(crate) broken_off: Option<ReadError>,
-    /// The first wrong type outside of anything that is dropped as a whole.
+    /// The first broken syntax, or the first wrong type outside of anything that is dropped as a whole.
     pub(crate) outside: Option<ReadError>,
-    /// Each element that was left out, and how many more there are than that.
-    pub(crate) dropped: (Vec<go_json::Dropped>, usize),
+    /// The elements that were left out.
+    pub(crate) dropped: DroppedList,
 }
 
 impl<T> Salvaged<T> {
+    /// The content of a sound file.
+    pub(crate) fn sound(content: T) -> Self {
+        Self {
+            content,
+            broken_off: None,
+            outside: None,
+            dropped: DroppedList::default(),
+        }
+    }
+
+    /// The content that a scan found in a file of `length` bytes with broken syntax.
+    pub(crate) fn scanned(content: T, error: ReadError, length: usize, dropped: DroppedList) -> Self {
+        let is_cut = matches!(&error, ReadError::Syntax { at, .. } if at.offset >= length);
+        let (broken_off, outside) = match is_cut {
+            true => (Some(error), None),
+            false => (None, Some(error)),
+        };
+        Self {
+            content,
+            broken_off,
+            outside,
+            dropped,
+        }
+    }
+
     pub(crate) fn map<U>(self, convert: impl FnOnce(T) -> U) -> Salvaged<U> {
         let Self {
             content,
@@ -280,7 +305,7 @@ impl<T> Salvaged<T> {
     }
 }
 
-/// Reads as much of a document as there is.
+/// Reads a document in which elements have values of wrong types. Broken syntax ends the reading.
 pub(crate) fn salvage_with<'a>(
     bytes: &'a [u8],
     decode: impl FnOnce(&mut Reader<'a>) -> Result<(), SyntaxError>,

@@ -84,14 +84,17 @@ struct Signs {
 /// What a kubelet assumes for a `dra_manager_state` without `Data`.
 const CHECKSUM_OF_NO_CLAIMS: &str = "4010664294";
 
-/// The kind of a document. Its role decides unless the document is clearly another file.
+/// The kind of a document. Its role decides unless the document is whole and clearly another file.
 pub(crate) fn of(bytes: &[u8], role: Option<Role>) -> Result<FileKind, ReadError> {
     let mut signs = Signs::default();
     let mut reader = Reader::new(bytes);
     let ended = signs.gather(&mut reader);
     let content = signs.kind(ended.is_ok());
     match (role, content) {
-        (Some(role), Ok(kind)) if kind.role() != role && !signs.is_clear(kind) => Ok(role.newest()),
+        // In a broken document, one damaged byte can make the signs of another file.
+        (Some(role), Ok(kind)) if kind.role() != role && (ended.is_err() || !signs.is_clear(kind)) => {
+            Ok(role.newest())
+        }
         (Some(role), Err(_)) => Ok(role.newest()),
         (_, Ok(kind)) => Ok(kind),
         (None, Err(unknown)) => match ended {

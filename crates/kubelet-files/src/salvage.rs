@@ -9,6 +9,9 @@
 //! again because of such a file: an operator has to decide that (`devlet forget`).
 //!
 //! A claim is kept whole or not at all.
+//!
+//! Broken syntax does not end the reading. In a file with broken syntax, `device_plugin::scan` and `decode::find_whole` look
+//! for the beginning of each entry or claim and read it from there.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -195,12 +198,12 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
 }
 
 fn losses<T>(salvaged: &Salvaged<T>) -> Vec<Dropped> {
-    let (units, more) = &salvaged.dropped;
-    let unit = |unit: &go_json::Dropped| Dropped {
+    let go_json::DroppedList { list, left_out: more } = &salvaged.dropped;
+    let mut dropped = Vec::with_capacity(list.len());
+    dropped.extend(list.iter().map(|unit| Dropped {
         what: unit.what.clone(),
         reason: unit.reason.clone(),
-    };
-    let mut dropped: Vec<Dropped> = units.iter().map(unit).collect();
+    }));
     if *more > 0 {
         let what = format!("{more} more of these");
         dropped.push(Dropped {

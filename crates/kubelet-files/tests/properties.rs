@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use devlet_kubelet_files::dra::envelope;
 use devlet_kubelet_files::dra::{Claim, Device, Driver};
-use devlet_kubelet_files::{Format, read, salvage, verify};
+use devlet_kubelet_files::{Format, Role, read, salvage, verify};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -138,6 +138,28 @@ proptest! {
         if let Ok(salvaged) = salvage(&bytes, None) {
             let verdict = verify(salvaged.text.as_bytes(), None);
             prop_assert!(verdict.is_fine(), "{:?} from {:?}", verdict.problems, String::from_utf8_lossy(&bytes));
+        }
+    }
+
+    #[test]
+    fn whatever_is_salvaged_behind_damage_loads_in_full(
+        checkpoint in checkpoint(),
+        claims in vec(claim(), 0..4),
+        at in any::<prop::sample::Index>(),
+        damage in vec(any::<u8>(), 1..8),
+    ) {
+        for (text, role) in [
+            (device_plugin::write(&checkpoint), Role::DevicePlugin),
+            (envelope::write(Some(&claims)), Role::DraManager),
+        ] {
+            let mut bytes = text.into_bytes();
+            let at = at.index(bytes.len());
+            let end = bytes.len().min(at + damage.len());
+            bytes.splice(at..end, damage.iter().copied());
+            if let Ok(salvaged) = salvage(&bytes, Some(role)) {
+                let verdict = verify(salvaged.text.as_bytes(), None);
+                prop_assert!(verdict.is_fine(), "{:?} from {:?}", verdict.problems, String::from_utf8_lossy(&bytes));
+            }
         }
     }
 

@@ -811,15 +811,13 @@ fn entries_behind_one_with_broken_syntax_are_saved() {
     let Document::DevicePlugin(kept) = &salvaged.kept else {
         panic!("{salvaged:?}")
     };
-    let containers: Vec<&str> = kept
-        .entries
-        .iter()
-        .flatten()
-        .map(|entry| entry.container.as_str())
-        .collect();
-    assert_eq!(containers, ["init", "app", "app"]);
+    let entries: Vec<_> = kept.entries.iter().flatten().collect();
+    let containers: Vec<&str> = entries.iter().map(|entry| entry.container.as_str()).collect();
+    assert_eq!(containers, ["init", "unknown-container-2", "app", "app"]);
+    assert!(entries[1].pod_uid.starts_with(UNKNOWN_POD) && entries[1].devices.ids() == ["gpu1"]);
     assert_eq!(kept.registered.as_ref().map(BTreeMap::len), Some(2));
-    assert_eq!(salvaged.dropped.len(), 1, "{:?}", salvaged.dropped);
+    // The part before the break, the part behind it, and the break.
+    assert_eq!(salvaged.dropped.len(), 3, "{:?}", salvaged.dropped);
 }
 
 #[test]

@@ -14,6 +14,7 @@
 mod checksum;
 mod read;
 pub mod response;
+mod scan;
 pub mod v0;
 mod write;
 

@@ -1,6 +1,7 @@
 //! Reading V1 and V2.
 
 use super::checksum::Version;
+use super::scan::{Scan, scan};
 use super::{Checkpoint, Devices, Entry};
 use crate::file::{Checksum, File, ReadError, Salvaged, Warnings, document, salvage_with};
 use crate::format::Format;
@@ -78,7 +79,31 @@ pub(crate) fn read_strict_v2(bytes: &[u8]) -> Result<Checksum, ReadError> {
 /// The last value says whether entries of V1 and V2 are mixed.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, bool)> {
     let mut draft = Draft::new(Accept::Either);
-    salvage_with(bytes, |reader| draft.decode(reader)).map(|()| {
+    let salvaged = match read(bytes) {
+        Ok(file) => {
+            if let (Some(checksum), Ok(checkpoint)) = (file.checksum, file.verified()) {
+                return Salvaged::sound((checkpoint, checksum, false));
+            }
+            salvage_with(bytes, |reader| draft.decode(reader))
+        }
+        Err(error @ ReadError::Syntax { .. }) => {
+            let Scan {
+                checkpoint,
+                stored,
+                shapes,
+                dropped,
+            } = scan(bytes);
+            draft = Draft {
+                checkpoint,
+                stored,
+                shapes,
+                ..draft
+            };
+            Salvaged::scanned((), error, bytes.len(), dropped)
+        }
+        Err(_) => salvage_with(bytes, |reader| draft.decode(reader)),
+    };
+    salvaged.map(|()| {
         let version = if draft.shapes.flat.is_some() {
             Version::V1
         } else {
@@ -96,14 +121,13 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, bool)> {
 
 /// An entry as a unit of salvage.
 const UNIT: decode::Unit<Entry> = decode::Unit {
-    marker: "{\"PodUID\"",
     describe: Entry::describe,
     is_kept: |entry| !entry.resource.is_empty() && !entry.devices.ids().is_empty(),
 };
 
 /// Which forms of a device list are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Accept {
+pub(super) enum Accept {
     PerNuma,
     Either,
 }
@@ -207,7 +231,7 @@ fn decode_entry(
     })
 }
 
-fn decode_devices(
+pub(super) fn decode_devices(
     reader: &mut Reader<'_>,
     devices: &mut Devices,
     accept: Accept,

@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 
 use super::read::{decode_ids, decode_registered};
+use super::scan::{Scan, scan};
 use super::{Checkpoint, Devices, Entry};
 use crate::file::{File, ReadError, Salvaged, document, salvage_with};
 use crate::format::Format;
@@ -43,8 +44,14 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     Ok(File::new(Format::DevicePluginV0, None, warnings, draft.finish()))
 }
 
-/// Everything of a damaged file that can be read, whole entries only.
+/// Everything of a damaged file that can be read; of a damaged entry, the devices that it holds.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<Checkpoint> {
+    if let Err(error @ ReadError::Syntax { .. }) = read(bytes) {
+        let Scan {
+            checkpoint, dropped, ..
+        } = scan(bytes);
+        return Salvaged::scanned(checkpoint, error, bytes.len(), dropped);
+    }
     let mut draft = Draft::default();
     salvage_with(bytes, |reader| draft.decode(reader)).map(|()| draft.finish())
 }
@@ -112,9 +119,11 @@ fn decode_entry(reader: &mut Reader<'_>, entry: &mut EntryV0) -> Result<(), Synt
 
 /// An entry as a unit of salvage.
 const UNIT: decode::Unit<EntryV0> = decode::Unit {
-    marker: "{\"PodUID\"",
     describe: EntryV0::describe,
-    is_kept: |_| false,
+    is_kept: |entry| {
+        let has_devices = entry.device_id.is_some() || entry.device_ids.iter().flatten().next().is_some();
+        !entry.resource.is_empty() && has_devices
+    },
 };
 
 impl EntryV0 {

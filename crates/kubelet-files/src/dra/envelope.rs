@@ -7,7 +7,7 @@ use super::{Claim, Device, Driver};
 use crate::file::{Checksum, File, ReadError, Salvaged, document, salvage_with};
 use crate::format::Format;
 use crate::go_json::decode::{self, Shape};
-use crate::go_json::{Reader, SyntaxError, write as json};
+use crate::go_json::{DroppedList, Kind, Reader, SyntaxError, unescape, write as json};
 
 const CHECKPOINT: Shape = Shape::new("state.Checkpoint", &["Data", "Checksum"]);
 const DATA: Shape = Shape::promoted(
@@ -86,21 +86,36 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
 /// Everything of a damaged file that can be read, whole claims only.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
     let mut outer = Outer::new();
+    if let Err(error @ ReadError::Syntax { .. }) = document(bytes, |reader| Outer::new().decode(reader)) {
+        // The string with the claims cannot be told from its surroundings. Those do not look like claims.
+        outer.data = unescape(bytes).0;
+        return scan(&outer.data, error, bytes.len()).map(|draft| (draft, outer.checksum()));
+    }
     let mut found = salvage_with(bytes, |reader| outer.decode(reader));
-    let checksum = outer.checksum();
+    let data = outer.data.as_bytes();
     let mut draft = Checkpoint::default();
-    let inner = salvage_with(outer.data.as_bytes(), |reader| draft.decode(reader));
+    let mut inner = match document(data, |reader| Checkpoint::default().decode(reader)) {
+        Err(error @ ReadError::Syntax { .. }) => {
+            scan(&outer.data, error, data.len()).map(|whole| draft = whole)
+        }
+        _ => salvage_with(data, |reader| draft.decode(reader)),
+    };
     draft.has_claim_list &= outer.has_data;
-    found.dropped.0.extend(inner.dropped.0);
-    found.dropped.1 += inner.dropped.1;
+    inner.dropped.append(found.dropped);
+    found.dropped = inner.dropped;
     Salvaged {
-        content: (draft, checksum),
-        broken_off: found
-            .broken_off
-            .or(inner.broken_off.map(|error| error.inside("Data"))),
+        content: (draft, outer.checksum()),
+        broken_off: inner.broken_off.map(|error| error.inside("Data")),
         outside: found.outside.or(inner.outside.map(|error| error.inside("Data"))),
         dropped: found.dropped,
     }
+}
+
+/// The whole claims of a document with broken syntax, which `error` describes; `length` is that of the file.
+fn scan(data: &str, error: ReadError, length: usize) -> Salvaged<Checkpoint> {
+    let mut dropped = DroppedList::default();
+    let claims = decode::find_whole(data.as_bytes(), "ClaimUID", &UNIT, &mut dropped, decode_claim);
+    Salvaged::scanned(Checkpoint::new(Some(claims)), error, length, dropped)
 }
 
 struct Outer {
@@ -130,15 +145,8 @@ impl Outer {
     fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
         decode::object(reader, &CHECKPOINT, |field, reader| match field {
             0 => {
-                use crate::go_json::Kind;
                 self.has_data |= reader.kind()? == Kind::String;
-                let opening = reader.offset();
-                let ended = decode::text(reader, &mut self.data, "string");
-                if ended.is_err() && reader.is_salvaging() {
-                    // The string is cut off: its beginning is worth reading all the same.
-                    self.data = reader.unfinished_string(opening).unwrap_or_default();
-                }
-                ended
+                decode::text(reader, &mut self.data, "string")
             }
             _ => decode::unsigned(reader, &mut self.stored, u64::from(u32::MAX), "uint32"),
         })
@@ -166,7 +174,6 @@ impl Checkpoint {
 
 /// A claim as a unit of salvage.
 const UNIT: decode::Unit<Claim> = decode::Unit {
-    marker: "{\"ClaimUID\"",
     describe: Claim::describe,
     is_kept: |_| false,
 };

@@ -16,7 +16,7 @@ use super::{Claim, Device, Driver};
 use crate::file::{Checksum, File, ReadError, Salvaged, document, salvage_with};
 use crate::format::Format;
 use crate::go_json::decode::{self, Shape};
-use crate::go_json::{Kind, Reader, SyntaxError};
+use crate::go_json::{DroppedList, Kind, Reader, SyntaxError};
 use crate::go_print::{Fnv1a32, Print};
 
 const CHECKPOINT: Shape = Shape::new("state.DRAManagerCheckpoint", &["version", "entries", "checksum"]);
@@ -213,7 +213,11 @@ fn read_dialect(bytes: &[u8], dialect: Dialect) -> Result<File<Checkpoint>, Read
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, Format)> {
     let dialect = looks_like(bytes);
     let mut draft = Draft::new(dialect);
-    salvage_with(bytes, |reader| draft.decode(reader)).map(|()| {
+    let salvaged = match document(bytes, |reader| Draft::new(dialect).decode(reader)) {
+        Err(error @ ReadError::Syntax { .. }) => Salvaged::scanned((), error, bytes.len(), draft.scan(bytes)),
+        _ => salvage_with(bytes, |reader| draft.decode(reader)),
+    };
+    salvaged.map(|()| {
         let checksum = draft.checksum();
         (draft.checkpoint, checksum, dialect.format())
     })
@@ -222,8 +226,11 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, Format)> 
 /// The oldest dialect that has all the keys in the file.
 fn looks_like(bytes: &[u8]) -> Dialect {
     let mut draft = Draft::new(Dialect::K1_30);
-    // A broken file is judged by what can be read of it.
-    let _: Salvaged<()> = salvage_with(bytes, |reader| draft.decode(reader));
+    // A broken file is judged by its whole claims.
+    let salvaged = salvage_with(bytes, |reader| draft.decode(reader));
+    if salvaged.broken_off.is_some() {
+        draft.scan(bytes);
+    }
     if draft.saw_structured {
         Dialect::K1_30
     } else if draft.saw_handles {
@@ -275,6 +282,22 @@ impl Draft {
         Fnv1a32::of(|out| print("v1", claims, Dialect::K1_27, out))
     }
 
+    /// Reads the whole claims of a document with broken syntax.
+    fn scan(&mut self, bytes: &[u8]) -> DroppedList {
+        let Self {
+            dialect,
+            saw_handles,
+            saw_structured,
+            ..
+        } = self;
+        let mut dropped = DroppedList::default();
+        let claims = decode::find_whole(bytes, "DriverName", &UNIT, &mut dropped, |reader, claim| {
+            decode_claim(reader, claim, *dialect, saw_handles, saw_structured)
+        });
+        self.checkpoint.claims = Some(claims);
+        dropped
+    }
+
     fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
         let Self {
             checkpoint,
@@ -298,7 +321,6 @@ impl Draft {
 
 /// A claim as a unit of salvage.
 const UNIT: decode::Unit<FlatClaim> = decode::Unit {
-    marker: "{\"DriverName\"",
     describe: FlatClaim::describe,
     is_kept: |_| false,
 };

@@ -189,7 +189,7 @@ fn a_bad_time_is_the_error_even_after_another_one() {
 
 #[test]
 fn the_beginning_of_a_cut_off_envelope_is_read() {
-    let inner = r#"{\"ClaimInfoStateList\":[{\"ClaimName\":\"a\"},{\"ClaimName\":\"b"#;
+    let inner = r#"{\"ClaimInfoStateList\":[{\"ClaimUID\":\"1\",\"ClaimName\":\"a\"},{\"ClaimUID\":\"2\",\"ClaimName\":\"b"#;
     let document = format!("{{\"Data\":\"{inner}");
     let saved = salvage(document.as_bytes(), Some(Role::DraManager)).expect("it is recognised");
     assert!(saved.text.contains(r#"\"ClaimName\":\"a\""#), "{}", saved.text);

@@ -15,7 +15,7 @@ use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
 
-use super::reader::{Kind, Reader, SyntaxError, WarningKind};
+use super::reader::{DroppedList, Kind, Reader, SyntaxError, WarningKind};
 
 type Read = Result<(), SyntaxError>;
 
@@ -48,7 +48,14 @@ pub(crate) fn object(
             Some(offset) => (Cow::Borrowed(shape.fields[expected]), Some(expected), offset),
             None => {
                 let (key, offset) = reader.key()?;
-                let index = shape.index_of(&key);
+                let mut index = shape.index_of(&key);
+                if index.is_none() && reader.is_salvaging() {
+                    index = shape.near(&key);
+                    if let Some(index) = index {
+                        let reason = format!("read as {:?}, which differs in one byte", shape.fields[index]);
+                        reader.left_out(&format!(": key {:?}", shortened(&key)), reason);
+                    }
+                }
                 (key, index, offset)
             }
         };
@@ -107,6 +114,22 @@ impl Shape {
             .position(|&name| name == key)
             .or_else(|| self.fields.iter().position(|name| folds_to(key, name)))
     }
+
+    /// The field whose name has one damaged byte in `key`.
+    fn near(&self, key: &str) -> Option<usize> {
+        // A byte that is no UTF-8 was read as one character.
+        let is_near = |name: &&str| {
+            let differences = key.chars().zip(name.chars()).filter(|(one, other)| one != other);
+            key.chars().count() == name.len() && differences.take(2).count() == 1
+        };
+        self.fields.iter().position(is_near)
+    }
+}
+
+/// Whether two texts are the same but for one byte.
+pub(crate) fn differs_in_one_byte(one: &[u8], other: &[u8]) -> bool {
+    let differences = one.iter().zip(other).filter(|(one, other)| one != other);
+    one.len() == other.len() && differences.take(2).count() == 1
 }
 
 /// Unicode simple case folding against an ASCII name. Two letters outside ASCII fold into it.
@@ -249,8 +272,6 @@ pub(crate) fn list<T: Default>(
 
 /// What must be known of elements that are kept or dropped one by one when salvaging.
 pub(crate) struct Unit<T> {
-    /// How kubelets begin one: where to go on behind broken syntax.
-    pub(crate) marker: &'static str,
     /// What a person calls one, as far as it could be read.
     pub(crate) describe: fn(&T) -> String,
     /// Whether the part of a damaged one that could be read is kept.
@@ -289,54 +310,68 @@ fn elements<T: Default>(
         return Ok(());
     }
     let mut length = 0;
-    let (start, place) = (reader.offset(), reader.place());
+    let start = reader.offset();
     for index in 0.. {
         if length == items.len() {
             make_room(items, reader, start);
             items.push(T::default());
         }
         let item = &mut items[length];
-        let ended = match unit {
+        let problem = match unit {
             None => element(reader, item).map(|()| None),
             Some(_) => reader.unit(|reader| element(reader, item)),
-        };
-        let problem = match ended {
-            Ok(None) => {
-                length += 1;
-                match reader.next(b']') {
-                    Ok(true) => continue,
-                    Ok(false) => break,
-                    // The element itself is whole.
-                    Err(error) => (error, false),
-                }
-            }
-            Ok(Some(reason)) => {
+        }?;
+        match problem {
+            None => length += 1,
+            Some(reason) => {
                 length += usize::from(tell(reader, unit, index, item, reason.message));
                 items.truncate(length);
-                match reader.next(b']') {
-                    Ok(true) => continue,
-                    Ok(false) => break,
-                    Err(error) => (error, false),
-                }
             }
-            Err(error) => (error, true),
-        };
-        let (error, inside) = problem;
-        if !unit.is_some_and(|unit| reader.resume(place, &error, unit.marker.as_bytes())) {
-            // The document ends here.
-            if inside && let Some(unit) = unit {
-                length += usize::from((unit.is_kept)(&items[length]));
-            }
-            items.truncate(length);
-            return Err(error);
         }
-        if inside {
-            length += usize::from(tell(reader, unit, index, &items[length], error.message));
-            items.truncate(length);
+        if !reader.next(b']')? {
+            break;
         }
     }
     items.truncate(length);
     Ok(())
+}
+
+/// Reads the whole objects of a list in a document with broken syntax. `first_key` is the key with which kubelets begin each.
+///
+/// Each is read from that key to the next such key at most, so the work is linear, and damage to one element does not
+/// reach another.
+pub(crate) fn find_whole<T: Default>(
+    bytes: &[u8],
+    first_key: &str,
+    unit: &Unit<T>,
+    dropped: &mut DroppedList,
+    mut element: impl FnMut(&mut Reader<'_>, &mut T) -> Read,
+) -> Vec<T> {
+    let is_start = |at: &usize| {
+        let inner = bytes[*at..].strip_prefix(b"{").map(<[u8]>::trim_ascii_start);
+        let key = inner.and_then(|inner| inner.strip_prefix(b"\""));
+        let rest = key.and_then(|key| key.strip_prefix(first_key.as_bytes()));
+        rest.is_some_and(|rest| rest.starts_with(b"\""))
+    };
+    let mut items = Vec::new();
+    let mut start = (0..bytes.len()).find(is_start);
+    for index in 0.. {
+        let Some(from) = start else { break };
+        start = (from + 1..bytes.len()).find(is_start);
+        let mut reader = Reader::salvaging(&bytes[from..start.unwrap_or(bytes.len())]);
+        let mut item = T::default();
+        let ended = element(&mut reader, &mut item).map_err(|error| error.message);
+        let ended = ended.and_then(|()| {
+            reader
+                .first_type_error()
+                .map_or(Ok(()), |error| Err(error.message.clone()))
+        });
+        match ended {
+            Ok(()) => items.push(item),
+            Err(reason) => dropped.push(format!("[{index}]: {}", (unit.describe)(&item)), reason),
+        }
+    }
+    items
 }
 
 /// Records that an element is damaged. Returns whether the part of it that could be read is kept.

@@ -10,13 +10,14 @@
 //! - [`mod@write`] prints strings with Go's escapes.
 //!
 //! Two kinds of error, as in Go. A syntax error ends the reading. A type error is remembered, the reading goes
-//! on, and the first one is the answer unless the syntax turns out to be broken too.
+//! on, and the first one is the answer unless the syntax turns out to be broken too. Of a file with
+//! broken syntax, `device_plugin::scan` and [`decode::find_whole`] read the sound elements.
 
 pub(crate) mod decode;
 mod reader;
 pub(crate) mod write;
 
-pub(crate) use reader::{Dropped, Kind, Reader, SyntaxError, TypeError, Warning, WarningKind};
+pub(crate) use reader::{DroppedList, Kind, Reader, SyntaxError, TypeError, Warning, WarningKind, unescape};
 
 #[cfg(test)]
 mod tests;

@@ -53,12 +53,27 @@ pub(crate) struct Dropped {
     pub(crate) reason: String,
 }
 
-/// How deep in the document a reader is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    depth: usize,
-    fields: usize,
-    struct_type: &'static str,
+/// Parts that cannot be kept. Only the first ones are listed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct DroppedList {
+    pub(crate) list: Vec<Dropped>,
+    /// Number of parts that are not in the list.
+    pub(crate) left_out: usize,
+}
+
+impl DroppedList {
+    pub(crate) fn push(&mut self, what: String, reason: String) {
+        if self.list.len() < MAX_DROPPED {
+            self.list.push(Dropped { what, reason });
+        } else {
+            self.left_out += 1;
+        }
+    }
+
+    pub(crate) fn append(&mut self, other: Self) {
+        self.list.extend(other.list);
+        self.left_out += other.left_out;
+    }
 }
 
 /// What the next value is, judged by its first byte.
@@ -111,8 +126,7 @@ pub(crate) struct Reader<'a> {
     type_errors: usize,
     warnings: Vec<Warning>,
     warnings_left_out: usize,
-    dropped: Vec<Dropped>,
-    dropped_left_out: usize,
+    dropped: DroppedList,
     /// The type of the innermost Go struct and the fields that lead to it, for Go's error texts.
     struct_type: &'static str,
     fields: Vec<&'static str>,
@@ -139,8 +153,7 @@ impl<'a> Reader<'a> {
             type_errors: 0,
             warnings: Vec::new(),
             warnings_left_out: 0,
-            dropped: Vec::new(),
-            dropped_left_out: 0,
+            dropped: DroppedList::default(),
             struct_type: "",
             fields: Vec::new(),
         }
@@ -328,29 +341,6 @@ impl<'a> Reader<'a> {
             }
             _ => Err(self.cut_or_wrong(at + 1, "in string escape code")),
         }
-    }
-
-    /// What can be read of a string that never ends: the unescaped text up to the end of the document.
-    /// `opening` is where its quote is.
-    pub(crate) fn unfinished_string(&self, opening: usize) -> Option<String> {
-        let inner = self.bytes.get(opening + 1..)?;
-        let mut end = inner.len();
-        // Half an escape at the very end is part of the damage.
-        for back in 1..=6.min(inner.len()) {
-            if inner[inner.len() - back] == b'\\' {
-                let slashes = inner[..inner.len() - back + 1]
-                    .iter()
-                    .rev()
-                    .take_while(|&&b| b == b'\\')
-                    .count();
-                let whole = back >= 2 && inner[inner.len() - back + 1] != b'u' || back == 6;
-                if slashes % 2 == 1 && !whole {
-                    end = inner.len() - back;
-                }
-                break;
-            }
-        }
-        Some(unescape(&inner[..end]).0)
     }
 
     /// A number's text. Call it only where [`Reader::kind`] has said that one begins.
@@ -565,45 +555,12 @@ impl<'a> Reader<'a> {
 
     /// Takes down that a unit was left out. `what` is added to the way to it.
     pub(crate) fn left_out(&mut self, what: &str, reason: String) {
-        if self.dropped.len() < MAX_DROPPED {
-            let what = format!("{}{what}", self.fields.join("."));
-            self.dropped.push(Dropped { what, reason });
-        } else {
-            self.dropped_left_out += 1;
-        }
+        self.dropped
+            .push(format!("{}{what}", self.fields.join(".")), reason);
     }
 
-    pub(crate) fn take_dropped(&mut self) -> (Vec<Dropped>, usize) {
-        (
-            std::mem::take(&mut self.dropped),
-            std::mem::take(&mut self.dropped_left_out),
-        )
-    }
-
-    /// Where the reader is, to be able to go on from there.
-    pub(crate) fn place(&self) -> Place {
-        Place {
-            depth: self.depth,
-            fields: self.fields.len(),
-            struct_type: self.struct_type,
-        }
-    }
-
-    /// When salvaging, goes on at the next `marker` behind a syntax error, as if the reader were at `place`.
-    pub(crate) fn resume(&mut self, place: Place, error: &SyntaxError, marker: &[u8]) -> bool {
-        if self.mode == Mode::Strict || marker.is_empty() {
-            return false;
-        }
-        let rest = self.bytes.get(error.offset..).unwrap_or_default();
-        let Some(found) = rest.windows(marker.len()).position(|window| window == marker) else {
-            return false;
-        };
-        self.at = error.offset + found;
-        self.depth = place.depth;
-        self.fields.truncate(place.fields);
-        self.struct_type = place.struct_type;
-        self.inside_unit = false;
-        true
+    pub(crate) fn take_dropped(&mut self) -> DroppedList {
+        std::mem::take(&mut self.dropped)
     }
 }
 
@@ -630,7 +587,7 @@ fn plain_length(text: &[u8]) -> usize {
 }
 
 /// Unescapes what stands between two quotes; says whether U+FFFD had to stand in for anything.
-fn unescape(inner: &[u8]) -> (String, bool) {
+pub(crate) fn unescape(inner: &[u8]) -> (String, bool) {
     let mut text = String::with_capacity(inner.len());
     let mut substituted = false;
     let mut at = 0;

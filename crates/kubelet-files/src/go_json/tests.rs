@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::decode::{self, Shape, folds_to};
-use super::{Dropped, Kind, Reader, WarningKind, write};
+use super::reader::Dropped;
+use super::{DroppedList, Kind, Reader, WarningKind, write};
 use crate::go_print::{Fnv1a32, Label, Print};
 
 /// The syntax error of a document, if it has one.
@@ -405,7 +406,6 @@ fn strings_are_written_with_the_escapes_of_go() {
 }
 
 const ITEM: decode::Unit<String> = decode::Unit {
-    marker: "\"m",
     describe: String::clone,
     is_kept: |_| false,
 };
@@ -417,7 +417,7 @@ fn salvaged(text: &str) -> (Option<Vec<String>>, Vec<Dropped>, bool) {
         decode::text(reader, item, "string")
     });
     assert!(reader.first_type_error().is_none());
-    (items, reader.take_dropped().0, ended.is_ok())
+    (items, reader.take_dropped().list, ended.is_ok())
 }
 
 #[test]
@@ -436,14 +436,21 @@ fn an_element_is_dropped_as_a_whole_when_salvaging() {
 }
 
 #[test]
-fn behind_broken_syntax_salvaging_goes_on_at_the_next_element() {
-    let (items, dropped, whole) = salvaged("[\"ma\",\"b\u{1}c\",\"md\",\"e\"]");
-    assert_eq!(items, Some(vec!["ma".into(), "md".into(), "e".into()]));
-    assert_eq!(dropped.len(), 1);
-    assert!(whole);
-    let (items, _, whole) = salvaged("[\"ma\",\"b\u{1}c\",\"d\"]");
-    assert_eq!(items, Some(vec!["ma".into()]));
-    assert!(!whole);
+fn whole_elements_are_found_behind_broken_syntax() {
+    let shape = Shape::new("a.T", &["a"]);
+    let find = |text: &str| {
+        let mut dropped = DroppedList::default();
+        let items = decode::find_whole(text.as_bytes(), "a", &ITEM, &mut dropped, |reader, item| {
+            decode::object(reader, &shape, |_, reader| decode::text(reader, item, "string"))
+        });
+        (items.concat(), dropped.list.len())
+    };
+    assert_eq!(
+        find("[{\"a\":\"1\"},{\"a\":\"2\u{1}\"},{ \"a\":\"3\"}]"),
+        ("13".into(), 1)
+    );
+    // A lost quote or bracket does not hide the next element.
+    assert_eq!(find(r#"x{"a":"1},{"a":"2",{"a":"3"}}],{"a""#), ("3".into(), 3));
 }
 
 #[test]
