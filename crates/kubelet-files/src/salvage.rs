@@ -141,8 +141,6 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
             (found, Document::DevicePlugin(kept), Some(checksum), dropped)
         }
         FileKind::DraFlat => {
-            // A checksum that some other kubelet would have written is as good.
-            let read = flat::read(bytes).ok().and_then(|file| file.checksum);
             let salvaged = flat::salvage(bytes);
             let mut dropped = losses(&salvaged);
             has_damage = !dropped.is_empty();
@@ -150,7 +148,6 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
             keep_last(&mut checkpoint.claims, &mut dropped, |claim: &flat::FlatClaim| {
                 format!("{}/{}", claim.namespace, claim.name)
             });
-            let checksum = read.unwrap_or(checksum);
             (format, Document::DraFlat(checkpoint), Some(checksum), dropped)
         }
         FileKind::DraEnvelope => {

@@ -801,6 +801,18 @@ fn unknown_keys_are_no_damage() {
     assert!(verify(text.as_bytes(), None).is_fine());
     let salvaged = salvage(text.as_bytes(), None).unwrap();
     assert!(salvaged.is_undamaged(), "{:?}", salvaged.dropped);
+    // Not even if they look like damaged ones.
+    let text = text.replacen("x0", "Dat0", 1);
+    let salvaged = salvage(text.as_bytes(), None).unwrap();
+    assert!(salvaged.is_undamaged(), "{:?}", salvaged.dropped);
+    let text = String::from_utf8(bytes_of("dra/envelope-v1/06-two-claims.json")).unwrap();
+    let text = text.replacen("{\"Data", "{\"Dat0\":0,\"Data", 1);
+    let salvaged = salvage(text.as_bytes(), None).unwrap();
+    assert!(salvaged.is_undamaged(), "{:?}", salvaged.dropped);
+    let text = String::from_utf8(bytes_of("dra/flat-1.28-extra/33-three-claims.json")).unwrap();
+    let text = text.replacen("{\"DriverName", "{\"DriverNam0\":0,\"DriverName", 1);
+    let salvaged = salvage(text.as_bytes(), None).unwrap();
+    assert!(salvaged.is_undamaged(), "{:?}", salvaged.dropped);
 }
 
 #[test]

@@ -85,6 +85,11 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
 
 /// Everything of a damaged file that can be read, whole claims only.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
+    if let Ok(file) = read(bytes)
+        && let (Some(checksum), Ok(checkpoint)) = (file.checksum, file.verified())
+    {
+        return Salvaged::sound((checkpoint, checksum));
+    }
     let mut outer = Outer::new();
     if let Err(error @ ReadError::Syntax { .. }) = document(bytes, |reader| Outer::new().decode(reader)) {
         // The string with the claims cannot be told from its surroundings. Those do not look like claims.

@@ -211,6 +211,11 @@ fn read_dialect(bytes: &[u8], dialect: Dialect) -> Result<File<Checkpoint>, Read
 
 /// Everything of a damaged file that can be read, whole claims only.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, Format)> {
+    if let Ok(file) = read(bytes)
+        && let (format, Some(checksum), Ok(checkpoint)) = (file.format, file.checksum, file.verified())
+    {
+        return Salvaged::sound((checkpoint, checksum, format));
+    }
     let dialect = looks_like(bytes);
     let mut draft = Draft::new(dialect);
     let salvaged = match document(bytes, |reader| Draft::new(dialect).decode(reader)) {
