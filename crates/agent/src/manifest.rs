@@ -14,7 +14,7 @@ mod object;
 mod place;
 mod pod;
 mod quantity;
-mod syntax;
+pub mod syntax;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ use crate::limits::shortened;
 use object::{Head, Kind, Object};
 use place::{Step, Trail, keys};
 
-pub use place::{Place, Position};
+pub use place::{Place, Position, position_of};
 pub use quantity::InvalidQuantity;
 
 /// Derived UIDs are UUIDs of version 5 of `namespace/name` in this namespace, which is ours and never changes: other

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
 use clap::ValueEnum;
 use devlet_agent::access::RegisterRule;
 use devlet_agent::config::{Config, Deadlines, OnReboot};
 use devlet_agent::grpc::server::ServerLimits;
 use devlet_agent::limits::Limits;
+use devlet_agent::manifest::syntax::{self, Malformed, UnknownKey};
+use devlet_agent::manifest::{Place, Position, position_of};
 use serde::{Deserialize, Serialize};
 
 use super::http_address::HttpAddress;
@@ -16,6 +17,9 @@ use super::log_level::LogLevel;
 use super::uid::Uid;
 use crate::duration::Span;
 use crate::files;
+
+/// More known keys than this are not listed in an error.
+const FEW_KEYS: usize = 12;
 
 /// What can be set. Keys that are absent have their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -221,51 +225,53 @@ impl Default for LimitSettings {
 impl Settings {
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         let bytes = files::read(path)?;
-        let about = || format!("{} is not a configuration", path.display());
-        let text = String::from_utf8(bytes).with_context(about)?;
-        Self::parse(&text).with_context(about)
+        let name = match path == Path::new("-") {
+            true => "standard input".to_owned(),
+            false => path.display().to_string(),
+        };
+        let text = std::str::from_utf8(&bytes).map_err(|error| {
+            let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+            let message = "the file is not UTF-8".to_owned();
+            let position = Some(end_of(&before));
+            Invalid { message, position }.at(&name)
+        });
+        Self::parse(text?).map_err(|invalid| invalid.at(&name))
     }
 
-    pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
-        // A file of comments only is no document at all.
-        let empty = text
-            .lines()
-            .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
-        if empty {
-            return Ok(Self::default());
+    pub(crate) fn parse(text: &str) -> Result<Self, Invalid> {
+        let mut documents: Vec<Self> = syntax::yaml_documents(text)?;
+        if documents.len() > 1 {
+            return Err(Invalid {
+                message: "there are several documents; a configuration is one".to_owned(),
+                position: None,
+            });
         }
-        let settings: Self = serde_saphyr::from_str(text).map_err(|error| {
-            let complaint = error.without_snippet().to_string();
-            if let Some(key) = nearest(&complaint) {
-                return anyhow::anyhow!("{complaint}; did you mean {key}?");
-            }
-            let complaint = complaint
-                .replace("invalid u64", "not a whole number")
-                .replace("invalid u32", "not a whole number");
-            match key_of(&complaint, text) {
-                Some(key) => anyhow::anyhow!("{key}: {complaint}"),
-                None => anyhow::anyhow!(complaint),
-            }
-        })?;
-        settings.names_are_names()?;
-        lets_something_through("deadlines", &serde_json::to_value(&settings.deadlines)?)?;
-        lets_something_through("limits", &serde_json::to_value(&settings.limits)?)?;
+        // A file of comments only is no document at all.
+        let settings = documents.pop().unwrap_or_default();
+        settings.check_names(text)?;
+        check_not_zero(text, &["deadlines"], &serde_json::json!(settings.deadlines))?;
+        check_not_zero(text, &["limits"], &serde_json::json!(settings.limits))?;
         Ok(settings)
     }
 
-    /// Nothing is called nothing.
-    fn names_are_names(&self) -> anyhow::Result<()> {
-        let deadlines = &self.deadlines;
-        for (key, name) in (deadlines.allocate_by_resource.keys())
-            .map(|name| ("deadlines.allocateByResource", name))
-            .chain((deadlines.prepare_by_driver.keys()).map(|name| ("deadlines.prepareByDriver", name)))
-            .chain(self.foreign.iter().map(|name| ("foreign", name)))
-            .chain((self.access.register.iter()).map(|rule| ("access.register.resource", &rule.resource)))
-        {
-            anyhow::ensure!(
-                !name.trim().is_empty(),
-                "{key}: a name is empty; write one, or a pattern such as acme.com/*"
-            );
+    /// Refuses empty names.
+    fn check_names(&self, text: &str) -> Result<(), Invalid> {
+        let by_resource = self.deadlines.allocate_by_resource.keys();
+        let by_driver = self.deadlines.prepare_by_driver.keys();
+        let rules = self.access.register.iter().map(|rule| &rule.resource);
+        let all = (by_resource.map(|name| (vec!["deadlines", "allocateByResource", name], name, None)))
+            .chain(by_driver.map(|name| (vec!["deadlines", "prepareByDriver", name], name, None)))
+            .chain((self.foreign.iter()).map(|name| (vec!["foreign"], name, Some(name.as_str()))))
+            .chain(rules.map(|name| (vec!["access", "register", "resource"], name, Some(name.as_str()))));
+        for (path, name, value) in all {
+            if name.trim().is_empty() {
+                let key = path.join(".");
+                let key = key.trim().trim_end_matches('.');
+                return Err(Invalid {
+                    message: format!("{key}: a name is empty; write one, or a pattern such as acme.com/*"),
+                    position: position_of(text, &path, value),
+                });
+            }
         }
         Ok(())
     }
@@ -336,52 +342,73 @@ impl Settings {
     }
 }
 
-/// The known key that is most like the unknown one that serde complains about.
-fn nearest(complaint: &str) -> Option<&str> {
-    let (_, rest) = complaint.split_once("unknown field `")?;
-    let (unknown, expected) = rest.split_once('`')?;
-    let expected = expected.split(" at line").next()?;
-    let known = expected.split(|character: char| !character.is_ascii_alphanumeric());
-    known
-        .map(|key| {
-            (
-                strsim::jaro_winkler(&unknown.to_lowercase(), &key.to_lowercase()),
-                key,
-            )
-        })
-        .filter(|(likeness, _)| *likeness > 0.75)
-        .max_by(|one, other| one.0.total_cmp(&other.0))
-        .map(|(_, key)| key)
+/// Settings that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}{message}", .position.map(|at| format!("{}:{}: ", at.line, at.column)).unwrap_or_default())]
+pub(crate) struct Invalid {
+    message: String,
+    position: Option<Position>,
 }
 
-/// The key in front of the value that serde complains about, of which it says only where it is.
-fn key_of<'a>(complaint: &str, text: &'a str) -> Option<&'a str> {
-    let (_, place) = complaint.rsplit_once(" at line ")?;
-    let (line, column) = place.split_once(", column ")?;
-    let line = text.lines().nth(line.parse::<usize>().ok()?.checked_sub(1)?)?;
-    let (end, _) = line
-        .char_indices()
-        .nth(column.parse::<usize>().ok()?.checked_sub(1)?)?;
-    let before = line[..end].trim_end().strip_suffix(':')?;
-    let key = before
-        .rsplit(|character: char| !character.is_alphanumeric())
-        .next();
-    key.filter(|key| !key.is_empty())
+impl Invalid {
+    /// The error, with the name of the file.
+    fn at(self, name: &str) -> anyhow::Error {
+        let place = Place::in_file(name, self.position);
+        anyhow::anyhow!("{place}: {}", self.message)
+    }
 }
 
-/// A limit or a deadline of zero would turn everybody away, and leaving one out is no way to be rid of it.
-fn lets_something_through(key: &str, value: &serde_json::Value) -> anyhow::Result<()> {
+impl From<Malformed> for Invalid {
+    fn from(malformed: Malformed) -> Self {
+        let hint = malformed.unknown.as_ref().map(known_keys).unwrap_or_default();
+        Self {
+            message: malformed.message + &hint,
+            position: malformed.position,
+        }
+    }
+}
+
+/// The known key that is most like an unknown one, or all of them if they are few.
+fn known_keys(UnknownKey { key, known }: &UnknownKey) -> String {
+    let likeness = |known: &str| strsim::jaro_winkler(&key.to_lowercase(), &known.to_lowercase());
+    let near = known
+        .iter()
+        .max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    let near = near.filter(|near| likeness(near) > 0.75);
+    let all = (known.len() <= FEW_KEYS).then(|| known.join(", "));
+    match (near, all) {
+        (Some(near), Some(all)) => format!("; did you mean {near}? Known keys are {all}"),
+        (Some(near), None) => format!("; did you mean {near}?"),
+        (None, Some(all)) => format!("; known keys are {all}"),
+        (None, None) => String::new(),
+    }
+}
+
+/// The position behind a text.
+fn end_of(text: &str) -> Position {
+    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+    let line = text.rsplit('\n').next().unwrap_or_default();
+    Position {
+        line: count(text.matches('\n').count() + 1),
+        column: count(line.chars().count() + 1),
+    }
+}
+
+/// Refuses limits and deadlines of zero, which would turn every caller away.
+fn check_not_zero(text: &str, path: &[&str], value: &serde_json::Value) -> Result<(), Invalid> {
     match value {
         serde_json::Value::Object(values) => values
             .iter()
             // Connections may be cut at once when the node stops.
             .filter(|(name, _)| *name != "drain")
-            .try_for_each(|(name, value)| lets_something_through(&format!("{key}.{name}"), value)),
-        value if *value == 0 || *value == "0s" => {
-            anyhow::bail!(
-                "{key}: 0 would let nothing through; give it at least 1, or leave it out for the default"
-            )
-        }
+            .try_for_each(|(name, value)| check_not_zero(text, &[path, &[name]].concat(), value)),
+        value if *value == 0 || *value == "0s" => Err(Invalid {
+            message: format!(
+                "{}: 0 would let nothing through; give it at least 1, or leave it out for the default",
+                path.join(".")
+            ),
+            position: position_of(text, path, None),
+        }),
         _ => Ok(()),
     }
 }
@@ -469,77 +496,121 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
         assert_eq!(config.limits, limits);
     }
 
+    fn refused(text: &str) -> String {
+        Settings::parse(text).unwrap_err().to_string()
+    }
+
     #[test]
-    fn an_unknown_key_is_refused_with_the_nearest_known_one() {
-        for (text, hint) in [
-            ("rootdir: /x", "did you mean rootDir?"),
-            ("deadlines:\n  alocate: 5s", "did you mean allocate?"),
-            ("access: {registers: []}", "did you mean register?"),
-            ("onreboot: keep", "did you mean onReboot?"),
+    fn an_unknown_key_is_refused_with_the_nearest_and_the_known_ones() {
+        for (text, said) in [
+            (
+                "rootdir: /x",
+                "1:1: unknown key rootdir; did you mean rootDir? Known keys are rootDir, http, log, logLevel, wait, \
+                 deadlines, foreign, access, onReboot, limits",
+            ),
+            (
+                "access: {registers: []}",
+                "1:10: unknown key registers; did you mean register? Known keys are register, admit",
+            ),
+            (
+                "access:\n  zebra: 1",
+                "2:3: unknown key zebra; known keys are register, admit",
+            ),
+            (
+                "limits:\n  plugin: 5",
+                "2:3: unknown key plugin; did you mean plugins?",
+            ),
         ] {
-            let problem = Settings::parse(text).unwrap_err().to_string();
-            assert!(
-                problem.contains("unknown field") && problem.contains(hint),
-                "{problem}"
-            );
+            assert_eq!(refused(text), said);
         }
-        let problem = Settings::parse("zebra: 1").unwrap_err().to_string();
-        assert!(
-            problem.contains("`zebra`") && !problem.contains("did you mean"),
-            "{problem}"
-        );
     }
 
     #[test]
     fn a_wrong_value_is_refused_with_its_place() {
-        for text in [
-            "wait: soon",
-            "wait: -5",
-            "wait: 1.5",
-            "wait: [5]",
-            "onReboot: forget",
-            "http: localhost",
-            "foreign: x",
+        for (text, said) in [
+            ("wait: soon", "1:7: \"soon\" is not a time; write it as"),
+            ("log: json\nwait: -5", "2:7: \"-5\" is negative"),
+            ("wait: 1.5", "1:7: \"1.5\" is not a time"),
+            ("log: json\nwait: [5]", "2:7: expected a text"),
+            ("access:\n  admit:\n  - {}", "3:5: expected a text"),
+            ("onReboot: forget", "1:11: expected keep or release, found forget"),
+            ("http: localhost", "1:7: \"localhost\" is not an address"),
+            ("foreign: x", "1:10: expected a list"),
+            ("access: x", "1:9: expected keys and values"),
+            ("- wait: 5s", "1:1: expected keys and values"),
+            ("limits: {plugins: abc}", "1:19: expected a whole number"),
+            ("limits:\n  callersPerUid: -1", "2:18: expected a whole number"),
+            ("limits: {listsPerSecond: 1.5}", "1:26: expected a whole number"),
+            (
+                "access: {register: [{uids: [1]}]}",
+                "1:22: the key resource is missing",
+            ),
+            (
+                "access: {register: [{resource: a, uids: [1], share: 7}]}",
+                "1:53: expected true or false",
+            ),
+            ("wait: 5s\nwait: 6s", "2:1: the key wait is there twice"),
+            ("wait: 5s\n---\nwait: 6s", "there are several documents"),
         ] {
-            let problem = Settings::parse(text).unwrap_err().to_string();
-            assert!(problem.contains("line 1"), "{problem}");
+            let problem = refused(text);
+            assert!(problem.starts_with(said), "{text}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_syntax_error_has_a_place_and_no_words_of_the_parser() {
+        for (text, said) in [
+            ("foreign: [5s", "1:"),
+            (
+                "wait: 5s\n\tlog: json",
+                "1:7: this value goes on in a line that begins with a tab; indent with spaces",
+            ),
+            ("wait: 5s\n log: json", "1:7: \"5s log\" is not a time"),
+            ("log: json: x", "1:10: a colon is not allowed here"),
+        ] {
+            let problem = refused(text);
+            assert!(problem.starts_with(said), "{text}: {problem}");
+            for word in ["field", "scalar", "variant", "mapping", "u64", " at line"] {
+                assert!(!problem.contains(word), "{text}: {problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let name = file.path().display();
+        for (text, said) in [
+            (
+                &b"wait: 5s\nlog: jsn\n"[..],
+                "2:6: expected text or json, found jsn",
+            ),
+            (&b"wait: 5s\nlog: \xff"[..], "2:6: the file is not UTF-8"),
+        ] {
+            std::fs::write(file.path(), text).unwrap();
+            let problem = Settings::read(file.path()).unwrap_err().to_string();
+            assert_eq!(problem, format!("{name}:{said}"));
         }
     }
 
     #[test]
     fn a_limit_or_deadline_of_nothing_is_refused() {
         for (text, key) in [
-            ("limits: {connectionsPerUid: 0}", "limits.connectionsPerUid: 0"),
-            ("limits: {preface: 0s}", "limits.preface: 0"),
-            ("deadlines: {allocate: 0}", "deadlines.allocate: 0"),
+            (
+                "limits: {connectionsPerUid: 0}",
+                "1:29: limits.connectionsPerUid: 0",
+            ),
+            ("limits:\n  preface: 0s", "2:12: limits.preface: 0"),
+            ("deadlines: {allocate: 0}", "1:23: deadlines.allocate: 0"),
             (
                 "deadlines: {prepareByDriver: {gpu.acme.com: 0s}}",
-                "deadlines.prepareByDriver.gpu.acme.com: 0",
+                "1:45: deadlines.prepareByDriver.gpu.acme.com: 0",
             ),
         ] {
             let problem = Settings::parse(text).unwrap_err().to_string();
-            assert!(problem.contains(key), "{problem}");
+            assert!(problem.starts_with(key), "{problem}");
         }
         assert!(Settings::parse("limits: {drain: 0s}\nwait: 0s").is_ok());
-    }
-
-    #[test]
-    fn a_number_that_is_none_is_refused_with_its_key() {
-        for (text, said) in [
-            (
-                "limits: {plugins: abc}",
-                "plugins: not a whole number at line 1, column 19",
-            ),
-            (
-                "limits:\n  callersPerUid: -1",
-                "callersPerUid: not a whole number at line 2, column 18",
-            ),
-            ("limits: {listsPerSecond: 1.5}", "listsPerSecond: "),
-            ("wait: soon", "wait: "),
-        ] {
-            let problem = Settings::parse(text).unwrap_err().to_string();
-            assert!(problem.starts_with(said), "{problem}");
-        }
     }
 
     #[test]
@@ -547,16 +618,16 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
         for (text, key) in [
             (
                 "deadlines: {allocateByResource: {'': 1s}}",
-                "deadlines.allocateByResource: ",
+                "1:38: deadlines.allocateByResource: ",
             ),
             (
                 "deadlines: {prepareByDriver: {' ': 1s}}",
-                "deadlines.prepareByDriver: ",
+                "1:36: deadlines.prepareByDriver: ",
             ),
-            ("foreign: ['']", "foreign: "),
+            ("foreign: [a, '']", "1:14: foreign: "),
             (
-                "access: {register: [{resource: '', uids: [1]}]}",
-                "access.register.resource: ",
+                "access:\n  register:\n  - {resource: a, uids: [1]}\n  - {resource: '', uids: [1]}",
+                "4:16: access.register.resource: ",
             ),
         ] {
             let problem = Settings::parse(text).unwrap_err().to_string();
@@ -587,7 +658,7 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
             "access: {register: [{resource: acme.com/*, uids: [alice]}]}",
         ] {
             let problem = Settings::parse(text).unwrap_err().to_string();
-            for part in ["alice", "`id -u alice`", "line 1"] {
+            for part in ["alice", "`id -u alice`", "1:"] {
                 assert!(problem.contains(part), "{problem}");
             }
         }

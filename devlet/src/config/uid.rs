@@ -11,7 +11,8 @@ pub(super) struct Uid(pub(super) u32);
 
 impl<'de> Deserialize<'de> for Uid {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Number)
+        // Not `any`: the error for a list would have no place.
+        deserializer.deserialize_str(Number)
     }
 }
 
@@ -22,14 +23,6 @@ impl de::Visitor<'_> for Number {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the number of a user, such as 1001")
-    }
-
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Uid, E> {
-        self.visit_str(&number.to_string())
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Uid, E> {
-        self.visit_str(&number.to_string())
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Uid, E> {

@@ -32,6 +32,15 @@ pub struct Place {
 }
 
 impl Place {
+    /// In a file of this name.
+    pub fn in_file(name: impl Into<String>, position: Option<Position>) -> Self {
+        Self {
+            name: name.into(),
+            number: None,
+            position,
+        }
+    }
+
     /// Whether nothing is known.
     pub(super) fn is_unknown(&self) -> bool {
         self.name.is_empty() && self.number.is_none() && self.position.is_none()
@@ -52,6 +61,15 @@ impl fmt::Display for Place {
             (true, None, None) => f.write_str("the manifest"),
         }
     }
+}
+
+/// The position of a value in a YAML text: below these keys, and with this text if one is given. `None` if it is not there.
+pub fn position_of(text: &str, path: &[&str], value: Option<&str>) -> Option<Position> {
+    let documents: Vec<Node> = syntax::yaml_documents(text).ok()?;
+    let path = path.iter().map(|key| Step::Key((*key).to_owned()));
+    let value = value.map(|value| Step::Text(value.to_owned()));
+    let steps: Vec<Step> = path.chain(value).collect();
+    documents.iter().find_map(|document| document.find(&steps))
 }
 
 /// Which object of a text an error is about: the document, then items of lists.
@@ -82,7 +100,7 @@ pub(super) enum Step {
     Key(String),
     /// The last element of a list with this `name`.
     Named(String),
-    /// The node itself, if it is this text.
+    /// The node itself, or an element of a list, if it is this text.
     Text(String),
 }
 
@@ -141,7 +159,10 @@ impl Node {
                 let is_named = |element: &&Self| element.get("name").is_some_and(|each| each.is_text(name));
                 self.elements().rfind(is_named)?.find(rest)
             }
-            Step::Text(text) => self.is_text(text).then_some(self.position),
+            Step::Text(text) => match &self.content {
+                Content::List(elements) => elements.iter().find_map(|element| element.find(path)),
+                _ => self.is_text(text).then_some(self.position),
+            },
         }
     }
 }

@@ -14,9 +14,22 @@ const LONGEST_MESSAGE: usize = 500;
 
 /// Why a text has no such documents.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Malformed {
-    pub(super) message: String,
-    pub(super) position: Option<Position>,
+pub struct Malformed {
+    /// What is wrong, in plain words.
+    pub message: String,
+    /// Where, if the parser knows.
+    pub position: Option<Position>,
+    /// The key that is not known, if that is what is wrong.
+    pub unknown: Option<UnknownKey>,
+}
+
+/// A key that is not known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownKey {
+    /// The key.
+    pub key: String,
+    /// The keys that are known in its place.
+    pub known: Vec<&'static str>,
 }
 
 /// All documents of a text that are not null.
@@ -42,7 +55,7 @@ pub(super) fn json_documents<T: DeserializeOwned>(text: &str) -> Option<Vec<T>> 
 }
 
 /// The same for YAML, of which JSON is a part.
-pub(super) fn yaml_documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, Malformed> {
+pub fn yaml_documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, Malformed> {
     let text = text.trim_start_matches('\u{feff}');
     if text.trim().is_empty() {
         return Ok(Vec::new());
@@ -58,7 +71,18 @@ pub(super) fn yaml_documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, 
                 line: location.line(),
                 column: location.column(),
             });
-            Err(Malformed { message, position })
+            let unknown = match error.without_snippet() {
+                Error::SerdeUnknownField { field, expected, .. } => Some(UnknownKey {
+                    key: field.clone(),
+                    known: expected.clone(),
+                }),
+                _ => None,
+            };
+            Err(Malformed {
+                message,
+                position,
+                unknown,
+            })
         }
     }
 }
@@ -104,6 +128,14 @@ fn plain(error: &Error) -> String {
         | Error::SerdeInvalidValue {
             unexpected, expected, ..
         } => format!("expected {expected}, found {}", found(unexpected)),
+        Error::Message { msg, .. } => msg.clone(),
+        Error::SerdeUnknownField { field, .. } => format!("unknown key {field}"),
+        Error::SerdeMissingField { field, .. } => format!("the key {field} is missing"),
+        Error::SerdeUnknownVariant {
+            variant, expected, ..
+        } => format!("expected {}, found {variant}", expected.join(" or ")),
+        Error::InvalidScalar { ty, .. } if ty.starts_with(['u', 'i']) => "expected a whole number".to_owned(),
+        Error::InvalidScalar { ty, .. } if ty.starts_with("bool") => "expected true or false".to_owned(),
         Error::InvalidBooleanStrict { .. } => "expected true or false".to_owned(),
         Error::NullIntoString { .. } => "expected a text, found nothing".to_owned(),
         Error::UnknownAnchor { .. } => "the alias refers to an anchor that is not there".to_owned(),
@@ -122,6 +154,9 @@ fn plain(error: &Error) -> String {
             text if text.starts_with("recursion limit exceeded") => too_deep(),
             text if text.starts_with("tabs disallowed") => {
                 "a tab is not allowed here; indent with spaces".to_owned()
+            }
+            text if text.ends_with("plain scalar, found a tab") => {
+                "this value goes on in a line that begins with a tab; indent with spaces".to_owned()
             }
             text if text.starts_with("mapping values are not allowed") => {
                 "a colon is not allowed here; check the indentation, or quote the text".to_owned()
