@@ -738,6 +738,51 @@ fn a_database_that_is_gone_is_no_first_start() {
 }
 
 #[test]
+fn import_and_forget_say_what_still_blocks() {
+    let theirs = include_bytes!("../../crates/kubelet-files/testdata/deviceplugin/v2-one-pod.json");
+    for choice in ["forget", "import"] {
+        let root = root();
+        let (daemon, _plugin) = daemon_with_a_pod(root.path());
+        assert_eq!(daemon.stop(), Some(0));
+        let database = root.path().join("devlet/state.redb");
+        std::fs::remove_file(&database).unwrap();
+        let mirror = root.path().join("device-plugins/kubelet_internal_checkpoint");
+        std::fs::write(&mirror, "broken").unwrap();
+        let sound = root.path().join("sound");
+        std::fs::write(&sound, theirs).unwrap();
+        let daemon = Daemon::on(root.path());
+        let status = stdout(&daemon.run(&["status", "-o", "json"]));
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let blocking = |problem: &&serde_json::Value| problem["blocking"] == true;
+        let blocking = status["problems"].as_array().unwrap().iter().filter(blocking);
+        assert_eq!(blocking.count(), 2, "{status}");
+        let run = |args: &[&str]| {
+            let done = daemon.run(args);
+            assert!(done.status.success(), "{args:?}: {}", stderr(&done));
+            stdout(&done)
+        };
+        let is_admitted = || daemon.run(&["status"]).status.success();
+
+        // An import ends the reason of the file, and that of the database only with a file about claims.
+        let (said, last) = match choice {
+            "import" => {
+                let said = run(&["import", sound.to_str().unwrap()]);
+                (said, database.to_str().unwrap().to_owned())
+            }
+            _ => {
+                let said = run(&["forget", database.to_str().unwrap()]);
+                (said, to_decide(&daemon))
+            }
+        };
+
+        let expected = format!("pods are still not admitted because of {last}: see devlet status\n");
+        assert!(said.ends_with(&expected) && !is_admitted(), "{choice}: {said}");
+        assert_eq!(run(&["forget", &last]), "forgotten: pods are admitted again\n");
+        assert!(is_admitted());
+    }
+}
+
+#[test]
 fn an_older_copy_of_the_database_is_lost_and_gives_no_device_again() {
     let root = root();
     let database = root.path().join("devlet/state.redb");

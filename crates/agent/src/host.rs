@@ -199,6 +199,14 @@ impl Host {
         }
     }
 
+    /// The files because of which no pod is admitted.
+    fn blocked_by(&self) -> Vec<String> {
+        self.read(|node| {
+            let reasons = node.blocked_by().iter();
+            reasons.map(|reason| reason.file().to_owned()).collect()
+        })
+    }
+
     fn deadline(&self, wait_ms: Option<u64>) -> Instant {
         let wait = wait_ms.map_or(self.agent.config().wait, Duration::from_millis);
         deadline::after(wait)
@@ -949,6 +957,7 @@ impl Devlet for Host {
             added: ids(&report.difference.added),
             changed: ids(&report.difference.changed),
             notes: problems::import_notes(&report),
+            blocked_by: self.blocked_by(),
         }))
     }
 
@@ -966,7 +975,10 @@ impl Devlet for Host {
             }
             self.agent.remove(&pod, self.deadline(None)).await?;
             tracing::warn!(%pod, "unknown pod forgotten, its devices are free");
-            return Ok(Response::new(v1::ForgetResponse::default()));
+            return Ok(Response::new(v1::ForgetResponse {
+                removed: Vec::new(),
+                blocked_by: self.blocked_by(),
+            }));
         }
         let reasons = self.read(|node| node.blocked_by().to_vec());
         let Some(first) = reasons.first() else {
@@ -992,14 +1004,10 @@ impl Devlet for Host {
             tracing::warn!(%uid, file, "pod of contested file removed, its devices are free");
         }
         tracing::info!(file, removed = removed.len(), "file forgotten");
-        let blocked_by = self.read(|node| {
-            let reasons = node.blocked_by().iter();
-            reasons.map(|reason| reason.file().to_owned()).collect()
-        });
         let removed = removed.iter().filter_map(|uid| names.get(uid).cloned());
         Ok(Response::new(v1::ForgetResponse {
             removed: removed.collect(),
-            blocked_by,
+            blocked_by: self.blocked_by(),
         }))
     }
 

@@ -63,6 +63,7 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<Outcome> {
         added: imported.added.into_iter().map(PodId::from).collect(),
         changed: imported.changed.into_iter().map(PodId::from).collect(),
         notes: imported.notes,
+        blocked_by: imported.blocked_by,
     };
     output::print(args.output.output, &report, Report::table)?;
     Ok(Outcome::Fine)
@@ -70,10 +71,12 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<Outcome> {
 
 /// What `-o json` prints. The keys are an interface.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Report {
     added: Vec<PodId>,
     changed: Vec<PodId>,
     notes: Vec<String>,
+    blocked_by: Vec<String>,
     #[serde(skip)]
     added_texts: Vec<String>,
     #[serde(skip)]
@@ -95,6 +98,9 @@ impl Report {
         for note in &self.notes {
             text.push_str(&format!("note:    {}\n", output::line(note)));
         }
+        if let Some(blocked) = still_blocked(&self.blocked_by) {
+            text.push_str(&format!("blocked: {blocked}\n"));
+        }
         text
     }
 }
@@ -108,8 +114,10 @@ pub(super) async fn forget(args: ForgetArgs) -> anyhow::Result<Outcome> {
         let client = args.connect.connect().await?;
         let text = format!("forgotten: {pod}; its devices are free");
         let file = String::new();
-        client.forget(v1::ForgetRequest { file, pod }).await?;
-        output::out(&format!("{}\n", output::line(&text)))?;
+        let forgotten = client.forget(v1::ForgetRequest { file, pod }).await?;
+        let blocked =
+            still_blocked(&forgotten.blocked_by).map_or_else(String::new, |text| format!("; {text}"));
+        output::out(&format!("{}{blocked}\n", output::line(&text)))?;
         return Ok(Outcome::Fine);
     }
     // Where devlet runs, a relative path means something else.
@@ -139,17 +147,23 @@ fn forgotten_text(forgotten: &v1::ForgetResponse) -> String {
         )));
         text.push('\n');
     }
-    match forgotten.blocked_by.as_slice() {
-        [] => text.push_str("forgotten: pods are admitted again\n"),
-        files => {
-            let files = files.join(", ");
-            let left =
-                format!("forgotten; pods are still not admitted because of {files}: see devlet status");
-            text.push_str(&output::line(&left));
-            text.push('\n');
-        }
+    match still_blocked(&forgotten.blocked_by) {
+        None => text.push_str("forgotten: pods are admitted again\n"),
+        Some(blocked) => text.push_str(&format!("forgotten: the file; {blocked}\n")),
     }
     text
+}
+
+/// Which files still keep pods from being admitted.
+fn still_blocked(files: &[String]) -> Option<String> {
+    if files.is_empty() {
+        return None;
+    }
+    let text = format!(
+        "pods are still not admitted because of {}: see devlet status",
+        files.join(" and ")
+    );
+    Some(output::line(&text).into_owned())
 }
 
 async fn forget_claim(client: &Client, claim: String) -> anyhow::Result<Outcome> {

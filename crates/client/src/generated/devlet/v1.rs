@@ -769,6 +769,9 @@ pub struct ImportResponse {
     /// What was odd about the file, or left out.
     #[prost(string, repeated, tag = "3")]
     pub notes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Files because of which pods are still not admitted.
+    #[prost(string, repeated, tag = "4")]
+    pub blocked_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ForgetRequest {
