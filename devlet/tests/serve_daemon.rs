@@ -783,6 +783,35 @@ fn import_and_forget_say_what_still_blocks() {
 }
 
 #[test]
+fn a_database_behind_a_link_is_back_after_its_disk_is_mounted() {
+    let root = root();
+    let (disk, database) = (root.path().join("disk"), root.path().join("devlet/state.redb"));
+    let (daemon, _plugin) = daemon_with_a_pod(root.path());
+    assert_eq!(daemon.stop(), Some(0));
+    std::fs::create_dir(&disk).unwrap();
+    std::fs::rename(&database, disk.join("state.redb")).unwrap();
+    std::os::unix::fs::symlink(disk.join("state.redb"), &database).unwrap();
+    std::fs::rename(&disk, root.path().join("unmounted")).unwrap();
+    for _ in 0..2 {
+        let daemon = Daemon::on(root.path());
+        let status = daemon.run(&["status"]);
+        let said = format!(
+            "mount the disk that {} points to, and restart devlet",
+            database.display()
+        );
+        assert!(stdout(&status).contains(&said), "{}", stdout(&status));
+        daemon.kill();
+    }
+    std::fs::rename(root.path().join("unmounted"), &disk).unwrap();
+
+    let (daemon, _plugin) = daemon_with_a_pod(root.path());
+
+    assert!(daemon.run(&["status"]).status.success());
+    assert!(database.is_symlink());
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
 fn an_older_copy_of_the_database_is_lost_and_gives_no_device_again() {
     let root = root();
     let database = root.path().join("devlet/state.redb");

@@ -19,6 +19,9 @@
 //! regular file with one name, of a bounded size, that belongs to root or the user of devlet and that no other user may
 //! write (`state_file.rs`).
 //!
+//! A link to nowhere is set aside, too, and put back by the start that finds a file behind it: the disk of the database
+//! was not mounted. The database that was made in its place had no new pods, and is kept.
+//!
 //! Each reason has its own record and its own way out. That of the database ends when kubelet's files of both kinds were
 //! imported, or when it is forgotten. While a file is contested, the pods that it adds or changes are not answered, nor
 //! those that hold the same devices.
@@ -442,6 +445,13 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     });
     let (database, contents) = match opened {
         Ok(loaded) => match opening.contradiction(&loaded.contents) {
+            _ if let Some(link) = link_that_leads_again(&loaded.contents) => {
+                drop(loaded);
+                let aside = opening.put_back(&link)?;
+                let (store, mut report) = open(options)?;
+                report.set_aside.push(aside);
+                return Ok((store, report));
+            }
             None => opening.with_database(loaded, files)?,
             Some(reason) => {
                 drop(loaded);
@@ -460,7 +470,11 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         }
         Err(LoadError::Unusable(StateFileError::NotRegular { kind })) => {
             let reason = match std::fs::read_link(&place.path) {
-                Ok(target) => format!("it is a symbolic link to {}, where no file is", target.display()),
+                Ok(target) => format!(
+                    "it is a symbolic link to {}, where no file is; mount the disk that {} points to, and restart devlet",
+                    target.display(),
+                    place.path.display()
+                ),
                 Err(_) => StateFileError::NotRegular { kind }.to_string(),
             };
             let aside = opening.keep_aside(&place.path, reason)?;
@@ -525,6 +539,13 @@ fn followed(path: &Path) -> PathBuf {
     let is_link = path.is_symlink() && path.is_file();
     let target = is_link.then(|| path.canonicalize().ok());
     target.flatten().unwrap_or_else(|| path.to_owned())
+}
+
+/// The link in the place of which a database was made while it led nowhere, if it leads to a file now.
+fn link_that_leads_again(contents: &Contents) -> Option<PathBuf> {
+    let record = contents.around.blocked.get(&BlockedBy::Database)?;
+    let link = Path::new(&record.file);
+    (record.is_lost && link.is_symlink() && link.is_file()).then(|| link.to_owned())
 }
 
 fn restore(
@@ -781,6 +802,19 @@ impl Opening<'_> {
             self.remove(&path)?;
         }
         Ok((database, contents))
+    }
+
+    /// Puts a link back in the place of the database that was made meanwhile, which is kept.
+    fn put_back(&mut self, link: &Path) -> Result<SetAside, OpenError> {
+        let path = self.place.path.clone();
+        let reason = format!(
+            "it stood in for the database that {} points to, which is back",
+            path.display()
+        );
+        let aside = self.keep_aside(&path, reason)?;
+        let moved = std::fs::rename(link, &path).and_then(|()| files::sync_directory_of(&path));
+        moved.map_err(|error| self.disk(error.to_string()))?;
+        Ok(aside)
     }
 
     /// Why a database that is not there is lost; `None` if this is the first start.
