@@ -40,7 +40,7 @@ use crate::grpc::server::{self, ServerLimits};
 use crate::grpc::status::since;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
-use crate::manifest::{self, Manifests};
+use crate::manifest;
 use crate::store::{ForgetClaimError, OpenReport, WriteError, is_unknown_pod, system_time};
 use crate::words::{self, NamedPod, pod_label};
 use crate::workflow::admit::AdmitError;
@@ -213,13 +213,13 @@ impl Host {
     }
 
     /// Parses manifests. Long ones are parsed one at a time, on a thread on which that delays no other call.
-    async fn parse(&self, texts: Vec<NamedText>, deadline: Instant) -> Result<Manifests, Status> {
+    async fn parse(&self, texts: Vec<NamedText>, deadline: Instant) -> Result<PodRequest, Status> {
         let parse = |agent: &Agent, texts: &[NamedText]| {
             let texts = texts.iter().map(|each| manifest::Text {
                 name: &each.name,
                 text: &each.text,
             });
-            manifest::read(texts, Source::Api, &agent.config().foreign)
+            manifest::request(texts, Source::Api, &agent.config().foreign)
         };
         if bytes(&texts) < LARGE_MANIFEST {
             return Ok(parse(&self.agent, &texts)?);
@@ -246,8 +246,7 @@ impl Host {
         let what = || format!("the manifest has {bytes} bytes");
         let checked = Limit::MANIFEST_BYTES.check(bytes, most, what);
         checked.inspect_err(|over| self.agent.metrics().limit_hit(over.limit.name()))?;
-        let Manifests { pod, claims } = self.parse(texts, deadline).await?;
-        Ok(pod.resolve(&claims).await?)
+        self.parse(texts, deadline).await
     }
 
     /// Sends what `list` says now and when it says something else, as long as somebody listens.

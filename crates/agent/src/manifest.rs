@@ -209,9 +209,12 @@ pub enum InvalidManifest {
         /// What it names.
         claim: String,
     },
-    /// The pod may not use its claims.
+    /// The pod may not use a claim.
     #[error(transparent)]
     Claims(#[from] ResolveError),
+    /// The pod may not use several claims.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<InvalidManifest>),
 }
 
 /// The other object that is read, with its versions if those matter.
@@ -305,7 +308,22 @@ impl InvalidManifest {
             | Self::SeveralPods { .. }
             | Self::NoPod
             | Self::Malformed { .. }
-            | Self::Claims(_) => Vec::new(),
+            | Self::Several(_) => Vec::new(),
+            Self::Claims(problem) => match problem {
+                ResolveError::Unsupported { claim, .. } | ResolveError::NotCreated { claim, .. } => {
+                    vec![named("spec.resourceClaims", claim)]
+                }
+                ResolveError::Fetch { claim, .. } => {
+                    vec![text("spec.resourceClaims.resourceClaimName", claim)]
+                }
+                ResolveError::UnknownRequest {
+                    container, request, ..
+                } => containers(container, text("resources.claims.request", request)),
+                ResolveError::NotOwner { .. } => vec![keys("metadata.ownerReferences")],
+                ResolveError::NotReserved { .. } => vec![keys("status.reservedFor")],
+                ResolveError::NotAllocated { .. } => vec![keys("status.allocation")],
+                ResolveError::Several(_) => Vec::new(),
+            },
         }
     }
 }
@@ -380,8 +398,30 @@ impl ClaimSource for GivenClaims {
 /// What the pod of a manifest asks for, with the claims that are in the same text. Resources that are not for device
 /// plugins, or `foreign`, are left out.
 pub fn parse(text: &str, source: Source, foreign: &[String]) -> Result<PodRequest, InvalidManifest> {
-    let Manifests { pod, claims } = read([text], source, foreign)?;
-    Ok(pod.resolve_with(|key| claims.find(key))?)
+    request([text], source, foreign)
+}
+
+/// What the pod in some texts asks for, with the claims that are there, too. See [`read`].
+pub fn request<'a, T: Into<Text<'a>>>(
+    texts: impl IntoIterator<Item = T>,
+    source: Source,
+    foreign: &[String],
+) -> Result<PodRequest, InvalidManifest> {
+    let texts: Vec<Text<'_>> = texts.into_iter().map(Into::into).collect();
+    let (Manifests { pod, claims }, origins) = found(&texts, source, foreign)?;
+    let namespace = pod.request.name.namespace.clone();
+    let resolved = pod.resolve_with(|key| claims.find(key));
+    resolved.map_err(|error| match error {
+        ResolveError::Several(errors) => {
+            let errors = errors.into_iter();
+            InvalidManifest::Several(
+                errors
+                    .map(|error| origins.locate(&texts, &namespace, error))
+                    .collect(),
+            )
+        }
+        error => origins.locate(&texts, &namespace, error),
+    })
 }
 
 /// A text, and what it is called in errors.
@@ -406,31 +446,75 @@ pub fn read<'a, T: Into<Text<'a>>>(
     foreign: &[String],
 ) -> Result<Manifests, InvalidManifest> {
     let texts: Vec<Text<'_>> = texts.into_iter().map(Into::into).collect();
+    Ok(found(&texts, source, foreign)?.0)
+}
+
+fn found(
+    texts: &[Text<'_>],
+    source: Source,
+    foreign: &[String],
+) -> Result<(Manifests, Origins), InvalidManifest> {
     let mut found = Found::default();
-    for (index, Text { name, text }) in texts.iter().enumerate() {
-        found.add(text, source, foreign).map_err(|error| {
+    for (index, Text { text, .. }) in texts.iter().enumerate() {
+        found.add(index, text, source, foreign).map_err(|error| {
             let (trail, problem) = *error;
-            let position = match &problem {
-                InvalidManifest::Malformed { position, .. } => *position,
-                problem => place::position(text, &trail, problem),
-            };
-            let place = Place {
-                name: (*name).to_owned(),
-                number: (texts.len() > 1).then_some(index + 1),
-                position,
-            };
-            if place.is_unknown() {
-                return problem;
-            }
-            let problem = Box::new(problem);
-            InvalidManifest::At { place, problem }
+            located(texts, &(index, trail), problem)
         })?;
     }
     let claims = found.claims;
     match found.pod {
-        Some(pod) => Ok(Manifests { pod, claims }),
+        Some(pod) => Ok((Manifests { pod, claims }, found.origins)),
         None if claims.claims.is_empty() => Err(InvalidManifest::Empty),
         None => Err(InvalidManifest::NoPod),
+    }
+}
+
+/// A problem with the place that it is about, as far as that is known.
+fn located(texts: &[Text<'_>], (index, trail): &Origin, problem: InvalidManifest) -> InvalidManifest {
+    let Some(Text { name, text }) = texts.get(*index) else {
+        return problem;
+    };
+    let position = match &problem {
+        InvalidManifest::Malformed { position, .. } => *position,
+        problem => place::position(text, trail, problem),
+    };
+    let place = Place {
+        name: (*name).to_owned(),
+        number: (texts.len() > 1).then_some(index + 1),
+        position,
+    };
+    if place.is_unknown() {
+        return problem;
+    }
+    let problem = Box::new(problem);
+    InvalidManifest::At { place, problem }
+}
+
+/// The text that an object is in, and the object in it.
+type Origin = (usize, Trail);
+
+/// Where the objects are.
+#[derive(Default)]
+struct Origins {
+    pod: Origin,
+    claims: BTreeMap<ClaimKey, Origin>,
+}
+
+impl Origins {
+    /// An error about a claim with its place: the claim, or where the pod names it.
+    fn locate(&self, texts: &[Text<'_>], namespace: &str, error: ResolveError) -> InvalidManifest {
+        let key = match &error {
+            ResolveError::NotOwner { claim, .. } => Some(claim.clone()),
+            ResolveError::NotReserved { claim, .. } | ResolveError::NotAllocated { claim } => {
+                Some(ClaimKey {
+                    namespace: namespace.to_owned(),
+                    name: claim.clone(),
+                })
+            }
+            _ => None,
+        };
+        let claim = key.and_then(|key| self.claims.get(&key));
+        located(texts, claim.unwrap_or(&self.pod), error.into())
     }
 }
 
@@ -438,12 +522,14 @@ pub fn read<'a, T: Into<Text<'a>>>(
 struct Found {
     pod: Option<UnresolvedPod>,
     claims: GivenClaims,
+    origins: Origins,
 }
 
 impl Found {
     /// On an error also which object it is about.
     fn add(
         &mut self,
+        index: usize,
         text: &str,
         source: Source,
         foreign: &[String],
@@ -463,7 +549,8 @@ impl Found {
             let items = items.into_iter().flatten().enumerate();
             let items = items.map(|(index, item)| ([&trail[..], &[index]].concat(), item));
             let items: Vec<(Trail, Object)> = items.collect();
-            match self.add_object(object, source, foreign) {
+            let origin = (index, trail.clone());
+            match self.add_object(origin, object, source, foreign) {
                 Ok(Kind::List) => objects.extend(items.into_iter().rev()),
                 Ok(Kind::Pod | Kind::ResourceClaim) => {}
                 Err(problem) => return Err(Box::new((trail, problem))),
@@ -474,6 +561,7 @@ impl Found {
 
     fn add_object(
         &mut self,
+        origin: Origin,
         object: Object,
         source: Source,
         foreign: &[String],
@@ -481,8 +569,16 @@ impl Found {
         let kind = object.kind()?;
         match kind {
             Kind::List => {}
-            Kind::Pod => self.add_pod(pod::unresolved(object, source, foreign)?)?,
-            Kind::ResourceClaim => self.add_claim(claim::resource_claim(object)?)?,
+            Kind::Pod => {
+                self.add_pod(pod::unresolved(object, source, foreign)?)?;
+                self.origins.pod = origin;
+            }
+            Kind::ResourceClaim => {
+                let claim = claim::resource_claim(object)?;
+                let key = claim.key.clone();
+                self.add_claim(claim)?;
+                self.origins.claims.insert(key, origin);
+            }
         }
         Ok(kind)
     }

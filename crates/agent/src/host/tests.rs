@@ -290,7 +290,7 @@ async fn a_change_that_nobody_sees_is_not_told() {
     assert_eq!(watched.told().await, [1]);
 }
 
-async fn parse(host: &Host, bytes: usize, wait: Duration) -> Result<Manifests, Status> {
+async fn parse(host: &Host, bytes: usize, wait: Duration) -> Result<PodRequest, Status> {
     let note = "x".repeat(bytes);
     let metadata = format!("metadata: {{name: plain, annotations: {{note: {note}}}}}");
     let text = format!("{metadata}\nspec: {{containers: [{{name: main}}]}}");

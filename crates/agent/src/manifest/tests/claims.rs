@@ -111,6 +111,67 @@ fn a_pod_gets_its_claims_named_and_generated_in_any_order_of_documents() {
 }
 
 #[test]
+fn an_error_about_a_claim_has_the_place_of_the_claim_or_of_its_name_in_the_pod() {
+    let bare = "\n---\nkind: ResourceClaim\nmetadata: {name: big, namespace: team-a}\n";
+    let foreign = NIC.replace("controller: true", "controller: false");
+    let unreserved = NIC.replace("{resource: pods, name: train, uid: pod-1}", "");
+    let unknown = POD.replace("{name: gpu, request: large}", "{name: gpu, request: larger}");
+    let not_created = POD.replace(
+        "- {name: nic, resourceClaimName",
+        "- {name: other, resourceClaimName",
+    );
+    let claims = format!("{NIC}{bare}");
+    let both = format!("{unreserved}{bare}");
+    for (pod, claims, places) in [
+        (
+            POD,
+            &*claims,
+            vec!["claims.yaml:12:1: pod train (pod-1) is not allowed"],
+        ),
+        (POD, NIC, vec!["pod.yaml:7:36: fetch ResourceClaim big"]),
+        (
+            POD,
+            &format!("{GPU}---{foreign}"),
+            vec!["claims.yaml:22:5: ResourceClaim team-a/train-nic-x7 was not"],
+        ),
+        (
+            POD,
+            &both,
+            vec!["claims.yaml:12:1: pod train", "; claims.yaml:9:23: pod train"],
+        ),
+        (
+            &unknown,
+            &format!("{GPU}---{NIC}"),
+            vec!["pod.yaml:16:37: container main: ResourceClaim big has no request"],
+        ),
+        (
+            &not_created,
+            GPU,
+            vec!["pod.yaml:8:5: pod \"team-a/train\": ResourceClaim not created"],
+        ),
+    ] {
+        let pod = Text {
+            name: "pod.yaml",
+            text: pod,
+        };
+        let claims = Text {
+            name: "claims.yaml",
+            text: claims,
+        };
+        let said = request([pod, claims], Source::Api, &[]).unwrap_err().to_string();
+        assert!(said.starts_with(places[0]), "{said}");
+        assert!(places.iter().all(|place| said.contains(place)), "{said}");
+    }
+    let alone = parse(&format!("{POD}---{NIC}"), Source::Api, &[])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        alone.starts_with("line 7, column 36: fetch ResourceClaim big"),
+        "{alone}"
+    );
+}
+
+#[test]
 fn what_is_allocated_is_grouped_by_driver() {
     let pod = resolved(&[POD, GPU, NIC]).unwrap();
     let drivers = &pod.claims[0].claim.drivers;
