@@ -290,6 +290,20 @@ pub(crate) fn labelled(label: &str, text: &str, tone: Tone, screen: Screen) -> S
     table.render_with(&[LABEL, text.width()], screen)
 }
 
+/// Returns `text` behind `label`, wrapped between words on a terminal; further lines are indented by the width of the label.
+pub(crate) fn hanging(label: &str, text: &str, screen: Screen) -> String {
+    let indent = label.width();
+    let width = screen
+        .width
+        .map_or(usize::MAX, |width| width.saturating_sub(indent));
+    let lines = wrap(&line(text), width, false);
+    let lines = lines.iter().enumerate().map(|(number, line)| match number {
+        0 => format!("{label}{line}\n"),
+        _ => format!("{:indent$}{line}\n", ""),
+    });
+    lines.collect()
+}
+
 /// Appends the lines of one row.
 fn push_row(text: &mut String, cells: &[Vec<String>], tones: &[Tone], widths: &[usize], colour: bool) {
     let height = cells.iter().map(Vec::len).max().unwrap_or(0);
@@ -430,6 +444,20 @@ mod tests {
         let text = labelled("Problem:", "the disk is full today", Tone::Plain, screen);
         assert_eq!(text, "Problem:    the disk is\n            full today\n");
         assert_eq!(labelled("", "a", Tone::Plain, PIPE), "            a\n");
+    }
+
+    #[test]
+    fn a_long_text_is_wrapped_between_words_and_a_long_word_continues_past_the_edge() {
+        let screen = Screen {
+            width: Some(24),
+            ..PIPE
+        };
+        let path = "/var/lib/kubelet/plugins/gpu.sock";
+        let text = hanging("Reason:  ", &format!("user 7 may not serve {path}\u{7}"), screen);
+        let expected = format!("Reason:  user 7 may not\n         serve\n         {path}\\u{{7}}\n");
+        assert_eq!(text, expected);
+        assert_eq!(hanging("Reason:  ", "no room", PIPE), "Reason:  no room\n");
+        assert_eq!(hanging("Reason:  ", "", screen), "Reason:  \n");
     }
 
     #[test]

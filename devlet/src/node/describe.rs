@@ -11,7 +11,7 @@ use super::shown::{Device, Plugin, Pod, PodContainer, PodId, Resource, or_dash};
 use super::{ConnectArg, complete, time};
 use crate::Outcome;
 use crate::output::{self, Output, OutputArg, indented_table, shown, table};
-use crate::table::Cell;
+use crate::table::{Cell, Screen, hanging};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -62,6 +62,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
+/// A line `LABEL TEXT`, which is wrapped between words on a terminal.
+fn field(label: &str, text: &str) -> String {
+    hanging(label, text, Screen::stdout())
+}
+
 fn no_such(kind: Kind, name: &str, known: impl Iterator<Item = String>) -> Outcome {
     let problem = super::select::NoMatch::Unknown {
         name: name.to_owned(),
@@ -95,10 +100,11 @@ fn pod_text(pod: &Pod) -> String {
         other => other,
     };
     let mut text = format!(
-        "Name:       {}\nNamespace:  {}\nUID:        {}\nFrom:       {source}{boot}\n",
+        "Name:       {}\nNamespace:  {}\nUID:        {}\n{}",
         shown(&or_dash(pod.id.name.clone())),
         shown(&or_dash(pod.id.namespace.clone())),
         shown(&pod.id.uid),
+        field("From:       ", &format!("{source}{boot}")),
     );
     for (place, (key, value)) in pod.labels.iter().enumerate() {
         let title = if place == 0 { "Labels:" } else { "" };
@@ -138,13 +144,10 @@ fn pod_text(pod: &Pod) -> String {
             text.push_str(&format!("\n{}", indented_table(["OPTION", "VALUE"], lines)));
         }
         for conflict in &container.conflicts {
-            text.push_str(&format!(
-                "  conflict: {} {}: {} was followed, {} was not\n",
-                conflict.what,
-                shown(&conflict.key),
-                shown(&conflict.kept),
-                shown(&conflict.dropped)
-            ));
+            let (what, key) = (&conflict.what, &conflict.key);
+            let (kept, dropped) = (&conflict.kept, &conflict.dropped);
+            let conflict = format!("{what} {key}: {kept} was followed, {dropped} was not");
+            text.push_str(&field("  conflict: ", &conflict));
         }
     }
     text
@@ -200,13 +203,13 @@ fn waits_text(waits: &[Wait]) -> String {
     let line = |wait: &Wait| {
         let retry = wait.retry_at.as_ref();
         let retry = retry.map_or_else(String::new, |at| format!(", called again at {at}"));
-        let text = format!("Waiting for:  {}{retry}\n", output::line(&wait.text));
+        let text = field("Waiting for:  ", &format!("{}{retry}", wait.text));
         match wait
             .failure
             .as_ref()
             .filter(|failure| !wait.text.contains(*failure))
         {
-            Some(failure) => format!("{text}Last failure: {}\n", output::line(failure)),
+            Some(failure) => text + &field("Last failure: ", failure),
             None => text,
         }
     };
@@ -237,39 +240,38 @@ fn claim_text(claim: &Claim) -> String {
         phase => phase,
     };
     let mut text = format!(
-        "Name:         {}\nNamespace:    {}\nUID:          {}\nPhase:        {phase}\n",
+        "Name:         {}\nNamespace:    {}\nUID:          {}\n",
         shown(&claim.id.name),
         shown(&claim.id.namespace),
         shown(&claim.id.uid),
     );
-    match &claim.last_pod {
-        Some(pod) => text.push_str(&format!("Last pod:     {}\n", shown(&pod.short()))),
-        None => text.push_str(&format!("Pods:         {}\n", shown(&claim.pods_text()))),
-    }
+    text.push_str(&field("Phase:        ", phase));
+    text.push_str(&match &claim.last_pod {
+        Some(pod) => field("Last pod:     ", &pod.short()),
+        None => field("Pods:         ", &claim.pods_text()),
+    });
     text.push_str(&waits_text(&claim.waits));
     for driver in &claim.drivers {
         for device in &driver.not_prepared {
             let device = format!("{}/{}", device.pool, device.device);
-            let (driver, device) = (shown(&driver.name), shown(&device));
-            text.push_str(&format!(
-                "Problem:      driver {driver} did not prepare {device}: containers run without it\n"
-            ));
+            let driver = &driver.name;
+            let problem = format!("driver {driver} did not prepare {device}: containers run without it");
+            text.push_str(&field("Problem:      ", &problem));
         }
     }
     if claim.phase == "unpreparing" {
         for wait in claim.waits.iter().filter(|wait| wait.reason == "noDriver") {
             let claim = claim.id.short();
-            let (claim, driver) = (shown(&claim), shown(&wait.driver));
-            text.push_str(&format!(
-                "To do without: devlet remove --claim {claim} --abandon-driver {driver}\n"
-            ));
+            let driver = &wait.driver;
+            let command = format!("devlet remove --claim {claim} --abandon-driver {driver}");
+            text.push_str(&field("To do without: ", &command));
         }
     }
     if claim.phase == "abandoned" {
         let claim = claim.id.short();
-        text.push_str(&format!(
-            "If its driver never comes back: devlet forget --claim {}\n",
-            shown(&claim)
+        text.push_str(&field(
+            "If its driver never comes back: ",
+            &format!("devlet forget --claim {claim}"),
         ));
     }
     for driver in &claim.drivers {
@@ -282,7 +284,7 @@ fn claim_driver_text(driver: &ClaimDriver) -> String {
     let mut text = format!("\nDriver {} ({})\n", shown(&driver.name), driver.state);
     if !driver.skip_node_operations.is_empty() {
         let skipped = driver.skip_node_operations.join(", ");
-        text.push_str(&format!("  not needed: {}\n", shown(&skipped)));
+        text.push_str(&field("  not needed: ", &skipped));
     }
     if !driver.allocated.is_empty() {
         let allocated = driver.allocated.iter().map(|device| {
@@ -369,33 +371,35 @@ impl DriverShown {
         );
         if let Some(last) = driver.last_plugin.as_ref().filter(|_| driver.plugins.is_empty()) {
             let gone = time::age(last.gone_for_ms);
-            text.push_str(&format!(
-                "Last plugin:  {}, gone for {gone}\n",
-                shown(&last.endpoint)
-            ));
+            let last = format!("{}, gone for {gone}", last.endpoint);
+            text.push_str(&field("Last plugin:  ", &last));
         }
         text.push_str(&waits_text(&driver.waits));
         for plugin in &driver.plugins {
             let health = plugin.health_service.as_deref().unwrap_or("not reported");
             text.push_str(&format!(
-                "\nPlugin {} ({})\n  Service:     {}, {}\n  Health:      {}\n  Registered:  {} ago\n  User:        {}\n",
+                "\nPlugin {} ({})\n{}  Health:      {}\n  Registered:  {} ago\n  User:        {}\n",
                 shown(&plugin.endpoint),
                 plugin.state_text(),
-                shown(&plugin.service),
-                shown(&plugin.service_reason),
+                field(
+                    "  Service:     ",
+                    &format!("{}, {}", plugin.service, plugin.service_reason)
+                ),
                 shown(health),
                 time::age(plugin.age_ms),
                 plugin.uid,
             ));
         }
         for refused in &self.refused {
-            let again = "  It is asked again from time to time, and at once when its socket is made anew.\n";
+            let again =
+                "devlet tries it again from time to time, and at once when its socket is created again.";
+            let again = field("  ", again);
             let hint = refused.hint.as_ref();
-            let hint = hint.map_or_else(String::new, |hint| format!("  What to do:  {}\n", shown(hint)));
+            let hint = hint.map_or_else(String::new, |hint| field("  What to do:  ", hint));
             text.push_str(&format!(
-                "\nRefused plugin {}\n  Reason:      {}\n{hint}  Refused:     {} ago, attempt {}\n{again}",
+                "\nRefused plugin {}\n{}{hint}  Refused:     {} ago, attempt {}\n{again}",
                 shown(&refused.socket),
-                shown(&refused.reason),
+                field("  Reason:      ", &refused.reason),
                 time::age(refused.age_ms),
                 refused.attempts,
             ));
@@ -458,11 +462,11 @@ fn plugin_text(plugin: &Plugin) -> String {
     );
     if let Some(rejection) = &plugin.rejection {
         text.push_str(&format!(
-            "Rejected:    {} ({} ago, {} times)\nReason:      {}\n",
+            "Rejected:    {} ({} ago, {} times)\n{}",
             rejection.rejected_at,
             plugin.age_text(),
             rejection.attempts,
-            shown(&rejection.reason),
+            field("Reason:      ", &rejection.reason),
         ));
     }
     if let Some(connected_at) = &plugin.connected_at {
@@ -527,7 +531,7 @@ impl ResourceShown {
             resource.free,
         );
         if resource.last_plugin.is_some() {
-            text.push_str(&format!("Last plugin:  {}\n", shown(&resource.last_text())));
+            text.push_str(&field("Last plugin:  ", &resource.last_text()));
         }
         if !self.connections.is_empty() {
             let plugins = self.connections.iter().map(|plugin| {
@@ -634,16 +638,17 @@ impl DeviceShown {
             Some(dra) => ("Driver:  ", dra.health_message.as_deref()),
             None => ("Resource:", None),
         };
-        let message = message.map_or_else(String::new, |message| format!(" ({})", shown(message)));
+        let message = message.map_or_else(String::new, |message| format!(" ({message})"));
+        let health = field("Health:      ", &format!("{}{message}", device.health));
+        let health = health.replacen(device.health, &device.tone().paint(device.health), 1);
         let mut text = format!(
-            "{kind}    {}\nId:          {}\nHealth:      {}{message}\nNUMA nodes:  {}\n",
+            "{kind}    {}\nId:          {}\n{health}NUMA nodes:  {}\n",
             shown(&device.resource),
             shown(&device.id),
-            device.tone().paint(device.health),
             device.numa_text(),
         );
         for claim in device.dra.iter().flat_map(|dra| &dra.claims) {
-            text.push_str(&format!("Claim:       {}\n", shown(&claim.text())));
+            text.push_str(&field("Claim:       ", &claim.text()));
         }
         if device.holders.is_empty() {
             text.push_str("Held by:     -\n");
@@ -660,14 +665,14 @@ impl DeviceShown {
             } else {
                 format!(", in {}", containers.join(" and "))
             };
-            text.push_str(&format!(
-                "Held by:     {}{}\n",
-                shown(&holder.short()),
-                shown(&containers)
+            text.push_str(&field(
+                "Held by:     ",
+                &format!("{}{containers}", holder.short()),
             ));
         }
         if device.holders.len() > 1 && device.dra.is_none() {
-            text.push_str("Note:        it is not allocated again until all of these pods are removed\n");
+            let note = "it is not allocated again until all of these pods are removed";
+            text.push_str(&field("Note:        ", note));
         }
         text
     }
