@@ -310,7 +310,10 @@ fn wrong_usage_of_any_command_is_exit_code_2() {
             &["config", "print", "--config", "/nowhere"],
             "cannot read /nowhere",
         ),
-        (&["config", "print", "--config", garbage], "not a configuration"),
+        (
+            &["config", "print", "--config", garbage],
+            "garbage:1:1: expected keys and values",
+        ),
         (&["man", "--out", garbage], "cannot write"),
         (&["serve", "--root-dir", garbage], "cannot create"),
         (&["serve", "--log", "xml"], "json"),
