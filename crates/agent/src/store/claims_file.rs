@@ -227,26 +227,6 @@ fn hidden(claims: &BTreeMap<ClaimUid, Claim>, is_held: impl Fn(&ClaimUid) -> boo
     hidden
 }
 
-/// What the file does not say of these claims: a kubelet that has read it knows nothing of that.
-pub(crate) fn unsaid(
-    claims: &BTreeMap<ClaimUid, Claim>,
-    is_held: impl Fn(&ClaimUid) -> bool,
-) -> BTreeMap<ClaimUid, Claim> {
-    let hidden = hidden(claims, &is_held);
-    let unsaid = claims.iter().filter_map(|(uid, claim)| {
-        let mut claim = claim.clone();
-        if !hidden.contains(uid) {
-            let is_held = is_held(uid);
-            let has_place = |each: &Preparation| has_to_do(each, is_held);
-            claim
-                .preparations
-                .retain(|_, each| each.state == PreparationState::Abandoned && !has_place(each));
-        }
-        (!claim.preparations.is_empty()).then(|| (uid.clone(), claim))
-    });
-    unsaid.collect()
-}
-
 /// How much it matters that a claim is in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Weight {

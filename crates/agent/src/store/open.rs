@@ -27,9 +27,8 @@
 //! those that hold the same devices.
 //!
 //! There are two such files, one about devices and one about claims (`dra_manager_state`), and each is judged by itself: it
-//! says nothing about what the other one is about. A pod that a kubelet's file has taken everything from is gone. What the
-//! file that we left to the kubelet had no place for is still ours: drivers that were given up on, of claims that are in
-//! use or whose name another claim has.
+//! says nothing about what the other one is about. Claims that no pod on record holds, and that a kubelet's file lacks, stay
+//! on record until their drivers have unprepared them.
 //!
 //! What is set aside keeps its old name until the new state is on disk. So a crash on the way leads to the same
 //! row of the table again, and never to the first one.
@@ -38,6 +37,7 @@
 //! marks follow from the boot ID at any time, so they are written as soon as the disk takes them, and until then nobody
 //! new is admitted.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::backend::Storage;
-use super::claims_file::{self, ImportedClaims};
+use super::claims_file::ImportedClaims;
 use super::commit_queue::CommitQueue;
 use super::contest::{self, Disagreement};
 use super::database::{
@@ -1081,20 +1081,15 @@ fn adopt_devices(contents: &mut Contents, imported: &Imported) {
     });
 }
 
-/// A kubelet's file about claims is right about them: those that it does not have are unprepared. What our file has no
-/// place for no kubelet could know: it stays.
+/// Adds a kubelet's file about claims to the record. A claim that the file lacks is not held by a pod on record, so it is
+/// being prepared or unprepared: it stays, and its drivers unprepare it, once more if a kubelet did that already.
 fn adopt_claims(contents: &mut Contents, imported: &ImportedClaims) {
-    let held = contents.pods.values().flat_map(Pod::claim_uids);
-    let held: BTreeSet<ClaimUid> = held.collect();
-    let unsaid = claims_file::unsaid(&contents.claims, |uid| held.contains(uid));
     let mut claims = imported.claims.clone();
-    for (uid, claim) in &mut claims {
-        if let Some(known) = contents.claims.get(uid) {
-            claim.remember(known);
+    for (uid, known) in std::mem::take(&mut contents.claims) {
+        match claims.entry(uid) {
+            Entry::Occupied(mut claim) => claim.get_mut().remember(&known),
+            Entry::Vacant(vacant) => _ = vacant.insert(known),
         }
-    }
-    for (uid, claim) in unsaid {
-        claims.entry(uid).or_insert(claim);
     }
     contents.claims = claims;
     let known = std::mem::take(&mut contents.pods);

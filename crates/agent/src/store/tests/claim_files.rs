@@ -791,11 +791,68 @@ async fn a_driver_that_was_given_up_on_is_still_asked_after_a_kubelet_has_unprep
 }
 
 #[tokio::test]
-async fn a_claim_that_was_abandoned_and_that_a_kubelet_has_unprepared_is_gone() {
-    let (root, store) = root_with_an_abandoned_claim().await;
-    store.stop().await.unwrap();
-    let store = take_over(&root, Vec::clear).await;
-    assert_eq!(names(&store), [""; 0]);
+async fn a_file_that_lacks_a_claim_does_not_end_its_unpreparation() {
+    for state in ["unpreparing", "pending", "abandoned"] {
+        for has_another_driver in [false, true] {
+            let root = Root::new();
+            let store = root.open();
+            let connection = drive(&store);
+            admit_claiming(&store, "other", "two").await.unwrap();
+            store.mirror().await.unwrap();
+            let mut old = read(&root);
+            let mut request = claiming("a", "one");
+            let drivers = &mut request.claims[0].claim.drivers;
+            let device = &mut drivers.values_mut().next().unwrap().devices[0];
+            device.admin_access = false;
+            let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+            held.intent().await.unwrap();
+            if state == "pending" {
+                drop(held);
+            } else {
+                prepare(&store, held.id());
+                held.commit(&request, Vec::new()).await.unwrap();
+                store.update(|node| node.driver_deregistered(connection, NOW));
+                store.release(&"a".into()).await.unwrap();
+            }
+            if state == "abandoned" {
+                store.update(|node| node.abandon(&"a".into(), &DRIVER.into()));
+                assert!(store.record_claims().await.unwrap());
+            }
+            let before = claims(&store);
+            store.stop().await.unwrap();
+            if has_another_driver {
+                // The file has the claim, but neither its driver nor its devices.
+                let mut claim = kubelets("one", &["k"], true);
+                let drivers = claim.drivers.as_mut().unwrap();
+                let driver = drivers.remove(DRIVER).unwrap();
+                drivers.insert("other.acme.com".into(), driver);
+                old.push(claim);
+            }
+            write(&root, &old);
+
+            let (store, report) = root.open_with_report();
+
+            assert_eq!(report.blocked, None, "{state}");
+            let after = claims(&store);
+            let one = after
+                .iter()
+                .find(|claim| claim.uid.as_str() == "uid-one")
+                .unwrap();
+            let was = before.iter().find(|claim| claim.uid == one.uid).unwrap();
+            assert_eq!(
+                one.preparations.get(DRIVER),
+                was.preparations.get(DRIVER),
+                "{state}"
+            );
+            drive(&store);
+            let mut rival = claiming("b", "rival");
+            rival.claims[0].claim.drivers = request.claims[0].claim.drivers.clone();
+            store.hold(&rival, &Advice::new()).unwrap_err();
+            if !has_another_driver {
+                assert_eq!(asked_to_unprepare(&store), ["uid-one"], "{state}");
+            }
+        }
+    }
 }
 
 /// A pod with the claim `one`, which has this UID.

@@ -270,7 +270,7 @@ impl Claim {
     }
 
     /// Takes over from an earlier record of the same claim what is known to be allocated, as far as the devices that are
-    /// prepared are among that, and the drivers that were given up on.
+    /// prepared are among that, and each driver that has not unprepared it, unless this names all devices of it.
     pub fn remember(&mut self, earlier: &Self) {
         for (driver, preparation) in &mut self.preparations {
             let known = earlier.preparations.get(driver);
@@ -285,13 +285,17 @@ impl Claim {
                 }
             }
         }
-        for (driver, preparation) in earlier
-            .preparations
-            .iter()
-            .filter(|(_, each)| each.is_abandoned())
-        {
-            let preparations = self.preparations.entry(driver.clone());
-            preparations.or_insert_with(|| preparation.clone());
+        let is_held = |each: &Preparation| each.state != PreparationState::Unprepared;
+        for (driver, known) in earlier.preparations.iter().filter(|(_, each)| is_held(each)) {
+            let has_all = self.preparations.get(driver).is_some_and(|preparation| {
+                let named: BTreeSet<_> = preparation.exclusive_devices(driver).collect();
+                known
+                    .exclusive_devices(driver)
+                    .all(|device| named.contains(&device))
+            });
+            if !has_all {
+                self.preparations.insert(driver.clone(), known.clone());
+            }
         }
     }
 

@@ -75,7 +75,10 @@ impl AllocatedClaim {
 impl Preparation {
     /// The devices that a claim needs for itself. A kubelet's file has only those that were prepared, and very old ones
     /// do not name them.
-    fn exclusive_devices<'a>(&'a self, driver: &'a DriverName) -> impl Iterator<Item = DeviceShare> + 'a {
+    pub(super) fn exclusive_devices<'a>(
+        &'a self,
+        driver: &'a DriverName,
+    ) -> impl Iterator<Item = DeviceShare> + 'a {
         let allocated = self.allocated.iter().flatten();
         let allocated = allocated.filter_map(|device| DeviceShare::allocated(driver, device));
         let prepared = self.devices.iter().filter(|each| !each.device.is_empty());
