@@ -19,7 +19,8 @@
 //!
 //! A file about claims is not made before there are any.
 //!
-//! While the node is blocked there is no mirror: it would be read as a state in which nothing is held.
+//! While the node is blocked no mirror is written: it would be read as a state in which nothing is held. The files are
+//! compared as usual.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -240,19 +241,18 @@ impl Mirrorer {
         let (lists, blocked) = self
             .shared
             .read(|node| (node.lists_in_force(), node.blocked().is_some()));
-        if blocked || self.files.is_empty() {
-            return Ok(());
-        }
+        let lists = (!blocked).then_some(lists);
         let mut files = std::mem::take(&mut self.files);
-        let reconciled = self.reconcile_files(&mut files, &lists);
+        let reconciled = self.reconcile_files(&mut files, lists.as_ref());
         self.files = files;
         reconciled
     }
 
+    /// Looks at the files, and brings them up to date unless `lists` is `None`: then no pod is admitted.
     fn reconcile_files(
         &mut self,
         files: &mut [MirroredFile],
-        lists: &BTreeMap<ResourceName, Option<Arc<DeviceList>>>,
+        lists: Option<&BTreeMap<ResourceName, Option<Arc<DeviceList>>>>,
     ) -> Result<(), MirrorError> {
         // A file that cannot be updated does not keep the other from being updated.
         let mut result = Ok(());
@@ -263,9 +263,9 @@ impl Mirrorer {
                 Err(error) => result = result.and(Err(error)),
             }
         }
-        if usable.is_empty() {
+        let Some(lists) = lists.filter(|_| !usable.is_empty()) else {
             return result;
-        }
+        };
         let snapshot = flatten_recv(self.queue.read().blocking_recv())?;
         for file in usable {
             let content = match file.file {

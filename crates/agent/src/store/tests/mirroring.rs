@@ -342,6 +342,33 @@ async fn a_foreign_file_is_noticed_on_an_idle_node() {
 }
 
 #[tokio::test]
+async fn a_foreign_file_is_noticed_while_the_node_is_blocked() {
+    let root = Root::new();
+    watchful(&root).await.stop().await.unwrap();
+    std::fs::write(root.checkpoint(), kubelet_file(&[("c", &["05"])])).unwrap();
+    let options = OpenOptions {
+        mirror_interval: Duration::from_millis(1),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    let contested = store.read(|node| node.blocked().cloned());
+    assert!(contested.is_some());
+    store.mirror().await.unwrap();
+
+    let theirs = kubelet_file(&[("a", &["00"]), ("k", &["01"])]);
+    std::fs::write(root.checkpoint(), &theirs).unwrap();
+
+    until("a problem", || store.mirror_failure().is_some()).await;
+    store.stop().await.unwrap_err();
+    assert_eq!(read(&root), theirs);
+    // devlet was running, so no kubelet was in charge.
+    let (store, report) = root.open_with_report();
+    assert_eq!(report.set_aside[0].original, root.checkpoint());
+    assert_eq!(report.blocked, contested);
+    assert_eq!(uids(&store), ["a", "c"]);
+}
+
+#[tokio::test]
 async fn anything_but_a_file_in_the_place_of_a_mirror_is_set_aside_and_neither_it_nor_a_stop_hangs() {
     for kind in NOT_FILES {
         let root = Root::new();
