@@ -896,6 +896,7 @@ impl Devlet for Host {
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
         let health = self.agent.store().health();
         let mirror = self.agent.store().mirror_failure();
+        let id_file = self.agent.store().id_failure();
         let set_aside = self.agent.store().set_aside();
         let unreachable = self.agent.unreachable().await;
         let resources = self.resources();
@@ -906,6 +907,7 @@ impl Devlet for Host {
         let uptime_ms = convert::age(self.started, now);
         Ok(Response::new(self.read(|node| {
             let mut problems = problems::of_now(node, now, health.as_ref().err(), mirror.as_deref());
+            problems.extend(problems::of_id_files(id_file.as_deref()));
             problems.extend(problems::of_sockets(&unreachable));
             problems.extend(problems::of_registry(&self.agent.registry_summary()));
             let ready = !problems.iter().any(|problem| problem.blocking);

@@ -232,6 +232,17 @@ fn shared_device((device, claims): &(DeviceShare, Vec<ClaimView<'_>>)) -> Proble
     }
 }
 
+/// An id file that cannot be written while the other one can.
+pub(super) fn of_id_files(failure: Option<&str>) -> Option<Problem> {
+    failure.map(|reason| Problem {
+        what: format!("an id file of the node is out of date: {reason}"),
+        hint: "pods are admitted as before, but an older copy of the directory devlet may not be recognised; devlet \
+               keeps trying"
+            .to_owned(),
+        blocking: false,
+    })
+}
+
 /// Sockets that nobody can dial. As `/readyz` has it, a node is not ready without them.
 pub(super) fn of_sockets(unreachable: &[Unreachable]) -> Vec<Problem> {
     let problem = |socket: &Unreachable| Problem {

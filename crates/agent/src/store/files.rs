@@ -2,12 +2,15 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
 
 use devlet_core::Moment;
 use rustix::fs::OFlags;
 
+use super::open::system_time;
 use super::state_file;
 
 /// Only the user of devlet may read and write.
@@ -64,15 +67,31 @@ impl Identity {
     }
 }
 
-/// A new, empty file of our own; one that is left over from a crash is replaced.
+/// Creates an empty file of our own under a temporary name.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    clear(path)?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create_new(true).mode(PRIVATE);
     options.open(path)
+}
+
+/// Frees a temporary name: a file that a crash left there is removed, a directory, which is not ours, is moved aside.
+fn clear(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(_) if is_directory(path) => move_directory_aside(path),
+        done => done,
+    }
+}
+
+fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
+}
+
+fn move_directory_aside(path: &Path) -> io::Result<()> {
+    let kept = move_aside(path, system_time())?;
+    tracing::warn!(path = %path.display(), kept = %kept.display(), "directory set aside");
+    Ok(())
 }
 
 /// Removes the permissions of other users.
@@ -95,6 +114,9 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         let mut file = create_private(&temporary)?;
         file.write_all(content)?;
         file.sync_all()?;
+        if is_directory(path) {
+            move_directory_aside(path)?;
+        }
         fs::rename(&temporary, path)
     };
     let written = write();
@@ -103,6 +125,19 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+/// Overwrites a small file of our own in place, with one write: that needs neither space on the disk nor a temporary name. The
+/// content is padded with newlines to the length of the file.
+pub(crate) fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
+    let opened = state_file::open(path, true).map_err(io::Error::other)?;
+    let (file, metadata) = opened.ok_or(io::ErrorKind::NotFound)?;
+    state_file::check_access(&metadata).map_err(io::Error::other)?;
+    let mut padded = content.to_vec();
+    let length = usize::try_from(metadata.len()).unwrap_or_default();
+    padded.resize(length.max(content.len()), b'\n');
+    file.write_all_at(&padded, 0)?;
+    file.sync_all()
 }
 
 /// Writes a file of our own that was not there before, in a directory of our own.

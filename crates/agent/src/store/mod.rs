@@ -540,6 +540,8 @@ pub(crate) struct Shared {
     health: watch::Sender<Option<WriteError>>,
     /// Why the kubelet's file is out of date.
     mirror_failure: Mutex<Option<String>>,
+    /// Why an id file does not have the progress of the database.
+    id_failure: Mutex<Option<String>>,
     /// What was in the place of a kubelet's file while the store was open.
     set_aside: Mutex<Vec<SetAside>>,
     /// Since when somebody has been writing.
@@ -552,6 +554,19 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    fn note_id_failure(&self, failure: Option<String>) {
+        let mut known = self.id_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = failure.as_ref().filter(|_| known.is_none()) {
+            tracing::warn!(error, "id file not written, trying again");
+        }
+        *known = failure;
+    }
+
+    fn has_id_failure(&self) -> bool {
+        let failure = self.id_failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Transitions check before they change, so a panic in a closure leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -691,6 +706,12 @@ impl Store {
     /// kubelet must not take over.
     pub fn mirror_failure(&self) -> Option<String> {
         let failure = self.shared.mirror_failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Why an id file is out of date. Pods are admitted as long as the other one is not.
+    pub fn id_failure(&self) -> Option<String> {
+        let failure = self.shared.id_failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -19,11 +19,15 @@
 //! | more starts | a crash before the files were written |
 //!
 //! The database is written first, so it may be ahead of the files and is never behind. While the node is blocked because
-//! its database is lost, the files are left as they are: the lost database may be put back. They also stay behind if a
-//! start finds no room for them on the disk.
+//! its database is lost, the files are left as they are: the lost database may be put back. As soon as a running devlet
+//! notices that its database was removed or replaced, it raises the number in the files: the file that is in its place is
+//! an older copy then, even after a kill.
 //!
-//! Deliberately absent: protection against a copy from within a run that was killed, which would cost a second write per
-//! admission, and against copies of the database and both files together.
+//! One file with the progress is enough to recognise an older copy. A file that cannot be written is reported; while no
+//! file has the progress, nothing is written to the database.
+//!
+//! Deliberately absent: protection against a copy from within a run that was killed before it noticed, which would cost a
+//! second write per admission, and against copies of the database and both files together.
 
 use std::fmt;
 use std::io;
@@ -42,7 +46,7 @@ const FILE: &str = "node-id";
 /// How far a database has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// How often devlet was started with it.
+    /// How often devlet was started with it, or found that it was removed or replaced.
     pub(crate) starts: u64,
     /// The id of the clean stop since which nothing has changed.
     pub(crate) stop: Option<String>,
@@ -81,7 +85,8 @@ impl Entry {
         let mut lines = text.lines();
         let id = Uuid::parse_str(lines.next()?.trim()).ok()?;
         let mut progress = Progress::default();
-        for line in lines {
+        // A file that was overwritten in place is padded with newlines.
+        for line in lines.filter(|line| !line.is_empty()) {
             match line.split_once(' ')? {
                 ("starts", number) => progress.starts = number.parse().ok()?,
                 ("stop", id) => progress.stop = Some(Uuid::parse_str(id).ok()?.to_string()),
@@ -111,8 +116,14 @@ pub(crate) struct IdFiles(Vec<(PathBuf, Option<Entry>)>);
 pub(crate) struct NotWritten {
     pub(crate) path: PathBuf,
     pub(crate) error: io::Error,
-    /// Whether the file has an id, of an earlier start.
+    /// Whether any of the files has an id, of an earlier start.
     pub(crate) has_id: bool,
+}
+
+impl fmt::Display for NotWritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} cannot be written: {}", self.path.display(), self.error)
+    }
 }
 
 impl IdFiles {
@@ -123,35 +134,58 @@ impl IdFiles {
         all.max_by_key(|progress| (progress.starts, progress.stop.is_some()))
     }
 
-    /// Writes the id and the progress to the files that do not have them.
-    pub(crate) fn write(&mut self, id: &str, progress: &Progress) -> Result<(), NotWritten> {
+    /// Writes the id and the progress to the files that do not have them. A file that cannot be written does not keep the
+    /// other from being written. Returns an error if no file has the progress: an older copy of the database would not be
+    /// recognised. Otherwise returns a file that does not have it, if any.
+    pub(crate) fn write(&mut self, id: &str, progress: &Progress) -> Result<Option<NotWritten>, NotWritten> {
         let Ok(id) = Uuid::parse_str(id) else {
-            return Ok(());
+            return Ok(None);
         };
         let progress = progress.clone();
         let new = Entry { id, progress };
         let last = self.0.len().saturating_sub(1);
+        let (mut is_written, mut failed) = (false, None);
         for (number, (path, entry)) in self.0.iter_mut().enumerate() {
-            if entry.as_ref() == Some(&new) {
-                continue;
-            }
-            let written = files::replace(path, new.to_string().as_bytes());
-            match written.and_then(|()| files::sync_directory_of(path)) {
-                Ok(()) => *entry = Some(new.clone()),
-                // The root directory may belong to root alone.
-                Err(error) if number < last && error.kind() == io::ErrorKind::PermissionDenied => {
+            match write_file(path, entry.as_ref(), &new) {
+                Ok(()) => {
+                    *entry = Some(new.clone());
+                    is_written = true;
+                }
+                // The root directory may belong to root alone, so the file was never made.
+                Err(error)
+                    if number < last
+                        && entry.is_none()
+                        && error.kind() == io::ErrorKind::PermissionDenied =>
+                {
                     tracing::warn!(path = %path.display(), %error, "node id not written");
                 }
-                Err(error) => {
-                    return Err(NotWritten {
-                        path: path.clone(),
-                        error,
-                        has_id: entry.is_some(),
-                    });
-                }
+                Err(error) => failed = failed.or(Some((path.clone(), error))),
             }
         }
-        Ok(())
+        let Some((path, error)) = failed else {
+            return Ok(None);
+        };
+        let has_id = self.0.iter().any(|(_, entry)| entry.is_some());
+        let not_written = NotWritten { path, error, has_id };
+        if is_written {
+            Ok(Some(not_written))
+        } else {
+            Err(not_written)
+        }
+    }
+}
+
+/// Replaces an id file. One that cannot be replaced, because the disk is full or another user holds the temporary name, is
+/// overwritten: if a power loss tears it, the other file is still whole.
+fn write_file(path: &Path, old: Option<&Entry>, new: &Entry) -> io::Result<()> {
+    if old == Some(new) {
+        return Ok(());
+    }
+    let content = new.to_string();
+    match files::replace(path, content.as_bytes()) {
+        Ok(()) => files::sync_directory_of(path),
+        Err(error) if old.is_some() => files::overwrite(path, content.as_bytes()).map_err(|_| error),
+        Err(error) => Err(error),
     }
 }
 

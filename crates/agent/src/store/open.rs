@@ -60,6 +60,7 @@ use super::database::{
     BlockedBy, Contents, Database, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row, Surroundings,
     reason,
 };
+use super::files::Identity;
 use super::import::{Content, Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, MirroredFile, Mirrorer};
 use super::node_id::{IdFiles, Progress, Traces};
@@ -489,21 +490,25 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         }
         Err(LoadError::Io(error)) => return Err(opening.disk(error.to_string())),
     };
-    let (in_file, failure, mut report) = (opening.in_file, opening.failure, opening.report);
-    let mut id_files = traces.files;
+    let (in_file, mut failure, mut report) = (opening.in_file, opening.failure, opening.report);
     // After the database has it, and before anything is answered. While the database is lost, the files show which one
     // is right.
     let is_lost = contents.around.is_blocked_by_database();
+    let mut recording = Recording {
+        files: traces.files,
+        is_recorded: failure.is_none() || is_lost,
+        failure: None,
+    };
+    let ours = database.identity;
+    let database = failure.is_none().then_some(database);
     if let Some(id) = contents.around.node_id.as_ref().filter(|_| !is_lost) {
-        let known = id_files.newest().filter(|_| failure.is_some()).cloned();
+        let known = recording.files.newest().filter(|_| failure.is_some()).cloned();
         let progress = known.as_ref().unwrap_or(&contents.around.progress);
-        match id_files.write(id, progress) {
-            Ok(()) => {}
-            // A full disk may have room for changes in the log, so pods are admitted. The files stay behind the
-            // database, as after a crash, until the stop or the next start.
+        match recording.files.write(id, progress) {
+            Ok(not_written) => recording.failure = not_written.map(|not| not.to_string()),
             Err(not) if not.has_id => {
-                let (path, error) = (not.path.display(), not.error);
-                tracing::warn!(%path, %error, "number of starts not written");
+                recording.is_recorded = false;
+                failure.get_or_insert(place.not_written(&not));
             }
             Err(not) => {
                 return Err(OpenError::Disk {
@@ -525,12 +530,21 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         options,
         clock,
         place,
-        (database, id_files, failure),
+        ((ours, database), recording, failure),
         around,
         &in_file,
         node,
     )?;
     Ok((store, report))
+}
+
+/// The progress of the database in the id files.
+struct Recording {
+    files: IdFiles,
+    /// Whether a file has it.
+    is_recorded: bool,
+    /// Why a file does not have it.
+    failure: Option<String>,
 }
 
 /// The file that a symbolic link to a regular file means. A database is replaced as a whole, which must not replace the
@@ -583,7 +597,7 @@ fn start(
     options: OpenOptions,
     clock: Steady,
     place: Place,
-    (database, id_files, failure): (Database, IdFiles, Option<WriteError>),
+    ((ours, database), recording, failure): ((Identity, Option<Database>), Recording, Option<WriteError>),
     around: Surroundings,
     in_file: &BTreeMap<KubeletFile, InFile>,
     node: Node,
@@ -599,12 +613,14 @@ fn start(
         latest,
         health,
         mirror_failure: Mutex::new(None),
+        id_failure: Mutex::new(None),
         set_aside: Mutex::default(),
         writing: Mutex::new(None),
         patience: options.write_patience,
         noted: AtomicBool::new(false),
         counters: Arc::clone(&place.counters),
     });
+    shared.note_id_failure(recording.failure);
     let (sender, inbox) = mpsc::channel();
     let (caller, calls) = mpsc::channel();
     let rung = Arc::new(AtomicBool::new(false));
@@ -625,10 +641,11 @@ fn start(
     let writer = Writer {
         shared: Arc::clone(&shared),
         place,
-        ours: Some(database.identity),
-        database: failure.is_none().then_some(database),
+        ours: Some(ours),
+        database,
         around: around.clone(),
-        id_files,
+        id_files: recording.files,
+        is_recorded: recording.is_recorded,
         inbox,
         doorbell: doorbell.clone(),
         clock,

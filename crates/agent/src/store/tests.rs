@@ -181,6 +181,17 @@ pub(super) async fn healed(store: &Store) {
         .unwrap();
 }
 
+/// Waits for something that the clock of a thread of the store decides.
+pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+    assert!(waited.is_ok(), "{what} does not happen");
+}
+
 /// Returns when the plugin of a resource is on disk as it should be.
 pub(super) async fn noted(store: &Store, resource: &str, is_there: impl Fn(&serde_json::Value) -> bool) {
     // The writer does it by itself; only its own clock says when.
@@ -224,6 +235,20 @@ fn database(root: &Root) -> redb::Database {
     redb::Database::builder()
         .create_with_backend(Behind { file, first })
         .unwrap()
+}
+
+/// A name for a kubelet's file that leaves no room for the name under which a directory in its way is set aside.
+pub(super) const LONG_NAME: &str = concat!(
+    "kubelet_internal_checkpoint-kubelet_internal_checkpoint-kubelet_internal_checkpoint-kubelet_internal_checkpoint-",
+    "kubelet_internal_checkpoint-kubelet_internal_checkpoint-kubelet_internal_checkpoint-kubelet_internal_checkpoint"
+);
+
+/// Keeps a file with [`LONG_NAME`] from being replaced, until the directory that is returned is removed.
+pub(super) fn obstruct(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let obstacle = path.with_file_name(format!(".{name}.new"));
+    std::fs::create_dir_all(obstacle.join("x")).unwrap();
+    obstacle
 }
 
 /// What may be in the place of a state file, and must not be opened; see [`make`].

@@ -17,7 +17,10 @@
 //!
 //! The same is done if the file has lost its name, because somebody removed it: what is in it would be gone with us.
 //! Nothing is answered before it has been seen that the file is in its place. A file that somebody else put there is
-//! left alone, and nothing is written until it is gone.
+//! left alone, and nothing is written until it is gone. As soon as that is noticed, the id files get ahead of every database
+//! there is (`node_id.rs`): after a kill, the next start accepts none of them.
+//!
+//! Nothing is written either while no id file has the progress of the database.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,7 +37,7 @@ use tokio::sync::oneshot;
 use super::database::{BlockedBy, Database, Place, Row, Snapshot, Surroundings};
 use super::files::{self, Identity};
 use super::mirror::Doorbell;
-use super::node_id::IdFiles;
+use super::node_id::{IdFiles, Progress};
 use super::record::known_resources;
 use super::{Settled, Shared, State, Steady, wal};
 
@@ -250,6 +253,8 @@ pub(crate) struct Writer {
     pub(crate) ours: Option<Identity>,
     pub(crate) around: Surroundings,
     pub(crate) id_files: IdFiles,
+    /// Whether an id file has the progress of the database, so that an older copy is recognised.
+    pub(crate) is_recorded: bool,
     pub(crate) inbox: Receiver<Message>,
     pub(crate) doorbell: Doorbell,
     pub(crate) clock: Steady,
@@ -347,6 +352,7 @@ impl Writer {
     fn due(&self) -> Instant {
         match (&self.database, self.note_due) {
             (None, _) => self.active + RETRY,
+            _ if !self.is_recorded => self.active + RETRY,
             (Some(_), Some(due)) => due,
             (Some(_), None) => self.active + TIDY,
         }
@@ -354,12 +360,17 @@ impl Writer {
 
     /// Nobody has asked for a while.
     fn write_by_itself(&mut self) {
-        if self.is_in_place() {
+        if self.is_in_place() && self.is_recorded {
             let is_idle = self.note_due.is_none();
             self.note_due.get_or_insert_with(Instant::now);
             self.write(Vec::new());
             if is_idle {
                 self.checkpoint();
+            }
+            if self.shared.has_id_failure()
+                && let Err(error) = self.record_progress()
+            {
+                self.note_health(Some(error));
             }
         } else {
             self.heal();
@@ -380,9 +391,30 @@ impl Writer {
         if !is_in_place {
             let path = self.place.path.display();
             tracing::error!(%path, "the database was removed or replaced while devlet ran");
-            (self.database, self.ours) = (None, None);
+            self.disown();
         }
         is_in_place
+    }
+
+    /// Gives up a database whose file was removed, replaced or cut short. The id files get ahead of every database there is:
+    /// if this process is killed, the next start takes the file in its place for an older copy.
+    fn disown(&mut self) {
+        self.database = None;
+        if self.around.is_blocked_by_database() {
+            self.ours = None;
+            return;
+        }
+        if self.ours.take().is_some() {
+            let starts = self.around.progress.starts.saturating_add(1);
+            self.around.progress = Progress::of_start(starts);
+            self.is_recorded = false;
+        }
+        // Tried again with every attempt to make the database again.
+        if !self.is_recorded
+            && let Err(error) = self.record_progress()
+        {
+            tracing::warn!(%error, "loss of the database not recorded");
+        }
     }
 
     /// News of resources.
@@ -448,7 +480,12 @@ impl Writer {
         // The database that was lost is replaced for good.
         let was_blocked = self.around.is_blocked_by_database();
         if was_blocked && rows().any(|row| matches!(row, Row::Blocked(BlockedBy::Database, None))) {
-            self.record_progress()?;
+            let recorded = self.record_progress();
+            if recorded.is_err() {
+                // Still blocked: the database is made again from memory.
+                (self.database, self.is_recorded) = (None, true);
+            }
+            recorded?;
         }
         rows().for_each(|row| self.around.follow(row));
         Ok(())
@@ -460,10 +497,10 @@ impl Writer {
             return Ok(());
         };
         let written = self.id_files.write(id, &self.around.progress);
-        written.map_err(|not| {
-            self.database = None;
-            self.place.not_written(&not)
-        })
+        self.is_recorded = written.is_ok();
+        let failure = written.as_ref().map_or_else(Some, Option::as_ref);
+        self.shared.note_id_failure(failure.map(ToString::to_string));
+        written.map(drop).map_err(|not| self.place.not_written(&not))
     }
 
     /// Writes a new id of this stop to the database and then to the id files: a start after it recognises every other
@@ -508,23 +545,30 @@ impl Writer {
         }
     }
 
-    /// Makes the database anew after a failure, unless another file is in its place.
+    /// Makes the database again after a failure, unless another file is in its place, and the id files ready for it.
     fn rebuild(&mut self) -> Result<(), WriteError> {
-        if self.database.is_some() {
+        if self.database.is_none() {
+            self.create()?;
+        }
+        if self.is_recorded || self.around.is_blocked_by_database() {
             return Ok(());
         }
-        let path = &self.place.path;
-        if Identity::at(path).is_some_and(|found| self.ours != Some(found)) {
+        self.record_progress()
+    }
+
+    fn create(&mut self) -> Result<(), WriteError> {
+        let found = Identity::at(&self.place.path);
+        if found.is_none() || found != self.ours {
+            self.disown();
+        }
+        if found.is_some() && found != self.ours {
             return Err(self.refusal("another file is in its place; move that away"));
         }
         match self.place.create(&self.rows()) {
             Ok(database) => {
                 self.ours = Some(database.identity);
                 self.database = Some(database);
-                if self.around.is_blocked_by_database() {
-                    return Ok(());
-                }
-                self.record_progress()
+                Ok(())
             }
             Err(error) => {
                 // It may have come as far as to its name.

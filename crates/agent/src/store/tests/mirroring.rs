@@ -124,19 +124,25 @@ async fn a_hash_is_on_disk_before_its_mirror() {
 async fn a_crash_while_a_mirror_is_replaced_is_no_takeover_on_either_side_of_it() {
     let root = Root::new();
     let disk = Disk::default();
-    let store = root.open_on(disk.storage());
+    let mirror = root.path().join(LONG_NAME);
+    let options = OpenOptions {
+        storage: disk.storage(),
+        checkpoint: Some(mirror.clone()),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
     offer(&store, GPU, 4);
     store.mirror().await.unwrap();
-    let before = read(&root);
+    let before = read(&mirror);
     admit(&store, "a", 1).await.unwrap();
-    let obstacle = root.path().join(".kubelet_internal_checkpoint.new");
-    std::fs::create_dir_all(obstacle.join("x")).unwrap();
+    let obstacle = obstruct(&mirror);
     store.mirror().await.unwrap_err();
     // A process that dies here, between the record and the file, leaves this behind.
     let recorded = std::fs::read(root.database()).unwrap();
     std::fs::remove_dir_all(obstacle).unwrap();
     store.mirror().await.unwrap();
-    let after = read(&root);
+    let after = read(&mirror);
     assert_ne!(before, after);
 
     for file in [before, after.clone()] {
@@ -150,7 +156,7 @@ async fn a_crash_while_a_mirror_is_replaced_is_no_takeover_on_either_side_of_it(
         // From then on it is certain.
         offer(&store, GPU, 4);
         store.mirror().await.unwrap();
-        assert_eq!(read(&revived), after);
+        assert_eq!(read(&revived.checkpoint()), after);
         assert_eq!(known(&store).await, 1);
     }
 }
@@ -180,13 +186,17 @@ async fn a_mirror_that_cannot_be_confirmed_is_confirmed_later() {
 #[tokio::test]
 async fn a_mirror_that_cannot_be_written_harms_nobody() {
     let root = Root::new();
-    let store = root.open();
+    let mirror = root.path().join(LONG_NAME);
+    let options = OpenOptions {
+        checkpoint: Some(mirror.clone()),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options.clone()).unwrap();
+    let read = || std::fs::read_to_string(&mirror).unwrap();
     offer(&store, GPU, 64);
     store.mirror().await.unwrap();
-    let before = read(&root);
-    // Its temporary name is taken by a directory with something in it.
-    let obstacle = root.path().join(".kubelet_internal_checkpoint.new");
-    std::fs::create_dir_all(obstacle.join("x")).unwrap();
+    let before = read();
+    let obstacle = obstruct(&mirror);
 
     for number in 0..40 {
         admit(&store, &format!("pod-{number}"), 1).await.unwrap();
@@ -204,9 +214,9 @@ async fn a_mirror_that_cannot_be_written_harms_nobody() {
     let refused = store.stop().await.unwrap_err();
     assert!(matches!(refused, StopError::Mirror(_)), "{refused:?}");
 
-    assert_eq!(read(&root), before);
+    assert_eq!(read(), before);
     std::fs::remove_dir_all(obstacle).unwrap();
-    let (store, report) = root.open_with_report();
+    let (store, report) = Store::open(options).unwrap();
     assert!(
         report.takeover.is_none(),
         "the file is still known as ours: {report:?}"
@@ -309,17 +319,6 @@ fn put(kind: &str, path: &Path) {
     }
 }
 
-/// Waits for something that the mirror's own clock decides.
-async fn until(what: &str, is_so: impl Fn() -> bool) {
-    let waiting = async {
-        while !is_so() {
-            tokio::task::yield_now().await;
-        }
-    };
-    let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
-    assert!(waited.is_ok(), "{what} does not happen");
-}
-
 #[tokio::test]
 async fn a_foreign_file_is_noticed_on_an_idle_node() {
     let root = Root::new();
@@ -386,4 +385,46 @@ async fn anything_but_a_file_in_the_place_of_a_mirror_is_set_aside_and_neither_i
         store.stop().await.unwrap();
         assert!(read(&root).contains("\"a\""), "{kind}");
     }
+}
+
+#[tokio::test]
+async fn a_directory_under_the_temporary_name_of_a_file_is_set_aside() {
+    let root = Root::new();
+    let outside = root.path().join(".devlet-node-id");
+    let options = OpenOptions {
+        node_id: Some(outside.clone()),
+        ..root.options()
+    };
+    let obstacles = [
+        "state.redb.new",
+        ".node-id.new",
+        "..devlet-node-id.new",
+        ".kubelet_internal_checkpoint.new",
+    ];
+    let obstruct = || {
+        for name in obstacles {
+            std::fs::create_dir_all(root.path().join(name).join("x")).unwrap();
+        }
+    };
+    obstruct();
+    let (store, _) = Store::open(options.clone()).unwrap();
+    offer(&store, GPU, 8);
+    admit(&store, "a", 1).await.unwrap();
+    store.mirror().await.unwrap();
+    obstruct();
+    std::fs::remove_file(root.database()).unwrap();
+    admit(&store, "b", 1).await.unwrap();
+    store.stop().await.unwrap();
+
+    assert_eq!(store.id_failure(), None);
+    assert!(read(&root).contains("\"b\""));
+    for name in obstacles {
+        assert!(!root.path().join(name).exists(), "{name}");
+        let aside = format!("{name}.unreadable-");
+        let asides = root.names().into_iter().filter(|other| other.starts_with(&aside));
+        assert_eq!(asides.count(), 2, "{name}");
+    }
+    let (store, report) = Store::open(options).unwrap();
+    assert_eq!(report.blocked, None);
+    assert_eq!(uids(&store), ["a", "b"]);
 }

@@ -163,15 +163,19 @@ async fn what_is_set_aside_overwrites_nothing() {
 async fn a_crash_while_setting_aside_is_no_fresh_start() {
     let root = Root::new();
     std::fs::write(root.checkpoint(), "broken").unwrap();
-    // The database cannot be made: its temporary name is taken by a directory with something in it.
-    std::fs::create_dir_all(root.path().join("state.redb.new/x")).unwrap();
-    let failed = Store::open(root.options()).unwrap_err();
+    // The database cannot be made.
+    let disk = Disk::default();
+    disk.fail_writes(Some(io::ErrorKind::StorageFull));
+    let options = OpenOptions {
+        storage: disk.storage(),
+        ..root.options()
+    };
+    let failed = Store::open(options).unwrap_err();
     assert!(matches!(failed, OpenError::Disk { .. }), "{failed:?}");
     assert!(
         root.checkpoint().exists(),
         "it is kept under its name until the database knows of it"
     );
-    std::fs::remove_dir_all(root.path().join("state.redb.new")).unwrap();
 
     let (_store, report) = root.open_with_report();
 
@@ -713,6 +717,182 @@ async fn a_database_that_was_replaced_under_a_running_devlet_is_lost_at_the_next
     assert_eq!(uids(&store), ["a"]);
 }
 
+/// What is left of a root when its process is killed.
+fn after_a_kill(root: &Root) -> Root {
+    let after = Root::new();
+    for name in root.names() {
+        std::fs::copy(root.path().join(&name), after.path().join(&name)).unwrap();
+    }
+    after
+}
+
+#[tokio::test]
+async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
+    for how in [
+        "replaced",
+        "removed, then replaced",
+        "replaced after a failed write",
+    ] {
+        let (root, disk) = (Root::new(), Disk::default());
+        let store = root.open_on(disk.storage());
+        offer(&store, GPU, 8);
+        admit(&store, "a", 1).await.unwrap();
+        let copy = root.path().join("copy");
+        std::fs::copy(root.database(), &copy).unwrap();
+        admit(&store, "b", 1).await.unwrap();
+        match how {
+            "removed, then replaced" => {
+                // It cannot be made again.
+                disk.fail_writes(Some(io::ErrorKind::StorageFull));
+                std::fs::remove_file(root.database()).unwrap();
+                admit(&store, "c", 1).await.unwrap_err();
+                let is_noticed = || {
+                    let id = std::fs::read_to_string(root.path().join("node-id"));
+                    id.unwrap().contains("starts 2")
+                };
+                until("a record of the loss", is_noticed).await;
+                std::fs::rename(&copy, root.database()).unwrap();
+            }
+            "replaced after a failed write" => {
+                disk.fail_syncs(Some(io::ErrorKind::Other));
+                admit(&store, "c", 1).await.unwrap_err();
+                std::fs::rename(&copy, root.database()).unwrap();
+                let is_refused = || {
+                    let health = store.health();
+                    health.is_err_and(|error| error.to_string().contains("another file"))
+                };
+                until("a refusal", is_refused).await;
+            }
+            _ => {
+                std::fs::rename(&copy, root.database()).unwrap();
+                admit(&store, "c", 1).await.unwrap_err();
+            }
+        }
+
+        let after = after_a_kill(&root);
+        let (killed, report) = after.open_with_report();
+
+        let Some(Blocked::LostDatabase { reason, .. }) = &report.blocked else {
+            panic!("{how}: {report:?}");
+        };
+        assert!(reason.contains("older copy"), "{how}: {reason}");
+        offer(&killed, GPU, 8);
+        assert!(refuses(&killed), "{how}");
+        // The store itself goes on once the file is gone, and leaves a database that is the last one.
+        disk.fail_writes(None);
+        disk.fail_syncs(None);
+        std::fs::remove_file(root.database()).unwrap();
+        healed(&store).await;
+        let (killed, report) = after_a_kill(&root).open_with_report();
+        assert_eq!(report.blocked, None, "{how}");
+        assert_eq!(uids(&killed), ["a", "b"], "{how}");
+        store.stop().await.unwrap();
+        let (store, report) = root.open_with_report();
+        assert_eq!(report.blocked, None, "{how}");
+        assert_eq!(uids(&store), ["a", "b"], "{how}");
+    }
+}
+
+#[tokio::test]
+async fn an_id_file_that_cannot_be_written_is_a_problem_and_an_older_copy_is_still_recognised() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let root = Root::new();
+    // In a directory that is lost later.
+    let outside = elsewhere.path().join("gone/.devlet-node-id");
+    std::fs::create_dir(outside.parent().unwrap()).unwrap();
+    let options = with_outside(&root, &outside);
+    let (store, _) = Store::open(options.clone()).unwrap();
+    offer(&store, GPU, 8);
+    admit(&store, "a", 1).await.unwrap();
+    store.stop().await.unwrap();
+    let older = Copies::of(&[&root.database(), &root.checkpoint()]);
+    std::fs::remove_dir_all(outside.parent().unwrap()).unwrap();
+
+    let (store, report) = Store::open(options.clone()).unwrap();
+
+    assert_eq!(report.blocked, None);
+    let failure = store.id_failure().unwrap();
+    assert!(failure.contains(&outside.display().to_string()), "{failure}");
+    assert_eq!(store.health(), Ok(()), "the other file is written");
+    offer(&store, GPU, 8);
+    admit(&store, "b", 1).await.unwrap();
+    store.stop().await.unwrap();
+    older.put(&root.database());
+    older.put(&root.checkpoint());
+    let (_store, report) = Store::open(options).unwrap();
+    assert!(
+        matches!(report.blocked, Some(Blocked::LostDatabase { .. })),
+        "{report:?}"
+    );
+}
+
+#[tokio::test]
+async fn no_pod_is_admitted_while_no_id_file_can_be_written() {
+    // The database is behind a link, so that it can be written while the directories of both id files are gone.
+    let (root, elsewhere) = (Root::new(), tempfile::tempdir().unwrap());
+    let directories = ["own", "outside"].map(|name| elsewhere.path().join(name));
+    directories
+        .iter()
+        .for_each(|path| std::fs::create_dir(path).unwrap());
+    let [own, outside] = &directories;
+    let link = own.join("state.redb");
+    let options = OpenOptions {
+        database: link.clone(),
+        ..with_outside(&root, &outside.join(".devlet-node-id"))
+    };
+    let (store, _) = Store::open(options.clone()).unwrap();
+    offer(&store, GPU, 8);
+    admit(&store, "a", 1).await.unwrap();
+    store.stop().await.unwrap();
+    std::fs::rename(&link, root.database()).unwrap();
+    std::os::unix::fs::symlink(root.database(), &link).unwrap();
+    let gone = directories.clone();
+    let storage = Storage::new(move |file| {
+        // After the id files were read, before they are written.
+        gone.iter().for_each(|path| drop(std::fs::remove_dir_all(path)));
+        Box::new(file)
+    });
+
+    let (store, report) = Store::open(OpenOptions { storage, ..options }).unwrap();
+
+    assert_eq!(report.blocked, None);
+    offer(&store, GPU, 8);
+    let refused = store.hold(&request("b", 1), &Advice::new()).unwrap_err();
+    assert!(matches!(refused, HoldError::Write(_)), "{refused}");
+    assert!(refused.to_string().contains("node-id"), "{refused}");
+    directories
+        .iter()
+        .for_each(|path| std::fs::create_dir(path).unwrap());
+    healed(&store).await;
+    admit(&store, "b", 1).await.unwrap();
+    for path in [own.join("node-id"), outside.join(".devlet-node-id")] {
+        assert!(std::fs::read_to_string(path).unwrap().contains("starts 2"));
+    }
+}
+
+#[tokio::test]
+async fn an_id_file_that_cannot_be_replaced_is_overwritten() {
+    let (root, elsewhere) = (Root::new(), tempfile::tempdir().unwrap());
+    let outside = elsewhere.path().join(LONG_NAME);
+    let options = with_outside(&root, &outside);
+    Store::open(options.clone()).unwrap().0.stop().await.unwrap();
+    let obstacle = obstruct(&outside);
+
+    // A start makes the content shorter, a stop longer.
+    for start in 2..4 {
+        let (store, report) = Store::open(options.clone()).unwrap();
+        assert_eq!(report.blocked, None);
+        let starts = format!("starts {start}\n");
+        assert!(std::fs::read_to_string(&outside).unwrap().contains(&starts));
+        assert_eq!(store.id_failure(), None);
+        store.stop().await.unwrap();
+        let [inside, outside] =
+            [&root.path().join("node-id"), &outside].map(|path| std::fs::read_to_string(path).unwrap());
+        assert_eq!(inside.trim_end(), outside.trim_end());
+    }
+    assert!(obstacle.exists());
+}
+
 #[tokio::test]
 async fn a_crash_before_the_id_files_are_written_is_no_older_copy() {
     let elsewhere = tempfile::tempdir().unwrap();
@@ -781,10 +961,14 @@ async fn a_crash_while_the_identity_is_made_is_no_lost_database() {
     let options = with_outside(&root, &outside);
     let inside = root.path().join("node-id");
     // A database that could not be made leaves no trace.
-    std::fs::create_dir_all(root.path().join("state.redb.new/x")).unwrap();
-    Store::open(options.clone()).unwrap_err();
+    let disk = Disk::default();
+    disk.fail_writes(Some(io::ErrorKind::StorageFull));
+    let full = OpenOptions {
+        storage: disk.storage(),
+        ..options.clone()
+    };
+    Store::open(full).unwrap_err();
     assert!(!inside.exists() && !outside.exists());
-    std::fs::remove_dir_all(root.path().join("state.redb.new")).unwrap();
     let (store, report) = Store::open(options.clone()).unwrap();
     assert_eq!(report.blocked, None);
     offer(&store, GPU, 8);
