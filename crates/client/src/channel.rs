@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use h2::RecvStream;
 use h2::client::{Builder, SendRequest};
+use h2::{Ping, PingPong, RecvStream};
 use http::header::{HeaderMap, HeaderValue, USER_AGENT};
 use http::uri::{Authority, Scheme, Uri};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Mutex;
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::Service;
@@ -50,13 +51,25 @@ const FIRST_CALLS: usize = 100;
 pub struct Channel {
     requests: SendRequest<Bytes>,
     path: Arc<Path>,
+    pings: Arc<Mutex<Option<PingPong>>>,
 }
 
-/// The connection to which a channel belonged has ended.
-#[derive(Debug, thiserror::Error)]
+/// The connection of a channel has ended. This is the source of the [`Status`] of calls that lost it, and tells them from
+/// calls that the peer answered with `UNAVAILABLE`.
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("the connection to {} {ENDED}", path.display())]
-struct Ended<'a> {
-    path: &'a Path,
+pub struct Ended {
+    /// The socket.
+    pub path: Arc<Path>,
+}
+
+impl Ended {
+    /// Returns the status of a call that ended for this reason.
+    fn status(self, message: String) -> Status {
+        let mut status = Status::unavailable(message);
+        status.set_source(Arc::new(self));
+        status
+    }
 }
 
 const ENDED: &str = "has ended: dial again";
@@ -79,7 +92,8 @@ impl Channel {
             .initial_max_send_streams(FIRST_CALLS)
             .max_header_list_size(LONGEST_HEAD)
             .enable_push(false);
-        let (requests, connection) = builder.handshake(stream).await?;
+        let (requests, mut connection) = builder.handshake(stream).await?;
+        let pings = Arc::new(Mutex::new(connection.ping_pong()));
         tokio::spawn(async move {
             // Whoever calls is told why it ended.
             let _ = connection.await;
@@ -87,7 +101,25 @@ impl Channel {
         Ok(Self {
             requests,
             path: path.into(),
+            pings,
         })
+    }
+
+    /// Sends an HTTP/2 ping, and returns once the peer has answered it.
+    pub(crate) async fn ping(&self) -> Result<(), Status> {
+        let pings = self.pings.clone();
+        // h2 has one ping at a time: one that the caller gives up on still ends before the next.
+        let answered = tokio::spawn(async move {
+            match pings.lock().await.as_mut() {
+                Some(pings) => pings.ping(Ping::opaque()).await.map(drop),
+                None => Ok(()),
+            }
+        });
+        match answered.await {
+            Ok(Err(error)) => Err(status(error, &self.path)),
+            // An error here means that the runtime shuts down.
+            Ok(Ok(())) | Err(_) => Ok(()),
+        }
     }
 
     /// The socket behind which the peer is.
@@ -99,7 +131,12 @@ impl Channel {
     async fn ask(self, request: http::Request<Body>) -> Result<http::Response<RecvStream>, Status> {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
-        let not_sent = |_| Status::unavailable(Ended { path: &self.path }.to_string());
+        let path = &self.path;
+        let not_sent = |_| {
+            let ended = Ended { path: path.clone() };
+            let message = ended.to_string();
+            ended.status(message)
+        };
         let mut requests = self.requests.clone().ready().await.map_err(not_sent)?;
         let request = http::Request::from_parts(head, ());
         let (answer, mut rest) = requests.send_request(request, false).map_err(not_sent)?;
@@ -110,7 +147,7 @@ impl Channel {
             .map_err(|error| match error.is_go_away() && error.is_remote() {
                 // Nor has the peer looked at it.
                 true => not_sent(error),
-                false => status(error),
+                false => status(error, path),
             })
     }
 }
@@ -138,6 +175,7 @@ impl Service<http::Request<Body>> for Channel {
         }
         request.headers_mut().insert(USER_AGENT, CALLER);
         let time = time_of(request.headers());
+        let path = self.path.clone();
         let answer = self.clone().ask(request);
         Box::pin(async move {
             let answer = match time {
@@ -146,7 +184,7 @@ impl Service<http::Request<Body>> for Channel {
                     .map_err(|_| Status::deadline_exceeded("no answer in time"))?,
                 None => answer.await,
             };
-            Ok(answer?.map(|stream| Body::new(Answer { stream })))
+            Ok(answer?.map(|stream| Body::new(Answer { stream, path })))
         })
     }
 }
@@ -154,6 +192,7 @@ impl Service<http::Request<Body>> for Channel {
 /// The body of an answer.
 struct Answer {
     stream: RecvStream,
+    path: Arc<Path>,
 }
 
 impl HttpBody for Answer {
@@ -170,12 +209,12 @@ impl HttpBody for Answer {
                 let _ = self.stream.flow_control().release_capacity(data.len());
                 Some(Ok(Frame::data(data)))
             }
-            Some(Err(error)) => Some(Err(status(error))),
+            Some(Err(error)) => Some(Err(status(error, &self.path))),
             None => {
                 let trailers = ready!(self.stream.poll_trailers(cx));
                 trailers
                     .map(|trailers| trailers.map(Frame::trailers))
-                    .map_err(status)
+                    .map_err(|error| status(error, &self.path))
                     .transpose()
             }
         };
@@ -204,17 +243,18 @@ fn time_of(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// What an error of the transport means to the caller.
-fn status(error: h2::Error) -> Status {
+fn status(error: h2::Error, path: &Arc<Path>) -> Status {
     match error.is_io() || error.is_go_away() {
-        true => Status::unavailable(error.to_string()),
+        true => Ended { path: path.clone() }.status(error.to_string()),
         false => Status::from_error(error.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
 
+    use futures_util::FutureExt as _;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -255,6 +295,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_ping_is_answered_or_ends_with_the_connection() {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let channel = Channel::open(ours, Path::new("/run/peer.sock")).await.unwrap();
+        let mut peer = h2::server::handshake(theirs).await.unwrap();
+        tokio::select! {
+            answered = channel.ping() => answered.unwrap(),
+            _ = peer.accept() => panic!("there is no call"),
+        }
+        // The peer does not answer this one, and the next one is asked meanwhile.
+        assert!(channel.ping().now_or_never().is_none());
+        let (ended, ()) = tokio::join!(channel.ping(), async { drop(peer) });
+        assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
+    }
+
+    #[tokio::test]
     async fn what_the_peer_did_not_look_at_was_not_sent() {
         let status = answered(GOAWAY).await;
         assert!(is_ended(&status), "{status:?}");
@@ -265,6 +320,8 @@ mod tests {
         let status = answered(&[]).await;
         assert_eq!(status.code(), Code::Unavailable, "{status:?}");
         assert!(!is_ended(&status), "{status:?}");
+        let source = std::error::Error::source(&status).unwrap();
+        assert!(source.is::<Ended>(), "{status:?}");
     }
 
     #[tokio::test]

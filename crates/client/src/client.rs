@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::UnixStream;
@@ -84,7 +83,7 @@ impl fmt::Display for Places<'_> {
 #[derive(Debug, Clone)]
 pub struct Client {
     inner: DevletClient<Channel>,
-    path: Arc<Path>,
+    channel: Channel,
     timeout: Option<Duration>,
 }
 
@@ -109,7 +108,11 @@ macro_rules! watches {
         pub async fn $name(&self, request: v1::$request) -> Result<Watch<v1::$answer>, Status> {
             let mut inner = self.inner.clone();
             let first = async { Watch::new(inner.$name(request).await?.into_inner()).await };
-            self.deadline_of_read().bound(first).await
+            let watch = self.deadline_of_read().bound(first).await?;
+            Ok(match self.timeout {
+                None => watch,
+                Some(timeout) => watch.with_keepalive(self.channel.clone(), timeout),
+            })
         }
     )*};
 }
@@ -165,24 +168,23 @@ impl Client {
 
     /// A client on a channel of one's own.
     pub fn new(channel: Channel) -> Self {
-        let path = channel.path().into();
-        let inner = DevletClient::new(channel)
+        let inner = DevletClient::new(channel.clone())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         Self {
             inner,
-            path,
+            channel,
             timeout: None,
         }
     }
 
     /// The socket that it is connected to.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.channel.path()
     }
 
     /// Bounds how long every call may take. A call that only reads may take as long as `timeout`, and so may the first
-    /// message of a watch. A call that changes something may take as long as its `wait_ms`, or the wait that devlet is
+    /// message of a watch and the answers to its keepalive pings. A call that changes something may take as long as its `wait_ms`, or the wait that devlet is
     /// configured with, and `timeout` on top. After that it ends with a status whose source is [`NoAnswer`].
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
@@ -192,21 +194,21 @@ impl Client {
 
     fn deadline_of_read(&self) -> Deadline {
         match self.timeout {
-            None => Deadline::none(&self.path),
-            Some(timeout) => Deadline::after(&self.path, timeout),
+            None => Deadline::none(self.path()),
+            Some(timeout) => Deadline::after(self.path(), timeout),
         }
     }
 
     async fn deadline_of_wait(&self, wait_ms: Option<u64>) -> Result<Deadline, Status> {
         let Some(timeout) = self.timeout else {
-            return Ok(Deadline::none(&self.path));
+            return Ok(Deadline::none(self.path()));
         };
         let wait_ms = match wait_ms {
             Some(wait_ms) => wait_ms,
             None => self.status(v1::StatusRequest {}).await?.wait_ms,
         };
         let limit = Duration::from_millis(wait_ms).saturating_add(timeout);
-        Ok(Deadline::after(&self.path, limit))
+        Ok(Deadline::after(self.path(), limit))
     }
 
     /// Admits a pod: any number of `waiting`, then `admitted`.

@@ -3,7 +3,8 @@
 //! One file per command, and what they share: `shown` and `claims` have the shapes that `-o json` prints, `progress` the
 //! line that says what is being waited for.
 //!
-//! What the node refuses is told in its words, with exit code 1; a node that cannot be reached is exit code 2.
+//! What the node refuses is told in its words, with exit code 1; a node that cannot be reached, or that ends before it
+//! answers, is exit code 2.
 
 mod admit;
 mod claims;
@@ -30,6 +31,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Subcommand;
+use devlet_client::channel::Ended;
 use devlet_client::{Client, ConnectError, NoAnswer, Status, locate};
 
 use crate::Outcome;
@@ -195,8 +197,13 @@ fn refused(status: &Status) -> anyhow::Result<Outcome> {
 /// side.
 fn no_answer(status: &Status) -> Option<anyhow::Error> {
     let source = std::error::Error::source(status)?;
-    Some(match source.downcast_ref::<NoAnswer>() {
-        Some(no_answer) => no_answer.clone().into(),
+    if let Some(no_answer) = source.downcast_ref::<NoAnswer>() {
+        return Some(no_answer.clone().into());
+    }
+    Some(match source.downcast_ref::<Ended>() {
+        Some(Ended { path }) => {
+            anyhow::anyhow!("devlet at {} has stopped before it answered", path.display())
+        }
         None => anyhow::anyhow!("the connection to devlet is lost: {}", status.message()),
     })
 }
