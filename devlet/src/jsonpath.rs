@@ -26,7 +26,11 @@ enum Part {
 
 /// One path, such as `.pods[0].name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Path(JsonPath);
+pub(crate) struct Path {
+    parsed: JsonPath,
+    /// The key that the path begins with, if it begins with one.
+    first_key: Option<String>,
+}
 
 impl FromStr for Path {
     type Err = String;
@@ -43,16 +47,44 @@ impl FromStr for Path {
             Some(_) => format!("$.{relative}"),
         };
         let parsed = JsonPath::parse(&standard);
-        parsed
-            .map(Self)
-            .map_err(|error| format!("{text} is not a JSONPath: {error}"))
+        let parsed = parsed.map_err(|error| format!("{text} is not a JSONPath: {error}"))?;
+        let first_key = first_key(&standard);
+        Ok(Self { parsed, first_key })
     }
+}
+
+/// The key that a path begins with: `a` of `$.a.b` and `$['a']`, none of `$[0]`, `$.*` and `$..a`.
+fn first_key(path: &str) -> Option<String> {
+    let rest = path.strip_prefix('$')?;
+    if let Some(rest) = rest.strip_prefix('.') {
+        let key = rest.split(['.', '[', ' ']).next()?;
+        return (!key.is_empty() && key != "*").then(|| key.to_owned());
+    }
+    let rest = rest.strip_prefix('[')?.trim_start();
+    let quote = rest.chars().next().filter(|first| "'\"".contains(*first))?;
+    let (key, rest) = rest[1..].split_once(quote)?;
+    // Several keys in one pair of brackets, or an escape, are left alone.
+    (rest.trim_start().starts_with(']') && !key.contains('\\')).then(|| key.to_owned())
+}
+
+/// The keys of an object, as paths.
+pub(crate) fn keys(value: &Value) -> Vec<String> {
+    let keys = value.as_object().into_iter().flat_map(|object| object.keys());
+    let mut keys: Vec<String> = keys.map(|key| format!(".{key}")).collect();
+    keys.sort_unstable();
+    keys
 }
 
 impl Path {
     /// The values that the path leads to.
     pub(crate) fn values<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
-        self.0.query(value).all()
+        self.parsed.query(value).all()
+    }
+
+    /// The key that the path begins with, if `value` is an object without it.
+    pub(crate) fn missing_key(&self, value: &Value) -> Option<&str> {
+        let object = value.as_object()?;
+        self.first_key.as_deref().filter(|key| !object.contains_key(*key))
     }
 }
 
@@ -133,6 +165,11 @@ fn literal(text: &str) -> Result<String, String> {
 }
 
 impl Template {
+    /// For people: a key that the template begins a path with and `value` does not have, and the keys that there are.
+    pub(crate) fn missing_key(&self, value: &Value) -> Option<String> {
+        missing_key(&self.parts, value)
+    }
+
     pub(crate) fn render(&self, value: &Value) -> String {
         let mut text = String::new();
         render(&self.parts, value, &mut text);
@@ -155,6 +192,25 @@ fn render(parts: &[Part], value: &Value, text: &mut String) {
             }
         }
     }
+}
+
+fn missing_key(parts: &[Part], value: &Value) -> Option<String> {
+    parts.iter().find_map(|part| match part {
+        Part::Text(_) => None,
+        Part::Path(path) | Part::Range(path, _) if path.missing_key(value).is_some() => {
+            let key = path.missing_key(value)?;
+            Some(format!("no .{key} here; the keys are {}", keys(value).join(", ")))
+        }
+        Part::Path(_) => None,
+        Part::Range(path, inner) => {
+            // Some keys are optional: they are missing only if no value has them.
+            let missing = path
+                .values(value)
+                .into_iter()
+                .map(|each| missing_key(inner, each));
+            missing.collect::<Option<Vec<String>>>()?.into_iter().next()
+        }
+    })
 }
 
 /// A string without its quotes and with control characters escaped; anything else as JSON.
@@ -200,6 +256,30 @@ mod tests {
             ("{.none}", ""),
         ] {
             assert_eq!(rendered(template).as_deref(), Ok(expected), "{template}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_not_there_is_reported_with_those_that_are() {
+        let value = json!({"revision": 7, "pods": [{"name": "a", "labels": {}}]});
+        let missing = |template: &str| template.parse::<Template>().unwrap().missing_key(&value);
+        let top = "; the keys are .pods, .revision";
+        for (template, expected) in [
+            ("{.items[*].metadata.name}", Some(format!("no .items here{top}"))),
+            ("x {['items'][0]}", Some(format!("no .items here{top}"))),
+            (
+                "{range .items[*]}{.name}{end}",
+                Some(format!("no .items here{top}")),
+            ),
+            (
+                "{range .pods[*]}{.metadata.name}{end}",
+                Some("no .metadata here; the keys are .labels, .name".to_owned()),
+            ),
+            ("{.pods[*].name} {.revision}{\"\\n\"}", None),
+            ("{.pods[0].labels.app}", None),
+            ("{$}{..name}{.*}{$[\"pods\"][0]}", None),
+        ] {
+            assert_eq!(missing(template), expected, "{template}");
         }
     }
 

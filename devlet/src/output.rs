@@ -88,8 +88,19 @@ pub(crate) fn print<T: Serialize>(
         Output::Json => serde_json::to_string_pretty(value)?,
         Output::Yaml => serde_saphyr::to_string(value)?,
         // As kubectl does, without a line break of its own.
-        Output::JsonPath(template) => return written(out(&template.render(&serde_json::to_value(value)?))),
+        Output::JsonPath(template) => {
+            let value = serde_json::to_value(value)?;
+            warn_of_missing_key(&template, &value);
+            return written(out(&template.render(&value)));
+        }
     })
+}
+
+/// Says that a template asks for a key that is not there. Its result is empty, as with kubectl, and that is not a failure.
+pub(crate) fn warn_of_missing_key(template: &Template, value: &serde_json::Value) {
+    if let Some(missing) = template.missing_key(value) {
+        warn(&format!("warning: -o jsonpath: {missing}"));
+    }
 }
 
 /// Prints a result, with a line break at its end.

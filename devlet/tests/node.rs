@@ -1,6 +1,7 @@
 //! Commands for a running devlet, on the built binary, when there is none.
 #![allow(clippy::unwrap_used)]
 
+use std::io::Read as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -125,6 +126,49 @@ fn a_devlet_that_accepts_and_never_answers_is_given_up_on() {
     assert_eq!(output.status.code(), Some(2));
 }
 
+#[test]
+fn a_devlet_that_ends_during_a_command_has_stopped() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("devlet")).unwrap();
+    let socket = directory.path().join("devlet/devlet.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            // It ends after the connection preface.
+            let _ = stream.unwrap().read_exact(&mut [0; 24]);
+        }
+    });
+    let file = directory.path().join("file");
+    std::fs::write(&file, "kind: Pod").unwrap();
+    let (root, file) = (directory.path().to_str().unwrap(), file.to_str().unwrap());
+    let expected = format!(
+        "error: devlet at {} has stopped before it answered\n",
+        socket.display()
+    );
+    for command in [
+        &["status"][..],
+        &["get", "pods"],
+        &["describe", "pod", "job1"],
+        &["admit", "-f", file],
+        &["admit", "-f", file, "--wait", "1s"],
+        &["admit", "--name", "job1", "--limit", "acme.com/gpu=1"],
+        &["options", "job1"],
+        &["remove", "job1"],
+        &["remove", "job1", "job2", "--ignore-not-found"],
+        &["remove", "--all"],
+        &["remove", "--claim", "gpu", "--abandon-driver", "gpu.acme.com"],
+        &["import", file],
+        &["forget", file],
+        &["forget", "--claim", "gpu"],
+        &["forget", "--pod", "uid"],
+        &["state", "dump"],
+    ] {
+        let output = devlet(directory.path(), &[command, &["--root-dir", root]].concat());
+        assert_eq!(stderr(&output), expected, "{command:?}");
+        assert_eq!(output.status.code(), Some(2), "{command:?}");
+    }
+}
+
 /// No daemon runs: a command line is judged before devlet is called.
 #[test]
 fn wrong_usage_of_any_command_is_exit_code_2() {
@@ -240,6 +284,16 @@ fn wrong_usage_of_any_command_is_exit_code_2() {
         (&["get", "pods", "--sort-by", "{{"], "not a JSONPath"),
         (&["get", "pods", "--sort-by", ""], "write a JSONPath"),
         (&["get", "pods", "-l", "!!"], "label selector"),
+        (&["get", "pods", "-l", "a=b=c"], "\"b=c\" is not a label value"),
+        (&["remove", "-l", "a=b=c", "--dry-run"], "is not a label value"),
+        (&["remove", "-l", "a=b,"], "ends in a comma"),
+        (
+            &["get", "pods", "--sort-by", "nope"],
+            "pods have no key nope; the keys are .admittedAt, ",
+        ),
+        (&["get", "pods", "--sort-by", ".metadata.name"], ", .name, "),
+        (&["get", "claims", "--sort-by", "{.nope}"], ".phase"),
+        (&["get", "devices", "--sort-by", "$['nope']"], ".dra"),
         (&["remove", "-l", ""], "KEY=VALUE"),
         (&["describe", "pod", "job1", "-o", "name"], "jsonpath=TEMPLATE"),
         (&["options", "job1", "--format", "xml"], "podman"),

@@ -175,6 +175,9 @@ fn people_see_tables_and_programs_see_keys() {
         (&["get", "pods", "-o", "yaml"], "name: job1"),
         (&["describe", "pod", "job1"], "Container main (app)"),
         (&["describe", "device", id], "Held by:     default/job1, in main"),
+        (&["describe", "plugin", "sample-widget.sock"], "serving"),
+        (&["describe", "plugin", WIDGET], "sample-widget.sock"),
+        (&["get", "plugins", WIDGET], "sample-widget.sock"),
     ] {
         let text = text(&daemon, args);
         assert!(text.contains(expected), "{args:?}: {text}");
@@ -292,10 +295,27 @@ fn pods_are_chosen_by_name_namespace_and_label_also_after_a_restart() {
         let refused = daemon.refused(args);
         assert!(refused.contains(expected), "{args:?}: {refused}");
     }
-    let unsorted = daemon.run(&["get", "pods", "--sort-by", ".nmae"]);
-    assert_eq!(unsorted.status.code(), Some(2));
-    let expected = "error: --sort-by: no item has that key; the keys are admittedAt, ";
-    assert!(stderr(&unsorted).starts_with(expected), "{}", stderr(&unsorted));
+    for (path, expected) in [
+        (".nmae", "pods have no key nmae; the keys are .admittedAt, "),
+        (
+            ".labels.none",
+            "no pod has a value at this path; the keys are .admittedAt, ",
+        ),
+    ] {
+        let unsorted = daemon.run(&["get", "pods", "--sort-by", path]);
+        assert_eq!(unsorted.status.code(), Some(2));
+        let expected = format!("error: --sort-by: {expected}");
+        assert!(stderr(&unsorted).starts_with(&expected), "{}", stderr(&unsorted));
+    }
+    for path in [".name", "name", "{.name}", "$.name", ".labels['acme.com/team']"] {
+        text(&daemon, &["get", "pods", "--sort-by", path]);
+    }
+    let empty = daemon.run(&["get", "pods", "-o", "jsonpath={.items[*].metadata.name}"]);
+    assert!(empty.status.success() && stdout(&empty).is_empty());
+    assert_eq!(
+        stderr(&empty),
+        "warning: -o jsonpath: no .items here; the keys are .pods, .revision\n"
+    );
     for args in [
         &["get", "pods", "-n", "a", "-A"][..],
         &["get", "devices", "-n", "a"],
@@ -356,14 +376,19 @@ fn a_watch_prints_changed_rows_and_survives_a_restart_of_the_daemon() {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    assert_eq!(row(), ["EVENT", "NAMESPACE", "NAME"]);
     admit_labelled(&daemon, "a", "one", "x");
+    assert_eq!(row(), ["EVENT", "NAMESPACE", "NAME"]);
     assert_eq!(row(), ["ADDED", "a", "one"]);
 
-    drop(daemon);
+    assert_eq!(daemon.stop(), Some(0));
     let mut noted = BufReader::new(watch.stderr.take().unwrap()).lines();
     let note = noted.next().unwrap().unwrap();
-    assert!(note.contains("waiting up to 30s"), "{note}");
+    let socket = root.path().join("devlet/devlet.sock");
+    let expected = format!(
+        "devlet at {} has stopped; waiting up to 30s for it to come back",
+        socket.display()
+    );
+    assert_eq!(note, expected);
     let daemon = sample(root.path());
     admit_labelled(&daemon, "a", "two", "x");
     assert_eq!(row(), ["ADDED", "a", "two"], "the first one is as it was");
@@ -371,6 +396,7 @@ fn a_watch_prints_changed_rows_and_survives_a_restart_of_the_daemon() {
     assert_eq!(row(), ["DELETED", "a", "one"]);
     watch.kill().unwrap();
     watch.wait().unwrap();
+    assert_eq!(noted.count(), 0, "one note for each stop");
 }
 
 /// What bash offers for the last of these words.
@@ -562,6 +588,59 @@ fn an_admission_ends_although_devlet_is_stopped_meanwhile() {
 
     assert!(rest.contains("does not answer (waited 0.6 s)"), "{rest}");
     assert_eq!(admit.wait().unwrap().code(), Some(2));
+}
+
+#[test]
+fn an_admission_ends_when_devlet_is_killed_meanwhile() {
+    let root = root();
+    let daemon = Daemon::on(root.path());
+    let args = ["admit", "--name", "job1", "--limit", "acme.com/gpu=1"];
+    let mut admit = daemon.command(&args);
+    let mut admit = admit.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(admit.stderr.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert!(line.starts_with("waiting for a plugin"), "{line}");
+
+    daemon.kill();
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+
+    assert!(rest.contains("has stopped before it answered"), "{rest}");
+    assert_eq!(admit.wait().unwrap().code(), Some(2));
+}
+
+#[test]
+fn a_watch_reports_a_devlet_that_does_not_answer_and_goes_on_when_it_does() {
+    let root = root();
+    let daemon = sample(root.path());
+    let mut watch = daemon.command(&["get", "pods", "--watch", "-o", "json", "--timeout", "1s"]);
+    let mut watch = watch
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lists = BufReader::new(watch.stdout.take().unwrap()).lines();
+    lists.next().unwrap().unwrap();
+    let mut notes = BufReader::new(watch.stderr.take().unwrap()).lines();
+
+    daemon.signal("-STOP");
+    let note = notes.next().unwrap().unwrap();
+    let expected = format!(
+        "devlet at {} does not answer (waited 1 s); waiting up to 30s for it to come back",
+        root.path().join("devlet/devlet.sock").display()
+    );
+    assert_eq!(note, expected);
+
+    daemon.signal("-CONT");
+    daemon.admit("one", &format!("{WIDGET}=1"));
+    let has_pod = |line: &str| {
+        let list: Value = serde_json::from_str(line).unwrap();
+        list["pods"][0]["name"] == "one"
+    };
+    assert!(lists.any(|line| has_pod(&line.unwrap())));
+    watch.kill().unwrap();
+    watch.wait().unwrap();
 }
 
 #[test]

@@ -266,9 +266,11 @@ impl Host {
             let look = || list(&host);
             let stop = host.agent.stopping();
             tokio::select! {
-                () = follow(changes, look, wrap, tokio::time::sleep, &sender) => {}
-                () = sender.closed() => {}
+                // A node that stops sends no first list: the caller would take it for a node that has come back.
+                biased;
                 () = stop.cancelled() => {}
+                () = sender.closed() => {}
+                () = follow(changes, look, wrap, tokio::time::sleep, &sender) => {}
             }
         });
         Response::new(Box::pin(ReceiverStream::new(receiver)))

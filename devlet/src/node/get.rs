@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use devlet_client::{Client, Status, Watch, v1};
 
+use super::claims::{Claim, Driver};
 use super::kind::{Kind, Target, TargetParser, name};
 use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources};
-use super::select::{Filter, NamespaceArg, NoMatch, Selector, check_sort_key, near};
+use super::select::{Filter, NamespaceArg, NoMatch, Selector, check_sort_key, check_sort_path, near};
+use super::shown::{Device, Plugin, Pod, Resource};
 use super::watch::{self, View};
 use super::{ConnectArg, complete};
 use crate::output::{self, ListOutputArg, Output};
@@ -70,6 +72,16 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
         watch: args.watch,
         timeout: args.connect.timeout.0,
     };
+    if let Some(path) = &args.sort_by {
+        match kind {
+            Kind::Resources => check_sort_key::<Resource>(path)?,
+            Kind::Devices => check_sort_key::<Device>(path)?,
+            Kind::Plugins => check_sort_key::<Plugin>(path)?,
+            Kind::Pods => check_sort_key::<Pod>(path)?,
+            Kind::Drivers => check_sort_key::<Driver>(path)?,
+            Kind::Claims => check_sort_key::<Claim>(path)?,
+        }
+    }
     let client = args.connect.connect().await?;
     match kind {
         Kind::Resources => {
@@ -148,7 +160,7 @@ impl Show<'_> {
         list.items_mut().retain(is_clear);
         self.view.narrow(&mut list)?;
         if let Some(path) = self.view.sort_by {
-            check_sort_key(list.items(), path)?;
+            check_sort_path(list.items(), path)?;
         }
         if list.items().is_empty()
             && let Some(problem) = self.unknown_resource(kind, &client).await?

@@ -18,6 +18,9 @@ pub(super) trait Item: Serialize {
     /// The titles of the columns; the second part is for `-o wide`.
     const COLUMNS: (&'static [&'static str], &'static [&'static str]);
 
+    /// One without content, which has all keys.
+    fn blank() -> Self;
+
     /// The name that commands take, and `-o name` prints.
     fn name(&self) -> String;
 
@@ -182,6 +185,10 @@ impl Item for Resource {
         &["PLUGINS", "LAST PLUGIN"],
     );
 
+    fn blank() -> Self {
+        v1::Resource::default().into()
+    }
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -209,6 +216,14 @@ impl Item for Device {
         &["RESOURCE", "ID", "HEALTH", "NUMA", "HELD BY"],
         &["CLAIM", "POD UID"],
     );
+
+    fn blank() -> Self {
+        let device = v1::Device {
+            dra: Some(v1::DraDevice::default()),
+            ..v1::Device::default()
+        };
+        device.into()
+    }
 
     fn name(&self) -> String {
         format!("{}/{}", self.resource, self.id)
@@ -245,6 +260,10 @@ impl Item for Plugin {
         &["UID", "OPTIONS", "CONNECTION"],
     );
 
+    fn blank() -> Self {
+        v1::Plugin::default().into()
+    }
+
     fn name(&self) -> String {
         self.endpoint.clone()
     }
@@ -258,7 +277,7 @@ impl Item for Plugin {
     }
 
     fn is_called(&self, name: &str) -> bool {
-        self.endpoint == name || file_name(&self.endpoint) == name
+        [self.endpoint.as_str(), file_name(&self.endpoint), &self.resource].contains(&name)
     }
 
     fn resource(&self) -> Option<&str> {
@@ -292,6 +311,10 @@ impl Item for Pod {
         &["NAMESPACE", "NAME", "DEVICES", "CLAIMS", "AGE"],
         &["UID", "SOURCE", "IDS", "BEFORE REBOOT", "LABELS"],
     );
+
+    fn blank() -> Self {
+        v1::Pod::default().into()
+    }
 
     fn name(&self) -> String {
         self.id.short()
@@ -376,6 +399,10 @@ impl Item for Driver {
         &["HEALTH", "ENDPOINTS"],
     );
 
+    fn blank() -> Self {
+        v1::Driver::default().into()
+    }
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -410,6 +437,10 @@ impl Item for Claim {
         &["NAMESPACE", "NAME", "PHASE", "PODS", "WAITING FOR", "AGE"],
         &["DRIVERS", "DEVICES", "UID"],
     );
+
+    fn blank() -> Self {
+        v1::Claim::default().into()
+    }
 
     fn name(&self) -> String {
         self.id.short()

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::complete;
 use super::kind::{Kind, name};
 use super::listing::Item;
-use crate::jsonpath::Path;
+use crate::jsonpath::{Path, keys};
 
 /// `-n` and `-A`.
 #[derive(Debug, clap::Args)]
@@ -165,30 +165,41 @@ pub(super) fn sort_by<I: Serialize>(items: &mut Vec<I>, path: &Path) -> anyhow::
     Ok(())
 }
 
+/// Refuses a path to sort by whose first key no item of this kind has, whatever the node has.
+pub(super) fn check_sort_key<I: Item>(path: &Path) -> anyhow::Result<()> {
+    let blank = serde_json::to_value(I::blank())?;
+    match path.missing_key(&blank) {
+        Some(key) => anyhow::bail!(
+            "--sort-by: {} have no key {key}{}",
+            I::KIND.many(),
+            keys_text(&blank)
+        ),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a path to sort by that leads nowhere in any of the items.
-pub(super) fn check_sort_key<I: Serialize>(items: &[I], path: &Path) -> anyhow::Result<()> {
-    let mut keys = BTreeSet::new();
+pub(super) fn check_sort_path<I: Item>(items: &[I], path: &Path) -> anyhow::Result<()> {
+    let mut last = None;
     for item in items {
         let value = serde_json::to_value(item)?;
         if !path.values(&value).is_empty() {
             return Ok(());
         }
-        keys.extend(
-            value
-                .as_object()
-                .into_iter()
-                .flatten()
-                .map(|(key, _)| key.clone()),
-        );
+        last = Some(value);
     }
-    if keys.is_empty() {
-        return Ok(());
+    match last {
+        Some(value) => anyhow::bail!(
+            "--sort-by: no {} has a value at this path{}",
+            I::KIND.one(),
+            keys_text(&value)
+        ),
+        None => Ok(()),
     }
-    let keys: Vec<String> = keys.into_iter().collect();
-    anyhow::bail!(
-        "--sort-by: no item has that key; the keys are {}",
-        keys.join(", ")
-    )
+}
+
+fn keys_text(value: &Value) -> String {
+    format!("; the keys are {}", keys(value).join(", "))
 }
 
 fn compared(a: Option<&Value>, b: Option<&Value>) -> Ordering {
@@ -267,6 +278,9 @@ impl FromStr for Selector {
         if requirements.is_empty() {
             return Err("write KEY=VALUE, as in app=web".to_owned());
         }
+        if text.trim_end().ends_with(',') {
+            return Err(format!("{text} ends in a comma"));
+        }
         Ok(Self(requirements))
     }
 }
@@ -307,9 +321,18 @@ impl FromStr for Requirement {
             (text, Test::Exists)
         };
         let key = key.trim();
-        let is_key = |character: char| character.is_ascii_alphanumeric() || "-_./".contains(character);
-        if key.is_empty() || !key.chars().all(is_key) {
+        if !is_label_key(key) {
             return Err(wrong());
+        }
+        let values = match &test {
+            Test::In(values) | Test::NotIn(values) => values.as_slice(),
+            Test::Exists | Test::Absent => &[],
+        };
+        if let Some(value) = values.iter().find(|value| !is_label_value(value)) {
+            return Err(format!(
+                "{value:?} is not a label value: it has at most 63 letters, digits, -, _ and ., and begins and ends \
+                 with a letter or digit"
+            ));
         }
         Ok(Self {
             key: key.to_owned(),
@@ -318,11 +341,43 @@ impl FromStr for Requirement {
     }
 }
 
+/// Returns `true` for an empty text, which a label may have.
+fn is_label_value(text: &str) -> bool {
+    let is_inner = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
+    let is_outer = |character: char| character.is_ascii_alphanumeric();
+    text.len() <= 63
+        && text.chars().all(is_inner)
+        && text.chars().next().is_none_or(is_outer)
+        && text.chars().next_back().is_none_or(is_outer)
+}
+
+/// `NAME` or `DOMAIN/NAME`.
+fn is_label_key(text: &str) -> bool {
+    let (domain, name) = match text.split_once('/') {
+        Some((domain, name)) => (Some(domain), name),
+        None => (None, text),
+    };
+    let is_domain = |domain: &str| {
+        let is_part = |part: &str| {
+            !part.is_empty()
+                && !part.starts_with('-')
+                && !part.ends_with('-')
+                && part
+                    .chars()
+                    .all(|each| each.is_ascii_lowercase() || each.is_ascii_digit() || each == '-')
+        };
+        domain.len() <= 253 && domain.split('.').all(is_part)
+    };
+    !name.is_empty() && is_label_value(name) && domain.is_none_or(is_domain)
+}
+
 #[cfg(test)]
 mod tests {
+    use devlet_client::v1;
     use serde_json::json;
 
     use super::*;
+    use crate::node::shown::Plugin;
 
     #[test]
     fn selectors_of_kubernetes_are_followed() {
@@ -349,8 +404,46 @@ mod tests {
             let selector: Selector = text.parse().unwrap();
             assert_eq!(selector.matches(&labels), expected, "{text}");
         }
-        for wrong in ["", "=web", "app in web", "a b", "app=web,,x=y", "app in (a"] {
+        for wrong in [
+            "",
+            ",",
+            "=web",
+            "app in web",
+            "a b",
+            "app=web,,x=y",
+            "app=web,",
+            ",app=web",
+            "app in (a",
+            "app in (a))",
+            "app in ((a))",
+            "app in (a b)",
+            "app in a)",
+            "a=b=c",
+            "a===b",
+            "a!==b",
+            "a!=b=c",
+            "a=b!=c",
+            "a=!b",
+            "!a=b",
+            "a=b c",
+            "a=(b)",
+            "a=-b",
+            "a=b-",
+            "a=b/c",
+            "a=\u{e4}",
+            "-a=b",
+            "a/=b",
+            "/a=b",
+            "a/b/c=d",
+            "a..b/c=d",
+            "a>1",
+            &format!("a={}", "b".repeat(64)),
+            &format!("{}=b", "a".repeat(64)),
+        ] {
             assert!(wrong.parse::<Selector>().is_err(), "{wrong}");
+        }
+        for right in ["a=", "a in (b,)", "a in ()", " a = b ", "a.b-c/d_e=f.g"] {
+            assert!(right.parse::<Selector>().is_ok(), "{right}");
         }
     }
 
@@ -367,6 +460,32 @@ mod tests {
         assert_eq!(order(&items), ["\"a\"", "\"c\"", "\"b\""]);
         sort_by(&mut items, &"{.s}".parse().unwrap()).unwrap();
         assert_eq!(order(&items), ["\"a\"", "\"b\"", "\"c\""]);
+    }
+
+    #[test]
+    fn a_plugin_may_be_called_by_its_resource_if_it_is_the_only_one() {
+        let plugin = |resource: &str, endpoint: &str| {
+            Plugin::from(v1::Plugin {
+                resource: resource.to_owned(),
+                endpoint: endpoint.to_owned(),
+                ..v1::Plugin::default()
+            })
+        };
+        let plugins = [
+            plugin("acme.com/gpu", "/run/gpu.sock"),
+            plugin("acme.com/nic", "/run/nic.sock"),
+            plugin("acme.com/nic", "/run/nic2.sock"),
+        ];
+        let filter = Filter {
+            names: vec!["acme.com/gpu".into(), "acme.com/nic".into(), "nic2.sock".into()],
+            ..Filter::default()
+        };
+        let problems = filter.problems(&plugins);
+        let texts: Vec<String> = problems.iter().map(|each| each.text(Kind::Plugins)).collect();
+        assert_eq!(
+            texts,
+            ["acme.com/nic may be /run/nic.sock or /run/nic2.sock: name one of them"]
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use devlet_client::{Client, Code, NoAnswer, Status, Watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::listing::{Item, Listing, cells, columns};
 use super::select::Filter;
@@ -57,70 +57,94 @@ impl View<'_> {
 
 /// Shows the list and all changes until it is interrupted, or devlet is gone for good.
 pub(super) async fn run<M, L: Listing + From<M>>(
-    mut client: Client,
+    client: Client,
     timeout: Duration,
     view: &View<'_>,
     watch: impl AsyncFn(&Client) -> Result<Watch<M>, Status>,
 ) -> anyhow::Result<()> {
     let socket = client.path().to_owned();
     let mut printer = Printer::new(view);
+    let mut updates = watch(&client).await?;
     loop {
-        match follow::<M, L>(&mut printer, watch(&client).await).await {
-            Ok(()) => {}
-            Err(error) => match error.downcast::<Status>() {
-                Ok(status) if is_lost(&status) => {}
-                Ok(status) => return Err(status.into()),
-                Err(error) => return Err(error),
-            },
-        }
+        let loss = follow::<M, L>(&mut printer, &mut updates, &socket).await?;
         let patience = RECONNECT.as_secs();
-        output::warn(&format!(
-            "devlet has stopped; waiting up to {patience}s for it to come back"
-        ));
-        client = reconnect(&socket, timeout, RECONNECT).await?;
+        output::warn(&format!("{loss}; waiting up to {patience}s for it to come back"));
+        let first;
+        (first, updates) = again(&socket, timeout, RECONNECT, &watch).await?;
+        printer.update(L::from(first))?;
     }
 }
 
+/// Prints updates until devlet stops or does not answer. Returns which of the two, for people.
 async fn follow<M, L: Listing + From<M>>(
     printer: &mut Printer<'_, L>,
-    updates: Result<Watch<M>, Status>,
-) -> anyhow::Result<()> {
-    let mut updates = updates?;
+    updates: &mut Watch<M>,
+    socket: &Path,
+) -> anyhow::Result<String> {
     let mut ticks = tokio::time::interval(TICK);
     loop {
         tokio::select! {
-            update = updates.message() => match update? {
-                Some(update) => printer.update(L::from(update))?,
-                None => return Ok(()),
+            update = updates.message() => match update {
+                Ok(Some(update)) => printer.update(L::from(update))?,
+                Ok(None) => return Ok(stopped(socket)),
+                Err(status) => return loss(&status, socket).ok_or_else(|| status.into()),
             },
             _ = ticks.tick() => printer.redraw()?,
         }
     }
 }
 
-/// Whether the connection is lost, as when devlet stops. A devlet that hangs is not waited for.
-fn is_lost(status: &Status) -> bool {
+/// For people: how devlet was lost; none if it answered and refused.
+fn loss(status: &Status, socket: &Path) -> Option<String> {
     match std::error::Error::source(status) {
-        Some(source) => !source.is::<NoAnswer>(),
-        None => status.code() == Code::Unavailable,
+        Some(source) => Some(match source.downcast_ref::<NoAnswer>() {
+            Some(no_answer) => no_answer.to_string(),
+            None => stopped(socket),
+        }),
+        // A devlet that stops answers with it.
+        None => (status.code() == Code::Unavailable).then(|| stopped(socket)),
     }
 }
 
-/// Connects to the same socket again.
-async fn reconnect(socket: &Path, timeout: Duration, patience: Duration) -> anyhow::Result<Client> {
+fn stopped(socket: &Path) -> String {
+    format!("devlet at {} has stopped", socket.display())
+}
+
+/// Connects to the same socket again. Returns the list, and the updates that follow.
+async fn again<M>(
+    socket: &Path,
+    timeout: Duration,
+    patience: Duration,
+    watch: &impl AsyncFn(&Client) -> Result<Watch<M>, Status>,
+) -> anyhow::Result<(M, Watch<M>)> {
     let deadline = Instant::now() + patience;
     let sockets = [socket.to_owned()];
     loop {
-        match Client::connect_any(&sockets, timeout).await {
-            Ok(client) => return Ok(client),
-            Err(error) if Instant::now() + PAUSE >= deadline => {
-                let (socket, patience) = (socket.display(), patience.as_secs());
-                return Err(anyhow!(
-                    "devlet at {socket} did not come back within {patience}s: {error}"
-                ));
-            }
-            Err(_) => tokio::time::sleep(PAUSE).await,
+        let first = async {
+            let mut updates = watch(&Client::connect_any(&sockets, timeout).await?).await?;
+            let first = updates.message().await?;
+            // A devlet that stops ends a watch at once.
+            let first = first.ok_or_else(|| anyhow!("{}", stopped(socket)))?;
+            anyhow::Ok((first, updates))
+        };
+        let problem = match timeout_at(deadline, first).await {
+            Ok(Ok(watched)) => return Ok(watched),
+            Ok(Err(error)) => match error.downcast_ref::<Status>() {
+                Some(status) => match loss(status, socket) {
+                    Some(text) => text,
+                    None => return Err(error),
+                },
+                None => error.to_string(),
+            },
+            Err(_) => "it does not answer".to_owned(),
+        };
+        if Instant::now() + PAUSE >= deadline {
+            let (socket, patience) = (socket.display(), patience.as_secs());
+            return Err(anyhow!(
+                "devlet at {socket} did not come back within {patience}s: {problem}"
+            ));
         }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
@@ -133,11 +157,15 @@ struct Printer<'a, L> {
     drawn: String,
     /// The rows that were printed, by key.
     rows: BTreeMap<String, (String, Vec<Cell>)>,
+    /// The widths of the columns; none before the header was printed.
     widths: Vec<usize>,
 }
 
-/// The titles and widths of the first column of changes.
+/// The title of the first column of changes.
 const EVENT: &str = "EVENT";
+
+/// Columns of changes are multiples of this wide, so that later rows with slightly longer cells fit.
+const COLUMN_STEP: usize = 8;
 
 impl<'a, L: Listing> Printer<'a, L> {
     fn new(view: &'a View<'a>) -> Self {
@@ -155,7 +183,6 @@ impl<'a, L: Listing> Printer<'a, L> {
 
     fn update(&mut self, mut list: L) -> anyhow::Result<()> {
         self.view.narrow(&mut list)?;
-        let is_first = self.last.is_none();
         match self.view.output {
             Output::Json => output::out(&(serde_json::to_string(&list)? + "\n"))?,
             Output::Yaml => {
@@ -163,14 +190,18 @@ impl<'a, L: Listing> Printer<'a, L> {
                 output::out(&format!("---\n{}\n", document.trim_end()))?;
             }
             Output::JsonPath(template) => {
-                let text = template.render(&serde_json::to_value(&list)?);
+                let value = serde_json::to_value(&list)?;
+                if self.last.is_none() {
+                    output::warn_of_missing_key(template, &value);
+                }
+                let text = template.render(&value);
                 let end = if text.ends_with('\n') { "" } else { "\n" };
                 output::out(&format!("{text}{end}"))?;
             }
             Output::Table | Output::Wide if self.is_screen => {}
             Output::Table | Output::Wide | Output::Name => {
                 let changes = self.changes(&list);
-                let text = self.changes_text(is_first, changes);
+                let text = self.changes_text(changes);
                 if !text.is_empty() {
                     output::out(&text)?;
                 }
@@ -201,23 +232,26 @@ impl<'a, L: Listing> Printer<'a, L> {
         changes
     }
 
-    fn changes_text(&mut self, is_first: bool, changes: Vec<(&'static str, String, Vec<Cell>)>) -> String {
+    fn changes_text(&mut self, changes: Vec<(&'static str, String, Vec<Cell>)>) -> String {
+        if changes.is_empty() {
+            return String::new();
+        }
         if *self.view.output == Output::Name {
             let kind = L::Item::KIND.one();
             let line = |(_, name, _): &(_, String, _)| format!("{kind}/{}\n", output::line(name));
             return changes.iter().map(line).collect();
         }
+        // The header comes with the first rows: only then it is known how wide the columns are.
+        let is_first = self.widths.is_empty();
         let header = std::iter::once(EVENT).chain(columns::<L::Item>(self.view.is_wide()));
         let mut table = Table::new(header).hide_headers(!is_first || self.view.no_headers);
         for (event, _, row) in changes {
             table.push(std::iter::once(Cell::new(event)).chain(row).collect());
         }
-        if is_first {
-            self.widths = table.widths();
-            // The first rows are all new; later ones are not.
-            if let Some(event) = self.widths.first_mut() {
-                *event = (*event).max("MODIFIED".len());
-            }
+        let widths = table.widths();
+        self.widths.resize(widths.len(), 0);
+        for (known, width) in self.widths.iter_mut().zip(widths) {
+            *known = (*known).max(width.next_multiple_of(COLUMN_STEP));
         }
         let screen = Screen {
             width: None,
@@ -285,11 +319,16 @@ mod tests {
         })
     }
 
-    fn printed(printer: &mut Printer<'_, Resources>, is_first: bool, list: &Resources) -> Vec<Vec<String>> {
+    fn printed(printer: &mut Printer<'_, Resources>, list: &Resources) -> Vec<String> {
         let changes = printer.changes(list);
-        let text = printer.changes_text(is_first, changes);
-        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
-        text.lines().map(words).collect()
+        let text = printer.changes_text(changes);
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// The first two words of each line.
+    fn events(lines: &[String]) -> Vec<Vec<&str>> {
+        let words = lines.iter().map(|line| line.split_whitespace().take(2));
+        words.map(Iterator::collect).collect()
     }
 
     #[test]
@@ -302,14 +341,38 @@ mod tests {
             no_headers: false,
         };
         let mut printer = Printer::new(&view);
-        let first = printed(&mut printer, true, &resources(&[("a", 0), ("b", 0)]));
-        assert_eq!(first.len(), 3);
-        assert_eq!(first[0][..2], ["EVENT", "NAME"]);
-        assert_eq!(first[1][..2], ["ADDED", "a"]);
-        let second = printed(&mut printer, false, &resources(&[("b", 1), ("c", 0)]));
-        let events: Vec<&[String]> = second.iter().map(|row| &row[..2]).collect();
-        assert_eq!(events, [["MODIFIED", "b"], ["ADDED", "c"], ["DELETED", "a"]]);
-        assert!(printed(&mut printer, false, &resources(&[("b", 1), ("c", 0)])).is_empty());
+        let first = printed(&mut printer, &resources(&[("a", 0), ("b", 0)]));
+        assert_eq!(
+            events(&first),
+            [["EVENT", "NAME"], ["ADDED", "a"], ["ADDED", "b"]]
+        );
+        let second = printed(&mut printer, &resources(&[("b", 1), ("c", 0)]));
+        assert_eq!(
+            events(&second),
+            [["MODIFIED", "b"], ["ADDED", "c"], ["DELETED", "a"]]
+        );
+        assert!(printed(&mut printer, &resources(&[("b", 1), ("c", 0)])).is_empty());
+    }
+
+    #[test]
+    fn rows_that_come_later_are_below_the_titles_of_their_columns() {
+        let filter = Filter::default();
+        let view = View {
+            output: &Output::Table,
+            filter: &filter,
+            sort_by: None,
+            no_headers: false,
+        };
+        let mut printer = Printer::new(&view);
+        assert!(printed(&mut printer, &resources(&[])).is_empty());
+        let mut lines = printed(&mut printer, &resources(&[("acme.com/gpu", 7)]));
+        lines.extend(printed(
+            &mut printer,
+            &resources(&[("acme.com/gpu", 7), ("acme.com/gpus", 7)]),
+        ));
+        let held = lines[0].find("HELD").unwrap();
+        let cells: Vec<Option<&str>> = lines.iter().map(|line| line.get(held..held + 2)).collect();
+        assert_eq!(cells, [Some("HE"), Some("7 "), Some("7 ")], "{lines:#?}");
     }
 
     #[test]
@@ -352,10 +415,9 @@ mod tests {
     async fn a_devlet_that_does_not_come_back_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("none.sock");
-        let error = reconnect(&socket, Duration::from_secs(1), Duration::ZERO)
-            .await
-            .unwrap_err()
-            .to_string();
+        let watch = async |client: &Client| client.watch_pods(v1::ListPodsRequest::default()).await;
+        let ended = again(&socket, Duration::from_secs(1), Duration::ZERO, &watch).await;
+        let error = ended.unwrap_err().to_string();
         assert!(error.contains("did not come back within"), "{error}");
     }
 }
