@@ -157,7 +157,7 @@ struct Printer<'a, L> {
     drawn: String,
     /// The rows that were printed, by key.
     rows: BTreeMap<String, (String, Vec<Cell>)>,
-    /// The widths of the columns; none before the header was printed.
+    /// The widths of the columns below the last header; none before there is one.
     widths: Vec<usize>,
 }
 
@@ -241,18 +241,24 @@ impl<'a, L: Listing> Printer<'a, L> {
             let line = |(_, name, _): &(_, String, _)| format!("{kind}/{}\n", output::line(name));
             return changes.iter().map(line).collect();
         }
-        // The header comes with the first rows: only then it is known how wide the columns are.
-        let is_first = self.widths.is_empty();
         let header = std::iter::once(EVENT).chain(columns::<L::Item>(self.view.is_wide()));
-        let mut table = Table::new(header).hide_headers(!is_first || self.view.no_headers);
+        let mut table = Table::new(header);
         for (event, _, row) in changes {
             table.push(std::iter::once(Cell::new(event)).chain(row).collect());
         }
         let widths = table.widths();
+        let is_wider = self.widths.is_empty()
+            || self
+                .widths
+                .iter()
+                .zip(&widths)
+                .any(|(known, width)| known < width);
         self.widths.resize(widths.len(), 0);
         for (known, width) in self.widths.iter_mut().zip(widths) {
             *known = (*known).max(width.next_multiple_of(COLUMN_STEP));
         }
+        // The header comes with the first rows, and again when they do not fit below it.
+        let table = table.hide_headers(!is_wider || self.view.no_headers);
         let screen = Screen {
             width: None,
             ..Screen::stdout()
@@ -370,9 +376,17 @@ mod tests {
             &mut printer,
             &resources(&[("acme.com/gpu", 7), ("acme.com/gpus", 7)]),
         ));
-        let held = lines[0].find("HELD").unwrap();
-        let cells: Vec<Option<&str>> = lines.iter().map(|line| line.get(held..held + 2)).collect();
-        assert_eq!(cells, [Some("HE"), Some("7 "), Some("7 ")], "{lines:#?}");
+        let column = |lines: &[String]| -> Vec<String> {
+            let held = lines[0].find("HELD").unwrap();
+            let cells = lines
+                .iter()
+                .map(|line| line.get(held..held + 2).unwrap_or_default());
+            cells.map(str::to_owned).collect()
+        };
+        assert_eq!(column(&lines), ["HE", "7 ", "7 "], "{lines:#?}");
+        let wider = printed(&mut printer, &resources(&[("acme.com/accelerator", 7)]));
+        assert_eq!(column(&wider), ["HE", "7 ", "7 ", "7 "], "{wider:#?}");
+        assert_eq!(printed(&mut printer, &resources(&[])).len(), 1);
     }
 
     #[test]
