@@ -9,7 +9,7 @@
 //! | | `stop` | text: random id of the last clean stop, until the next start |
 //! | | `blocked`, `blocked-claims` | [`BlockedRecord`], while no pod is admitted |
 //! | | `contested`, `contested-claims` | [`ContestedRecord`], until an operator chooses |
-//! | | `foreign`, `foreign-claims` | SHA-256 of a kubelet's file that another process wrote while devlet ran |
+//! | | `foreign`, `foreign-claims` | SHA-256 of a kubelet's file that another process wrote while devlet ran, until that file is gone |
 //! | | `checkpoint` | number of the last record of the write-ahead log that is in here, 8 bytes, little endian |
 //! | `pods` | UID | [`PodRecord`] |
 //! | `claims` | UID | [`ClaimRecord`] |
@@ -188,7 +188,7 @@ pub(crate) enum Row {
     /// A file that would remove pods on record, by what it is about.
     Contested(KubeletFile, Option<ContestedRecord>),
     /// A file that another process wrote while devlet ran.
-    Foreign(KubeletFile, Hash),
+    Foreign(KubeletFile, Option<Hash>),
 }
 
 impl Row {
@@ -247,7 +247,7 @@ impl Row {
                 vec![entry(TableRecord::Meta, file.contested_key().as_bytes(), record)]
             }
             Self::Foreign(file, hash) => {
-                let hash = Some(hash.to_vec());
+                let hash = hash.map(|hash| hash.to_vec());
                 vec![entry(TableRecord::Meta, file.foreign_key().as_bytes(), hash)]
             }
             Self::Mirror(file, mirror) => {
@@ -284,7 +284,8 @@ impl Surroundings {
         rows.push(Row::Progress(self.progress.clone()));
         let contested = self.contested.iter();
         rows.extend(contested.map(|(&file, record)| Row::Contested(file, Some(record.clone()))));
-        rows.extend(self.foreign.iter().map(|(&file, &hash)| Row::Foreign(file, hash)));
+        let foreign = self.foreign.iter();
+        rows.extend(foreign.map(|(&file, &hash)| Row::Foreign(file, Some(hash))));
         let blocked = self.blocked.iter();
         rows.extend(blocked.map(|(&by, record)| Row::Blocked(by, Some(record.clone()))));
         let resources = self.resources.iter();
@@ -313,9 +314,7 @@ impl Surroundings {
             Row::NodeId(id) => self.node_id = Some(id.clone()),
             Row::Progress(progress) => self.progress = progress.clone(),
             Row::Contested(file, record) => put(&mut self.contested, *file, record.clone()),
-            Row::Foreign(file, hash) => {
-                self.foreign.insert(*file, *hash);
-            }
+            Row::Foreign(file, hash) => put(&mut self.foreign, *file, *hash),
             Row::Mirror(file, mirror) => {
                 let mirrors = self.mirrors.entry(*file).or_default();
                 mirrors.0.insert(mirror.number, mirror.hash);

@@ -15,7 +15,8 @@
 //!
 //! Every interval the thread compares the files with those that it left, even if nothing has changed. A file that another
 //! process has written since is left alone and reported, and its hash is recorded: devlet was running, so no kubelet was
-//! in charge, and the next start does not adopt that file. Anything that is not a regular file is set aside.
+//! in charge, and the next start does not adopt that file. The hash is forgotten when the file is gone for good: a start has
+//! set it aside, or our own is in its place. Anything that is not a regular file is set aside.
 //!
 //! A file about claims is not made before there are any.
 //!
@@ -285,7 +286,7 @@ impl Mirrorer {
     /// Brings a file up to date that has been looked at.
     fn keep(&mut self, file: &mut MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
         if content.is_none() && file.in_file == InFile::Absent {
-            return Ok(());
+            return self.forget_foreign(file, None);
         }
         let content = content.unwrap_or_else(claims_file::empty);
         let hash: Hash = Sha256::digest(&content).into();
@@ -314,10 +315,20 @@ impl Mirrorer {
 
     /// The file with this hash is in place, whatever happens: it is the only one that is known.
     fn confirm(&mut self, file: &MirroredFile, hash: &Hash) -> Result<(), MirrorError> {
-        match self.around.mirrors(file.file).confirmed(hash) {
-            Some(mirror) => Ok(self.write(&[Row::Mirror(file.file, mirror)])?),
-            None => Ok(()),
+        let confirmed = self.around.mirrors(file.file).confirmed(hash);
+        self.forget_foreign(file, confirmed.map(|mirror| Row::Mirror(file.file, mirror)))
+    }
+
+    /// Writes a row, and that a file of another process is gone for good: from now on, the same content is the word of a
+    /// kubelet.
+    fn forget_foreign(&mut self, file: &MirroredFile, row: Option<Row>) -> Result<(), MirrorError> {
+        let is_recorded = self.around.foreign.contains_key(&file.file);
+        let foreign = is_recorded.then_some(Row::Foreign(file.file, None));
+        let rows: Vec<Row> = row.into_iter().chain(foreign).collect();
+        if rows.is_empty() {
+            return Ok(());
         }
+        Ok(self.write(&rows)?)
     }
 
     /// Finds out what is in the place of a file, if it is not the file that was looked at last.
@@ -362,7 +373,7 @@ impl Mirrorer {
     /// Records that another process wrote a file while devlet ran.
     fn foreign(&mut self, file: &MirroredFile, hash: Option<Hash>) -> MirrorError {
         let path = file.path.clone();
-        match hash.map(|hash| self.write(&[Row::Foreign(file.file, hash)])) {
+        match hash.map(|hash| self.write(&[Row::Foreign(file.file, Some(hash))])) {
             Some(Err(error)) => error.into(),
             None | Some(Ok(())) => MirrorError::Foreign { path },
         }

@@ -13,6 +13,7 @@
 //!
 //! | database, compared with each file | then |
 //! | --- | --- |
+//! | no id | from before the files: lost |
 //! | fewer starts | an older copy: lost |
 //! | as many starts, and the file has a stop that the database lacks | a copy from within the last run: lost |
 //! | as many starts, and the file has no stop | the last run was killed, or the two are the same |
@@ -196,19 +197,28 @@ pub(crate) struct Traces {
     pub(crate) files: IdFiles,
     /// Everything that shows that devlet has run here.
     found: Vec<PathBuf>,
-    /// Databases that were saved beside their place.
+    /// The newest database that a stop saved beside its place.
     saved: Option<PathBuf>,
+    /// The newest file that a start set aside.
+    aside: Option<PathBuf>,
     /// What was in the place of the files and could not be read.
     pub(crate) set_aside: Vec<SetAside>,
 }
 
 impl Traces {
-    /// Looks for traces. `outside` is the file outside of the directory of the database.
-    pub(crate) fn find(database: &Path, outside: Option<&Path>, now: Moment) -> Result<Self, OpenError> {
+    /// Looks for traces. `behind` are the names behind the database if it is a link, `outside` is the file outside of its
+    /// directory.
+    pub(crate) fn find(
+        database: &Path,
+        behind: &[PathBuf],
+        outside: Option<&Path>,
+        now: Moment,
+    ) -> Result<Self, OpenError> {
         let mut traces = Self {
             files: IdFiles::default(),
             found: Vec::new(),
             saved: None,
+            aside: None,
             set_aside: Vec::new(),
         };
         // The one outside counts first: it stays when the directory is replaced as a whole.
@@ -224,6 +234,12 @@ impl Traces {
             path: database.to_owned(),
             reason: error.to_string(),
         })?;
+        for name in behind {
+            // The directory may be on a disk that is not mounted.
+            if let Err(error) = traces.list(name) {
+                tracing::debug!(path = %name.display(), %error, "directory not listed");
+            }
+        }
         Ok(traces)
     }
 
@@ -262,15 +278,24 @@ impl Traces {
         let name = name.to_string_lossy();
         let (saved, aside) = (format!("{name}.saved-"), format!("{name}{ASIDE}"));
         for entry in std::fs::read_dir(directory)? {
-            let path = entry?.path();
+            let entry = entry?;
+            let (path, is_file) = (entry.path(), entry.file_type().is_ok_and(|kind| kind.is_file()));
             let text = path.file_name().unwrap_or_default().to_string_lossy();
-            if text.starts_with(&saved) {
-                // The newest: names end with the time.
-                self.saved = self.saved.take().max(Some(path.clone()));
+            let copy = if text.starts_with(&saved) {
+                &mut self.saved
+            } else if text.starts_with(&aside) {
+                &mut self.aside
+            } else if text == "archive" {
                 self.found.push(path);
-            } else if text.starts_with(&aside) || text == "archive" {
-                self.found.push(path);
+                continue;
+            } else {
+                continue;
+            };
+            // Names end with the time.
+            if is_file && copy.as_deref().and_then(Path::file_name) <= path.file_name() {
+                *copy = Some(path.clone());
             }
+            self.found.push(path);
         }
         Ok(())
     }
@@ -280,9 +305,13 @@ impl Traces {
         self.saved.as_ref().or(self.found.first()).map(PathBuf::as_path)
     }
 
-    /// The newest database that was saved beside its place.
-    pub(crate) fn saved(&self) -> Option<&Path> {
-        self.saved.as_deref()
+    /// A file that may be the database, in words.
+    pub(crate) fn copy(&self) -> Option<String> {
+        match (&self.saved, &self.aside) {
+            (Some(saved), _) => Some(format!("{} may be it", saved.display())),
+            (None, Some(aside)) => Some(format!("an earlier start set {} aside", aside.display())),
+            (None, None) => None,
+        }
     }
 
     /// The id of the node, or a new one.
@@ -293,9 +322,16 @@ impl Traces {
     }
 
     /// Why a database is not the last one of this node.
-    pub(crate) fn contradiction(&self, id: &str, progress: &Progress) -> Option<String> {
+    pub(crate) fn contradiction(&self, id: Option<&str>, progress: &Progress) -> Option<String> {
         self.files.0.iter().find_map(|(path, entry)| {
             let (path, entry) = (path.display(), entry.as_ref()?);
+            // A database gets an id before the files do.
+            let Some(id) = id else {
+                return Some(format!(
+                    "it has no node id, so it is older than {path}; to use it all the same, put it back and remove {FILE} \
+                     and .devlet-{FILE}"
+                ));
+            };
             if entry.id.to_string() != id {
                 return Some(format!(
                     "it belongs to another node, as {path} shows; if it is right and that file is not, put the database \

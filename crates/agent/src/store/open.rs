@@ -14,8 +14,8 @@
 //! | lost or unreadable | sound | set aside; the file, which may lag behind, is imported; no new pod is admitted until an operator decides |
 //! | lost or unreadable | none or unreadable | set aside; no pod is admitted until an operator decides |
 //!
-//! A database is lost if it is missing, a link to nowhere or anything but a file, another node's, or an older copy,
-//! although there is a trace of an earlier start (`node_id.rs`). A kubelet's file is unreadable, too, if it is not a
+//! A database is lost if it is missing, a link to nowhere or anything but a file, another node's, without a node id, or an
+//! older copy, although there is a trace of an earlier start (`node_id.rs`). A kubelet's file is unreadable, too, if it is not a
 //! regular file with one name, of a bounded size, that belongs to root or the user of devlet and that no other user may
 //! write (`state_file.rs`).
 //!
@@ -72,6 +72,9 @@ use super::{Clock, Shared, State, Steady, Store, Threads, dump, files};
 
 /// A disk that takes longer than this hangs.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Maximum symbolic links in a row, as in the kernel.
+const MAX_LINKS: usize = 40;
 
 /// How long changes may be missing in the kubelet's file, unless the options say otherwise.
 const MIRROR_INTERVAL: Duration = Duration::from_secs(5);
@@ -415,7 +418,11 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         counters,
         boot_id: options.boot_id.clone(),
     };
-    let mut traces = Traces::find(&options.database, options.node_id.as_deref(), now)?;
+    let behind = link_targets(&options.database);
+    if place.path != options.database {
+        check_link_targets(&behind)?;
+    }
+    let mut traces = Traces::find(&options.database, &behind, options.node_id.as_deref(), now)?;
     let mut opening = Opening {
         now,
         in_file: BTreeMap::new(),
@@ -466,7 +473,10 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         }
         Err(LoadError::Unreadable(reason)) => {
             let aside = opening.keep_aside(&place.path, reason)?;
-            let blocked = opening.blame(&aside);
+            let blocked = match traces.copy() {
+                Some(_) => opening.lost(&aside.kept, format!("it cannot be read ({})", aside.reason)),
+                None => opening.blame(&aside),
+            };
             opening.without_database(files, Some(blocked))?
         }
         Err(LoadError::Unusable(StateFileError::NotRegular { kind })) => {
@@ -553,6 +563,29 @@ fn followed(path: &Path) -> PathBuf {
     let is_link = path.is_symlink() && path.is_file();
     let target = is_link.then(|| path.canonicalize().ok());
     target.flatten().unwrap_or_else(|| path.to_owned())
+}
+
+/// The names behind a symbolic link, up to a file or to one that does not exist.
+fn link_targets(path: &Path) -> Vec<PathBuf> {
+    let mut names = Vec::new();
+    let mut name = path.to_owned();
+    while names.len() < MAX_LINKS
+        && let Ok(target) = std::fs::read_link(&name)
+    {
+        name = files::directory_of(&name).join(target);
+        names.push(name.clone());
+    }
+    names
+}
+
+/// Checks that no other user can replace what is behind a link.
+fn check_link_targets(names: &[PathBuf]) -> Result<(), OpenError> {
+    for directory in names.iter().map(|name| files::directory_of(name)) {
+        let metadata = std::fs::metadata(directory).map_err(StateFileError::from);
+        let checked = metadata.and_then(|metadata| state_file::check_directory(&metadata, false));
+        checked.map_err(|error| OpenError::unusable(directory, &error))?;
+    }
+    Ok(())
 }
 
 /// The link in the place of which a database was made while it led nowhere, if it leads to a file now.
@@ -710,6 +743,7 @@ impl Opening<'_> {
         self.report.found = Found::Database;
         self.report.repaired = repaired;
         let (mut rows, mut remove, mut said) = (Vec::new(), Vec::new(), Vec::new());
+        let mut gone = Vec::new();
         if contents.around.node_id.is_none() {
             // It must have one before the files have it, or it would be taken for another node's.
             rows.push(Row::NodeId(self.traces.id()));
@@ -731,12 +765,13 @@ impl Opening<'_> {
                 let reason =
                     "another process wrote it while devlet ran, so it is not a kubelet's state".to_owned();
                 remove.push(self.keep_file_aside(file, reason)?.original);
+                gone.push(Row::Foreign(file, None));
                 continue;
             }
             // A copy of our own mirror, such as one with a second name, says nothing new.
-            let foreign = contents.around.foreign.get(&file);
-            let is_known = |hash: Hash| mirrors.knows(&hash) || foreign == Some(&hash);
-            let is_known = in_place.content_hash().is_some_and(is_known);
+            let content = in_place.content_hash();
+            let is_foreign = content.is_some() && content.as_ref() == contents.around.foreign.get(&file);
+            let is_known = is_foreign || content.is_some_and(|hash| mirrors.knows(&hash));
             match in_place.judge(file) {
                 Verdict::Absent => {}
                 Verdict::Sound(sound) => {
@@ -752,6 +787,9 @@ impl Opening<'_> {
                         rows.push(blocked);
                     }
                     remove.push(aside.original);
+                    if is_foreign {
+                        gone.push(Row::Foreign(file, None));
+                    }
                 }
             }
         }
@@ -778,6 +816,13 @@ impl Opening<'_> {
         }
         for path in remove {
             self.remove(&path)?;
+        }
+        // Not before: a file that a crash leaves in its place is still the one that another process wrote.
+        if self.failure.is_none() && !gone.is_empty() {
+            match database.write(&gone) {
+                Ok(()) => gone.iter().for_each(|row| contents.around.follow(row)),
+                Err(error) => self.failure = Some(self.place.failure(&error)),
+            }
         }
         Ok((database, contents))
     }
@@ -837,21 +882,20 @@ impl Opening<'_> {
     /// Why a database that is not there is lost; `None` if this is the first start.
     fn missing(&self) -> Option<BlockedRecord> {
         let trace = self.traces.any()?;
-        let reason = match self.traces.saved() {
-            Some(saved) => format!("there is no such file, but {} may be it", saved.display()),
-            None => format!(
-                "there is no such file, though {} shows that devlet has run here",
-                trace.display()
-            ),
-        };
+        let reason = format!(
+            "there is no such file, though {} shows that devlet has run here",
+            trace.display()
+        );
         Some(self.lost(&self.options.database, reason))
     }
 
     /// Why a database is not the last one of this node.
     fn contradiction(&self, contents: &Contents) -> Option<String> {
         // One that was made in the place of a lost one is no older copy of anything, and blocked.
-        let is_substitute = contents.around.is_blocked_by_database();
-        let id = contents.around.node_id.as_deref().filter(|_| !is_substitute)?;
+        if contents.around.is_blocked_by_database() {
+            return None;
+        }
+        let id = contents.around.node_id.as_deref();
         self.traces.contradiction(id, &contents.around.progress)
     }
 
@@ -862,6 +906,10 @@ impl Opening<'_> {
     }
 
     fn lost(&self, file: &Path, reason: String) -> BlockedRecord {
+        let reason = match self.traces.copy() {
+            Some(copy) => format!("{reason}; {copy}"),
+            None => reason,
+        };
         BlockedRecord {
             file: file.display().to_string(),
             reason,

@@ -319,6 +319,91 @@ fn put(kind: &str, path: &Path) {
     }
 }
 
+/// A root with pod `a` that was killed after it had noticed this file in the place of a mirror.
+async fn killed_with_a_foreign_file(theirs: &str) -> (Root, OpenOptions) {
+    let root = Root::new();
+    let store = root.open();
+    offer(&store, GPU, 8);
+    admit(&store, "a", 1).await.unwrap();
+    store.mirror().await.unwrap();
+    std::fs::write(root.checkpoint(), theirs).unwrap();
+    store.mirror().await.unwrap_err();
+    let killed = Root::new();
+    for name in root.names() {
+        std::fs::copy(root.path().join(&name), killed.path().join(&name)).unwrap();
+    }
+    let options = killed.options();
+    (killed, options)
+}
+
+#[tokio::test]
+async fn a_foreign_file_is_forgotten_with_its_reason() {
+    let theirs = kubelet_file(&[("a", &["00"]), ("b", &["07"]), ("c", &["01"])]);
+    for how in ["set aside", "set aside with a second name", "replaced by our own"] {
+        let (root, options) = killed_with_a_foreign_file(&theirs).await;
+        match how {
+            "set aside" => {}
+            "set aside with a second name" => {
+                std::fs::hard_link(root.checkpoint(), root.path().join("second")).unwrap();
+            }
+            _ => std::fs::remove_file(root.checkpoint()).unwrap(),
+        }
+        let (store, report) = Store::open(options.clone()).unwrap();
+        assert_eq!(report.blocked, None, "{how}");
+        assert_eq!(report.set_aside.len(), usize::from(how != "replaced by our own"));
+        assert_eq!(uids(&store), ["a"], "{how}");
+        offer(&store, GPU, 8);
+        admit(&store, "c", 1).await.unwrap();
+        if how == "replaced by our own" {
+            store.mirror().await.unwrap();
+        }
+        // Killed; a kubelet takes over and comes to the same state.
+        let killed = Root::new();
+        for name in ["state.redb", "node-id"] {
+            std::fs::copy(root.path().join(name), killed.path().join(name)).unwrap();
+        }
+        std::fs::write(killed.checkpoint(), &theirs).unwrap();
+
+        let (store, report) = killed.open_with_report();
+
+        assert!(
+            report.takeover.is_some() && report.set_aside.is_empty(),
+            "{how}: {report:?}"
+        );
+        assert_eq!(uids(&store), ["a", "b", "c"], "{how}");
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_file_that_a_crash_leaves_in_its_place_is_still_foreign() {
+    let theirs = kubelet_file(&[("a", &["00"]), ("b", &["07"]), ("c", &["01"])]);
+    let (root, options) = killed_with_a_foreign_file(&theirs).await;
+    // The first one repairs it.
+    drop(root.place(Storage::default()).open().unwrap());
+    let disk = Disk::default();
+    let loaded = root.place(disk.storage()).open().unwrap();
+    let opened = disk.syncs();
+    drop(loaded);
+    let disk = Disk::default();
+    // A crash at the first write of the start.
+    disk.fail_syncs_after(opened);
+    let storage = disk.storage();
+    let (store, report) = Store::open(OpenOptions { storage, ..options }).unwrap();
+    assert_eq!(report.set_aside.len(), 1);
+    assert!(store.health().is_err());
+    let killed = Root::new();
+    for name in ["state.redb", "node-id"] {
+        std::fs::copy(root.path().join(name), killed.path().join(name)).unwrap();
+    }
+    // At that time, the file is not removed yet.
+    std::fs::write(killed.checkpoint(), &theirs).unwrap();
+
+    let (store, report) = killed.open_with_report();
+
+    assert_eq!(report.set_aside.len(), 1, "{report:?}");
+    assert_eq!(uids(&store), ["a"]);
+}
+
 #[tokio::test]
 async fn a_foreign_file_is_noticed_on_an_idle_node() {
     let root = Root::new();

@@ -783,13 +783,14 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
         disk.fail_syncs(None);
         std::fs::remove_file(root.database()).unwrap();
         healed(&store).await;
+        admit(&store, "d", 1).await.unwrap();
         let (killed, report) = after_a_kill(&root).open_with_report();
         assert_eq!(report.blocked, None, "{how}");
-        assert_eq!(uids(&killed), ["a", "b"], "{how}");
+        assert_eq!(uids(&killed), ["a", "b", "d"], "{how}");
         store.stop().await.unwrap();
         let (store, report) = root.open_with_report();
         assert_eq!(report.blocked, None, "{how}");
-        assert_eq!(uids(&store), ["a", "b"], "{how}");
+        assert_eq!(uids(&store), ["a", "b", "d"], "{how}");
     }
 }
 
@@ -1121,6 +1122,95 @@ async fn a_database_behind_a_link_stays_behind_it() {
     store.stop().await.unwrap();
     assert!(root.database().is_symlink() && target.is_file());
     assert_eq!(uids(&root.open()), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn a_database_behind_a_link_into_a_directory_of_others_is_refused() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let root = root_with_a_pod().await;
+    let (disk, between) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (target, hop) = (disk.path().join("state.redb"), between.path().join("hop"));
+    std::fs::rename(root.database(), &target).unwrap();
+    symlink(&target, &hop).unwrap();
+    symlink(&hop, root.database()).unwrap();
+    let allow = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for open in [disk.path(), between.path()] {
+        for mode in [0o777, 0o1777] {
+            allow(open, mode);
+            let refused = Store::open(root.options()).unwrap_err().to_string();
+            let remedy = format!("chmod go-w {}", open.display());
+            assert!(refused.contains(&remedy), "{refused}");
+        }
+        allow(open, 0o755);
+    }
+    assert_eq!(uids(&root.open()), ["a"]);
+}
+
+#[tokio::test]
+async fn a_saved_copy_is_named_whenever_the_database_is_unusable() {
+    for (name, expected) in [
+        ("state.redb.saved-20260101T000000.000Z", "may be it"),
+        ("state.redb.unreadable-20260101T000000.000Z", "set"),
+    ] {
+        for how in ["missing", "directory", "damaged", "older copy", "behind a link"] {
+            let root = root_with_a_pod().await;
+            let older = std::fs::read(root.database()).unwrap();
+            let (store, disk) = (root.open(), Root::new());
+            store.stop().await.unwrap();
+            std::fs::remove_file(root.database()).unwrap();
+            let mut copy = root.path().join(name);
+            match how {
+                "missing" => {}
+                "damaged" => std::fs::write(root.database(), "broken").unwrap(),
+                "older copy" => std::fs::write(root.database(), &older).unwrap(),
+                "behind a link" => {
+                    std::os::unix::fs::symlink(disk.database(), root.database()).unwrap();
+                    copy = disk.path().join(name);
+                }
+                other => make(other, &root.database()),
+            }
+            std::fs::write(&copy, "").unwrap();
+            // A directory is not a database.
+            std::fs::create_dir(root.path().join("state.redb.saved-20270101T000000.000Z")).unwrap();
+
+            let (_store, report) = root.open_with_report();
+
+            let Some(Blocked::LostDatabase { reason, .. }) = &report.blocked else {
+                panic!("{how}: {report:?}");
+            };
+            let copy = copy.display().to_string();
+            assert!(
+                reason.contains(&copy) && reason.contains(expected),
+                "{how}: {reason}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_database_without_an_id_beside_id_files_is_lost() {
+    let root = root_with_a_pod().await;
+    let id = std::fs::read(root.path().join("node-id")).unwrap();
+    let rows = [Row::BootId("boot-1".into())];
+    drop(root.place(Storage::default()).create(&rows).unwrap());
+
+    let (store, report) = root.open_with_report();
+
+    let Some(Blocked::LostDatabase { reason, .. }) = &report.blocked else {
+        panic!("{report:?}");
+    };
+    assert!(reason.contains("no node id"), "{reason}");
+    assert_eq!(uids(&store), ["a"], "as the mirror says");
+    assert_eq!(std::fs::read(root.path().join("node-id")).unwrap(), id);
+    store.stop().await.unwrap();
+    // A database from before there were ids has no files with one beside it.
+    let root = Root::new();
+    drop(root.place(Storage::default()).create(&rows).unwrap());
+    let (_store, report) = root.open_with_report();
+    assert_eq!(report.blocked, None);
+    assert_eq!(report.found, Found::Database);
 }
 
 #[tokio::test]
