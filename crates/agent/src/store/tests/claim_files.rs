@@ -12,6 +12,7 @@ use super::claims::{DRIVER, admit_claiming, answer_calls, claiming, claims, driv
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
+use crate::store::database::LoadError;
 use crate::store::{Found, HoldError, ImportError, ImportReport, MirrorError, OnReboot};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata/dra");
@@ -108,6 +109,9 @@ async fn a_first_start_imports_a_file_of_any_version() {
         }
         // Before the first mirror is written, the file is known all the same.
         drop(store);
+        // A copy of a database that is being closed may be half of it.
+        let is_closed = || !matches!(root.place(Storage::default()).open(), Err(LoadError::InUse));
+        until("the end of the store", is_closed).await;
         let (_, report) = copy(&root).open_with_report();
         assert!(
             report.takeover.is_none() && report.imported_claims.is_none(),
