@@ -41,7 +41,7 @@ use crate::grpc::status::since;
 use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
 use crate::manifest;
-use crate::store::{ForgetClaimError, OpenReport, WriteError, is_unknown_pod, system_time};
+use crate::store::{ForgetClaimError, ForgetFileError, OpenReport, is_unknown_pod, system_time};
 use crate::words::{self, NamedPod, pod_label};
 use crate::workflow::admit::AdmitError;
 
@@ -119,9 +119,9 @@ pub enum ForgetError {
         /// That file.
         file: String,
     },
-    /// It could not be written down.
+    /// It stays as it is.
     #[error(transparent)]
-    Write(#[from] WriteError),
+    Refused(#[from] ForgetFileError),
 }
 
 /// The service.
@@ -1002,7 +1002,7 @@ impl Devlet for Host {
             pods.iter().map(named).collect::<BTreeMap<_, _>>()
         });
         let removed = self.agent.store().forget_reason(reason).await;
-        let removed = removed.map_err(ForgetError::Write)?;
+        let removed = removed.map_err(ForgetError::Refused)?;
         for uid in &removed {
             tracing::warn!(%uid, file, "pod of contested file removed, its devices are free");
         }

@@ -17,7 +17,7 @@ use crate::host::{
 use crate::limits::OverLimit;
 use crate::manifest::InvalidManifest;
 use crate::peer_text::{LONGEST_STATUS, shorten_to};
-use crate::store::{CommitError, DumpError, ForgetClaimError, ImportError, WriteError};
+use crate::store::{CommitError, DumpError, ForgetClaimError, ForgetFileError, ImportError, WriteError};
 use crate::words::since_when;
 use crate::workflow::admit::AdmitError;
 use crate::workflow::start_container::StartContainerError;
@@ -175,8 +175,10 @@ impl Coded for NothingToAbandon {
 impl Coded for ForgetError {
     fn code(&self) -> Code {
         match self {
-            Self::NothingBlocked | Self::OtherFile { .. } => Code::FailedPrecondition,
-            Self::Write(error) => error.code(),
+            Self::NothingBlocked
+            | Self::OtherFile { .. }
+            | Self::Refused(ForgetFileError::Settled { .. }) => Code::FailedPrecondition,
+            Self::Refused(ForgetFileError::Write(error)) => error.code(),
         }
     }
 }
@@ -285,7 +287,9 @@ impl Coded for ImportError {
     fn code(&self) -> Code {
         match self {
             Self::Unreadable(_) => Code::InvalidArgument,
-            Self::Empty { .. } => Code::FailedPrecondition,
+            Self::Empty { .. } | Self::Settled { .. } | Self::OtherContested { .. } => {
+                Code::FailedPrecondition
+            }
             Self::InFlight { .. } | Self::ClaimInFlight { .. } => Code::Aborted,
             Self::Write(error) => error.code(),
         }

@@ -53,9 +53,12 @@ pub(super) fn of_now(
     if let Some(reason) = mirror {
         problems.push(Problem {
             what: format!("the kubelet's file is out of date: {reason}"),
-            hint: "pods are admitted as before, but no kubelet may take over until it is written again, which is tried \
-                   every few seconds"
-                .to_owned(),
+            hint: match node.blocked() {
+                None => "pods are admitted as before, but no kubelet may take over until it is written again, which is \
+                         tried every few seconds",
+                Some(_) => "no kubelet may take over until it is written again, which waits until pods are admitted",
+            }
+            .to_owned(),
             blocking: false,
         });
     }

@@ -3,16 +3,23 @@
 //! Such a file may be the word of a kubelet that was in charge meanwhile, an old copy, or a forgery, and only an operator
 //! can tell. So it is copied, no new pod is admitted, and the devices of both sides stay held, until the operator imports
 //! the copy or forgets it. Pods that the file adds or changes, and pods that hold the same devices, are not answered.
+//!
+//! A contest ends in no other way. A further file that is found meanwhile is contested, too, unless it has exactly what is
+//! on record: the devices of all sides stay held. Of several files of one kind at most one can be adopted, so the operator
+//! forgets the others first. A forgotten file releases only devices that are neither on record, an import since then
+//! included, nor in another contested file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_core::dra::claims::{Claim, PreparationState};
-use devlet_core::{Allocation, Blocked, ClaimUid, DeviceId, Pod, PodUid, ResourceName};
+use devlet_core::{
+    Allocation, Blocked, ClaimUid, ContainerName, DeviceId, Pod, PodClaim, PodUid, ResourceName,
+};
 
 use super::claims_file::ImportedClaims;
-use super::database::Contents;
+use super::database::{Contents, Hash};
 use super::import::{Content, Imported};
-use super::record::{ContestedRecord, InvalidRecord, Names, PodBeforeRecord, PodRecord, encode_pod};
+use super::record::{ContestedRecord, InvalidRecord, Names, PodRecord, SidesRecord, encode_pod};
 
 /// More losses or pods than this are counted, not named.
 const MAX_NAMED: usize = 5;
@@ -82,15 +89,14 @@ fn doubled_devices(contents: &Contents, imported: &Imported) -> Vec<String> {
 
 /// The pods that are not answered while a file is contested: those that it adds or changes, and those that hold the same
 /// devices.
-pub(crate) fn open_pods(contents: &Contents, before: &[PodBeforeRecord]) -> Vec<String> {
-    let before: BTreeSet<&str> = before.iter().map(|each| each.uid.as_str()).collect();
-    let is_before = |pod: &&Pod| before.contains(pod.uid.as_str());
-    let open = contents.pods.values().filter(is_before);
+pub(crate) fn unanswered(contents: &Contents, changed: &BTreeSet<PodUid>) -> Vec<PodUid> {
+    let is_changed = |pod: &&Pod| changed.contains(&pod.uid);
+    let open = contents.pods.values().filter(is_changed);
     let open: BTreeSet<_> = open.flat_map(|pod| devices(&pod.allocations)).collect();
     let shares =
-        |pod: &&Pod| is_before(pod) || devices(&pod.allocations).any(|device| open.contains(&device));
+        |pod: &&Pod| is_changed(pod) || devices(&pod.allocations).any(|device| open.contains(&device));
     let pods = contents.pods.values().filter(shares);
-    pods.map(|pod| pod.uid.to_string()).collect()
+    pods.map(|pod| pod.uid.clone()).collect()
 }
 
 fn lost_devices(pod: &Pod, imported: &Imported) -> Vec<String> {
@@ -165,6 +171,9 @@ pub(crate) fn difference(contents: &Contents, content: &Content, disagreement: &
     if !new.is_empty() {
         parts.push(format!("it has {} that is not on record", list(&new)));
     }
+    if parts.is_empty() {
+        parts.push("it agrees with all that is held, but another file does not".to_owned());
+    }
     parts.join(", and ")
 }
 
@@ -176,39 +185,199 @@ fn list(texts: &[String]) -> String {
     named
 }
 
-/// Lets pods hold the devices of a file besides their own. Returns the pods as they were.
-pub(crate) fn hold_both(contents: &mut Contents, imported: &Imported) -> Vec<PodBeforeRecord> {
-    let mut before = Vec::new();
-    for (uid, theirs) in &imported.pods {
-        let record = |pod: Option<&Pod>| PodBeforeRecord {
-            uid: uid.to_string(),
-            pod: pod.map(|pod| encode_pod(pod).1),
-        };
-        match contents.pods.get_mut(uid) {
-            None => {
-                before.push(record(None));
-                let pod = Imported::new_pod(uid, theirs);
-                contents.pods.insert(uid.clone(), pod);
-            }
-            Some(pod) => {
-                let mut both = pod.clone();
-                theirs.iter().for_each(|theirs| add(&mut both, theirs));
-                if both != *pod {
-                    before.push(record(Some(pod)));
-                    *pod = both;
-                }
-            }
-        }
-    }
-    before
+/// A kubelet's file that disagrees with the record, until an operator chooses.
+///
+/// While it is open, each of its pods holds the devices of all sides: those on record, and those in each contested file.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Contest {
+    /// Where a copy of the file is.
+    pub(crate) file: String,
+    pub(crate) hash: Hash,
+    /// The difference between the file and the record, in words.
+    pub(crate) difference: String,
+    /// Pods that are not answered until then: those that the file adds or changes, and those that hold the same devices.
+    pub(crate) unanswered: Vec<PodUid>,
+    /// Pods of a file about devices.
+    pub(crate) pods: BTreeMap<PodUid, Sides>,
 }
 
-/// Adds the devices of an allocation to those of a pod.
-fn add(pod: &mut Pod, theirs: &Allocation) {
+/// The allocations of a pod of a contested file.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Sides {
+    /// Without contested files. The same in each contest about the pod.
+    pub(crate) on_record: Vec<Allocation>,
+    pub(crate) in_file: Vec<Allocation>,
+}
+
+impl Contest {
+    /// Why no pod is admitted until an operator chooses.
+    pub(crate) fn blocked(&self) -> Blocked {
+        Blocked::ContestedFile {
+            file: self.file.clone(),
+            difference: self.difference.clone(),
+            pods: self.unanswered.clone(),
+        }
+    }
+
+    pub(crate) fn record(&self) -> ContestedRecord {
+        let encoded = |uid: &PodUid, allocations: &[Allocation]| match allocations {
+            [] => Vec::new(),
+            some => encode_pod(&Imported::new_pod(uid, some)).1,
+        };
+        let sides = self.pods.iter().map(|(uid, sides)| SidesRecord {
+            uid: uid.to_string(),
+            on_record: encoded(uid, &sides.on_record),
+            in_file: encoded(uid, &sides.in_file),
+        });
+        ContestedRecord {
+            file: self.file.clone(),
+            hash: self.hash.to_vec(),
+            difference: self.difference.clone(),
+            sides: sides.collect(),
+            pods: self.unanswered.iter().map(PodUid::to_string).collect(),
+        }
+    }
+}
+
+impl TryFrom<ContestedRecord> for Contest {
+    type Error = InvalidRecord;
+
+    fn try_from(record: ContestedRecord) -> Result<Self, InvalidRecord> {
+        let mut names = Names::default();
+        let mut decoded = |uid: &str, bytes: &[u8]| match bytes {
+            [] => Ok(Vec::new()),
+            some => {
+                let pod = PodRecord::decode_from(some)?.into_pod(uid, &mut names);
+                pod.map(|pod| pod.allocations)
+            }
+        };
+        let sides = record.sides.iter().map(|each| {
+            let sides = Sides {
+                on_record: decoded(&each.uid, &each.on_record)?,
+                in_file: decoded(&each.uid, &each.in_file)?,
+            };
+            Ok((PodUid::from(each.uid.as_str()), sides))
+        });
+        let pods = sides.collect::<Result<_, InvalidRecord>>()?;
+        Ok(Self {
+            hash: record
+                .hash
+                .as_slice()
+                .try_into()
+                .map_err(|_| InvalidRecord::Length(record.hash.len()))?,
+            file: record.file,
+            difference: record.difference,
+            unanswered: record.pods.into_iter().map(PodUid::from).collect(),
+            pods,
+        })
+    }
+}
+
+/// The allocations of a pod with the devices that contested files give it.
+pub(crate) fn held<'a>(
+    contests: impl IntoIterator<Item = &'a Contest>,
+    uid: &PodUid,
+    on_record: &[Allocation],
+) -> Vec<Allocation> {
+    let mut held = on_record.to_vec();
+    let sides = contests.into_iter().filter_map(|contest| contest.pods.get(uid));
+    let theirs = sides.flat_map(|sides| &sides.in_file);
+    theirs.for_each(|theirs| add(&mut held, theirs));
+    held
+}
+
+/// Notes what a pod holds without contested files.
+pub(crate) fn note_on_record<'a>(
+    contests: impl IntoIterator<Item = &'a mut Contest>,
+    uid: &PodUid,
+    on_record: &[Allocation],
+) {
+    let sides = contests
+        .into_iter()
+        .filter_map(|contest| contest.pods.get_mut(uid));
+    sides.for_each(|sides| sides.on_record = on_record.to_vec());
+}
+
+/// What a pod holds without contested files.
+fn on_record<'a>(contents: &'a Contents, uid: &PodUid) -> &'a [Allocation] {
+    let Some(pod) = contents.pods.get(uid) else {
+        return &[];
+    };
+    let mut contests = contents.around.contested.values();
+    let sides = contests.find_map(|contest| contest.pods.get(uid));
+    sides.map_or(&pod.allocations, |sides| &sides.on_record)
+}
+
+/// Returns `true` if a file has exactly what is on record without contested files.
+pub(crate) fn is_on_record(contents: &Contents, content: &Content) -> bool {
+    match content {
+        Content::Devices(imported) => {
+            let ours = contents.pods.keys().map(|uid| (uid, on_record(contents, uid)));
+            let theirs = imported.pods.iter().map(|(uid, each)| (uid, each.as_slice()));
+            placed_devices(ours) == placed_devices(theirs)
+        }
+        Content::Claims(imported) => {
+            let mut claims = imported.claims.keys();
+            let has_pod = |(uid, theirs): (&PodUid, &Vec<PodClaim>)| {
+                let ours = contents.pods.get(uid).map_or(&[][..], |pod| &pod.claims);
+                let is_known = |theirs: &PodClaim| ours.iter().any(|ours| ours.uid == theirs.uid);
+                theirs.iter().all(is_known)
+            };
+            disagreement(contents, content).is_empty()
+                && claims.all(|uid| contents.claims.contains_key(uid))
+                && imported.pods.iter().all(has_pod)
+        }
+    }
+}
+
+type Placed<'a> = (&'a PodUid, &'a ContainerName, &'a ResourceName, &'a DeviceId);
+
+fn placed_devices<'a>(pods: impl Iterator<Item = (&'a PodUid, &'a [Allocation])>) -> BTreeSet<Placed<'a>> {
+    let mut placed = BTreeSet::new();
+    for (uid, allocations) in pods {
+        for each in allocations {
+            let devices = each.devices.iter();
+            placed.extend(devices.map(|id| (uid, &each.container, &each.resource, id)));
+        }
+    }
+    placed
+}
+
+/// Lets the pods of a file hold its devices besides their own. Returns the sides of each, and the pods to which the file
+/// gives more than what is on record.
+pub(crate) fn hold_both(
+    contents: &mut Contents,
+    imported: &Imported,
+) -> (BTreeMap<PodUid, Sides>, BTreeSet<PodUid>) {
+    let (mut all, mut changed) = (BTreeMap::new(), BTreeSet::new());
+    for (uid, theirs) in &imported.pods {
+        let on_record = on_record(contents, uid).to_vec();
+        // One that was removed meanwhile is not on record.
+        note_on_record(contents.around.contested.values_mut(), uid, &on_record);
+        let mut alone = on_record.clone();
+        let mut all_sides = held(contents.around.contested.values(), uid, &on_record);
+        for theirs in theirs {
+            add(&mut alone, theirs);
+            add(&mut all_sides, theirs);
+        }
+        let is_known = contents.pods.contains_key(uid);
+        if !is_known || alone != on_record {
+            changed.insert(uid.clone());
+        }
+        let new = || Imported::new_pod(uid, &[]);
+        contents.pods.entry(uid.clone()).or_insert_with(new).allocations = all_sides;
+        let in_file = theirs.clone();
+        all.insert(uid.clone(), Sides { on_record, in_file });
+    }
+    (all, changed)
+}
+
+/// Adds the devices of an allocation to others.
+fn add(allocations: &mut Vec<Allocation>, theirs: &Allocation) {
     let is_same =
         |ours: &&mut Allocation| ours.container == theirs.container && ours.resource == theirs.resource;
-    let Some(ours) = pod.allocations.iter_mut().find(is_same) else {
-        pod.allocations.push(theirs.clone());
+    let Some(ours) = allocations.iter_mut().find(is_same) else {
+        allocations.push(theirs.clone());
         return;
     };
     let new: BTreeSet<&DeviceId> = theirs
@@ -228,43 +397,4 @@ fn add(pod: &mut Pod, theirs: &Allocation) {
     ours.nodes.sort();
     ours.devices.extend(new.into_iter().cloned());
     ours.devices.sort();
-}
-
-impl ContestedRecord {
-    /// Why no pod is admitted until an operator chooses.
-    pub(crate) fn blocked(&self) -> Blocked {
-        Blocked::ContestedFile {
-            file: self.file.clone(),
-            difference: self.difference.clone(),
-            pods: self.pods.iter().map(|uid| uid.as_str().into()).collect(),
-        }
-    }
-
-    /// The pods as they were before the file; `None` for those that were not on record.
-    pub(crate) fn pods_before(&self) -> Result<Vec<(PodUid, Option<Pod>)>, InvalidRecord> {
-        let mut names = Names::default();
-        let before = self.before.iter().map(|before| {
-            let pod = before.pod.as_deref();
-            let pod = pod.map(|bytes| PodRecord::decode_from(bytes)?.into_pod(&before.uid, &mut names));
-            Ok((PodUid::from(before.uid.as_str()), pod.transpose()?))
-        });
-        before.collect()
-    }
-
-    /// Undoes what [`hold_both`] did. Pods that are gone since stay gone.
-    pub(crate) fn undo(&self, contents: &mut Contents) -> Result<(), InvalidRecord> {
-        for (uid, before) in self.pods_before()? {
-            match (before, contents.pods.get_mut(&uid)) {
-                (Some(before), Some(pod)) => pod.allocations = before.allocations,
-                (None, Some(pod)) => {
-                    pod.allocations.clear();
-                    if pod.claims.is_empty() {
-                        contents.pods.remove(&uid);
-                    }
-                }
-                (_, None) => {}
-            }
-        }
-        Ok(())
-    }
 }

@@ -8,7 +8,7 @@
 //! | | `starts` | how often devlet was started with it, 8 bytes, little endian |
 //! | | `stop` | text: random id of the last clean stop, until the next start |
 //! | | `blocked`, `blocked-claims` | [`BlockedRecord`], while no pod is admitted |
-//! | | `contested`, `contested-claims` | [`ContestedRecord`], until an operator chooses |
+//! | | `contested`, `contested-claims`, and both followed by `.1`, `.2` and so on | [`ContestedRecord`], until an operator chooses |
 //! | | `foreign`, `foreign-claims` | SHA-256 of a kubelet's file that another process wrote while devlet ran, until that file is gone |
 //! | | `checkpoint` | number of the last record of the write-ahead log that is in here, 8 bytes, little endian |
 //! | `pods` | UID | [`PodRecord`] |
@@ -43,6 +43,7 @@ use redb::{ReadableTable as _, WriteTransaction};
 
 use super::backend::{Behind, Counted, Storage};
 use super::claim_record::{self, ClaimRecord};
+use super::contest::Contest;
 use super::files::{self, Identity};
 use super::node_id::{NotWritten, Progress};
 use super::record::{
@@ -124,6 +125,34 @@ impl KubeletFile {
     }
 }
 
+/// A contested file, by its number among those of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ContestId {
+    pub(crate) file: KubeletFile,
+    pub(crate) number: u32,
+}
+
+impl ContestId {
+    fn key(self) -> String {
+        let key = self.file.contested_key();
+        match self.number {
+            0 => key.to_owned(),
+            number => format!("{key}.{number}"),
+        }
+    }
+
+    fn of_key(key: &str) -> Option<Self> {
+        let (kind, number) = match key.split_once('.') {
+            Some((kind, number)) => (kind, number.parse().ok()?),
+            None => (key, 0),
+        };
+        let file = KubeletFile::ALL
+            .into_iter()
+            .find(|file| file.contested_key() == kind)?;
+        Some(Self { file, number })
+    }
+}
+
 /// The state because of which no pod is admitted. Each has its own record, and its own way out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum BlockedBy {
@@ -185,8 +214,8 @@ pub(crate) enum Row {
     NodeId(String),
     Progress(Progress),
     Mirror(KubeletFile, Mirror),
-    /// A file that would remove pods on record, by what it is about.
-    Contested(KubeletFile, Option<ContestedRecord>),
+    /// A file that disagrees with the record.
+    Contested(ContestId, Option<Contest>),
     /// A file that another process wrote while devlet ran.
     Foreign(KubeletFile, Option<Hash>),
 }
@@ -242,9 +271,9 @@ impl Row {
                     entry(TableRecord::Meta, STOP_KEY.as_bytes(), stop),
                 ]
             }
-            Self::Contested(file, contested) => {
-                let record = contested.as_ref().map(prost::Message::encode_to_vec);
-                vec![entry(TableRecord::Meta, file.contested_key().as_bytes(), record)]
+            Self::Contested(id, contest) => {
+                let record = contest.as_ref().map(|each| each.record().encode_to_vec());
+                vec![entry(TableRecord::Meta, id.key().as_bytes(), record)]
             }
             Self::Foreign(file, hash) => {
                 let hash = hash.map(|hash| hash.to_vec());
@@ -270,7 +299,7 @@ pub(crate) struct Surroundings {
     pub(crate) node_id: Option<String>,
     pub(crate) progress: Progress,
     pub(crate) blocked: BTreeMap<BlockedBy, BlockedRecord>,
-    pub(crate) contested: BTreeMap<KubeletFile, ContestedRecord>,
+    pub(crate) contested: BTreeMap<ContestId, Contest>,
     pub(crate) foreign: BTreeMap<KubeletFile, Hash>,
     pub(crate) resources: BTreeMap<ResourceName, ResourceRecord>,
     pub(crate) mirrors: BTreeMap<KubeletFile, Mirrors>,
@@ -283,7 +312,7 @@ impl Surroundings {
         rows.extend(self.node_id.clone().map(Row::NodeId));
         rows.push(Row::Progress(self.progress.clone()));
         let contested = self.contested.iter();
-        rows.extend(contested.map(|(&file, record)| Row::Contested(file, Some(record.clone()))));
+        rows.extend(contested.map(|(&id, contest)| Row::Contested(id, Some(contest.clone()))));
         let foreign = self.foreign.iter();
         rows.extend(foreign.map(|(&file, &hash)| Row::Foreign(file, Some(hash))));
         let blocked = self.blocked.iter();
@@ -313,7 +342,7 @@ impl Surroundings {
             Row::BootId(id) => self.boot_id = Some(id.clone()),
             Row::NodeId(id) => self.node_id = Some(id.clone()),
             Row::Progress(progress) => self.progress = progress.clone(),
-            Row::Contested(file, record) => put(&mut self.contested, *file, record.clone()),
+            Row::Contested(id, contest) => put(&mut self.contested, *id, contest.clone()),
             Row::Foreign(file, hash) => put(&mut self.foreign, *file, *hash),
             Row::Mirror(file, mirror) => {
                 let mirrors = self.mirrors.entry(*file).or_default();
@@ -339,12 +368,9 @@ impl Surroundings {
         } else if let Some(by) = BlockedBy::ALL.into_iter().find(|by| key == by.key()) {
             let record = value.map(BlockedRecord::decode).transpose()?;
             put(&mut self.blocked, by, record);
-        } else if let Some(file) = KubeletFile::ALL
-            .into_iter()
-            .find(|file| key == file.contested_key())
-        {
-            let record = value.map(ContestedRecord::decode).transpose()?;
-            put(&mut self.contested, file, record);
+        } else if let Some(id) = ContestId::of_key(key) {
+            let contest = value.map(|bytes| Contest::try_from(ContestedRecord::decode(bytes)?));
+            put(&mut self.contested, id, contest.transpose()?);
         } else if let Some(file) = KubeletFile::ALL
             .into_iter()
             .find(|file| key == file.foreign_key())
@@ -935,8 +961,14 @@ impl Snapshot {
         let mut around = Surroundings::default();
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
         let of_files = KubeletFile::ALL.into_iter();
-        let of_files = of_files.flat_map(|file| [file.contested_key(), file.foreign_key()]);
+        let of_files = of_files.map(KubeletFile::foreign_key);
         let of_files = of_files.chain(BlockedBy::ALL.map(BlockedBy::key));
+        for row in meta.iter()? {
+            let (key, value) = row?;
+            if ContestId::of_key(key.value()).is_some() {
+                around.follow_meta(key.value(), Some(value.value()))?;
+            }
+        }
         for key in of_files.chain([BOOT_ID_KEY, NODE_ID_KEY, STARTS_KEY, STOP_KEY]) {
             if let Some(value) = meta.get(key)? {
                 around.follow_meta(key, Some(value.value()))?;

@@ -71,10 +71,11 @@ pub use writer::WriteError;
 use claims_file::ImportedClaims;
 pub(crate) use commit_queue::in_time;
 use commit_queue::{CommitQueue, PendingCommit, flatten_recv};
-use database::{BlockedBy, Hash, KubeletFile, Row};
+use contest::Contest;
+use database::{BlockedBy, ContestId, Hash, KubeletFile, Row};
 use import::Imported;
 use mirror::{Call, Doorbell};
-use record::{BlockedRecord, ContestedRecord, ResourceRecord};
+use record::{BlockedRecord, ResourceRecord};
 use statistics::Counters;
 use writer::{Phase, Unplaced};
 
@@ -152,6 +153,35 @@ pub enum ImportError {
         /// The claim.
         claim: ClaimKey,
     },
+    /// Another command has ended the contest about the file first.
+    #[error("another command has decided about {file} meanwhile; devlet status shows what is left to decide")]
+    Settled {
+        /// The contested file.
+        file: String,
+    },
+    /// Another file of the same kind is contested, too.
+    #[error(
+        "{file} disagrees with devlet's record, too, and only one of the files can be adopted; first forget the other \
+         one: devlet forget {file}"
+    )]
+    OtherContested {
+        /// That file.
+        file: String,
+    },
+    /// It could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Why a reason to admit no pod stays. Nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ForgetFileError {
+    /// There is no such reason any longer.
+    #[error("another command has decided about {file} meanwhile; devlet status shows what is left to decide")]
+    Settled {
+        /// The file of the reason.
+        file: String,
+    },
     /// It could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -211,10 +241,17 @@ pub enum StopError {
 /// Reasons why no pod is admitted that an import or an operator has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Settled {
-    pub(crate) reasons: Vec<Blocked>,
+    reasons: Vec<Blocked>,
     /// What is left of them: a lost database is settled by files of both kinds.
-    pub(crate) left: Vec<(BlockedBy, BlockedRecord)>,
+    left: Vec<(BlockedBy, BlockedRecord)>,
+    /// Contests that stay open, as they are from now on.
+    contested: BTreeMap<ContestId, Contest>,
+    /// Released when the change has ended.
+    turn: Option<Turn>,
 }
+
+/// While pods are not admitted, one import or forget at a time decides.
+type Turn = tokio::sync::OwnedMutexGuard<()>;
 
 /// What the lock protects.
 #[derive(Debug)]
@@ -223,7 +260,7 @@ pub(crate) struct State {
     /// Why no pod is admitted, as it is on record.
     blocked: BTreeMap<BlockedBy, BlockedRecord>,
     /// Files that an operator has to decide about, as they are on record.
-    contested: BTreeMap<KubeletFile, ContestedRecord>,
+    contested: BTreeMap<ContestId, Contest>,
 }
 
 impl State {
@@ -255,10 +292,26 @@ impl State {
         Ok((settled, rows))
     }
 
-    /// The contested file that this import adopts, if its operator chose it.
-    fn adopts(&self, file: KubeletFile, hash: &Hash) -> Option<Blocked> {
-        let contested = self.contested.get(&file)?;
-        (contested.hash == *hash).then(|| contested.blocked())
+    /// The contest about a file with this content.
+    fn contest_about(&self, file: KubeletFile, hash: &Hash) -> Option<ContestId> {
+        let mut contests = self.contested.iter();
+        let contest = contests.find(|(id, contest)| id.file == file && contest.hash == *hash);
+        contest.map(|(&id, _)| id)
+    }
+
+    /// The contest that this import decides, if its operator chose one of the files: no other one of its kind is open.
+    fn adopts(&self, file: KubeletFile, hash: &Hash) -> Result<Option<(ContestId, &Contest)>, ImportError> {
+        let Some(id) = self.contest_about(file, hash) else {
+            return Ok(None);
+        };
+        let mut others = self.contested.iter();
+        match others.find(|(other, _)| other.file == file && **other != id) {
+            Some((_, other)) => {
+                let file = other.file.clone();
+                Err(ImportError::OtherContested { file })
+            }
+            None => Ok(self.contested.get(&id).map(|contest| (id, contest))),
+        }
     }
 
     /// Begins to release pods that an adopted file does not have; none of them may be in flight. Returns what is to be
@@ -273,46 +326,53 @@ impl State {
         rows
     }
 
-    /// Begins to end a reason why no pod is admitted. `None` if there is no such reason.
-    fn begin_forget(&mut self, reason: &Blocked) -> Option<(Vec<Row>, Phase)> {
-        if !self.node.blocked_by().contains(reason) {
-            return None;
-        }
-        let contested = self
-            .contested
-            .iter()
-            .find(|(_, record)| record.blocked() == *reason);
-        let Some((&file, record)) = contested else {
-            let mut blocked = self.blocked.iter();
-            let (&by, _) = blocked.find(|(by, record)| record.blocked(**by) == *reason)?;
+    /// Begins to end the reason why no pod is admitted that is about a file. `None` if there is no such reason.
+    fn begin_forget(&mut self, file: &str, turn: Option<Turn>) -> Option<(Vec<Row>, Phase)> {
+        let contest = self.contested.iter().find(|(_, contest)| contest.file == file);
+        let Some((&id, contest)) = contest else {
+            let (&by, record) = self.blocked.iter().find(|(_, record)| record.file == file)?;
             let rows = vec![Row::Blocked(by, None)];
             let phase = Phase::Forget {
-                settled: reason.clone(),
+                settled: Box::new(Settled {
+                    reasons: vec![record.blocked(by)],
+                    turn,
+                    ..Settled::default()
+                }),
                 pods: Vec::new(),
                 removed: Vec::new(),
             };
             return Some((rows, phase));
         };
-        // Pods hold what they held before the file. One that was removed meanwhile, or is being removed, stays so.
-        let before = record.pods_before().unwrap_or_default();
+        // Pods keep what is on record, and what other files in question give them. One that was removed meanwhile, or is
+        // being removed, stays so.
+        let others = || self.contested.iter().filter(|(other, _)| **other != id);
         let is_idle = |uid: &PodUid| !self.node.is_in_flight(uid);
         let (mut pods, mut removed) = (Vec::new(), Vec::new());
-        for (uid, before) in before.into_iter().filter(|(uid, _)| is_idle(uid)) {
-            let allocations = before.map(|pod| pod.allocations).unwrap_or_default();
-            match self.node.pod(&uid) {
-                Some(pod) if allocations.is_empty() && pod.claims.is_empty() => removed.push(uid),
-                Some(pod) => pods.push(Pod {
+        for (uid, sides) in contest.pods.iter().filter(|(uid, _)| is_idle(uid)) {
+            let Some(pod) = self.node.pod(uid) else {
+                continue;
+            };
+            let others = others().map(|(_, contest)| contest);
+            let allocations = contest::held(others, uid, &sides.on_record);
+            if allocations.is_empty() && pod.claims.is_empty() {
+                removed.push(uid.clone());
+            } else if allocations != pod.allocations {
+                pods.push(Pod {
                     allocations,
                     ..pod.clone()
-                }),
-                None => {}
+                });
             }
         }
-        let mut rows = vec![Row::Contested(file, None)];
+        let reasons = vec![contest.blocked()];
+        let mut rows = vec![Row::Contested(id, None)];
         rows.extend(pods.iter().map(Row::pod));
         rows.extend(self.begin_removal(&removed));
         let phase = Phase::Forget {
-            settled: reason.clone(),
+            settled: Box::new(Settled {
+                reasons,
+                turn,
+                ..Settled::default()
+            }),
             pods,
             removed,
         };
@@ -321,12 +381,18 @@ impl State {
 
     /// A reason why no pod is admitted has ended, and that is on disk.
     pub(crate) fn settle(&mut self, settled: Settled) {
-        let Settled { reasons, left } = settled;
+        let Settled {
+            reasons,
+            left,
+            contested,
+            turn: _turn,
+        } = settled;
         self.node.unblock(|reason| reasons.contains(reason));
         self.blocked
             .retain(|by, record| !reasons.contains(&record.blocked(*by)));
         self.contested
-            .retain(|_, record| !reasons.contains(&record.blocked()));
+            .retain(|_, contest| !reasons.contains(&contest.blocked()));
+        self.contested.extend(contested);
         for (by, record) in left {
             let blocked = record.blocked(by);
             // Another import may have ended meanwhile.
@@ -368,7 +434,7 @@ impl State {
         imported: &Imported,
         hash: &Hash,
     ) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
-        let adopted = self.adopts(KubeletFile::Devices, hash);
+        let adopted = self.adopts(KubeletFile::Devices, hash)?;
         let is_empty = imported.pods.is_empty() && adopted.is_none();
         let (mut settled, mut unblocked) =
             self.settled_by(KubeletFile::Devices, is_empty, imported.is_incomplete)?;
@@ -377,7 +443,7 @@ impl State {
             claims: BTreeMap::new(),
         };
         let (mut pods, mut difference) = imported.against(|uid| self.node.pod(uid));
-        if let Some(blocked) = adopted {
+        if let Some((id, contest)) = adopted {
             // The file is right about devices: a pod that it does not have has none.
             let lost = self
                 .node
@@ -396,19 +462,23 @@ impl State {
                     });
                 }
             }
-            // Pods that only the file has are on record until now, too.
-            let before = self.contested.get(&KubeletFile::Devices);
-            let new = before.into_iter().flat_map(|record| &record.before);
-            let new: BTreeSet<PodUid> = new
-                .filter(|each| each.pod.is_none())
-                .map(|each| each.uid.as_str().into())
-                .collect();
+            // Pods that only the file has hold its devices until now, too.
+            let has_claims = |uid| self.node.pod(uid).is_some_and(|pod| !pod.claims.is_empty());
+            let new = contest.pods.iter();
+            let new = new.filter(|(uid, sides)| sides.on_record.is_empty() && !has_claims(uid));
+            let new: BTreeSet<PodUid> = new.map(|(uid, _)| uid.clone()).collect();
             difference.changed.retain(|uid| !new.contains(uid));
             // A pod that was removed meanwhile is new already.
             difference.added.retain(|uid| !new.contains(uid));
             difference.added.extend(new);
-            settled.reasons.push(blocked);
-            unblocked.push(Row::Contested(KubeletFile::Devices, None));
+            settled.reasons.push(contest.blocked());
+            unblocked.push(Row::Contested(id, None));
+        } else {
+            settled.contested = self.with_contested(imported, &mut pods);
+            let changed: BTreeSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
+            difference.changed.retain(|uid| changed.contains(uid));
+            let contests = settled.contested.iter();
+            unblocked.extend(contests.map(|(&id, contest)| Row::Contested(id, Some(contest.clone()))));
         }
         self.check_idle(&importing.pods)?;
         self.check_idle(&difference.removed.iter().cloned().collect())?;
@@ -434,6 +504,29 @@ impl State {
         Ok((rows, phase, difference))
     }
 
+    /// Lets the pods of an import hold what contested files give them besides. Returns the contests about these pods, which
+    /// from now on have on record what was imported.
+    fn with_contested(&self, imported: &Imported, pods: &mut Vec<Pod>) -> BTreeMap<ContestId, Contest> {
+        let mut contested = self.contested.clone();
+        if contested.is_empty() {
+            return contested;
+        }
+        // Those that are as on record already count as imported, too.
+        let known = imported.pods.keys().filter_map(|uid| self.node.pod(uid));
+        let mut all: BTreeMap<PodUid, Pod> = known.map(|pod| (pod.uid.clone(), pod.clone())).collect();
+        all.extend(pods.drain(..).map(|pod| (pod.uid.clone(), pod)));
+        for (uid, pod) in &mut all {
+            contest::note_on_record(contested.values_mut(), uid, &pod.allocations);
+            pod.allocations = contest::held(contested.values(), uid, &pod.allocations);
+        }
+        let changed = all
+            .into_values()
+            .filter(|pod| self.node.pod(&pod.uid) != Some(pod));
+        pods.extend(changed);
+        contested.retain(|id, contest| self.contested.get(id) != Some(contest));
+        contested
+    }
+
     /// The same for a file about claims. What is known of a claim stays, and so do the claims that a pod holds besides.
     fn begin_claims_import(
         &mut self,
@@ -441,7 +534,8 @@ impl State {
         hash: &Hash,
     ) -> Result<(Vec<Row>, Phase, ImportReport), ImportError> {
         let mut imported = imported.clone();
-        let adopted = self.adopts(KubeletFile::Claims, hash);
+        let adopted = self.adopts(KubeletFile::Claims, hash)?;
+        let adopted = adopted.map(|(id, contest)| (id, contest.blocked()));
         let is_empty = imported.claims.is_empty() && adopted.is_none();
         let (mut settled, mut unblocked) =
             self.settled_by(KubeletFile::Claims, is_empty, imported.is_incomplete)?;
@@ -508,9 +602,9 @@ impl State {
                 }
             }
         }
-        if let Some(blocked) = adopted {
+        if let Some((id, blocked)) = adopted {
             settled.reasons.push(blocked);
-            unblocked.push(Row::Contested(KubeletFile::Claims, None));
+            unblocked.push(Row::Contested(id, None));
             unblocked.extend(self.begin_removal(&difference.removed));
         }
         rows.extend(pods.iter().map(Row::pod));
@@ -616,6 +710,8 @@ pub struct Store {
     threads: Arc<Threads>,
     /// What nobody waits for is written by one at a time: who comes next knows that it is on disk.
     recording: Arc<tokio::sync::Mutex<()>>,
+    /// Imports and forgets while pods are not admitted; see [`Turn`].
+    deciding: Arc<tokio::sync::Mutex<()>>,
     clock: Steady,
 }
 
@@ -823,10 +919,23 @@ impl Store {
     pub async fn import(&self, file: &[u8]) -> Result<ImportReport, ImportError> {
         let content = import::read(file)?;
         let hash: Hash = Sha256::digest(file).into();
+        let kind = match content {
+            import::Content::Devices(_) => KubeletFile::Devices,
+            import::Content::Claims(_) => KubeletFile::Claims,
+        };
+        let contest = |state: &State| {
+            let id = state.contest_about(kind, &hash)?;
+            state.contested.get(&id).map(|contest| contest.file.clone())
+        };
+        let chosen = contest(&self.shared.lock());
+        let turn = self.turn().await?;
         let (written, mut report) = {
             let mut report = None;
             let written = self.begin(|state| {
-                let (rows, phase) = match &content {
+                if let Some(file) = chosen.filter(|_| contest(state).is_none()) {
+                    return Err(ImportError::Settled { file });
+                }
+                let (rows, mut phase) = match &content {
                     import::Content::Devices(imported) => {
                         let (rows, phase, difference) = state.begin_import(imported, &hash)?;
                         report = Some(imported.report(difference, Vec::new()));
@@ -838,7 +947,10 @@ impl Store {
                         (rows, phase)
                     }
                 };
-                Ok::<_, ImportError>(Some((rows, phase)))
+                if let Phase::Import { settled, .. } = &mut phase {
+                    settled.turn = turn;
+                }
+                Ok(Some((rows, phase)))
             })?;
             (written, report.ok_or(WriteError::Stopped)?)
         };
@@ -850,7 +962,7 @@ impl Store {
     }
 
     /// Ends the first reason why no pod is admitted; see [`Store::forget_reason`].
-    pub async fn forget(&self) -> Result<Vec<PodUid>, WriteError> {
+    pub async fn forget(&self) -> Result<Vec<PodUid>, ForgetFileError> {
         match self.read(|node| node.blocked().cloned()) {
             Some(reason) => self.forget_reason(&reason).await,
             None => Ok(Vec::new()),
@@ -860,17 +972,32 @@ impl Store {
     /// Ends a reason why no pod is admitted: state that is lost or could not be read held nothing more than what is known,
     /// or a contested file is not adopted, and the record stays as it was. Pods are admitted again, unless there is
     /// another reason. Returns the pods that only the contested file had: they are removed.
-    pub async fn forget_reason(&self, reason: &Blocked) -> Result<Vec<PodUid>, WriteError> {
+    pub async fn forget_reason(&self, reason: &Blocked) -> Result<Vec<PodUid>, ForgetFileError> {
+        let turn = self.turn().await?;
+        let file = reason.file();
         let mut gone = Vec::new();
         let written = self.begin(|state| {
-            let change = state.begin_forget(reason);
-            if let Some((_, Phase::Forget { removed, .. })) = &change {
+            let Some(change) = state.begin_forget(file, turn) else {
+                let file = file.to_owned();
+                return Err(ForgetFileError::Settled { file });
+            };
+            if let (_, Phase::Forget { removed, .. }) = &change {
                 gone.clone_from(removed);
             }
-            Ok::<_, WriteError>(change)
+            Ok(Some(change))
         })?;
         done(written).await?;
         Ok(gone)
+    }
+
+    /// Waits until no other import or forget is deciding; `None` if there is nothing to decide.
+    async fn turn(&self) -> Result<Option<Turn>, WriteError> {
+        if self.read(|node| node.blocked().is_none()) {
+            return Ok(None);
+        }
+        let deadline = tokio::time::Instant::now() + self.shared.patience;
+        let turn = Arc::clone(&self.deciding).lock_owned();
+        in_time(deadline, async { Ok(Some(turn.await)) }).await
     }
 
     /// All of the database, for people.

@@ -8,6 +8,7 @@
 //! | readable | none, or its hash is on record | the database is right |
 //! | readable | sound, hash unknown, adds to the record | a kubelet wrote it: our state is archived, the file is imported |
 //! | readable | sound, hash unknown, takes devices or claims from pods on record or gives their devices to other pods, too | contested: our state is archived, the file copied; the devices of both sides are held, and no new pod is admitted until an operator imports or forgets the copy |
+//! | readable, with a contested file | sound, hash unknown | contested, too, unless it has exactly what is on record: an operator decides about each |
 //! | readable | written by another process while devlet ran | set aside; the database is right |
 //! | readable | unreadable, hash unknown, of root or the user of devlet | set aside; the database is right, but a kubelet may have given more: no new pod is admitted until an operator decides |
 //! | readable | not a regular file, or of another user | set aside; the database is right |
@@ -55,16 +56,16 @@ use tokio::sync::watch;
 use super::backend::Storage;
 use super::claims_file::ImportedClaims;
 use super::commit_queue::CommitQueue;
-use super::contest::{self, Disagreement};
+use super::contest::{self, Contest, Disagreement};
 use super::database::{
-    BlockedBy, Contents, Database, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row, Surroundings,
-    reason,
+    BlockedBy, Contents, ContestId, Database, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row,
+    Surroundings, reason,
 };
 use super::files::Identity;
 use super::import::{Content, Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, MirroredFile, Mirrorer};
 use super::node_id::{IdFiles, Progress, Traces};
-use super::record::{BlockedRecord, ContestedRecord};
+use super::record::BlockedRecord;
 use super::state_file::{self, StateFileError};
 use super::statistics::Counters;
 use super::writer::{NOTE_PAUSE, WriteError, Writer};
@@ -620,8 +621,8 @@ fn restore(
     for (by, record) in &around.blocked {
         node.block(record.blocked(*by));
     }
-    for record in around.contested.values() {
-        node.block(record.blocked());
+    for contest in around.contested.values() {
+        node.block(contest.blocked());
     }
     node
 }
@@ -713,6 +714,7 @@ fn start(
         shared,
         threads,
         recording: Arc::default(),
+        deciding: Arc::default(),
         clock,
     })
 }
@@ -928,14 +930,14 @@ impl Opening<'_> {
         }
     }
 
-    /// Keeps a copy of a file that would take something from pods on record, and returns its record.
+    /// Keeps a copy of a file that disagrees with the record, and lets pods hold the devices of both sides.
     fn contest(
         &mut self,
         contents: &mut Contents,
         file: KubeletFile,
         sound: &Sound,
         disagreement: &Disagreement,
-    ) -> Result<ContestedRecord, OpenError> {
+    ) -> Result<Contest, OpenError> {
         let original = self.options.path_of(file).unwrap_or(&self.place.path).to_owned();
         let name = original.file_name().unwrap_or_default().to_string_lossy();
         let name = format!("{name}.contested-{}", files::timestamp(self.now));
@@ -943,23 +945,23 @@ impl Opening<'_> {
         let copy = files::write_new(&path, &sound.bytes);
         let copy = copy.map_err(|source| OpenError::Archive { path, source })?;
         let difference = contest::difference(contents, &sound.content, disagreement);
-        let before = match &sound.content {
+        let (pods, changed) = match &sound.content {
             Content::Devices(imported) => contest::hold_both(contents, imported),
-            Content::Claims(_) => Vec::new(),
+            Content::Claims(_) => Default::default(),
         };
-        let record = ContestedRecord {
+        let contest = Contest {
             file: copy.display().to_string(),
-            hash: sound.hash.to_vec(),
+            hash: sound.hash,
             difference: difference.clone(),
-            pods: contest::open_pods(contents, &before),
-            before,
+            unanswered: contest::unanswered(contents, &changed),
+            pods,
         };
         self.report.contested.push(Contested {
             original,
             copy,
             difference,
         });
-        Ok(record)
+        Ok(contest)
     }
 
     /// Takes in what kubelets' files say, and their hashes; and says what is to be written.
@@ -970,16 +972,11 @@ impl Opening<'_> {
         has_record: bool,
     ) -> Result<(Vec<Row>, Difference), OpenError> {
         let (pods, claims) = (contents.pods.clone(), contents.claims.clone());
+        let contested = contents.around.contested.clone();
         let mut rows = Vec::new();
         let mut adopted = Vec::new();
         for (file, sound) in said {
             let Sound { content, hash, .. } = sound;
-            if let Some(earlier) = contents.around.contested.get(file).cloned() {
-                // This file replaces the one that an operator was to decide about.
-                let undone = earlier.undo(contents);
-                undone.map_err(|error| self.disk(error.to_string()))?;
-                rows.push(Row::Contested(*file, None));
-            }
             let mirror = contents.around.mirrors(*file).next(*hash, InFile::Hash(*hash));
             rows.push(Row::Mirror(*file, mirror));
             self.in_file.insert(*file, InFile::Hash(*hash));
@@ -987,9 +984,22 @@ impl Opening<'_> {
                 true => contest::disagreement(contents, content),
                 false => Disagreement::default(),
             };
-            if !disagreement.is_empty() {
-                let record = self.contest(contents, *file, sound, &disagreement)?;
-                rows.push(Row::Contested(*file, Some(record)));
+            // Contests of this kind that an operator has not decided about. This file does not end them.
+            let open = contested.iter().filter(|(id, _)| id.file == *file);
+            let last = open.clone().map(|(id, _)| id.number).max();
+            if last.is_some()
+                && (open.clone().any(|(_, contest)| contest.hash == *hash)
+                    || contest::is_on_record(contents, content))
+            {
+                continue;
+            }
+            if last.is_some() || !disagreement.is_empty() {
+                let contest = self.contest(contents, *file, sound, &disagreement)?;
+                let id = ContestId {
+                    file: *file,
+                    number: last.map_or(0, |last| last + 1),
+                };
+                contents.around.contested.insert(id, contest);
                 continue;
             }
             adopted.push(content);
@@ -1005,6 +1015,9 @@ impl Opening<'_> {
             }
         }
         rows.iter().for_each(|row| contents.around.follow(row));
+        let contests = contents.around.contested.iter();
+        let news = contests.filter(|(id, contest)| contested.get(*id) != Some(*contest));
+        rows.extend(news.map(|(&id, contest)| Row::Contested(id, Some(contest.clone()))));
         let difference = Difference::between(&pods, &contents.pods);
         let uids = difference.added.iter().chain(&difference.changed);
         rows.extend(uids.filter_map(|uid| contents.pods.get(uid)).map(Row::pod));

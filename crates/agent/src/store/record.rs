@@ -240,22 +240,25 @@ pub(crate) struct ContestedRecord {
     /// The difference between the file and the record, in words.
     #[prost(string, tag = "3")]
     pub(crate) difference: String,
-    /// Pods that hold devices of the file until then, as they were before.
+    /// Pods of the file.
     #[prost(message, repeated, tag = "4")]
-    pub(crate) before: Vec<PodBeforeRecord>,
-    /// Pods that are not answered until then: those above, and those that hold the same devices.
+    pub(crate) sides: Vec<SidesRecord>,
+    /// Pods that are not answered until then: those that the file adds or changes, and those that hold the same devices.
     #[prost(string, repeated, tag = "5")]
     pub(crate) pods: Vec<String>,
 }
 
-/// A pod as it was before a contested file.
+/// The allocations of a pod of a contested file, each as a [`PodRecord`]; empty if there are none.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(crate) struct PodBeforeRecord {
+pub(crate) struct SidesRecord {
     #[prost(string, tag = "1")]
     pub(crate) uid: String,
-    /// None: it was not on record.
-    #[prost(bytes = "vec", optional, tag = "2")]
-    pub(crate) pod: Option<Vec<u8>>,
+    /// Without contested files.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) on_record: Vec<u8>,
+    /// In the file.
+    #[prost(bytes = "vec", tag = "3")]
+    pub(crate) in_file: Vec<u8>,
 }
 
 /// Names that are in many records, and once in memory.

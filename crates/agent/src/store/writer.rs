@@ -31,7 +31,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use devlet_core::dra::claims::Claim;
-use devlet_core::{Blocked, Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
+use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
 use super::database::{BlockedBy, Database, Place, Row, Snapshot, Surroundings};
@@ -153,7 +153,7 @@ pub(crate) enum Phase {
     },
     /// `pods` are those that hold what they held before a contested file, `removed` those that only it had.
     Forget {
-        settled: Blocked,
+        settled: Box<Settled>,
         pods: Vec<Pod>,
         removed: Vec<PodUid>,
     },
@@ -203,10 +203,7 @@ impl Phase {
                     // One that is being admitted or removed by now has what that ends with.
                     let _ = node.put(pod);
                 }
-                state.settle(Settled {
-                    reasons: vec![settled],
-                    left: Vec::new(),
-                });
+                state.settle(*settled);
             }
             Self::Nothing => {}
         }

@@ -415,6 +415,45 @@ async fn a_file_that_a_kubelet_wrote_is_taken_over() {
 }
 
 #[tokio::test]
+async fn a_further_file_ends_no_contest() {
+    let root = root_with_a_claim().await;
+    let ours = read(&root);
+    write(&root, &[kubelets("theirs", &["k"], true)]);
+    let (store, report) = root.open_with_report();
+    assert_eq!(report.contested.len(), 1, "{report:?}");
+    store.stop().await.unwrap();
+    // It takes nothing, and adds a claim.
+    let mut further = ours.clone();
+    further.push(kubelets("two", &["l"], true));
+    write(&root, &further);
+
+    let (store, report) = root.open_with_report();
+
+    assert_eq!(report.contested.len(), 1, "{report:?}");
+    assert_eq!(store.read(|node| node.blocked_by().len()), 2);
+    assert_eq!(names(&store), ["one"]);
+    store.stop().await.unwrap();
+    // The record itself is not another contest.
+    let ours = envelope::write(Some(&ours)) + "\n";
+    std::fs::write(root.claims_file(), ours).unwrap();
+    let (store, report) = root.open_with_report();
+    assert!(
+        report.contested.is_empty() && report.takeover.is_none(),
+        "{report:?}"
+    );
+    let file = envelope::write(Some(&further));
+    let refused = store.import(file.as_bytes()).await.unwrap_err();
+    assert!(
+        matches!(refused, ImportError::OtherContested { .. }),
+        "{refused:?}"
+    );
+    store.forget().await.unwrap();
+    store.import(file.as_bytes()).await.unwrap();
+    assert_eq!(names(&store), ["one", "two"]);
+    assert_eq!(store.read(|node| node.blocked().cloned()), None);
+}
+
+#[tokio::test]
 async fn each_file_speaks_for_what_it_is_about() {
     let root = Root::new();
     let store = root.open();

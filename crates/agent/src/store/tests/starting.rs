@@ -1,21 +1,24 @@
 //! Every row of the table in `open.rs`, and reboots.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::ops::Bound;
+use std::pin::pin;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use devlet_core::dra::claims::{Claim, ClaimKey};
-use devlet_core::{Blocked, PodUid, ReserveError};
+use devlet_core::{Blocked, DeviceId, PodUid, ReserveError};
 use devlet_kubelet_files::Format;
 use redb::{BackendError, StorageBackend};
 
 use super::disk::Disk;
+use super::durability::start;
 use super::*;
 use crate::store::database::{BlockedBy, KubeletFile, LoadError, Mirror, Row};
+use crate::store::import::Imported;
 use crate::store::record::{BlockedRecord, ResourceRecord};
-use crate::store::{Found, HoldError, OnReboot, OpenError};
+use crate::store::{ForgetFileError, Found, HoldError, ImportError, OnReboot, OpenError};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata");
 
@@ -165,7 +168,7 @@ async fn a_crash_while_setting_aside_is_no_fresh_start() {
     std::fs::write(root.checkpoint(), "broken").unwrap();
     // The database cannot be made.
     let disk = Disk::default();
-    disk.fail_writes(Some(io::ErrorKind::StorageFull));
+    disk.fail_writes(Some(ErrorKind::StorageFull));
     let options = OpenOptions {
         storage: disk.storage(),
         ..root.options()
@@ -362,15 +365,8 @@ async fn a_contested_file_that_an_operator_forgets_leaves_the_record_as_it_was()
     let (root, _) = root_with_a_contested_file().await;
     let (store, report) = root.open_with_report();
     contested(&report);
-    // Another file that disagrees takes its place.
-    store.stop().await.unwrap();
-    let other = kubelet_file(&[("other", &["03"])]);
-    std::fs::write(root.checkpoint(), &other).unwrap();
-    let (store, report) = root.open_with_report();
-    assert_eq!(contested(&report), other.as_bytes());
-    assert_eq!(uids(&store), ["changed", "gone", "other", "same"]);
 
-    store.forget().await.unwrap();
+    assert_eq!(store.forget().await.unwrap(), ["new".into()]);
 
     assert_eq!(uids(&store), ["changed", "gone", "same"]);
     assert_eq!(devices(&store, "changed"), ["00"]);
@@ -383,6 +379,230 @@ async fn a_contested_file_that_an_operator_forgets_leaves_the_record_as_it_was()
 }
 
 /// Options of a root whose id is outside of the directory, too.
+/// A root with pod `a` (00), and a contested file with these pods.
+async fn root_contested_by(pods: &[(&str, &[&str])]) -> Root {
+    let root = root_with_a_pod().await;
+    std::fs::write(root.checkpoint(), kubelet_file(pods)).unwrap();
+    let (store, report) = root.open_with_report();
+    contested(&report);
+    store.stop().await.unwrap();
+    root
+}
+
+fn contests(store: &Store) -> Vec<Blocked> {
+    store.read(|node| node.blocked_by().to_vec())
+}
+
+#[tokio::test]
+async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held() {
+    let first = kubelet_file(&[("c", &["05"])]);
+    // Files that take nothing from pods on record, one that takes all, and one that agrees with all.
+    for further in [
+        &[("a", &["00"][..]), ("b", &["01"])][..],
+        &[("a", &["00", "02"])],
+        &[("c", &["05", "06"])],
+        &[],
+        &[("a", &["00"]), ("c", &["05"])],
+    ] {
+        let root = root_contested_by(&[("c", &["05"])]).await;
+        let store = root.open();
+        let earlier = contests(&store).remove(0);
+        store.stop().await.unwrap();
+        let further = kubelet_file(further);
+        std::fs::write(root.checkpoint(), &further).unwrap();
+
+        let (store, report) = root.open_with_report();
+
+        assert!(report.takeover.is_none(), "{report:?}");
+        let [contested] = &report.contested[..] else {
+            panic!("{report:?}");
+        };
+        assert_eq!(std::fs::read_to_string(&contested.copy).unwrap(), further);
+        let both = contests(&store);
+        assert_eq!((both.len(), &both[0]), (2, &earlier));
+        let held = pods(&store);
+        let imported = Imported::read(further.as_bytes()).unwrap().pods;
+        let mut expected: BTreeMap<_, _> = held
+            .iter()
+            .map(|pod| (pod.uid.clone(), BTreeSet::new()))
+            .collect();
+        expected.get_mut("a").unwrap().insert("00".into());
+        expected.get_mut("c").unwrap().insert("05".into());
+        for (uid, allocations) in &imported {
+            let devices = allocations.iter().flat_map(|each| each.devices.clone());
+            expected.get_mut(uid).unwrap().extend(devices);
+        }
+        for pod in &held {
+            let devices: BTreeSet<DeviceId> = pod.allocations[0].devices.iter().cloned().collect();
+            assert_eq!(devices, expected[&pod.uid], "{}", pod.uid);
+        }
+        store.stop().await.unwrap();
+        // Neither a file that is contested already nor the record itself is another contest.
+        for known in [&first, &further, &kubelet_file(&[("a", &["00"])])] {
+            std::fs::write(root.checkpoint(), known).unwrap();
+            let (store, report) = root.open_with_report();
+            assert!(
+                report.contested.is_empty() && report.takeover.is_none(),
+                "{report:?}"
+            );
+            assert_eq!((contests(&store), pods(&store)), (both.clone(), held.clone()));
+            store.stop().await.unwrap();
+        }
+
+        // Each file releases only what no other side has.
+        let store = root.open();
+        for (file, other) in [(&first, both[1].file()), (&further, both[0].file())] {
+            let refused = store.import(file.as_bytes()).await.unwrap_err();
+            let file = other.to_owned();
+            assert_eq!(refused, ImportError::OtherContested { file });
+        }
+        store.forget_reason(&both[0]).await.unwrap();
+        assert_eq!(contests(&store), both[1..]);
+        assert_eq!(devices(&store, "a")[0], "00");
+        for uid in imported.keys() {
+            let theirs = &imported[uid][0].devices;
+            let held = devices(&store, uid.as_str());
+            assert!(
+                theirs
+                    .iter()
+                    .all(|id| held.iter().any(|held| held == id.as_str()))
+            );
+        }
+        assert_eq!(uids(&store).contains(&"c".into()), imported.contains_key("c"));
+        let is_unanswered = store.read(|node| node.contested_by(&"c".into()).is_some());
+        assert_eq!(is_unanswered, imported.contains_key("c"));
+        store.stop().await.unwrap();
+        let store = root.open();
+        store.forget().await.unwrap();
+        assert_eq!(uids(&store), ["a"]);
+        assert_eq!(devices(&store, "a"), ["00"]);
+    }
+}
+
+#[tokio::test]
+async fn of_two_contested_files_the_last_that_is_not_forgotten_can_be_adopted() {
+    let root = root_contested_by(&[("c", &["05"])]).await;
+    let further = kubelet_file(&[("b", &["01"])]);
+    std::fs::write(root.checkpoint(), &further).unwrap();
+    let store = root.open();
+
+    assert_eq!(store.forget().await.unwrap(), ["c".into()]);
+    let imported = store.import(further.as_bytes()).await.unwrap();
+
+    assert_eq!(imported.difference.removed, ["a".into()]);
+    assert_eq!(uids(&store), ["b"]);
+    assert_eq!(contests(&store), []);
+}
+
+#[tokio::test]
+async fn a_forgotten_file_releases_nothing_that_was_imported_meanwhile() {
+    for is_restarted in [false, true] {
+        let root = root_contested_by(&[("c", &["05", "06"]), ("d", &["07"])]).await;
+        let mut store = root.open();
+        let file = kubelet_file(&[("a", &["03"]), ("c", &["05"]), ("q", &["02"])]);
+
+        store.import(file.as_bytes()).await.unwrap();
+
+        assert_eq!(devices(&store, "c"), ["05", "06"], "the contest is open");
+        if is_restarted {
+            store.stop().await.unwrap();
+            store = root.open();
+        }
+        assert_eq!(store.forget().await.unwrap(), ["d".into()]);
+        assert_eq!(uids(&store), ["a", "c", "q"]);
+        assert_eq!(devices(&store, "a"), ["03"]);
+        assert_eq!(devices(&store, "c"), ["05"]);
+        store.stop().await.unwrap();
+        let store = root.open();
+        assert_eq!(devices(&store, "c"), ["05"]);
+        assert_eq!(contests(&store), []);
+    }
+}
+
+#[tokio::test]
+async fn an_import_takes_no_device_that_a_contested_file_gives_to_a_pod() {
+    let root = root_contested_by(&[("a", &["00"]), ("c", &["00"])]).await;
+    let store = root.open();
+
+    store
+        .import(kubelet_file(&[("a", &["03"])]).as_bytes())
+        .await
+        .unwrap();
+
+    assert_eq!(devices(&store, "a"), ["00", "03"]);
+    store.forget().await.unwrap();
+    assert_eq!(devices(&store, "a"), ["03"]);
+}
+
+#[tokio::test]
+async fn a_removed_pod_of_a_contested_file_is_not_brought_back_by_a_further_file_or_forget() {
+    let root = root_contested_by(&[("a", &["05"])]).await;
+    let store = root.open();
+    store.release(&"a".into()).await.unwrap();
+    store.stop().await.unwrap();
+    std::fs::write(root.checkpoint(), kubelet_file(&[("a", &["06"])])).unwrap();
+    let store = root.open();
+    assert_eq!(devices(&store, "a"), ["05", "06"], "both files have it");
+
+    store.forget().await.unwrap();
+    assert_eq!(devices(&store, "a"), ["06"]);
+    assert_eq!(store.forget().await.unwrap(), ["a".into()]);
+    assert_eq!(uids(&store), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_second_of_two_decisions_about_a_file_is_refused() {
+    for is_import_first in [false, true] {
+        let root = root_contested_by(&[("c", &["05"])]).await;
+        let disk = Disk::default();
+        let store = root.open_on(disk.storage());
+        let reason = contests(&store).remove(0);
+        let file = std::fs::read(reason.file()).unwrap();
+        disk.hold_syncs();
+        let mut import = pin!(store.import(&file));
+        let mut forget = pin!(store.forget_reason(&reason));
+        if is_import_first {
+            assert!(start(&mut import).is_pending());
+        }
+        assert!(start(&mut forget).is_pending());
+        assert!(start(&mut import).is_pending());
+        disk.let_syncs_go();
+        let (imported, forgotten) = tokio::join!(import, forget);
+
+        let file = reason.file().to_owned();
+        let left = if is_import_first {
+            imported.unwrap();
+            assert_eq!(forgotten, Err(ForgetFileError::Settled { file }));
+            "c"
+        } else {
+            assert_eq!(forgotten, Ok(vec!["c".into()]));
+            assert_eq!(imported, Err(ImportError::Settled { file }));
+            "a"
+        };
+        assert_eq!(uids(&store), [left]);
+        store.stop().await.unwrap();
+        let store = root.open();
+        assert_eq!(
+            (uids(&store), contests(&store)),
+            (vec![left.to_owned()], Vec::new())
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_decision_that_cannot_be_written_leaves_the_contest_to_the_next_one() {
+    let root = root_contested_by(&[("c", &["05"])]).await;
+    let disk = Disk::default();
+    let store = root.open_on(disk.storage());
+    disk.fail_syncs(Some(ErrorKind::Other));
+    store.forget().await.unwrap_err();
+    disk.fail_syncs(None);
+    healed(&store).await;
+    let file = kubelet_file(&[("c", &["05"])]);
+    store.import(file.as_bytes()).await.unwrap();
+    assert_eq!(uids(&store), ["c"]);
+}
+
 fn with_outside(root: &Root, outside: &Path) -> OpenOptions {
     OpenOptions {
         node_id: Some(outside.to_owned()),
@@ -743,7 +963,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
         match how {
             "removed, then replaced" => {
                 // It cannot be made again.
-                disk.fail_writes(Some(io::ErrorKind::StorageFull));
+                disk.fail_writes(Some(ErrorKind::StorageFull));
                 std::fs::remove_file(root.database()).unwrap();
                 admit(&store, "c", 1).await.unwrap_err();
                 let is_noticed = || {
@@ -754,7 +974,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
                 std::fs::rename(&copy, root.database()).unwrap();
             }
             "replaced after a failed write" => {
-                disk.fail_syncs(Some(io::ErrorKind::Other));
+                disk.fail_syncs(Some(ErrorKind::Other));
                 admit(&store, "c", 1).await.unwrap_err();
                 std::fs::rename(&copy, root.database()).unwrap();
                 let is_refused = || {
@@ -963,7 +1183,7 @@ async fn a_crash_while_the_identity_is_made_is_no_lost_database() {
     let inside = root.path().join("node-id");
     // A database that could not be made leaves no trace.
     let disk = Disk::default();
-    disk.fail_writes(Some(io::ErrorKind::StorageFull));
+    disk.fail_writes(Some(ErrorKind::StorageFull));
     let full = OpenOptions {
         storage: disk.storage(),
         ..options.clone()
