@@ -73,7 +73,7 @@ pub enum StartError {
     Untrusted {
         /// The directory or file.
         path: PathBuf,
-        /// Who else may write it.
+        /// The users besides root and devlet's own that may write it.
         problem: String,
         /// The command that changes that.
         remedy: String,

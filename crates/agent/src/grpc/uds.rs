@@ -2,7 +2,7 @@
 //!
 //! A socket appears at its path with its final mode and already listening: it is bound under a name of its own
 //! and then linked. The socket of a live process is never replaced; a stale one is taken away first, and
-//! checked again once nobody else can reach it. A socket that disappears is made again in the same way: the server runs
+//! checked again once no other process can reach it. A socket that disappears is made again in the same way: the server runs
 //! a `SocketCheck` from time to time, and a [`Published`] tells whether the socket can be dialled. Checks and removals
 //! run on threads of their own, because the disk may hang.
 //!

@@ -93,7 +93,7 @@ pub(super) fn rejected_plugin(rejected: &Rejected, now: Moment) -> v1::Plugin {
     v1::Plugin {
         resource: rejection.resource.clone(),
         endpoint: rejection.endpoint.clone(),
-        // The highest number is no user.
+        // The highest number means "unknown", not a user.
         uid: rejection.uid.unwrap_or(u32::MAX),
         rejection: Some(v1::PluginRejection {
             reason: rejection.reason.clone(),

@@ -255,7 +255,7 @@ pub enum OpenError {
     Untrusted {
         /// The file.
         path: PathBuf,
-        /// Who else may write it.
+        /// The users besides root and devlet's own that may write it.
         reason: String,
         /// The command that changes that.
         remedy: String,
