@@ -21,13 +21,29 @@ pub enum Role {
 }
 
 impl Role {
-    /// The role of a file with this name, if it is one of the kubelet's own names.
+    /// The role of a file with this name, if it is one of the kubelet's own names. A suffix may follow, as in
+    /// `dra_manager_state.unreadable-1` or `dra_manager_state.bak`.
     pub fn of_file_name(name: &str) -> Option<Self> {
-        match name {
+        match name.split('.').next()? {
             "kubelet_internal_checkpoint" => Some(Self::DevicePlugin),
             "dra_manager_state" => Some(Self::DraManager),
             "dra_health_state" => Some(Self::DraHealth),
             _ => None,
+        }
+    }
+
+    /// The role of a damaged file, by the words in it. `None` if no word says it.
+    pub(crate) fn of_words(bytes: &[u8]) -> Option<Self> {
+        let count = |words: &[&str]| -> usize {
+            let is_word = |at: &usize| words.iter().any(|word| bytes[*at..].starts_with(word.as_bytes()));
+            (0..bytes.len()).filter(is_word).count()
+        };
+        let devices = count(&["ContainerName\"", "ResourceName\"", "DeviceIDs\"", "AllocResp\""]);
+        let claims = count(&["ClaimUID", "ClaimName", "PodUIDs", "DriverState", "CDIDevice"]);
+        match devices.cmp(&claims) {
+            std::cmp::Ordering::Greater => Some(Self::DevicePlugin),
+            std::cmp::Ordering::Less => Some(Self::DraManager),
+            std::cmp::Ordering::Equal => None,
         }
     }
 }

@@ -20,6 +20,7 @@ mod format;
 mod go_json;
 mod go_print;
 mod kind;
+mod loose;
 mod position;
 pub mod salvage;
 pub mod verify;

@@ -8,10 +8,12 @@
 //! [`INCOMPLETE_POD`]. A kubelet loads it as an entry of a pod that does not exist. devlet's import does not admit pods
 //! again because of such a file: an operator has to decide that (`devlet forget`).
 //!
-//! A claim is kept whole or not at all.
+//! A damaged claim with a readable device is kept as far as it can be read. An unreadable UID or name is generated
+//! ([`UNKNOWN_CLAIM`]), and an unknown pod holds the claim if its pods are unreadable. Claims of the formats before 1.31, which
+//! do not name devices, are kept whole or not at all.
 //!
-//! Broken syntax does not end the reading. In a file with broken syntax, `device_plugin::scan` and `decode::find_whole` look
-//! for the beginning of each entry or claim and read it from there.
+//! Broken syntax does not end the reading. `device_plugin::scan`, `dra::scan` and `decode::find_whole` look for the keys of
+//! each entry or claim and read it from there.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -105,6 +107,7 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
     let mut is_mixed = false;
     let mut answers_lost = false;
     let has_damage;
+    let role = role.or_else(|| Role::of_words(bytes));
     let (found, kept, checksum, dropped) = match kind::of(bytes, role)? {
         FileKind::DevicePluginV0 => {
             let salvaged = device_plugin::v0::salvage(bytes);
@@ -137,7 +140,8 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
             } else {
                 Format::DevicePluginV2
             };
-            let kept = keep_entries(checkpoint, has_damage, &mut dropped, &mut answers_lost);
+            let is_damaged = has_damage || !checksum.is_valid();
+            let kept = keep_entries(checkpoint, is_damaged, &mut dropped, &mut answers_lost);
             (found, Document::DevicePlugin(kept), Some(checksum), dropped)
         }
         FileKind::DraFlat => {
@@ -158,7 +162,11 @@ pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError
             if !checkpoint.has_claim_list && dropped.is_empty() {
                 return Err(SalvageError::NothingInIt);
             }
-            keep_last(&mut checkpoint.claims, &mut dropped, Claim::key);
+            if has_damage || !checksum.is_valid() {
+                hold_claims(&mut checkpoint.claims, &mut dropped);
+            } else {
+                keep_last(&mut checkpoint.claims, &mut dropped, Claim::key);
+            }
             (
                 Format::DraEnvelopeV1,
                 Document::DraEnvelope(checkpoint),
@@ -234,6 +242,9 @@ pub const UNKNOWN_POD: &str = "devlet-unknown-pod-";
 /// UID of the pod whose entry, or of the claim that, says that the file is the rest of a damaged one.
 pub const INCOMPLETE_POD: &str = "devlet-incomplete-file";
 
+/// Beginning of the UIDs and names of claims whose own could not be read.
+pub const UNKNOWN_CLAIM: &str = "devlet-unknown-claim-";
+
 fn mark_incomplete(document: &mut Document) {
     if let Document::DevicePlugin(checkpoint) = document {
         let nodes = BTreeMap::from([(-1, Some(vec!["parts-were-lost".to_owned()]))]);
@@ -289,6 +300,10 @@ fn keep_entries(
     let Some(entries) = &mut checkpoint.entries else {
         return checkpoint;
     };
+    if has_damage {
+        // Left by an earlier repair. The result gets another one.
+        entries.retain(|entry| entry.pod_uid != INCOMPLETE_POD);
+    }
     let holding = entries.iter_mut().filter(|entry| !entry.devices.ids().is_empty());
     for (number, entry) in (1..).zip(holding) {
         if entry.pod_uid.is_empty() {
@@ -403,6 +418,68 @@ fn decide(entries: &[device_plugin::Entry], answers: &[Option<String>], has_dama
         };
     }
     decisions
+}
+
+/// Gives the claims of a damaged file the names, UIDs and pods that could not be read, so that none replaces another.
+///
+/// Of several claims with one name or UID the last counts. The devices of the others stay held under another name.
+fn hold_claims(claims: &mut Option<Vec<Claim>>, dropped: &mut Vec<Dropped>) {
+    let Some(claims) = claims else { return };
+    // Left by an earlier repair. The result gets another one.
+    claims.retain(|claim| claim.uid != INCOMPLETE_POD);
+    let mut names: HashSet<String> = claims.iter().map(|claim| claim.name.clone()).collect();
+    names.extend(claims.iter().map(|claim| claim.uid.clone()));
+    let mut numbers = 1..;
+    let mut unknown = || {
+        let named = numbers.by_ref().map(|number| format!("{UNKNOWN_CLAIM}{number}"));
+        let free = named.into_iter().find(|name| !names.contains(name));
+        free.unwrap_or_default()
+    };
+    for claim in claims.iter_mut().filter(|claim| claim.holds_devices()) {
+        let has_identity = !claim.uid.is_empty() && !claim.name.is_empty() && !claim.namespace.is_empty();
+        let pods = claim.pods.get_or_insert_default();
+        let has_pods = !pods.remove("") && !pods.is_empty();
+        if has_identity && has_pods {
+            continue;
+        }
+        let name = unknown();
+        if !has_pods {
+            pods.insert(name.replace(UNKNOWN_CLAIM, &format!("{UNKNOWN_POD}of-claim-")));
+        }
+        if !has_identity {
+            claim.namespace = "devlet".into();
+            if claim.uid.is_empty() {
+                claim.uid.clone_from(&name);
+            }
+            claim.name = name;
+        }
+    }
+    let (mut keys, mut uids) = (HashSet::new(), HashSet::new());
+    let mut is_replaced = vec![false; claims.len()];
+    for (claim, is_replaced) in claims.iter_mut().zip(&mut is_replaced).rev() {
+        let (is_new, is_new_uid) = (keys.insert(claim.key()), uids.insert(claim.uid.clone()));
+        if is_new && is_new_uid {
+            continue;
+        }
+        let what = format!("claim {}", claim.key());
+        let reason = if claim.holds_devices() {
+            let name = unknown();
+            claim.namespace = "devlet".into();
+            claim.name.clone_from(&name);
+            if !is_new_uid {
+                claim.uid.clone_from(&name);
+            }
+            format!(
+                "a later claim of the same name or UID counts; its devices stay held, by claim devlet/{name}"
+            )
+        } else {
+            *is_replaced = true;
+            "a later claim of the same name or UID counts".into()
+        };
+        dropped.push(Dropped { what, reason });
+    }
+    let mut is_replaced = is_replaced.into_iter();
+    claims.retain(|_| is_replaced.next() == Some(false));
 }
 
 /// Without the claims that a later one replaces.

@@ -1,12 +1,14 @@
 //! Reading V1 and V2.
 
+use std::collections::HashSet;
+
 use super::checksum::Version;
 use super::scan::{Scan, scan};
 use super::{Checkpoint, Devices, Entry};
 use crate::file::{Checksum, File, ReadError, Salvaged, Warnings, document, salvage_with};
 use crate::format::Format;
 use crate::go_json::decode::{self, Shape};
-use crate::go_json::{Kind, Reader, SyntaxError};
+use crate::go_json::{DroppedList, Kind, Reader, SyntaxError};
 use crate::position::Position;
 
 const DATA: Shape = Shape::new("checkpoint.Data", &["Data", "Checksum"]);
@@ -79,20 +81,25 @@ pub(crate) fn read_strict_v2(bytes: &[u8]) -> Result<Checksum, ReadError> {
 /// The last value says whether entries of V1 and V2 are mixed.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, bool)> {
     let mut draft = Draft::new(Accept::Either);
-    let salvaged = match read(bytes) {
+    let error = match read(bytes) {
         Ok(file) => {
-            if let (Some(checksum), Ok(checkpoint)) = (file.checksum, file.verified()) {
+            let checksum = file.checksum;
+            if let (Some(checksum), Ok(checkpoint)) = (checksum, file.verified()) {
                 return Salvaged::sound((checkpoint, checksum, false));
             }
-            salvage_with(bytes, |reader| draft.decode(reader))
+            None
         }
-        Err(error @ ReadError::Syntax { .. }) => {
+        Err(error) => Some(error),
+    };
+    let found = scan(bytes);
+    let salvaged = match error {
+        Some(error @ ReadError::Syntax { .. }) => {
             let Scan {
                 checkpoint,
                 stored,
                 shapes,
                 dropped,
-            } = scan(bytes);
+            } = found;
             draft = Draft {
                 checkpoint,
                 stored,
@@ -101,7 +108,11 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, bool)> {
             };
             Salvaged::scanned((), error, bytes.len(), dropped)
         }
-        Err(_) => salvage_with(bytes, |reader| draft.decode(reader)),
+        _ => {
+            let mut salvaged = salvage_with(bytes, |reader| draft.decode(reader));
+            draft.add_missing(found.checkpoint, &mut salvaged.dropped);
+            salvaged
+        }
     };
     salvaged.map(|()| {
         let version = if draft.shapes.flat.is_some() {
@@ -173,6 +184,39 @@ impl Draft {
             computed: self.checkpoint.checksum(Version::V1),
         };
         File::new(Format::DevicePluginV1, Some(checksum), warnings, self.checkpoint)
+    }
+
+    /// Adds the devices of a scan that no entry holds. A damaged key hides the list behind it from the decoder.
+    fn add_missing(&mut self, scanned: Checkpoint, dropped: &mut DroppedList) {
+        let entries = self.checkpoint.entries.get_or_insert_default();
+        let mut held: HashSet<(String, String)> = HashSet::new();
+        for entry in entries.iter() {
+            let ids = entry.devices.ids().into_iter();
+            held.extend(ids.map(|id| (entry.resource.clone(), id.to_owned())));
+        }
+        for mut entry in scanned.entries.into_iter().flatten() {
+            let resource = entry.resource.clone();
+            entry
+                .devices
+                .retain(|id| !held.contains(&(resource.clone(), id.to_owned())));
+            if entry.devices.ids().is_empty() {
+                continue;
+            }
+            let reason = "not where an entry belongs; its devices stay held";
+            dropped.push(
+                format!("Data.PodDeviceEntries: {}", entry.describe()),
+                reason.into(),
+            );
+            match &entry.devices {
+                Devices::Flat(_) => self.shapes.flat.get_or_insert_default(),
+                Devices::PerNuma(_) => self.shapes.per_numa.get_or_insert_default(),
+            };
+            entries.push(entry);
+        }
+        let registered = self.checkpoint.registered.get_or_insert_default();
+        for (resource, ids) in scanned.registered.into_iter().flatten() {
+            registered.entry(resource).or_insert(ids);
+        }
     }
 
     fn decode(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {

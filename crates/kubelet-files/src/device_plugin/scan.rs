@@ -10,14 +10,18 @@
 //!
 //! Zeroed bytes may hide the beginning of another entry. Texts between quotes from there to the next key are held by an unknown
 //! pod, under the resource of the entry and under those that list them in `RegisteredDevices`. The latter also hold devices
-//! whose resource cannot be read.
+//! whose resource cannot be read. If no list has such a device, each resource of another entry holds it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::read::{Accept, Shapes, decode_devices, decode_registered};
 use super::{Checkpoint, Devices, Entry};
-use crate::go_json::decode::{self, differs_in_one_byte};
+use crate::go_json::decode;
 use crate::go_json::{DroppedList, Reader, SyntaxError, unescape};
+use crate::loose::{is_control, is_structure, next_byte, next_key, space};
+
+/// Maximum number of resources under which a device is held that no `RegisteredDevices` lists.
+const MAX_RESOURCES: usize = 16;
 
 /// The readable part of a file.
 #[derive(Debug, Default)]
@@ -53,21 +57,14 @@ const KEYS: [(Key, &[u8]); 8] = [
     (Key::Checksum, b"\"Checksum\":"),
 ];
 
-/// A key and its place in the file.
-#[derive(Debug, Clone, Copy)]
-struct Found {
-    key: Key,
-    start: usize,
-    /// The first byte of the value.
-    value: usize,
-}
-
 /// Devices without a known pod.
 #[derive(Debug, Default)]
 struct Strays {
     /// By resource.
     ids: BTreeMap<String, BTreeSet<String>>,
     without_resource: HashSet<String>,
+    /// Devices of entries without a readable resource.
+    of_entries: BTreeSet<String>,
 }
 
 /// An entry, as far as it has been read.
@@ -95,11 +92,11 @@ pub(super) fn scan(bytes: &[u8]) -> Scan {
     // Where the last value ended and a comma followed, and whether an entry may end unseen before the next key.
     let (mut expected, mut may_hide_end) = (None, true);
     let mut number = 0;
-    let mut next = next_key(bytes, 0);
+    let mut next = next_key(bytes, 0, &KEYS);
     let (_, behind) = split_at_control(&bytes[..next.map_or(0, |first| first.start)]);
     strays.without_resource.extend(loose_ids(behind));
     while let Some(found) = next {
-        next = next_key(bytes, found.value);
+        next = next_key(bytes, found.value, &KEYS);
         let value = &bytes[found.value..next.map_or(bytes.len(), |next| next.start)];
         let is_next = part.last.is_some_and(|last| last < found.key) && !part.is_closed;
         let is_continued = is_next && (expected == Some(found.start) || !may_hide_end);
@@ -144,8 +141,12 @@ impl Scan {
             Key::DeviceIds => {
                 let devices = &mut entry.devices;
                 let ended = decode_devices(&mut reader, devices, Accept::Either, &mut self.shapes);
-                if ended.is_err() {
-                    let (before, _) = split_at_control(value);
+                // A wrong type drops the list of a NUMA node.
+                let is_damaged = ended.is_err() || !reader.take_dropped().list.is_empty();
+                if is_damaged || reader.first_type_error().is_some() {
+                    part.is_damaged = true;
+                    let list = &value[..ended.as_ref().map_or(value.len(), |()| reader.offset())];
+                    let (before, _) = split_at_control(list);
                     let ids = Some(loose_ids(before));
                     *devices = match devices {
                         Devices::Flat(_) => Devices::Flat(ids),
@@ -182,8 +183,11 @@ impl Scan {
         }
         *number += 1;
         if entry.resource.is_empty() {
-            let ids = entry.devices.ids().into_iter().map(str::to_owned);
-            strays.without_resource.extend(ids);
+            let ids = entry.devices.ids();
+            strays
+                .without_resource
+                .extend(ids.iter().map(ToString::to_string));
+            strays.of_entries.extend(ids.into_iter().map(str::to_owned));
         } else if !part.strays.is_empty() {
             let of_resource = strays.ids.entry(entry.resource.clone()).or_default();
             of_resource.extend(part.strays.iter().cloned());
@@ -199,6 +203,7 @@ impl Scan {
         let Strays {
             mut ids,
             without_resource,
+            mut of_entries,
         } = strays;
         let Checkpoint { entries, registered } = &mut self.checkpoint;
         if !without_resource.is_empty() {
@@ -208,10 +213,21 @@ impl Scan {
                     .filter(|id| without_resource.contains(*id))
                     .cloned()
                     .collect();
+                found.iter().for_each(|id| _ = of_entries.remove(id));
                 ids.entry(resource.clone()).or_default().extend(found);
             }
         }
         let entries = entries.get_or_insert_default();
+        let resources: BTreeSet<String> = entries.iter().map(|entry| entry.resource.clone()).collect();
+        for resource in resources
+            .into_iter()
+            .take(MAX_RESOURCES)
+            .filter(|_| !of_entries.is_empty())
+        {
+            ids.entry(resource)
+                .or_default()
+                .extend(of_entries.iter().cloned());
+        }
         for entry in entries.iter() {
             if let Some(ids) = ids.get_mut(&entry.resource) {
                 for id in entry.devices.ids() {
@@ -228,27 +244,6 @@ impl Scan {
             });
         }
     }
-}
-
-/// The first key at or behind `from`, one damaged byte allowed.
-fn next_key(bytes: &[u8], from: usize) -> Option<Found> {
-    let quotes = (from..bytes.len()).filter(|&at| bytes[at] == b'"');
-    quotes.into_iter().find_map(|quote| {
-        KEYS.iter().find_map(|&(key, name)| {
-            // Of the two quotes of a key, at most one is damaged.
-            let closing = quote.checked_sub(name.len() - 2).filter(|start| *start >= from);
-            let matches = |start: usize| {
-                let text = bytes.get(start..start + name.len())?;
-                let is_key = text == name || differs_in_one_byte(text, name);
-                is_key.then_some(Found {
-                    key,
-                    start,
-                    value: start + name.len(),
-                })
-            };
-            matches(quote).or_else(|| matches(closing?))
-        })
-    })
 }
 
 /// The texts between quotes in a device list with broken syntax, without the NUMA nodes.
@@ -286,26 +281,7 @@ fn loose_ids(value: &[u8]) -> Vec<String> {
     ids
 }
 
-fn is_structure(byte: u8) -> bool {
-    matches!(byte, b'{' | b'}' | b'[' | b']' | b',' | b':')
-}
-
-/// A byte that no JSON has, neither between nor in values.
-fn is_control(byte: u8) -> bool {
-    byte < 0x20 && !byte.is_ascii_whitespace()
-}
-
 fn split_at_control(bytes: &[u8]) -> (&[u8], &[u8]) {
     let control = bytes.iter().position(|&byte| is_control(byte));
     bytes.split_at(control.unwrap_or(bytes.len()))
-}
-
-fn space(bytes: &[u8]) -> usize {
-    bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
-}
-
-/// The first byte that is not white space, and the length up to and with it.
-fn next_byte(bytes: &[u8]) -> (Option<u8>, usize) {
-    let space = space(bytes);
-    (bytes.get(space).copied(), space + 1)
 }

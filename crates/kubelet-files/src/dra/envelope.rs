@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use super::scan::{Scan, scan};
 use super::{Claim, Device, Driver};
-use crate::file::{Checksum, File, ReadError, Salvaged, document, salvage_with};
+use crate::file::{Checksum, File, ReadError, Salvaged, document};
 use crate::format::Format;
 use crate::go_json::decode::{self, Shape};
-use crate::go_json::{DroppedList, Kind, Reader, SyntaxError, unescape, write as json};
+use crate::go_json::{Kind, Reader, SyntaxError, unescape, write as json};
 
 const CHECKPOINT: Shape = Shape::new("state.Checkpoint", &["Data", "Checksum"]);
 const DATA: Shape = Shape::promoted(
@@ -30,6 +31,9 @@ const DEVICE: Shape = Shape::new(
         "CDIDeviceIDs",
     ],
 );
+
+/// The key with which each claim begins.
+const CLAIM_UID: &[u8] = b"ClaimUID";
 
 /// `kind` of the inner document. Kubelets write it and never look at it.
 pub const KIND: &str = "DRACheckpoint";
@@ -83,44 +87,44 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     Ok(File::new(Format::DraEnvelopeV1, Some(checksum), warnings, draft))
 }
 
-/// Everything of a damaged file that can be read, whole claims only.
+/// Everything of a damaged file that can be read; of a damaged claim, the devices that it holds.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
-    if let Ok(file) = read(bytes)
-        && let (Some(checksum), Ok(checkpoint)) = (file.checksum, file.verified())
-    {
-        return Salvaged::sound((checkpoint, checksum));
-    }
+    let error = match read(bytes) {
+        Ok(file) => {
+            let is_empty = !file.unverified().has_claim_list;
+            if let (Some(checksum), Ok(checkpoint)) = (file.checksum, file.verified())
+                // Without `Data` and `Checksum`, the file passes for an empty one.
+                && !(is_empty && bytes.windows(CLAIM_UID.len()).any(|text| text == CLAIM_UID))
+            {
+                return Salvaged::sound((checkpoint, checksum));
+            }
+            None
+        }
+        Err(error) => Some(error),
+    };
     let mut outer = Outer::new();
-    if let Err(error @ ReadError::Syntax { .. }) = document(bytes, |reader| Outer::new().decode(reader)) {
+    let ended = document(bytes, |reader| outer.decode(reader));
+    let is_broken = matches!(ended, Err(ReadError::Syntax { .. }));
+    if is_broken || !outer.has_data {
         // The string with the claims cannot be told from its surroundings. Those do not look like claims.
         outer.data = unescape(bytes).0;
-        return scan(&outer.data, error, bytes.len()).map(|draft| (draft, outer.checksum()));
     }
-    let mut found = salvage_with(bytes, |reader| outer.decode(reader));
-    let data = outer.data.as_bytes();
-    let mut draft = Checkpoint::default();
-    let mut inner = match document(data, |reader| Checkpoint::default().decode(reader)) {
-        Err(error @ ReadError::Syntax { .. }) => {
-            scan(&outer.data, error, data.len()).map(|whole| draft = whole)
-        }
-        _ => salvage_with(data, |reader| draft.decode(reader)),
+    let (data, checksum) = (&outer.data, outer.checksum());
+    let length = if is_broken { bytes.len() } else { data.len() };
+    let Scan { claims, dropped, .. } = scan(data.as_bytes());
+    let has_claim_list = !claims.is_empty() || data.contains("\"ClaimInfoStateList\"");
+    let checkpoint = Checkpoint {
+        has_claim_list,
+        ..Checkpoint::new(Some(claims))
     };
-    draft.has_claim_list &= outer.has_data;
-    inner.dropped.append(found.dropped);
-    found.dropped = inner.dropped;
-    Salvaged {
-        content: (draft, outer.checksum()),
-        broken_off: inner.broken_off.map(|error| error.inside("Data")),
-        outside: found.outside.or(inner.outside.map(|error| error.inside("Data"))),
-        dropped: found.dropped,
+    let content = (checkpoint, checksum);
+    match error {
+        Some(error) => Salvaged::scanned(content, error, length, dropped),
+        None => Salvaged {
+            dropped,
+            ..Salvaged::sound(content)
+        },
     }
-}
-
-/// The whole claims of a document with broken syntax, which `error` describes; `length` is that of the file.
-fn scan(data: &str, error: ReadError, length: usize) -> Salvaged<Checkpoint> {
-    let mut dropped = DroppedList::default();
-    let claims = decode::find_whole(data.as_bytes(), "ClaimUID", &UNIT, &mut dropped, decode_claim);
-    Salvaged::scanned(Checkpoint::new(Some(claims)), error, length, dropped)
 }
 
 struct Outer {
@@ -165,25 +169,13 @@ impl Checkpoint {
             1 => decode::text(reader, &mut self.api_version, "string"),
             _ => {
                 self.has_claim_list = true;
-                decode::units(
-                    reader,
-                    &mut self.claims,
-                    "state.ClaimInfoStateList",
-                    &UNIT,
-                    decode_claim,
-                )
+                decode::list(reader, &mut self.claims, "state.ClaimInfoStateList", decode_claim)
             }
         })
     }
 }
 
-/// A claim as a unit of salvage.
-const UNIT: decode::Unit<Claim> = decode::Unit {
-    describe: Claim::describe,
-    is_kept: |_| false,
-};
-
-fn decode_claim(reader: &mut Reader<'_>, claim: &mut Claim) -> Result<(), SyntaxError> {
+pub(super) fn decode_claim(reader: &mut Reader<'_>, claim: &mut Claim) -> Result<(), SyntaxError> {
     decode::object(reader, &CLAIM, |field, reader| match field {
         0 => decode::text(reader, &mut claim.uid, "types.UID"),
         1 => decode::text(reader, &mut claim.name, "string"),

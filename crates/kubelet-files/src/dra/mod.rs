@@ -11,6 +11,7 @@
 pub mod envelope;
 pub mod flat;
 pub mod health;
+mod scan;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,6 +34,14 @@ impl Claim {
     /// Namespace and name: the key under which a kubelet keeps a claim.
     pub fn key(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Returns `true` if a driver has prepared a device for it.
+    pub(crate) fn holds_devices(&self) -> bool {
+        let drivers = self.drivers.iter().flat_map(BTreeMap::values);
+        drivers
+            .flat_map(|driver| &driver.devices)
+            .any(|devices| !devices.is_empty())
     }
 
     /// For people.

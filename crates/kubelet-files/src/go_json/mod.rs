@@ -11,7 +11,7 @@
 //!
 //! Two kinds of error, as in Go. A syntax error ends the reading. A type error is remembered, the reading goes
 //! on, and the first one is the answer unless the syntax turns out to be broken too. Of a file with
-//! broken syntax, `device_plugin::scan` and [`decode::find_whole`] read the sound elements.
+//! broken syntax, `device_plugin::scan`, `dra::scan` and [`decode::find_whole`] read the sound elements.
 
 pub(crate) mod decode;
 mod reader;

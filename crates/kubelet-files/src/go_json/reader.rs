@@ -69,11 +69,6 @@ impl DroppedList {
             self.left_out += 1;
         }
     }
-
-    pub(crate) fn append(&mut self, other: Self) {
-        self.list.extend(other.list);
-        self.left_out += other.left_out;
-    }
 }
 
 /// What the next value is, judged by its first byte.
