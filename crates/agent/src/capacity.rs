@@ -77,7 +77,7 @@ pub(crate) async fn forget_idle(store: Store, stop: CancellationToken, pause: Du
         tokio::select! {
             _ = looks.tick() => {
                 let now = store.now();
-                store.update(|node| node.forget_idle(now));
+                store.update(|node| node.evict_idle(now));
             }
             () = stop.cancelled() => return,
         }
@@ -96,7 +96,7 @@ async fn passed(next: Option<(Moment, Instant)>) -> Moment {
 
 #[cfg(test)]
 mod tests {
-    use devlet_core::device_plugin::inventory::{FORGOTTEN_AFTER_MS, Offer, PluginOptions};
+    use devlet_core::device_plugin::inventory::{EVICT_AFTER_MS, Offer, PluginOptions};
     use devlet_core::device_plugin::list::{Device, DeviceList};
     use devlet_core::{ConnectionId, DeviceId};
     use tokio::sync::mpsc;
@@ -169,7 +169,7 @@ mod tests {
         let stop = CancellationToken::new();
         let timer = tokio::spawn(forget_idle(store.clone(), stop.clone(), LOOK_PAUSE));
         tokio::task::yield_now().await;
-        let long_ago = Moment(store.now().0 - FORGOTTEN_AFTER_MS);
+        let long_ago = Moment(store.now().0 - EVICT_AFTER_MS);
         store.update(|node| node.connection_lost(connection, long_ago));
 
         let is_known = || store.read(|node| node.known_resources().contains_key("acme.com/gpu"));

@@ -43,6 +43,8 @@ pub mod device_plugin;
 pub mod dra;
 pub mod grpc;
 pub mod host;
+#[cfg(test)]
+mod layers;
 pub mod limits;
 pub mod manifest;
 pub mod metrics;

@@ -17,8 +17,8 @@ use devlet_core::device_plugin::list::{Device, DeviceList};
 use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey};
 use devlet_core::dra::drivers::DriverOffer;
 use devlet_core::{
-    Advice, ClaimReference, ClaimRequest, ContainerKind, ContainerRequest, PodMetadata, PodName, PodRequest,
-    Source,
+    ClaimReference, ClaimRequest, ContainerKind, ContainerRequest, PodMetadata, PodName, PodRequest,
+    Preferences, Source,
 };
 
 const GPU: &str = "acme.com/gpu";
@@ -47,7 +47,7 @@ fn request(uid: &str) -> PodRequest {
 
 async fn admit(store: Store, uid: String) {
     let request = request(&uid);
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     let answers = vec![(answer(&b""[..]).unwrap(), false)];
     held.commit(&request, answers).await.unwrap();
 }
@@ -140,7 +140,7 @@ async fn traced() {
     assert!(!store.record_claims().await.unwrap());
     mark("claim");
     let claiming = claiming("claiming");
-    let held = store.hold(&claiming, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&claiming, &Preferences::new()).unwrap().unwrap();
     held.intent().await.unwrap();
     mark("intended");
     let calls = store.update(|node| node.prepare_calls(held.id(), now));
@@ -160,7 +160,12 @@ async fn traced() {
     assert!(store.record_claims().await.unwrap());
     mark("questions");
     assert_eq!(store.read(|node| node.pods().count()), TOGETHER);
-    assert!(store.hold(&request("lone"), &Advice::new()).unwrap().is_none());
+    assert!(
+        store
+            .hold(&request("lone"), &Preferences::new())
+            .unwrap()
+            .is_none()
+    );
     store.dump().await.unwrap();
     mark("end");
 }

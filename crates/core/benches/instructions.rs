@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode};
 use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey, PreparedDevice};
 use devlet_core::dra::drivers::DriverOffer;
-use devlet_core::{Advice, ClaimRequest, Moment, Node, PodRequest};
+use devlet_core::{ClaimRequest, Moment, Node, PodRequest, Preferences};
 
 use nodes::{GPU, admit, devices, node, pod, release, reserve};
 
@@ -147,7 +147,7 @@ fn reserve_abort(held: usize) -> Work {
 fn admit_again(held: usize) -> Work {
     let mut node = node(OFFERED, held.max(1), false);
     let request = pod(0, 1);
-    Box::new(move || drop(node.reserve(&request, &Advice::new())))
+    Box::new(move || drop(node.reserve(&request, &Preferences::new())))
 }
 
 /// A list that has been decoded and sorted takes the place of a longer one.

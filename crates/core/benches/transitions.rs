@@ -2,7 +2,7 @@
 
 mod nodes;
 
-use devlet_core::Advice;
+use devlet_core::Preferences;
 use devlet_core::device_plugin::list::DeviceList;
 use divan::Bencher;
 
@@ -50,15 +50,15 @@ fn reserve_commit_release_many(bencher: Bencher, wanted: usize) {
 fn admit_again(bencher: Bencher, pods: usize) {
     let mut node = node(20_000, pods, false);
     let request = pod(0, 1);
-    bencher.bench_local(|| node.reserve(&request, &Advice::new()));
+    bencher.bench_local(|| node.reserve(&request, &Preferences::new()));
 }
 
 /// A plugin is to be asked which of nearly 20,000 devices it prefers.
 #[divan::bench]
-fn question(bencher: Bencher) {
+fn query(bencher: Bencher) {
     let node = node(20_000, 0, true);
     let request = pod(1_000_000, 1);
-    bencher.bench_local(|| node.question(&request, &Advice::new()));
+    bencher.bench_local(|| node.preference_query(&request, &Preferences::new()));
 }
 
 /// A list of 50,000 devices, from the message to the node, while this many are held.

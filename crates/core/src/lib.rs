@@ -35,7 +35,7 @@ pub use id::{
 };
 pub use import::Importing;
 pub use node::{
-    Advice, Blocked, CommitError, ConnectError, LastSeen, Node, PutError, Question, ReleaseError,
+    Blocked, CommitError, ConnectError, LastSeen, Node, PreferenceQuery, Preferences, PutError, ReleaseError,
     ReserveError, Restored,
 };
 pub use pod::{

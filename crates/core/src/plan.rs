@@ -8,14 +8,14 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use crate::device_plugin::bits::Bits;
+use crate::device_plugin::bit_set::BitSet;
 use crate::device_plugin::ledger::Grant;
 use crate::device_plugin::list::DeviceList;
 use crate::device_plugin::select::select;
 use crate::dra::claims::{AllocatedClaim, DeviceConflict, DeviceInUse, DeviceShare, HolderState};
 use crate::dra::health::PoolDevice;
 use crate::id::{ClaimUid, DeviceId, PodUid, ResourceName};
-use crate::node::{Advice, Node, Question, ReserveError};
+use crate::node::{Node, PreferenceQuery, Preferences, ReserveError};
 use crate::pod::{ClaimUse, ContainerKind, Pod, PodClaim, PodName, PodRequest, Source};
 use crate::spec_change::SpecChange;
 
@@ -23,7 +23,7 @@ impl Node {
     pub(crate) fn plan<'r>(
         &self,
         request: &'r PodRequest,
-        advice: &Advice,
+        preferences: &Preferences,
         ask: bool,
     ) -> Result<(Plan, PlannedClaims<'r>), ReserveError> {
         if self.is_in_flight(&request.uid) {
@@ -38,9 +38,9 @@ impl Node {
             node: self,
             request,
             pod,
-            advice,
+            preferences,
             ask,
-            settled_only: false,
+            recorded_only: false,
             plan: Plan::default(),
             free: BTreeMap::new(),
             passed_on: BTreeMap::new(),
@@ -77,9 +77,9 @@ impl Node {
             node: self,
             request,
             pod,
-            advice: &Advice::new(),
+            preferences: &Preferences::new(),
             ask: false,
-            settled_only: true,
+            recorded_only: true,
             plan: Plan::default(),
             free: BTreeMap::new(),
             passed_on: BTreeMap::new(),
@@ -88,9 +88,9 @@ impl Node {
             Err(reason) if !reason.waiting_helps() => Err(reason),
             Ok(_) | Err(_) => {
                 let list = self.resources.get(&resource).map(|each| &*each.list);
-                let count = |settled_only| {
+                let count = |recorded_only| {
                     list.map_or(0, |list| {
-                        free_devices(self, &resource, list, settled_only).count()
+                        free_devices(self, &resource, list, recorded_only).count()
                     })
                 };
                 Err(ReserveError::Reserved {
@@ -326,16 +326,16 @@ pub(crate) type PlannedClaims<'r> = BTreeMap<&'r ClaimUid, &'r AllocatedClaim>;
 pub(crate) struct Plan {
     pub(crate) grants: Vec<Grant>,
     pub(crate) taken: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    pub(crate) question: Option<Question>,
+    pub(crate) query: Option<PreferenceQuery>,
 }
 
-/// The healthy devices of a resource that no pod holds; with `settled_only`, that no pod on record holds for longer.
-fn free_devices(node: &Node, name: &ResourceName, list: &DeviceList, settled_only: bool) -> Bits {
+/// The healthy devices of a resource that no pod holds; with `recorded_only`, that no pod on record holds for longer.
+fn free_devices(node: &Node, name: &ResourceName, list: &DeviceList, recorded_only: bool) -> BitSet {
     let mut free = node.ledger.free.get(name).cloned().unwrap_or_default();
-    if settled_only {
+    if recorded_only {
         let places = node
             .ledger
-            .unsettled(name)
+            .held_in_flight(name)
             .filter_map(|id| list.place_of(id.as_str()));
         for place in places.filter(|place| list.healthy().contains(*place)) {
             free.insert(place);
@@ -349,13 +349,13 @@ struct Planner<'a> {
     node: &'a Node,
     request: &'a PodRequest,
     pod: Option<&'a Pod>,
-    advice: &'a Advice,
+    preferences: &'a Preferences,
     ask: bool,
     /// Whether devices count as free that only admissions and removals in flight hold. Such a plan is never carried out.
-    settled_only: bool,
+    recorded_only: bool,
     plan: Plan,
     /// What is free of each resource that has been looked at, less what the plan takes.
-    free: BTreeMap<&'a ResourceName, Bits>,
+    free: BTreeMap<&'a ResourceName, BitSet>,
     /// Devices of init containers that later containers may take over.
     passed_on: BTreeMap<&'a ResourceName, BTreeSet<DeviceId>>,
 }
@@ -454,20 +454,20 @@ impl<'a> Planner<'a> {
             });
         }
         let passed_on = self.passed_on_to(index, name, list);
-        let settled_only = self.settled_only;
+        let recorded_only = self.recorded_only;
         let free = self
             .free
             .entry(name)
-            .or_insert_with(|| free_devices(node, name, list, settled_only));
-        let advice = self.advice.get(&(index, name.clone())).map(Vec::as_slice);
+            .or_insert_with(|| free_devices(node, name, list, recorded_only));
+        let preferences = self.preferences.get(&(index, name.clone())).map(Vec::as_slice);
         let missing = wanted.saturating_sub(passed_on.len());
         let count = free.count();
         // With nothing to choose, there is nothing to ask.
         let among_free = missing > 0 && missing < count;
         let among_passed_on = wanted < passed_on.len();
-        let asks = self.ask && advice.is_none() && plugin.options.preferred_allocation;
+        let asks = self.ask && preferences.is_none() && plugin.options.preferred_allocation;
         if asks && (among_free || among_passed_on) {
-            let mut question = Question {
+            let mut query = PreferenceQuery {
                 container: index,
                 resource: name.clone(),
                 connection,
@@ -477,14 +477,14 @@ impl<'a> Planner<'a> {
             };
             if among_free {
                 let free = free.iter().filter_map(|place| list.id_at(place).cloned());
-                question.must_include = question.available.clone();
-                question.available.extend(free);
-                question.available.sort();
+                query.must_include = query.available.clone();
+                query.available.extend(free);
+                query.available.sort();
             }
-            self.plan.question = Some(question);
+            self.plan.query = Some(query);
             return Ok(None);
         }
-        let chosen = select(list, free, &passed_on, advice.unwrap_or_default(), wanted);
+        let chosen = select(list, free, &passed_on, preferences.unwrap_or_default(), wanted);
         let Some(chosen) = chosen else {
             let now = node.ledger.free.get(name).map_or(0, |now| now.count_common(free));
             return Err(ReserveError::Insufficient {

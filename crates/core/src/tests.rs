@@ -8,7 +8,7 @@ mod dra;
 mod dra_history;
 mod history;
 mod inventory;
-mod questions;
+mod preferences;
 mod reuse;
 mod views;
 
@@ -20,8 +20,8 @@ use crate::device_plugin::inventory::{Offer, PluginOptions};
 use crate::device_plugin::list::{Device, DeviceList};
 use crate::device_plugin::run_options::Answer;
 use crate::{
-    Advice, Allocation, ConnectionId, ContainerKind, ContainerRequest, DeviceId, Moment, Node, Pod,
-    PodMetadata, PodName, PodRequest, ReservationId, ReserveError, ResourceName, Source,
+    Allocation, ConnectionId, ContainerKind, ContainerRequest, DeviceId, Moment, Node, Pod, PodMetadata,
+    PodName, PodRequest, Preferences, ReservationId, ReserveError, ResourceName, Source,
 };
 
 pub(crate) const GPU: &str = "acme.com/gpu";
@@ -169,11 +169,11 @@ pub(crate) fn imported(uid: &str, holdings: &[(&str, &str, &[&str])]) -> Pod {
 }
 
 pub(crate) fn reserve(node: &mut Node, request: &PodRequest) -> ReservationId {
-    node.reserve(request, &Advice::new()).unwrap().unwrap()
+    node.reserve(request, &Preferences::new()).unwrap().unwrap()
 }
 
 pub(crate) fn refusal(node: &mut Node, request: &PodRequest) -> ReserveError {
-    node.reserve(request, &Advice::new()).unwrap_err()
+    node.reserve(request, &Preferences::new()).unwrap_err()
 }
 
 /// As many answers as there are grants, all empty.

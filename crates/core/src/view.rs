@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::device_plugin::inventory::{Last, PluginOptions};
+use crate::device_plugin::inventory::{LastPlugin, PluginOptions};
 use crate::device_plugin::ledger::Ledger;
 use crate::device_plugin::list::DeviceList;
 use crate::device_plugin::rejections::Rejected;
@@ -35,7 +35,7 @@ pub enum Availability {
     /// A plugin is connected and has not listed its devices yet.
     NotListed,
     /// No plugin is connected.
-    Gone(Option<Last>),
+    Gone(Option<LastPlugin>),
 }
 
 /// A resource.
@@ -86,7 +86,7 @@ pub struct PluginView {
     /// How many devices it listed last; `None` before its first list.
     pub devices: Option<usize>,
     /// Whether its list counts.
-    pub in_force: bool,
+    pub is_active: bool,
 }
 
 impl Node {
@@ -125,7 +125,7 @@ impl Node {
                 ..Capacity::default()
             };
         };
-        let serving = resource.in_force.is_some();
+        let serving = resource.active.is_some();
         Capacity {
             capacity: if resource.counts(now) {
                 resource.list.len()
@@ -160,7 +160,7 @@ impl Node {
         };
         if resource.plugins.is_empty() {
             Availability::Gone(resource.last.clone())
-        } else if resource.in_force.is_none() {
+        } else if resource.active.is_none() {
             Availability::NotListed
         } else {
             Availability::Serving
@@ -189,7 +189,7 @@ impl Node {
         let list = resource
             .map(|resource| resource.list.devices())
             .unwrap_or_default();
-        let serving = resource.is_some_and(|resource| resource.in_force.is_some());
+        let serving = resource.is_some_and(|resource| resource.active.is_some());
         let held = self.ledger.held.get(name);
         let mut views: BTreeMap<&DeviceId, DeviceView> = BTreeMap::new();
         for device in list {
@@ -221,15 +221,15 @@ impl Node {
     pub fn is_healthy(&self, name: &ResourceName, device: &DeviceId) -> bool {
         let healthy = |resource: &crate::device_plugin::inventory::Resource| {
             let listed = resource.list.get(device.as_str());
-            resource.in_force.is_some() && listed.is_some_and(|device| device.healthy)
+            resource.active.is_some() && listed.is_some_and(|device| device.healthy)
         };
         self.resources.get(name).is_some_and(healthy)
     }
 
     /// The list of every resource, if it is in force. Not what is in it, which takes longer to say.
-    pub fn lists_in_force(&self) -> BTreeMap<ResourceName, Option<Arc<DeviceList>>> {
+    pub fn active_lists(&self) -> BTreeMap<ResourceName, Option<Arc<DeviceList>>> {
         let list = |resource: &crate::device_plugin::inventory::Resource| {
-            let list = resource.in_force.map(|_| &resource.list);
+            let list = resource.active.map(|_| &resource.list);
             list.cloned()
         };
         let lists = self.resources.iter();
@@ -274,7 +274,7 @@ impl Node {
             options: plugin.options,
             connected_at: plugin.connected_at,
             devices: plugin.list.as_ref().map(|(_, list)| list.len()),
-            in_force: resource.in_force == Some(connection),
+            is_active: resource.active == Some(connection),
         })
     }
 
@@ -284,7 +284,7 @@ impl Node {
     }
 
     /// The last plugin of every known resource, for the record.
-    pub fn known_resources(&self) -> BTreeMap<ResourceName, Option<Last>> {
+    pub fn known_resources(&self) -> BTreeMap<ResourceName, Option<LastPlugin>> {
         self.resources
             .iter()
             .map(|(name, resource)| (name.clone(), resource.last.clone()))

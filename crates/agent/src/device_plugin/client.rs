@@ -9,7 +9,7 @@ use std::time::Duration;
 use devlet_client::channel::Channel;
 use devlet_core::device_plugin::inventory::PluginOptions;
 use devlet_core::device_plugin::list::DeviceList;
-use devlet_core::{DeviceId, Question};
+use devlet_core::{DeviceId, PreferenceQuery};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use prost::Message as _;
@@ -121,7 +121,7 @@ impl PluginClient {
     /// Which devices the plugin would choose.
     pub async fn preferred(
         &self,
-        question: &Question,
+        question: &PreferenceQuery,
         patience: Patience,
     ) -> Result<Vec<DeviceId>, CallError> {
         let request = v1beta1::PreferredAllocationRequest {

@@ -309,14 +309,14 @@ impl Coded for DumpError {
 mod tests {
     use std::time::Duration;
 
-    use devlet_core::device_plugin::inventory::Last;
+    use devlet_core::device_plugin::inventory::LastPlugin;
     use devlet_core::{Moment, SpecChange};
 
     use super::*;
 
     #[test]
     fn who_gave_up_is_told_for_what_and_since_when_it_is_gone() {
-        let last = Last {
+        let last = LastPlugin {
             endpoint: "/run/gpu.sock".into(),
             gone_since: Moment(1_700_000_000_000),
         };

@@ -1,7 +1,7 @@
 //! From the core's views to the messages of our API.
 
 use devlet_client::v1;
-use devlet_core::device_plugin::inventory::Last;
+use devlet_core::device_plugin::inventory::LastPlugin;
 use devlet_core::device_plugin::rejections::Rejected;
 use devlet_core::device_plugin::run_options::{self, Conflict, Contested, RunOptions};
 use devlet_core::{
@@ -37,7 +37,7 @@ fn resource(node: &Node, view: ResourceView, now: Moment) -> v1::Resource {
     }
 }
 
-pub(super) fn last_plugin(last: Last, now: Moment) -> v1::LastPlugin {
+pub(super) fn last_plugin(last: LastPlugin, now: Moment) -> v1::LastPlugin {
     v1::LastPlugin {
         gone_since_ms: last.gone_since.0,
         gone_for_ms: age(last.gone_since, now),
@@ -77,7 +77,7 @@ pub(super) fn plugin(view: PluginView, now: Moment) -> v1::Plugin {
         connected_at_ms: view.connected_at.0,
         age_ms: age(view.connected_at, now),
         devices: view.devices.map(number),
-        in_force: view.in_force,
+        in_force: view.is_active,
         connection: view.connection.to_string(),
         rejection: None,
     }

@@ -83,12 +83,17 @@ fn unknown_pods(node: &Node) -> impl Iterator<Item = Problem> {
     let unknown = node.pods().filter(|pod| is_unknown_pod(&pod.uid));
     unknown.map(|pod| {
         let devices = pod.allocations.iter().flat_map(|each| &each.devices);
-        let count = devices.clone().count();
+        let claims = pod
+            .claims
+            .iter()
+            .map(|claim| format!("ResourceClaim {}", claim.key));
+        let held = devices.map(ToString::to_string).chain(claims);
+        let count = held.clone().count();
         Problem {
             what: format!(
                 "an unknown pod ({}) holds {} ({count} in all)",
                 pod.uid,
-                first(devices)
+                first(held)
             ),
             hint: format!(
                 "the file that was repaired did not say which pod; when it is gone: devlet forget --pod {}",

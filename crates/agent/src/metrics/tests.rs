@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use devlet_core::Moment;
-use devlet_core::device_plugin::inventory::{FORGOTTEN_AFTER_MS, Offer, PluginOptions};
+use devlet_core::device_plugin::inventory::{EVICT_AFTER_MS, Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
 use tempfile::TempDir;
 use tonic::Status;
@@ -274,7 +274,7 @@ fn the_label_of_a_resource_that_is_forgotten_goes_to_another() {
 
     world
         .store
-        .update(|node| node.forget_idle(Moment(gone.0 + FORGOTTEN_AFTER_MS)));
+        .update(|node| node.evict_idle(Moment(gone.0 + EVICT_AFTER_MS)));
     let text = world.text();
     assert!(!text.contains("\"acme.com/r0\""), "{text}");
     offered("acme.com/new");

@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use devlet_core::device_plugin::ledger::Grant;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::{Advice, ConnectionId, PluginView, Pod, PodRequest, Question, ReserveError, ResourceName};
+use devlet_core::{
+    ConnectionId, PluginView, Pod, PodRequest, PreferenceQuery, Preferences, ReserveError, ResourceName,
+};
 use devlet_kubelet_files::device_plugin::response::InvalidResponse;
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout_at};
@@ -83,7 +85,7 @@ pub trait PluginCalls {
     /// `GetPreferredAllocation`.
     fn preferred(
         &self,
-        question: &Question,
+        question: &PreferenceQuery,
         deadline: Instant,
     ) -> impl Future<Output = Result<Vec<devlet_core::DeviceId>, CallError>> + Send;
     /// `Allocate`.
@@ -107,7 +109,7 @@ pub struct RealCalls<'a> {
 impl PluginCalls for RealCalls<'_> {
     async fn preferred(
         &self,
-        question: &Question,
+        question: &PreferenceQuery,
         deadline: Instant,
     ) -> Result<Vec<devlet_core::DeviceId>, CallError> {
         let patience = Patience {
@@ -351,11 +353,11 @@ async fn ask(
     request: &PodRequest,
     deadline: Instant,
     silent: &mut BTreeSet<ConnectionId>,
-) -> Advice {
-    let mut advice = Advice::new();
+) -> Preferences {
+    let mut advice = Preferences::new();
     // Nobody is asked about what cannot be written down.
     while store.health().is_ok()
-        && let Some(question) = store.read(|node| node.question(request, &advice))
+        && let Some(question) = store.read(|node| node.preference_query(request, &advice))
     {
         let mut preferred = Vec::new();
         if !silent.contains(&question.connection) {
@@ -471,7 +473,7 @@ mod tests {
     }
 
     impl PluginCalls for GivingUp {
-        async fn preferred(&self, _: &Question, _: Instant) -> Result<Vec<DeviceId>, CallError> {
+        async fn preferred(&self, _: &PreferenceQuery, _: Instant) -> Result<Vec<DeviceId>, CallError> {
             Ok(Vec::new())
         }
 
@@ -510,7 +512,7 @@ mod tests {
     }
 
     impl PluginCalls for NoAdvice {
-        async fn preferred(&self, _: &Question, _: Instant) -> Result<Vec<DeviceId>, CallError> {
+        async fn preferred(&self, _: &PreferenceQuery, _: Instant) -> Result<Vec<DeviceId>, CallError> {
             self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             Err(CallError::TimedOut {
                 method: "GetPreferredAllocation",
@@ -567,7 +569,7 @@ mod tests {
     }
 
     impl PluginCalls for RefusesTheFirst {
-        async fn preferred(&self, _: &Question, _: Instant) -> Result<Vec<DeviceId>, CallError> {
+        async fn preferred(&self, _: &PreferenceQuery, _: Instant) -> Result<Vec<DeviceId>, CallError> {
             Ok(Vec::new())
         }
 

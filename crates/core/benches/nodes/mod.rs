@@ -6,8 +6,8 @@ use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
 use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::{
-    Advice, ContainerKind, ContainerRequest, Moment, Node, PodMetadata, PodName, PodRequest, ReservationId,
-    Source,
+    ContainerKind, ContainerRequest, Moment, Node, PodMetadata, PodName, PodRequest, Preferences,
+    ReservationId, Source,
 };
 
 pub(crate) const GPU: &str = "acme.com/gpu";
@@ -55,7 +55,7 @@ pub(crate) fn pod(number: usize, devices: usize) -> PodRequest {
 }
 
 pub(crate) fn reserve(node: &mut Node, request: &PodRequest) -> ReservationId {
-    let reserved = node.reserve(request, &Advice::new());
+    let reserved = node.reserve(request, &Preferences::new());
     reserved.ok().flatten().unwrap_or_else(|| std::process::abort())
 }
 

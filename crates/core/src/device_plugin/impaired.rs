@@ -46,7 +46,7 @@ impl Node {
         };
         let resource = self.resources.get(name);
         let is_gone = resource.is_none_or(|resource| resource.plugins.is_empty());
-        let list = resource.filter(|resource| resource.in_force.is_some());
+        let list = resource.filter(|resource| resource.active.is_some());
         let list = list.map(|resource| &*resource.list);
         let healthy = list.map_or(0, |list| list.healthy().count());
         let free = self.ledger.free.get(name).map_or(0, |free| free.count());

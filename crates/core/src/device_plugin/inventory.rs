@@ -27,10 +27,10 @@ use crate::id::{ConnectionId, Moment, ResourceName};
 pub const GRACE_MS: u64 = 5 * 60 * 1000;
 
 /// How long a resource is remembered that nobody serves and nobody holds.
-pub const FORGOTTEN_AFTER_MS: u64 = 24 * 60 * 60 * 1000;
+pub const EVICT_AFTER_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// How many such resources are remembered at most.
-pub const MOST_IDLE: usize = 1024;
+pub const MAX_IDLE: usize = 1024;
 
 /// A well-formed wish to serve a resource, from a plugin that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,19 +76,19 @@ pub(crate) struct Resource {
     /// The list that counts; without a plugin, the last one.
     pub(crate) list: Arc<DeviceList>,
     /// Whose list that is.
-    pub(crate) in_force: Option<ConnectionId>,
+    pub(crate) active: Option<ConnectionId>,
     /// When the list was last in force, if it is not: plugins that come and go without a list do not prolong the
     /// grace period.
     pub(crate) idle_since: Option<Moment>,
     /// The plugin that was seen last, and when it left.
-    pub(crate) last: Option<Last>,
+    pub(crate) last: Option<LastPlugin>,
     /// Since when it is known to be unused, if no plugin has ever served it here.
     pub(crate) unused_since: Option<Moment>,
 }
 
 /// The trace of a plugin that left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Last {
+pub struct LastPlugin {
     /// Where it answered.
     pub endpoint: String,
     /// Since when it does not.
@@ -98,12 +98,12 @@ pub struct Last {
 impl Resource {
     /// The plugin whose list counts.
     pub(crate) fn serving(&self) -> Option<(ConnectionId, &Plugin)> {
-        let id = self.in_force?;
+        let id = self.active?;
         Some((id, self.plugins.get(&id)?))
     }
 
     /// Makes the newest list of a connected plugin count. Whether another list counts than before.
-    pub(crate) fn settle(&mut self) -> bool {
+    pub(crate) fn recompute(&mut self) -> bool {
         let newest = self
             .plugins
             .iter()
@@ -111,24 +111,24 @@ impl Resource {
             .max_by_key(|&(number, id, _)| (number, id));
         match newest {
             Some((_, id, list)) => {
-                let changed = self.in_force != Some(id) || !Arc::ptr_eq(&self.list, list);
+                let changed = self.active != Some(id) || !Arc::ptr_eq(&self.list, list);
                 self.list = Arc::clone(list);
-                self.in_force = Some(id);
+                self.active = Some(id);
                 changed
             }
-            None => self.in_force.take().is_some(),
+            None => self.active.take().is_some(),
         }
     }
 
     /// When its devices do not count any longer, if no plugin lists them until then.
     pub(crate) fn grace_end(&self) -> Option<Moment> {
-        let since = self.idle_since.filter(|_| self.in_force.is_none())?;
+        let since = self.idle_since.filter(|_| self.active.is_none())?;
         Some(Moment(since.0.saturating_add(GRACE_MS)))
     }
 
     /// Whether capacity still counts the list.
     pub(crate) fn counts(&self, now: Moment) -> bool {
         let in_grace = |since: Moment| now.since(since) <= GRACE_MS;
-        self.in_force.is_some() || self.idle_since.is_some_and(in_grace)
+        self.active.is_some() || self.idle_since.is_some_and(in_grace)
     }
 }

@@ -21,7 +21,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::bits::Bits;
+use super::bit_set::BitSet;
 use super::inventory::Resource;
 use crate::dra::claims::Claim;
 use crate::id::{ClaimUid, DeviceId, PodUid, ReservationId, ResourceName};
@@ -81,7 +81,7 @@ pub(crate) struct Ledger {
     /// Holders of each device: one, unless a file that we imported says otherwise.
     pub(crate) held: BTreeMap<ResourceName, BTreeMap<DeviceId, Vec<PodUid>>>,
     /// Healthy devices of the list in force that nobody holds.
-    pub(crate) free: BTreeMap<ResourceName, Bits>,
+    pub(crate) free: BTreeMap<ResourceName, BitSet>,
     /// Memory that the answers of each resource's plugins take, in all pods.
     pub(crate) answers: BTreeMap<ResourceName, usize>,
 }
@@ -132,9 +132,9 @@ impl Ledger {
         self.free.insert(name.clone(), self.free_of(name, resource));
     }
 
-    fn free_of(&self, name: &ResourceName, resource: &Resource) -> Bits {
-        if resource.in_force.is_none() {
-            return Bits::none(resource.list.len());
+    fn free_of(&self, name: &ResourceName, resource: &Resource) -> BitSet {
+        if resource.active.is_none() {
+            return BitSet::none(resource.list.len());
         }
         let mut free = resource.list.healthy().clone();
         for device in self.held.get(name).into_iter().flat_map(BTreeMap::keys) {
@@ -147,7 +147,7 @@ impl Ledger {
 
     /// Devices of a resource that are held only by admissions and removals that have not ended. An admission may still
     /// be aborted, and a removal frees its devices.
-    pub(crate) fn unsettled<'a>(&'a self, name: &'a ResourceName) -> impl Iterator<Item = &'a DeviceId> {
+    pub(crate) fn held_in_flight<'a>(&'a self, name: &'a ResourceName) -> impl Iterator<Item = &'a DeviceId> {
         let taken = self.reservations.values().filter_map(|each| each.taken.get(name));
         let leaving = self.releasing.keys().filter_map(|pod| self.pods.get(pod));
         let leaving = leaving.flat_map(|pod| &pod.allocations);
@@ -247,7 +247,7 @@ impl Ledger {
     }
 
     /// `pod` holds the devices no longer.
-    pub(crate) fn let_go<'a>(
+    pub(crate) fn release<'a>(
         &mut self,
         pod: &PodUid,
         name: &ResourceName,
@@ -267,7 +267,7 @@ impl Ledger {
             }
             held.remove(device);
             if let Some(resource) = resource
-                && resource.in_force.is_some()
+                && resource.active.is_some()
                 && let Some(place) = resource.list.place_of(device.as_str())
                 && resource.list.healthy().contains(place)
                 && let Some(free) = self.free.get_mut(name)

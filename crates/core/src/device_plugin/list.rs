@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use super::bits::Bits;
+use super::bit_set::BitSet;
 use crate::id::DeviceId;
 
 /// NUMA nodes from here on steer no choice: no machine has them, and a plugin that named a node per device would
@@ -28,8 +28,8 @@ pub struct Device {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceList {
     // First, because lists are compared in this order, and mostly differ here.
-    healthy: Bits,
-    by_node: BTreeMap<i64, Bits>,
+    healthy: BitSet,
+    by_node: BTreeMap<i64, BitSet>,
     devices: Vec<Device>,
 }
 
@@ -53,8 +53,8 @@ impl DeviceList {
             is_same
         });
         let length = devices.len();
-        let mut healthy = Bits::none(length);
-        let mut by_node: BTreeMap<i64, Bits> = BTreeMap::new();
+        let mut healthy = BitSet::none(length);
+        let mut by_node: BTreeMap<i64, BitSet> = BTreeMap::new();
         for (place, device) in devices.iter_mut().enumerate() {
             (0..=device.nodes.len() / NODES_PER_STEP).for_each(|_| step());
             if device.healthy {
@@ -65,7 +65,7 @@ impl DeviceList {
             for node in device.nodes.iter().filter(|node| (0..NODES).contains(*node)) {
                 by_node
                     .entry(*node)
-                    .or_insert_with(|| Bits::none(length))
+                    .or_insert_with(|| BitSet::none(length))
                     .insert(place);
             }
         }
@@ -118,7 +118,7 @@ impl DeviceList {
     }
 
     /// The places of the healthy devices.
-    pub fn healthy(&self) -> &Bits {
+    pub fn healthy(&self) -> &BitSet {
         &self.healthy
     }
 
@@ -128,7 +128,7 @@ impl DeviceList {
     }
 
     /// The places of the devices on each NUMA node that counts. Devices without one are in none.
-    pub fn by_node(&self) -> &BTreeMap<i64, Bits> {
+    pub fn by_node(&self) -> &BTreeMap<i64, BitSet> {
         &self.by_node
     }
 

@@ -1,6 +1,6 @@
 //! Device plugins: what they offer, who holds it, and what their answers mean for a container.
 
-pub mod bits;
+pub mod bit_set;
 pub mod impaired;
 pub mod inventory;
 pub mod ledger;

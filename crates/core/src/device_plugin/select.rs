@@ -12,7 +12,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use super::bits::Bits;
+use super::bit_set::BitSet;
 use super::list::DeviceList;
 use crate::id::DeviceId;
 
@@ -20,7 +20,7 @@ use crate::id::DeviceId;
 /// on is free.
 pub(crate) fn select(
     list: &DeviceList,
-    free: &mut Bits,
+    free: &mut BitSet,
     passed_on: &BTreeSet<DeviceId>,
     advice: &[DeviceId],
     wanted: usize,
@@ -62,7 +62,7 @@ fn reuse(passed_on: &BTreeSet<DeviceId>, advice: &[DeviceId], wanted: usize) -> 
 /// A choice that is being made.
 struct Picks<'a> {
     list: &'a DeviceList,
-    free: &'a mut Bits,
+    free: &'a mut BitSet,
     chosen: &'a mut Vec<DeviceId>,
     wanted: usize,
 }
@@ -103,7 +103,7 @@ impl Picks<'_> {
                 (count > 0).then_some((node, count, places))
             });
             // Sorted ascending, the first is best.
-            let rank = |&(node, count, _): &(i64, usize, &Bits)| {
+            let rank = |&(node, count, _): &(i64, usize, &BitSet)| {
                 let enough = count >= missing;
                 let size = if enough { count } else { usize::MAX - count };
                 (!started.contains(&node), !enough, size, node)

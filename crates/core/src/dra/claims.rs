@@ -24,7 +24,7 @@
 //! pause, and alone, so that one claim holds up no other.
 //!
 //! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices`, `holders`, `in_use`, `phases` and `preparing` are derived:
-//! no question looks through all claims. `Claims::settle` keeps them, and `check` recomputes them, after
+//! no question looks through all claims. `Claims::reindex` keeps them, and `check` recomputes them, after
 //! every step of the history tests (`indexes.rs`). Pods join in `joining.rs`; drivers are called in `calls.rs`; what nobody
 //! waits for is written in `records.rs`.
 
@@ -109,7 +109,7 @@ impl Claims {
             self.by_key.insert(claim.key.clone(), uid.clone());
         }
         self.entries.insert(uid.clone(), Entry::new(claim, true));
-        self.settle(&uid);
+        self.reindex(&uid);
     }
 
     /// A pod on record holds a claim.
@@ -118,12 +118,12 @@ impl Claims {
             entry.joiners.remove(pod);
             entry.holders.insert(pod.clone());
             self.by_key.insert(entry.claim.key.clone(), uid.clone());
-            self.settle(uid);
+            self.reindex(uid);
         }
     }
 
     /// A pod on record is gone.
-    pub(crate) fn let_go(&mut self, pod: &PodUid, name: &PodName, uid: &ClaimUid) {
+    pub(crate) fn release(&mut self, pod: &PodUid, name: &PodName, uid: &ClaimUid) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.holders.remove(pod);
             self.left_by(pod, name, uid);
@@ -175,7 +175,7 @@ impl Claims {
                     entry.dirty |= entry.pods() != [pod.clone()];
                 }
             }
-            self.settle(uid);
+            self.reindex(uid);
         }
     }
 
@@ -200,7 +200,7 @@ impl Claims {
             // Unpreparing starts afresh, whatever happened to preparing.
             entry.tasks.values_mut().for_each(Task::succeeded);
         }
-        self.settle(uid);
+        self.reindex(uid);
     }
 }
 

@@ -17,7 +17,7 @@
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 
-use crate::device_plugin::inventory::Last;
+use crate::device_plugin::inventory::LastPlugin;
 use crate::dra::health::{Health, cut};
 use crate::id::{ConnectionId, DriverName, Moment};
 
@@ -108,7 +108,7 @@ pub(crate) struct Driver {
     /// Since when no plugin is connected, and whether its slices have been wiped since.
     pub(crate) unusable: Option<Unusable>,
     /// The plugin that was seen last, and when it left.
-    pub(crate) last: Option<Last>,
+    pub(crate) last: Option<LastPlugin>,
     pub(crate) health: Health,
 }
 
@@ -127,7 +127,7 @@ impl Driver {
     }
 
     /// Plugins or connections came or went.
-    fn settle(&mut self, now: Moment) {
+    fn recompute(&mut self, now: Moment) {
         if self.serving().is_some() {
             self.unusable = None;
         } else {
@@ -182,7 +182,7 @@ impl Drivers {
             connected: false,
         };
         driver.plugins.insert(id, plugin);
-        driver.settle(now);
+        driver.recompute(now);
         self.connections.insert(id, offer.driver);
         if let Some(replaced) = replaced {
             self.deregister(replaced, now);
@@ -195,12 +195,12 @@ impl Drivers {
         let name = self.connections.remove(&id)?;
         let driver = self.drivers.get_mut(&name)?;
         let plugin = driver.plugins.remove(&id)?;
-        driver.last = Some(Last {
+        driver.last = Some(LastPlugin {
             endpoint: plugin.endpoint,
             gone_since: now,
         });
         driver.health.stream_ended(id);
-        driver.settle(now);
+        driver.recompute(now);
         self.forget();
         Some(name)
     }
@@ -255,7 +255,7 @@ impl Drivers {
             return None;
         }
         plugin.connected = is_up;
-        driver.settle(now);
+        driver.recompute(now);
         Some(name.clone())
     }
 

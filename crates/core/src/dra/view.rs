@@ -12,7 +12,7 @@ use super::claims::{
 };
 use super::drivers::{Driver, Refused, WIPE_DELAY_MS};
 use super::health::{DeviceHealth, PoolDevice};
-use crate::device_plugin::inventory::Last;
+use crate::device_plugin::inventory::LastPlugin;
 use crate::id::{ClaimUid, ConnectionId, DriverName, Moment, PodUid, ReservationId};
 use crate::node::Node;
 use crate::pod::PodName;
@@ -27,7 +27,7 @@ pub struct DriverView {
     /// Since when none of them is connected.
     pub unusable_since: Option<Moment>,
     /// The plugin that left last.
-    pub last: Option<Last>,
+    pub last: Option<LastPlugin>,
 }
 
 /// A registered plugin of a driver.

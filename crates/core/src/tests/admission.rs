@@ -278,7 +278,7 @@ fn admitting_a_pod_again_is_a_matter_of_course() {
     admit(&mut node, &gpu_pod("p", 1));
     let before = everything(&node);
 
-    let again = node.reserve(&gpu_pod("p", 1), &Advice::new());
+    let again = node.reserve(&gpu_pod("p", 1), &Preferences::new());
 
     assert_eq!(again, Ok(None));
     assert_eq!(everything(&node), before);
@@ -293,13 +293,13 @@ fn a_holder_is_admitted_again_whatever_its_plugin_does() {
     admit(&mut node, &gpu_pod("p", 1));
 
     node.devices_listed(only, list_of(vec![unhealthy("a")]));
-    let while_unhealthy = node.reserve(&gpu_pod("p", 1), &Advice::new());
+    let while_unhealthy = node.reserve(&gpu_pod("p", 1), &Preferences::new());
     node.devices_listed(only, list(&["z"]));
-    let while_unlisted = node.reserve(&gpu_pod("p", 1), &Advice::new());
+    let while_unlisted = node.reserve(&gpu_pod("p", 1), &Preferences::new());
     node.connection_lost(only, START);
-    let while_gone = node.reserve(&gpu_pod("p", 1), &Advice::new());
+    let while_gone = node.reserve(&gpu_pod("p", 1), &Preferences::new());
     connect(&mut node, offer(GPU, "gpu.sock"));
-    let before_the_list = node.reserve(&gpu_pod("p", 1), &Advice::new());
+    let before_the_list = node.reserve(&gpu_pod("p", 1), &Preferences::new());
 
     assert_eq!(
         [while_unhealthy, while_unlisted, while_gone, before_the_list],
@@ -319,7 +319,7 @@ fn a_holder_is_admitted_again_after_a_restart() {
         ..Restored::default()
     });
 
-    assert_eq!(node.reserve(&gpu_pod("p", 1), &Advice::new()), Ok(None));
+    assert_eq!(node.reserve(&gpu_pod("p", 1), &Preferences::new()), Ok(None));
     assert_eq!(node.pod(&"p".into()), Some(&pod));
     assert!(matches!(
         refusal(&mut node, &gpu_pod("q", 1)),
@@ -414,7 +414,7 @@ fn a_name_belongs_to_one_pod() {
         "pod p has this name and another UID; remove it first"
     );
     release(&mut node, "p");
-    assert!(node.reserve(&impostor, &Advice::new()).is_ok());
+    assert!(node.reserve(&impostor, &Preferences::new()).is_ok());
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn the_name_of_a_pod_in_flight_can_be_waited_for() {
     assert!(refused.waiting_helps());
     node.abort(id);
     assert!(
-        node.reserve(&impostor, &Advice::new()).is_ok(),
+        node.reserve(&impostor, &Preferences::new()).is_ok(),
         "the name is free again"
     );
 }
@@ -450,7 +450,7 @@ fn the_same_name_in_another_namespace_is_another_name() {
         name: "p".into(),
     };
 
-    assert!(node.reserve(&other, &Advice::new()).is_ok());
+    assert!(node.reserve(&other, &Preferences::new()).is_ok());
 }
 
 #[test]
@@ -502,7 +502,7 @@ fn an_imported_pod_is_adopted_with_what_it_holds() {
     );
     assert_eq!(pod.allocations[0].kind, Some(ContainerKind::App));
     assert_eq!(node.pod_named(&named("p")), Some(&pod));
-    assert_eq!(node.reserve(&gpu_pod("p", 1), &Advice::new()), Ok(None));
+    assert_eq!(node.reserve(&gpu_pod("p", 1), &Preferences::new()), Ok(None));
     assert_sound(&node);
 }
 
@@ -582,7 +582,7 @@ fn a_blocked_node_asks_no_plugin() {
     node.devices_listed(only, list(&["a", "b"]));
     node.block(unreadable());
 
-    assert_eq!(node.question(&gpu_pod("p", 1), &Advice::new()), None);
+    assert_eq!(node.preference_query(&gpu_pod("p", 1), &Preferences::new()), None);
 }
 
 #[test]
@@ -591,7 +591,7 @@ fn a_blocked_node_admits_holders_again() {
     admit(&mut node, &gpu_pod("p", 1));
     node.block(unreadable());
 
-    assert_eq!(node.reserve(&gpu_pod("p", 1), &Advice::new()), Ok(None));
+    assert_eq!(node.reserve(&gpu_pod("p", 1), &Preferences::new()), Ok(None));
 }
 
 #[test]

@@ -299,7 +299,7 @@ fn a_removal_that_could_not_be_written_leaves_the_pod_as_it_was() {
     node.cancel_release(&"p".into());
 
     assert_eq!((node.pod(&"p".into()), free(&node, GPU)), (Some(&pod), 0));
-    assert_eq!(node.reserve(&gpu_pod("p", 1), &Advice::new()), Ok(None));
+    assert_eq!(node.reserve(&gpu_pod("p", 1), &Preferences::new()), Ok(None));
     release(&mut node, "p");
 }
 
@@ -362,7 +362,7 @@ fn a_uid_under_another_name_is_refused_and_keeps_its_own() {
         ..gpu_pod("p", 1)
     };
 
-    let refused = node.reserve(&renamed, &Advice::new());
+    let refused = node.reserve(&renamed, &Preferences::new());
 
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("what differs: the name is "), "{text}");

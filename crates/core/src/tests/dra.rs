@@ -527,7 +527,7 @@ fn an_admitted_pod_is_admitted_again_without_a_write() {
     let mut node = node_with(&["d0"]);
     let request = pod_with("p", &[on("d0")]);
     admit_with(&mut node, &request);
-    assert_eq!(node.reserve(&request, &Advice::new()), Ok(None));
+    assert_eq!(node.reserve(&request, &Preferences::new()), Ok(None));
 }
 
 #[test]
@@ -684,7 +684,7 @@ fn nobody_joins_a_claim_while_state_is_unreadable() {
     let refused = refusal(&mut node, &pod_with("q", &[on("d0")]));
     assert!(matches!(refused, ReserveError::Blocked(_)), "{refused}");
     assert_eq!(
-        node.reserve(&pod_with("p", &[on("d0")]), &Advice::new()),
+        node.reserve(&pod_with("p", &[on("d0")]), &Preferences::new()),
         Ok(None)
     );
 }
@@ -786,7 +786,7 @@ fn a_claim_that_only_an_admission_in_flight_uses_otherwise_can_be_waited_for() {
             "{case}: {refused:?}"
         );
         node.abort(id);
-        assert!(node.reserve(&request, &Advice::new()).is_ok(), "{case}");
+        assert!(node.reserve(&request, &Preferences::new()).is_ok(), "{case}");
     }
 }
 
@@ -1312,7 +1312,7 @@ fn claims_of_pods_are_in_use_after_a_restart() {
     let mut node = Node::restore(restart(&node));
     assert_eq!(node.claims_in_use(), ([("d0".into(), 1)].into(), 1));
     assert_eq!(node.cdi_devices(&"p".into(), "main"), ["d0/dev=a"]);
-    assert_eq!(node.reserve(&request, &Advice::new()), Ok(None));
+    assert_eq!(node.reserve(&request, &Preferences::new()), Ok(None));
     assert_eq!(node.due_calls(START), []);
 }
 
@@ -1348,7 +1348,7 @@ fn claims_of_pods_are_prepared_again_after_a_reboot() {
     assert_eq!(commit.claims.len(), 1, "it is not on disk yet");
     node.cancel_commit(id);
     node.finish_record(record.id);
-    assert_eq!(node.reserve(&request, &Advice::new()), Ok(None));
+    assert_eq!(node.reserve(&request, &Preferences::new()), Ok(None));
 }
 
 #[test]
@@ -1422,7 +1422,7 @@ fn nobody_joins_a_claim_that_is_being_imported() {
         pod_with("r", &[claim_of("c", "of-the-same-name", &[("d0", "a", &[])])]),
     ];
     let joins = |node: &mut Node, pod: &PodRequest| {
-        let reserved = node.reserve(pod, &Advice::new());
+        let reserved = node.reserve(pod, &Preferences::new());
         reserved.map(|id| id.map(|id| node.abort(id)).is_some())
     };
     node.begin_import(&importing);
@@ -1766,7 +1766,7 @@ fn after_a_restart_a_name_stands_for_the_claim_that_counts() {
         let mut node = restored(claims, Vec::new());
         connect_driver(&mut node, "d0", "0.sock");
         let request = pod_with("q", &[claim_of("c", "new", &[("d0", "d", &[])])]);
-        let refused = node.reserve(&request, &Advice::new());
+        let refused = node.reserve(&request, &Preferences::new());
         assert!(
             matches!(refused, Err(ReserveError::Unpreparing { .. })),
             "{refused:?}"
@@ -1808,7 +1808,7 @@ fn an_intent_of_another_allocation_is_none() {
     node.abort(left);
 
     // What is on its way to disk names d1.
-    let refused = node.reserve(&other, &Advice::new()).unwrap_err();
+    let refused = node.reserve(&other, &Preferences::new()).unwrap_err();
     assert!(refused.waiting_helps(), "{refused}");
     node.finish_intent(left);
 

@@ -514,7 +514,7 @@ impl World {
         let wanted = request.claims.iter().map(|each| &each.claim);
         let unpreparing: Vec<AllocatedClaim> = wanted.filter(in_the_way).cloned().collect();
         let before = self.node.changes();
-        match self.node.reserve(&request, &Advice::new()) {
+        match self.node.reserve(&request, &Preferences::new()) {
             Ok(Some(id)) => {
                 assert!(
                     unpreparing.is_empty(),

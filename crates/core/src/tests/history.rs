@@ -236,7 +236,7 @@ struct World {
 }
 
 impl World {
-    fn in_force(&self, resource: usize) -> Option<(ConnectionId, &BTreeMap<DeviceId, Device>)> {
+    fn active(&self, resource: usize) -> Option<(ConnectionId, &BTreeMap<DeviceId, Device>)> {
         let lists = self
             .plugins
             .iter()
@@ -252,7 +252,7 @@ impl World {
             .iter()
             .position(|name| *name == resource.as_str())
             .unwrap();
-        let list = self.in_force(resource).map(|(_, list)| list);
+        let list = self.active(resource).map(|(_, list)| list);
         list.and_then(|list| list.get(device))
             .is_some_and(|device| device.healthy)
     }
@@ -451,9 +451,9 @@ impl World {
         let Some(resource) = self.plugins.get(&connection).map(|plugin| plugin.resource) else {
             return;
         };
-        let length = self.in_force(resource).map(|(_, list)| list.len());
+        let length = self.active(resource).map(|(_, list)| list.len());
         self.plugins.remove(&connection);
-        if let (Some(length), None) = (length, self.in_force(resource)) {
+        if let (Some(length), None) = (length, self.active(resource)) {
             self.idle.insert(resource, (self.now, length));
         }
     }
@@ -468,10 +468,10 @@ impl World {
     }
 
     fn reserve(&mut self, request: &PodRequest, taste: usize) {
-        let advice = self.ask(request, taste);
+        let preferences = self.ask(request, taste);
         let (holders, before) = (self.holders(), everything(&self.node));
         let in_flight = self.in_flight(&request.uid);
-        let outcome = self.node.reserve(request, &advice);
+        let outcome = self.node.reserve(request, &preferences);
         assert!(
             !in_flight || outcome == Err(ReserveError::InFlight),
             "two operations for one pod: {outcome:?}"
@@ -569,8 +569,8 @@ impl World {
 
     fn is_ready(&self, resource: &ResourceName) -> bool {
         let index = RESOURCES.iter().position(|name| *name == resource.as_str());
-        let in_force = self.in_force(index.unwrap());
-        in_force.is_some_and(|(connection, _)| self.plugins[&connection].ready)
+        let active = self.active(index.unwrap());
+        active.is_some_and(|(connection, _)| self.plugins[&connection].ready)
     }
 
     /// The healthy devices that are free once every admission in flight has been aborted and every removal has ended.
@@ -608,37 +608,34 @@ impl World {
     }
 
     /// Plugins answer as they like, with what they were asked about and with what they made up.
-    fn ask(&self, request: &PodRequest, taste: usize) -> Advice {
+    fn ask(&self, request: &PodRequest, taste: usize) -> Preferences {
         let holders = self.holders();
-        let mut advice = Advice::new();
-        while let Some(question) = self.node.question(request, &advice) {
+        let mut preferences = Preferences::new();
+        while let Some(query) = self.node.preference_query(request, &preferences) {
             let resource = RESOURCES
                 .iter()
-                .position(|name| *name == question.resource.as_str())
+                .position(|name| *name == query.resource.as_str())
                 .unwrap();
-            assert_eq!(
-                Some(question.connection),
-                self.in_force(resource).map(|(id, _)| id)
-            );
-            assert!(question.available.is_sorted_by(|one, next| one < next));
-            assert!(question.available.len() > question.size, "nothing to choose");
-            assert!(question.must_include.len() < question.size);
-            let include = &question.must_include;
-            assert!(include.iter().all(|id| question.available.contains(id)));
-            for device in &question.available {
-                assert!(self.is_healthy(&question.resource, device));
-                let holders = holders.get(&(question.resource.clone(), device.clone()));
+            assert_eq!(Some(query.connection), self.active(resource).map(|(id, _)| id));
+            assert!(query.available.is_sorted_by(|one, next| one < next));
+            assert!(query.available.len() > query.size, "nothing to choose");
+            assert!(query.must_include.len() < query.size);
+            let include = &query.must_include;
+            assert!(include.iter().all(|id| query.available.contains(id)));
+            for device in &query.available {
+                assert!(self.is_healthy(&query.resource, device));
+                let holders = holders.get(&(query.resource.clone(), device.clone()));
                 assert!(holders.is_none_or(|holders| holders.contains(&request.uid)));
             }
-            let mut liked = question.available;
+            let mut liked = query.available;
             let length = liked.len();
             liked.rotate_left(taste % length);
             liked.truncate(taste);
             liked.extend([device_id(taste), "bogus".into(), device_id(0)]);
-            let again = advice.insert((question.container, question.resource), liked);
+            let again = preferences.insert((query.container, query.resource), liked);
             assert!(again.is_none(), "asked twice");
         }
-        advice
+        preferences
     }
 
     /// Everything or nothing; only what was free or the pod's own; shared only with what has ended.
@@ -893,9 +890,9 @@ impl World {
     }
 
     fn check_resource(&self, index: usize, name: &ResourceName, holders: &Holders) {
-        let in_force = self.in_force(index);
-        assert_eq!(self.node.serving(name), in_force.map(|(id, _)| id));
-        let list = in_force.map(|(_, list)| list);
+        let active = self.active(index);
+        assert_eq!(self.node.serving(name), active.map(|(id, _)| id));
+        let list = active.map(|(_, list)| list);
         let healthy: Vec<&Device> = list
             .into_iter()
             .flat_map(BTreeMap::values)

@@ -5,7 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::*;
-use crate::device_plugin::inventory::{FORGOTTEN_AFTER_MS, GRACE_MS, Last, MOST_IDLE};
+use crate::device_plugin::inventory::{EVICT_AFTER_MS, GRACE_MS, LastPlugin, MAX_IDLE};
 use crate::device_plugin::rejections::{KEPT_MS, MOST_REJECTIONS, Rejection};
 use crate::{Availability, Capacity, ConnectError, Restored};
 
@@ -150,7 +150,7 @@ fn a_plugin_at_the_same_endpoint_replaces_the_one_before() {
 }
 
 #[test]
-fn a_replaced_plugin_leaves_the_list_of_another_in_force() {
+fn a_replaced_plugin_leaves_the_list_of_another_active() {
     let mut node = Node::default();
     let other = serve(&mut node, GPU, "other.sock", &["a"]);
     serve(&mut node, GPU, "same.sock", &["b"]);
@@ -368,7 +368,7 @@ fn a_plugin_that_leaves_before_its_first_list_counts_for_nothing() {
 }
 
 #[test]
-fn the_same_list_after_the_plugin_came_back_is_in_force_again() {
+fn the_same_list_after_the_plugin_came_back_is_active_again() {
     let mut node = Node::default();
     let first = serve(&mut node, GPU, "only.sock", &["a"]);
     node.connection_lost(first, START);
@@ -381,7 +381,7 @@ fn the_same_list_after_the_plugin_came_back_is_in_force_again() {
 // TestUpdateCapacityAllocatable: after the checkpoint was read again
 #[test]
 fn after_a_restart_a_resource_is_known_and_counts_for_nothing() {
-    let last = Last {
+    let last = LastPlugin {
         endpoint: "old.sock".into(),
         gone_since: START,
     };
@@ -530,14 +530,14 @@ fn names_that_nobody_needs_are_limited_and_those_left_first_are_forgotten_first(
     admit(&mut node, &pod("p", vec![app("main", &[(GPU, 1)])]));
     let serving = node.serving(&gpu()).unwrap();
     node.connection_lost(serving, START);
-    for number in 0..=MOST_IDLE {
+    for number in 0..=MAX_IDLE {
         let connection = connect(&mut node, offer(&format!("acme.com/{number:05}"), "x.sock"));
         node.connection_lost(connection, Moment(START.0 + 1 + number as u64));
     }
 
     let known = node.known_resources();
 
-    assert_eq!(known.len(), MOST_IDLE + 1);
+    assert_eq!(known.len(), MAX_IDLE + 1);
     assert!(known.contains_key(&gpu()), "it is held");
     assert!(!known.contains_key("acme.com/00000"));
     assert!(known.contains_key("acme.com/00001"));
@@ -547,14 +547,14 @@ fn names_that_nobody_needs_are_limited_and_those_left_first_are_forgotten_first(
 fn a_resource_is_forgotten_a_day_after_its_plugin_left() {
     let mut node = node_with_gpus(&["a"]);
     let serving = node.serving(&gpu()).unwrap();
-    node.forget_idle(Moment(START.0 + 2 * FORGOTTEN_AFTER_MS));
+    node.evict_idle(Moment(START.0 + 2 * EVICT_AFTER_MS));
     assert!(node.known_resources().contains_key(&gpu()), "it is served");
     node.connection_lost(serving, START);
 
-    node.forget_idle(Moment(START.0 + FORGOTTEN_AFTER_MS - 1));
+    node.evict_idle(Moment(START.0 + EVICT_AFTER_MS - 1));
     assert!(node.known_resources().contains_key(&gpu()));
     let changes = (node.changes(), node.resource_changes());
-    node.forget_idle(Moment(START.0 + FORGOTTEN_AFTER_MS));
+    node.evict_idle(Moment(START.0 + EVICT_AFTER_MS));
     assert!(!node.known_resources().contains_key(&gpu()));
     assert!(node.changes() > changes.0 && node.resource_changes() > changes.1);
 }
@@ -562,14 +562,14 @@ fn a_resource_is_forgotten_a_day_after_its_plugin_left() {
 #[test]
 fn a_resource_that_no_plugin_ever_served_is_forgotten_after_a_day_without_pods() {
     let mut node = Node::default();
-    node.know([ResourceName::from("acme.com/old")]);
+    node.add_resources([ResourceName::from("acme.com/old")]);
     let is_known = |node: &Node| node.known_resources().contains_key("acme.com/old");
     let later = |milliseconds| Moment(START.0 + milliseconds);
 
-    node.forget_idle(START);
-    node.forget_idle(later(FORGOTTEN_AFTER_MS - 1));
+    node.evict_idle(START);
+    node.evict_idle(later(EVICT_AFTER_MS - 1));
     assert!(is_known(&node));
-    node.forget_idle(later(FORGOTTEN_AFTER_MS));
+    node.evict_idle(later(EVICT_AFTER_MS));
     assert!(!is_known(&node));
 
     let mut held = Node::restore(Restored {
@@ -580,8 +580,8 @@ fn a_resource_that_no_plugin_ever_served_is_forgotten_after_a_day_without_pods()
         resources: [(ResourceName::from("acme.com/old"), None)].into_iter().collect(),
         ..Restored::default()
     });
-    held.forget_idle(START);
-    held.forget_idle(later(2 * FORGOTTEN_AFTER_MS));
+    held.evict_idle(START);
+    held.evict_idle(later(2 * EVICT_AFTER_MS));
     assert!(is_known(&held), "a pod holds it");
 }
 

@@ -6,7 +6,7 @@ use alloc::vec;
 
 use super::*;
 use crate::device_plugin::impaired::Impairment;
-use crate::device_plugin::inventory::{GRACE_MS, Last};
+use crate::device_plugin::inventory::{GRACE_MS, LastPlugin};
 use crate::device_plugin::run_options::RunOptions;
 use crate::{Availability, PodUid};
 
@@ -76,12 +76,12 @@ fn a_reserved_device_shows_its_pod() {
 
 // TestGetAllocatableDevicesHealthTransition
 #[test]
-fn healthy_devices_follow_the_list_in_force() {
+fn healthy_devices_follow_the_active_list() {
     let mut node = Node::default();
     let only = connect(&mut node, offer(GPU, "gpu.sock"));
     node.devices_listed(only, list_of(vec![healthy("a"), unhealthy("b")]));
     let healthy = |node: &Node| {
-        let list = node.lists_in_force().remove(&gpu()).unwrap();
+        let list = node.active_lists().remove(&gpu()).unwrap();
         list.map(|list| list.healthy_ids().cloned().collect::<Vec<_>>())
     };
     let before = healthy(&node);
@@ -144,7 +144,11 @@ fn a_list_does_not_speak_for_pods_that_were_admitted_after_it_was_asked_for() {
     admit(&mut node, &pod("again"));
 
     let asked = node.admissions();
-    assert!(node.reserve(&pod("again"), &Advice::new()).unwrap().is_none());
+    assert!(
+        node.reserve(&pod("again"), &Preferences::new())
+            .unwrap()
+            .is_none()
+    );
     admit(&mut node, &pod("since"));
 
     let list = BTreeSet::new();
@@ -211,7 +215,7 @@ fn plugins_show_what_they_said_and_whose_list_counts() {
 
     let seen: Vec<_> = plugins
         .iter()
-        .map(|each| (each.endpoint.as_str(), each.devices, each.in_force))
+        .map(|each| (each.endpoint.as_str(), each.devices, each.is_active))
         .collect();
     assert_eq!(
         seen,
@@ -260,7 +264,7 @@ fn a_resource_that_is_gone_names_its_last_plugin() {
     let mut node = Node::default();
     let only = serve(&mut node, GPU, "gpu.sock", &["a"]);
     node.connection_lost(only, START);
-    let last = Last {
+    let last = LastPlugin {
         endpoint: "gpu.sock".into(),
         gone_since: START,
     };

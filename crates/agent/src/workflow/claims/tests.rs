@@ -10,8 +10,8 @@ use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult
 use devlet_core::dra::drivers::DriverOffer;
 use devlet_core::dra::health::{DeviceHealth, HealthReport, PoolDevice};
 use devlet_core::{
-    Advice, ClaimReference, ClaimRequest, ConnectionId, ContainerKind, ContainerRequest, Pod, PodMetadata,
-    PodName, PodRequest, Question, Source,
+    ClaimReference, ClaimRequest, ConnectionId, ContainerKind, ContainerRequest, Pod, PodMetadata, PodName,
+    PodRequest, PreferenceQuery, Preferences, Source,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -330,7 +330,11 @@ impl Bed {
 struct Widgets;
 
 impl PluginCalls for Widgets {
-    async fn preferred(&self, _: &Question, _: Instant) -> Result<Vec<devlet_core::DeviceId>, CallError> {
+    async fn preferred(
+        &self,
+        _: &PreferenceQuery,
+        _: Instant,
+    ) -> Result<Vec<devlet_core::DeviceId>, CallError> {
         Ok(Vec::new())
     }
 
@@ -585,7 +589,7 @@ async fn pods_that_share_a_claim_share_its_call() {
 async fn an_intent_that_another_admission_could_not_write_is_written() {
     let mut bed = Bed::new();
     let first = without_widget("a", &[("c1", &[GPU])]);
-    let held = bed.store.hold(&first, &Advice::new()).unwrap().unwrap();
+    let held = bed.store.hold(&first, &Preferences::new()).unwrap().unwrap();
     let intent = bed.store.update(|node| node.begin_intent(held.id()));
     assert_eq!(intent.put.len(), 1, "it is being written");
     let other = bed.admit(&without_widget("b", &[("c1", &[GPU])]));
@@ -604,7 +608,11 @@ async fn an_intent_that_another_admission_could_not_write_is_written() {
 async fn a_refusing_plugin_leaves_claims_to_be_unprepared() {
     struct Refusing;
     impl PluginCalls for Refusing {
-        async fn preferred(&self, _: &Question, _: Instant) -> Result<Vec<devlet_core::DeviceId>, CallError> {
+        async fn preferred(
+            &self,
+            _: &PreferenceQuery,
+            _: Instant,
+        ) -> Result<Vec<devlet_core::DeviceId>, CallError> {
             Ok(Vec::new())
         }
         async fn allocate(&self, _: ConnectionId, _: &Grant, _: Instant) -> Result<Answer, CallError> {

@@ -122,7 +122,7 @@ impl Claims {
                     task.called = true;
                 }
                 claims.push((uid.clone(), entry.claim.key.clone()));
-                self.settle(uid);
+                self.reindex(uid);
             }
             if most.is_some() {
                 self.background.insert(driver.clone(), running + 1);
@@ -192,7 +192,7 @@ impl Claims {
                     self.note(uid, &call.driver, call.operation, outcome, now);
                 }
             }
-            self.settle(uid);
+            self.reindex(uid);
         }
         failures
     }
@@ -316,7 +316,7 @@ impl Claims {
                 task.failures = 0;
                 task.retry_at = Moment::default();
             }
-            self.settle(&uid);
+            self.reindex(&uid);
         }
     }
 

@@ -5,6 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+use super::device_holders::DeviceShare;
 use crate::dra::answers::InvalidAnswer;
 use crate::dra::health::PoolDevice;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, PodUid, RecordId};
@@ -297,6 +298,18 @@ impl Claim {
                 self.preparations.insert(driver.clone(), known.clone());
             }
         }
+    }
+
+    /// Returns `true` if the claim holds a device that `other`, a record of the same claim, does not hold.
+    pub fn holds_more_than(&self, other: &Self) -> bool {
+        let held = other.held_devices().collect::<BTreeSet<_>>();
+        self.held_devices().any(|device| !held.contains(&device))
+    }
+
+    fn held_devices(&self) -> impl Iterator<Item = DeviceShare> {
+        let preparations = self.preparations.iter();
+        let held = preparations.filter(|(_, each)| each.state != PreparationState::Unprepared);
+        held.flat_map(|(driver, each)| each.exclusive_devices(driver))
     }
 
     /// Whether every driver has answered. Those that were given up on have nothing to do with whoever uses the claim now.

@@ -1,4 +1,4 @@
-//! What is derived from the claims, kept by [`Claims::settle`] and recomputed by `check`.
+//! What is derived from the claims, kept by [`Claims::reindex`] and recomputed by `check`.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -58,7 +58,7 @@ impl Claims {
     }
 
     /// Brings up to date what is derived from a claim. One that was never written and that nobody wants is gone.
-    pub(super) fn settle(&mut self, uid: &ClaimUid) {
+    pub(super) fn reindex(&mut self, uid: &ClaimUid) {
         let Some(entry) = self.entries.get(uid) else {
             return;
         };
@@ -182,7 +182,7 @@ impl Claims {
             for (driver, preparation) in &entry.claim.preparations {
                 index_devices(&mut again.devices, uid, driver, &preparation.devices);
             }
-            again.settle(uid);
+            again.reindex(uid);
         }
         assert_eq!(
             again.entries.len(),

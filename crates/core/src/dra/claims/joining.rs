@@ -133,7 +133,7 @@ impl Claims {
             }
         }
         self.by_key.insert(wanted.key.clone(), uid.clone());
-        self.settle(uid);
+        self.reindex(uid);
     }
 
     /// A pod uses a claim again that every driver has unprepared, except those that were given up on. These stay on record,
@@ -201,7 +201,7 @@ impl Claims {
                     && !entry.deleting
                 {
                     entry.deleting = true;
-                    self.settle(&uid);
+                    self.reindex(&uid);
                     intent.delete.push(uid);
                 }
             }
@@ -224,7 +224,7 @@ impl Claims {
                 entry.on_disk |= is_written;
                 entry.is_intended |= is_written;
             }
-            self.settle(&uid);
+            self.reindex(&uid);
         }
         self.end_deletion(&delete, is_written);
     }
@@ -259,7 +259,7 @@ impl Claims {
                 entry.dirty = false;
                 entry.writing += 1;
             }
-            self.settle(uid);
+            self.reindex(uid);
         }
     }
 
@@ -276,7 +276,7 @@ impl Claims {
             if is_written {
                 self.release_unneeded(uid);
             }
-            self.settle(uid);
+            self.reindex(uid);
         }
     }
 }

@@ -28,7 +28,7 @@ impl Claims {
             preparation.state = PreparationState::Abandoned;
             entry.dirty = true;
         }
-        self.settle(uid);
+        self.reindex(uid);
         true
     }
 
@@ -53,13 +53,13 @@ impl Claims {
                 entry.writing += 1;
                 record.put.push(entry.claim.clone());
             }
-            self.settle(&uid);
+            self.reindex(&uid);
         }
         for uid in &record.delete {
             if let Some(entry) = self.entries.get_mut(uid) {
                 entry.deleting = true;
             }
-            self.settle(uid);
+            self.reindex(uid);
         }
         self.records.insert(id, record.clone());
         Some(record)
@@ -91,7 +91,7 @@ impl Claims {
             delete: vec![uid.clone()],
         };
         self.records.insert(id, record.clone());
-        self.settle(uid);
+        self.reindex(uid);
         Ok(record)
     }
 
@@ -107,7 +107,7 @@ impl Claims {
             if is_written {
                 self.release_unneeded(uid);
             }
-            self.settle(uid);
+            self.reindex(uid);
         }
         self.end_deletion(&record.delete, is_written);
     }
@@ -119,7 +119,7 @@ impl Claims {
                 self.forget(uid);
             } else if let Some(entry) = self.entries.get_mut(uid) {
                 entry.deleting = false;
-                self.settle(uid);
+                self.reindex(uid);
             }
         }
     }

@@ -4,12 +4,12 @@ use alloc::vec::Vec;
 
 /// A set of places in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Bits {
+pub struct BitSet {
     words: Vec<u64>,
     length: usize,
 }
 
-impl Bits {
+impl BitSet {
     /// Nothing, of a list of `length`.
     pub fn none(length: usize) -> Self {
         Self {

@@ -1,11 +1,11 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::Bits;
+use super::BitSet;
 
 #[test]
 fn places_are_in_order_across_words() {
-    let mut bits = Bits::none(200);
+    let mut bits = BitSet::none(200);
     for place in [199, 0, 63, 64, 128] {
         bits.insert(place);
     }
@@ -16,19 +16,19 @@ fn places_are_in_order_across_words() {
 
 #[test]
 fn places_beyond_the_list_are_ignored() {
-    let mut bits = Bits::none(3);
+    let mut bits = BitSet::none(3);
 
     bits.insert(3);
     bits.insert(usize::MAX);
     bits.remove(usize::MAX);
 
-    assert_eq!(bits, Bits::none(3));
+    assert_eq!(bits, BitSet::none(3));
     assert!(!bits.contains(usize::MAX));
 }
 
 #[test]
 fn what_two_sets_have_in_common_is_counted_and_listed() {
-    let (mut one, mut other) = (Bits::none(130), Bits::none(70));
+    let (mut one, mut other) = (BitSet::none(130), BitSet::none(70));
     for place in [1, 64, 65, 129] {
         one.insert(place);
     }
@@ -42,7 +42,7 @@ fn what_two_sets_have_in_common_is_counted_and_listed() {
 
 #[test]
 fn a_set_of_nothing_is_empty() {
-    let bits = Bits::none(0);
+    let bits = BitSet::none(0);
 
     assert_eq!((bits.length(), bits.count(), bits.iter().next()), (0, 0, None));
 }

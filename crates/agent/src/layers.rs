@@ -1,0 +1,145 @@
+//! Test that the modules of this crate depend on each other in one direction only.
+//!
+//! The test reads the `crate::` paths of all sources, tests and comments excepted. Each row of `LAYERS` may use the
+//! rows below it and nothing else, so that a cycle is impossible.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// The top-level modules, from the public API down to the leaves. Modules of one row do not use each other.
+const LAYERS: &[&[&str]] = &[
+    &["agent"],
+    &["host"],
+    &["capacity"],
+    &["workflow"],
+    &["device_plugin", "dra", "plugin_registry"],
+    &["claims", "manifest", "root", "run_options"],
+    &["grpc", "store"],
+    &["config", "metrics"],
+    &["limits"],
+    &["access", "deadline", "peer_text", "words"],
+];
+
+/// Edges against the direction that still exist. The list may only become shorter.
+const KNOWN: &[(&str, &str)] = &[
+    ("access", "device_plugin"),
+    ("config", "device_plugin"),
+    ("config", "store"),
+    ("device_plugin", "workflow"),
+    ("dra", "workflow"),
+    ("grpc", "agent"),
+    ("grpc", "claims"),
+    ("grpc", "host"),
+    ("grpc", "manifest"),
+    ("grpc", "store"),
+    ("grpc", "workflow"),
+    ("host", "agent"),
+    ("limits", "grpc"),
+    ("manifest", "claims"),
+    ("manifest", "device_plugin"),
+    ("metrics", "dra"),
+    ("metrics", "grpc"),
+    ("metrics", "store"),
+    ("metrics", "workflow"),
+    ("plugin_registry", "device_plugin"),
+    ("plugin_registry", "dra"),
+    ("plugin_registry", "workflow"),
+    ("root", "agent"),
+];
+
+#[test]
+fn modules_use_only_lower_layers() {
+    let edges = edges(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")));
+    let known: BTreeSet<_> = KNOWN
+        .iter()
+        .map(|(from, to)| ((*from).to_owned(), (*to).to_owned()))
+        .collect();
+    let wrong: Vec<_> = edges
+        .iter()
+        .filter(|((from, to), _)| layer(from) >= layer(to) && !known.contains(&(from.clone(), to.clone())))
+        .map(|((from, to), files)| format!("{from} must not use {to}: {files:?}"))
+        .collect();
+    let gone: Vec<_> = known.iter().filter(|edge| !edges.contains_key(edge)).collect();
+
+    assert!(
+        wrong.is_empty(),
+        "edges against the direction of LAYERS:\n{}",
+        wrong.join("\n")
+    );
+    assert!(
+        gone.is_empty(),
+        "edges that no longer exist: remove them from KNOWN: {gone:?}"
+    );
+}
+
+fn layer(module: &str) -> usize {
+    let row = LAYERS.iter().position(|row| row.contains(&module));
+    row.unwrap_or_else(|| panic!("add the module {module} to LAYERS"))
+}
+
+/// Returns which module uses which other, and the files in which it does.
+fn edges(src: &Path) -> BTreeMap<(String, String), BTreeSet<PathBuf>> {
+    let mut edges = BTreeMap::<_, BTreeSet<_>>::new();
+    for file in sources(src) {
+        let relative = file.strip_prefix(src).unwrap().with_extension("");
+        let path: Vec<_> = relative
+            .iter()
+            .map(|part| part.to_str().unwrap())
+            .filter(|part| *part != "mod")
+            .collect();
+        if path == ["lib"] || path == ["layers"] || path.contains(&"tests") {
+            continue;
+        }
+        for module in used(&std::fs::read_to_string(&file).unwrap(), path.len()) {
+            if module != path[0] {
+                edges
+                    .entry((path[0].to_owned(), module))
+                    .or_default()
+                    .insert(relative.clone());
+            }
+        }
+    }
+    edges
+}
+
+fn sources(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let nested = entries.map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
+    nested
+        .flatten()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .collect()
+}
+
+/// Returns the top-level modules that `source`, a module `depth` levels below the crate, names.
+fn used(source: &str, depth: usize) -> BTreeSet<String> {
+    let code = source.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code = lines
+        .collect::<Vec<_>>()
+        .join("\n")
+        .replace(&"super::".repeat(depth), "crate::");
+    let paths = code.split("crate::").skip(1);
+    let names = paths.map(|path| {
+        path.split(|c: char| c != '_' && !c.is_alphanumeric())
+            .next()
+            .unwrap_or_default()
+    });
+    names
+        .inspect(|name| assert!(!name.is_empty(), "write one `use crate::module` for each module"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn paths_in_code_are_found() {
+    let source = "use crate::store::Store;\n// crate::no\nfn f(x: &crate::limits::Limit) { super::super::host::g() }\n\
+                  use super::sibling;\n#[cfg(test)]\nmod tests { use crate::agent; }";
+
+    assert_eq!(
+        used(source, 2),
+        ["host", "limits", "store"].map(str::to_owned).into()
+    );
+}

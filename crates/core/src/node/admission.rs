@@ -1,0 +1,277 @@
+//! Admission of a pod: preferences of plugins, reservation of devices and claims, and the commit in two phases.
+
+use alloc::collections::btree_map::Entry;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use super::{CommitError, Node, ReserveError};
+use crate::device_plugin::ledger::{Commit, Reservation};
+use crate::device_plugin::run_options::Answer;
+use crate::id::{ClaimUid, ConnectionId, DeviceId, PodUid, ReservationId, ResourceName};
+use crate::plan::{claim_uses, pod_claims};
+use crate::pod::{Allocation, Pod, PodMetadata, PodRequest};
+
+/// What a plugin advises: for a container (by its place in the request) and a resource, devices in the order of
+/// preference.
+pub type Preferences = BTreeMap<(usize, ResourceName), Vec<DeviceId>>;
+
+/// A query to put to a plugin before devices are chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreferenceQuery {
+    /// The container's place in the request.
+    pub container: usize,
+    /// The resource.
+    pub resource: ResourceName,
+    /// Whom to ask.
+    pub connection: ConnectionId,
+    /// The devices to choose from, sorted.
+    pub available: Vec<DeviceId>,
+    /// Of these, the ones that the container gets in any case.
+    pub must_include: Vec<DeviceId>,
+    /// How many it gets in all.
+    pub size: usize,
+}
+
+impl Node {
+    /// The next query to put to a plugin for this request, given what plugins have advised so far. A request
+    /// that cannot be granted has no questions: [`Node::reserve`] says why.
+    pub fn preference_query(
+        &self,
+        request: &PodRequest,
+        preferences: &Preferences,
+    ) -> Option<PreferenceQuery> {
+        let query = self.plan(request, preferences, true).ok()?.0.query?;
+        self.plan(request, preferences, false).ok()?;
+        Some(query)
+    }
+
+    /// Sets aside every device that the pod needs, or nothing at all.
+    ///
+    /// What the pod holds already is kept as it is, which makes admitting it again a matter of course, whatever
+    /// its plugins do: the answer is then `Ok(None)`, or a reservation without grants if there is something new
+    /// to be written about the pod (it was imported, or admitted before a reboot).
+    pub fn reserve(
+        &mut self,
+        request: &PodRequest,
+        preferences: &Preferences,
+    ) -> Result<Option<ReservationId>, ReserveError> {
+        let (plan, claims) = self.plan(request, preferences, false)?;
+        let settled = self.ledger.pods.get(&request.uid).is_some_and(|pod| {
+            pod.source == request.source
+                && pod.name == request.name
+                && pod.fingerprint == request.fingerprint
+                && pod.metadata.labels == request.metadata.labels
+                && !pod.before_reboot
+        });
+        if plan.grants.is_empty() && settled && self.has_its_claims(request) {
+            self.admitted(&request.uid);
+            return Ok(None);
+        }
+        let id = ReservationId(self.next_reservation);
+        self.next_reservation += 1;
+        for (name, devices) in &plan.taken {
+            let resource = self.resources.get(name);
+            self.ledger
+                .hold(&request.uid, name, devices.iter().cloned(), resource);
+        }
+        let reservation = Reservation {
+            pod: request.uid.clone(),
+            name: request.name.clone(),
+            grants: plan.grants,
+            taken: plan.taken,
+            claims: claims.keys().map(|uid| (*uid).clone()).collect(),
+            committing: None,
+        };
+        for claim in claims.into_values() {
+            self.dra.claims.join(&request.uid, &request.name, claim);
+        }
+        self.ledger.name(&request.name, &request.uid);
+        self.ledger.in_flight.insert(request.uid.clone(), id);
+        self.ledger.reservations.insert(id, reservation);
+        self.changes += 1;
+        Ok(Some(id))
+    }
+
+    fn admitted(&mut self, pod: &PodUid) {
+        self.ledger.admitted.insert(pod.clone(), self.next_admission);
+        self.next_admission += 1;
+    }
+
+    /// What is set aside.
+    pub fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
+        self.ledger.reservations.get(&id)
+    }
+
+    /// Frees what was set aside. Does nothing once [`Node::begin_commit`] was called.
+    pub fn abort(&mut self, id: ReservationId) {
+        let committing = self
+            .ledger
+            .reservations
+            .get(&id)
+            .is_none_or(|each| each.committing.is_some());
+        if !committing {
+            self.drop_reservation(id);
+        }
+    }
+
+    /// The plugins have agreed, and all claims are prepared: the pod as it is to be written, in one piece with
+    /// its claims. `answers` are the plugins', in the order of the grants, each with whether the plugin wants to
+    /// be called before each start.
+    pub fn begin_commit(
+        &mut self,
+        id: ReservationId,
+        request: &PodRequest,
+        answers: Vec<(Answer, bool)>,
+    ) -> Result<Commit, CommitError> {
+        let reservation = self.ledger.reservations.get(&id).ok_or(CommitError::Ended)?;
+        if reservation.committing.is_some() {
+            return Err(CommitError::Ended);
+        }
+        let is_its_pod = reservation.pod == request.uid && reservation.name == request.name;
+        let uids: BTreeSet<&ClaimUid> = request.claims.iter().map(|each| &each.claim.uid).collect();
+        let are_its_claims = reservation.claims.iter().eq(uids);
+        if !is_its_pod || !are_its_claims || reservation.grants.len() != answers.len() {
+            return Err(CommitError::Mismatch);
+        }
+        let claims = self.dra.claims.to_commit(&reservation.claims);
+        let claims = claims.ok_or(CommitError::NotPrepared)?;
+        let mut granted: BTreeMap<_, _> = reservation
+            .grants
+            .iter()
+            .zip(answers)
+            .map(|(grant, answer)| ((&grant.container, &grant.resource), (grant, answer)))
+            .collect();
+        let held = self.ledger.pods.get(&request.uid);
+        let mut allocations = Vec::new();
+        for container in &request.containers {
+            for resource in container.wants.keys() {
+                if let Some((grant, (answer, pre_start_required))) =
+                    granted.remove(&(&container.name, resource))
+                {
+                    allocations.push(Allocation {
+                        container: container.name.clone(),
+                        kind: Some(container.kind),
+                        resource: resource.clone(),
+                        devices: grant.devices.clone(),
+                        nodes: self.nodes_of(resource, &grant.devices),
+                        answer,
+                        pre_start_required,
+                    });
+                } else if let Some(kept) = held.and_then(|pod| pod.allocation(&container.name, resource)) {
+                    allocations.push(Allocation {
+                        kind: Some(container.kind),
+                        ..kept.clone()
+                    });
+                }
+            }
+        }
+        if !granted.is_empty() {
+            return Err(CommitError::Mismatch);
+        }
+        // What the pod holds but does not ask for any longer stays with it until it is removed.
+        for kept in held.into_iter().flat_map(|pod| &pod.allocations) {
+            let known =
+                |each: &Allocation| each.container == kept.container && each.resource == kept.resource;
+            if !allocations.iter().any(known) {
+                allocations.push(kept.clone());
+            }
+        }
+        let admitted_at = held.and_then(|pod| pod.metadata.admitted_at);
+        let pod = Pod {
+            uid: request.uid.clone(),
+            name: request.name.clone(),
+            source: request.source,
+            fingerprint: request.fingerprint,
+            metadata: PodMetadata {
+                labels: request.metadata.labels.clone(),
+                admitted_at: admitted_at.or(request.metadata.admitted_at),
+            },
+            before_reboot: false,
+            containers: request.containers.iter().map(|each| each.name.clone()).collect(),
+            allocations,
+            claims: pod_claims(request, held),
+            claim_uses: claim_uses(request),
+        };
+        let commit = Commit { pod, claims };
+        self.dra.claims.begin_commit(&commit.claims);
+        if let Some(reservation) = self.ledger.reservations.get_mut(&id) {
+            reservation.committing = Some(commit.clone());
+        }
+        self.changes += 1;
+        Ok(commit)
+    }
+
+    /// The pod is on disk. Does nothing unless [`Node::begin_commit`] was called.
+    pub fn finish_commit(&mut self, id: ReservationId) {
+        let Entry::Occupied(mut entry) = self.ledger.reservations.entry(id) else {
+            return;
+        };
+        let Some(Commit { pod, claims }) = entry.get_mut().committing.take() else {
+            return;
+        };
+        let reservation = entry.remove();
+        self.ledger.in_flight.remove(&reservation.pod);
+        self.admitted(&reservation.pod);
+        self.dra.claims.end_commit(&claims, true);
+        for uid in &reservation.claims {
+            self.dra.claims.hold(&pod.uid, uid);
+        }
+        // The devices are held already, and the name is taken.
+        if let Some(earlier) = self.ledger.insert(pod)
+            && earlier.name != reservation.name
+        {
+            self.ledger.unname(&earlier.name, &earlier.uid);
+        }
+        self.changes += 1;
+    }
+
+    /// The pod could not be written.
+    pub fn cancel_commit(&mut self, id: ReservationId) {
+        self.drop_reservation(id);
+    }
+
+    fn drop_reservation(&mut self, id: ReservationId) {
+        let Some(reservation) = self.ledger.reservations.remove(&id) else {
+            return;
+        };
+        self.ledger.in_flight.remove(&reservation.pod);
+        if self
+            .ledger
+            .pods
+            .get(&reservation.pod)
+            .is_none_or(|pod| pod.name != reservation.name)
+        {
+            self.ledger.unname(&reservation.name, &reservation.pod);
+        }
+        for (name, devices) in &reservation.taken {
+            let resource = self.resources.get(name);
+            self.ledger.release(&reservation.pod, name, devices, resource);
+        }
+        if let Some(Commit { claims, .. }) = &reservation.committing {
+            self.dra.claims.end_commit(claims, false);
+        }
+        for uid in &reservation.claims {
+            self.dra.claims.leave(&reservation.pod, &reservation.name, uid);
+        }
+        self.changes += 1;
+    }
+
+    /// Where devices are, for the record: by NUMA node, -1 for those without one. A device that has left the
+    /// list since it was reserved counts as one without.
+    fn nodes_of(&self, name: &ResourceName, devices: &[DeviceId]) -> Vec<(i64, Vec<DeviceId>)> {
+        let mut nodes: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
+        for id in devices {
+            let known = self
+                .resources
+                .get(name)
+                .and_then(|resource| resource.list.get(id.as_str()));
+            match known.map_or(&[][..], |device| &device.nodes) {
+                [] => nodes.entry(-1).or_default().push(id.clone()),
+                many => many
+                    .iter()
+                    .for_each(|node| nodes.entry(*node).or_default().push(id.clone())),
+            }
+        }
+        nodes.into_iter().collect()
+    }
+}

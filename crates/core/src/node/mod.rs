@@ -1,0 +1,146 @@
+//! The node: one value that changes only through the transitions of this module and of [`crate::dra`].
+//!
+//! `facts` holds what plugins report, `admission` and `removal` the two-phase operations, `error` their errors.
+
+mod admission;
+mod error;
+mod facts;
+mod removal;
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+pub use admission::{PreferenceQuery, Preferences};
+pub(crate) use error::listed;
+pub use error::{Blocked, CommitError, ConnectError, LastSeen, PutError, ReleaseError, ReserveError};
+
+use crate::device_plugin::inventory::{LastPlugin, Resource};
+use crate::device_plugin::ledger::Ledger;
+use crate::device_plugin::rejections::Rejections;
+use crate::dra::Dra;
+use crate::dra::claims::Claim;
+use crate::id::{ConnectionId, PodUid, ResourceName};
+use crate::import::Importing;
+use crate::pod::Pod;
+
+/// What durable records say at start.
+#[derive(Debug, Clone, Default)]
+pub struct Restored {
+    /// Pods with their allocations, by UID.
+    pub pods: BTreeMap<PodUid, Pod>,
+    /// Resources that plugins have served, and the last plugin of each.
+    pub resources: BTreeMap<ResourceName, Option<LastPlugin>>,
+    /// Claims. If the machine was booted since they were recorded, [`Claim::rebooted`] must have been called.
+    pub claims: Vec<Claim>,
+}
+
+/// The node.
+#[derive(Debug, Default)]
+pub struct Node {
+    pub(crate) resources: BTreeMap<ResourceName, Resource>,
+    pub(crate) connections: BTreeMap<ConnectionId, ResourceName>,
+    pub(crate) rejections: Rejections,
+    pub(crate) ledger: Ledger,
+    pub(crate) dra: Dra,
+    pub(crate) blocked: Vec<Blocked>,
+    pub(crate) importing: Importing,
+    pub(crate) next_connection: u64,
+    next_reservation: u64,
+    next_list: u64,
+    next_admission: u64,
+    pub(crate) changes: u64,
+    resource_changes: u64,
+}
+
+impl Node {
+    /// A node as durable records describe it: allocations whole, resources known but without devices.
+    pub fn restore(restored: Restored) -> Self {
+        let mut node = Self::default();
+        for (name, last) in restored.resources {
+            node.resources.insert(
+                name,
+                Resource {
+                    last,
+                    ..Resource::default()
+                },
+            );
+        }
+        for claim in restored.claims {
+            node.dra.claims.put(claim);
+        }
+        for pod in restored.pods.values() {
+            for uid in pod.claim_uids() {
+                node.dra.claims.hold(&pod.uid, &uid);
+            }
+        }
+        node.ledger = Ledger::restore(restored.pods);
+        node.changes += 1;
+        node
+    }
+
+    /// Counts admissions, so that a list of pods can be told from those that were admitted while it was made: see
+    /// [`Node::orphans`].
+    pub fn admissions(&self) -> u64 {
+        self.next_admission
+    }
+
+    /// Counts every change, so that those who wait know when to look again.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Counts changes of [`Node::known_resources`], and those of plugins that are connected.
+    pub fn resource_changes(&self) -> u64 {
+        self.resource_changes
+    }
+
+    /// Admits nobody until `unblock`. There may be several reasons.
+    pub fn block(&mut self, reason: Blocked) {
+        self.changes += 1;
+        self.blocked.push(reason);
+    }
+
+    /// These reasons are no more. Without any, pods are admitted again.
+    pub fn unblock(&mut self, is_over: impl Fn(&Blocked) -> bool) {
+        self.changes += 1;
+        self.blocked.retain(|reason| !is_over(reason));
+    }
+
+    /// Takes in a pod as durable records or a kubelet's file describe it. A device that another pod holds too
+    /// gets a second holder, and is free only when both are gone.
+    pub fn put(&mut self, pod: Pod) -> Result<(), PutError> {
+        if self.is_in_flight(&pod.uid) {
+            return Err(PutError::InFlight);
+        }
+        self.take_in(pod);
+        Ok(())
+    }
+
+    fn take_in(&mut self, pod: Pod) {
+        let earlier = self.ledger.remove(&pod.uid);
+        let claims = pod.claim_uids();
+        for uid in earlier.iter().flat_map(Pod::claim_uids) {
+            if !claims.contains(&uid) {
+                self.dra.claims.release(&pod.uid, &pod.name, &uid);
+            }
+        }
+        if let Some(earlier) = earlier {
+            self.ledger.unname(&earlier.name, &earlier.uid);
+            for (name, devices) in earlier.devices() {
+                let resource = self.resources.get(name);
+                self.ledger.release(&earlier.uid, name, devices, resource);
+            }
+        }
+        for uid in &claims {
+            self.dra.claims.hold(&pod.uid, uid);
+        }
+        for (name, devices) in pod.devices() {
+            let resource = self.resources.get(name);
+            self.ledger
+                .hold(&pod.uid, name, devices.into_iter().cloned(), resource);
+        }
+        self.ledger.name(&pod.name, &pod.uid);
+        self.ledger.insert(pod);
+        self.changes += 1;
+    }
+}
