@@ -11,7 +11,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use devlet_core::dra::claims::{Claim, PreparationState};
 use devlet_core::{
     Allocation, Blocked, ClaimUid, ContainerName, DeviceId, Pod, PodClaim, PodUid, ResourceName,
 };
@@ -31,11 +30,13 @@ pub(crate) struct Disagreement {
     lost: Vec<String>,
     /// Devices of pods on record that it gives to other pods, too.
     doubled: Vec<String>,
+    /// Claims on record to which it gives other devices.
+    other_devices: Vec<String>,
 }
 
 impl Disagreement {
     pub(crate) fn is_empty(&self) -> bool {
-        self.lost.is_empty() && self.doubled.is_empty()
+        self.lost.is_empty() && self.doubled.is_empty() && self.other_devices.is_empty()
     }
 }
 
@@ -46,12 +47,14 @@ pub(crate) fn disagreement(contents: &Contents, content: &Content) -> Disagreeme
         Content::Devices(imported) => Disagreement {
             lost: pods.flat_map(|pod| lost_devices(pod, imported)).collect(),
             doubled: doubled_devices(contents, imported),
+            other_devices: Vec::new(),
         },
         Content::Claims(imported) => Disagreement {
             lost: pods
                 .flat_map(|pod| lost_claims(contents, pod, imported))
                 .collect(),
             doubled: Vec::new(),
+            other_devices: claims_with_other_devices(contents, imported),
         },
     }
 }
@@ -118,31 +121,31 @@ fn lost_devices(pod: &Pod, imported: &Imported) -> Vec<String> {
 
 fn lost_claims(contents: &Contents, pod: &Pod, imported: &ImportedClaims) -> Vec<String> {
     let listed = imported.pods.get(&pod.uid).map_or(&[][..], Vec::as_slice);
-    let is_lost = |uid: &ClaimUid| {
-        !listed.iter().any(|claim| claim.uid == *uid)
-            || contents.claims.get(uid).is_some_and(|ours| {
-                let theirs = imported.claims.get(uid);
-                theirs.is_none_or(|theirs| loses_devices(ours, theirs))
-            })
-    };
-    let lost = pod.claims.iter().filter(|claim| is_lost(&claim.uid));
-    lost.map(|claim| format!("ResourceClaim {} of {}", claim.key, named(pod)))
-        .collect()
+    let lost = pod.claims.iter().filter_map(|claim| {
+        let what = match contents
+            .claims
+            .get(&claim.uid)
+            .zip(imported.claims.get(&claim.uid))
+        {
+            _ if !listed.iter().any(|each| each.uid == claim.uid) => "ResourceClaim",
+            Some((ours, theirs)) if ours.holds_more_than(theirs) => "devices of ResourceClaim",
+            _ => return None,
+        };
+        Some(format!("{what} {} of {}", claim.key, named(pod)))
+    });
+    lost.collect()
 }
 
-/// Whether a claim in a file lacks devices that are prepared on record.
-fn loses_devices(ours: &Claim, theirs: &Claim) -> bool {
-    let prepared = ours.preparations.iter();
-    let mut prepared = prepared.filter(|(_, each)| each.state == PreparationState::Prepared);
-    prepared.any(|(driver, ours)| {
-        let theirs = theirs.preparations.get(driver);
-        ours.devices.iter().any(|device| {
-            let is_same = |other: &devlet_core::dra::claims::PreparedDevice| {
-                (&other.pool, &other.device, &other.share) == (&device.pool, &device.device, &device.share)
-            };
-            !theirs.is_some_and(|theirs| theirs.devices.iter().any(is_same))
-        })
-    })
+/// Claims of which the record and the file each have a device that the other lacks.
+fn claims_with_other_devices(contents: &Contents, imported: &ImportedClaims) -> Vec<String> {
+    let both = imported
+        .claims
+        .iter()
+        .filter_map(|(uid, theirs)| Some((contents.claims.get(uid)?, theirs)));
+    let other = both.filter(|(ours, theirs)| ours.holds_more_than(theirs) && theirs.holds_more_than(ours));
+    other
+        .map(|(ours, _)| format!("ResourceClaim {}", ours.key))
+        .collect()
 }
 
 fn named(pod: &Pod) -> String {
@@ -160,13 +163,20 @@ pub(crate) fn difference(contents: &Contents, content: &Content, disagreement: &
     };
     let new = pods.into_iter().filter(|uid| !contents.pods.contains_key(*uid));
     let new: Vec<String> = new.map(|uid| format!("pod {uid}")).collect();
-    let Disagreement { lost, doubled } = disagreement;
+    let Disagreement {
+        lost,
+        doubled,
+        other_devices,
+    } = disagreement;
     let mut parts = Vec::new();
     if !lost.is_empty() {
         parts.push(format!("it lacks {}", list(lost)));
     }
     if !doubled.is_empty() {
         parts.push(format!("it also gives {}", list(doubled)));
+    }
+    if !other_devices.is_empty() {
+        parts.push(format!("it has other devices for {}", list(other_devices)));
     }
     if !new.is_empty() {
         parts.push(format!("it has {} that is not on record", list(&new)));

@@ -7,7 +7,7 @@
 //! | | `node-id` | text: the node that the database belongs to (`node_id.rs`) |
 //! | | `starts` | how often devlet was started with it, 8 bytes, little endian |
 //! | | `stop` | text: random id of the last clean stop, until the next start |
-//! | | `blocked`, `blocked-claims` | [`BlockedRecord`], while no pod is admitted |
+//! | | `blocked-database`; `blocked`, `blocked-claims`, and both followed by `.1`, `.2` and so on | [`BlockedRecord`], until an operator decides |
 //! | | `contested`, `contested-claims`, and both followed by `.1`, `.2` and so on | [`ContestedRecord`], until an operator chooses |
 //! | | `foreign`, `foreign-claims` | SHA-256 of a kubelet's file that another process wrote while devlet ran, until that file is gone |
 //! | | `checkpoint` | number of the last record of the write-ahead log that is in here, 8 bytes, little endian |
@@ -75,6 +75,7 @@ const NODE_ID_KEY: &str = "node-id";
 const STARTS_KEY: &str = "starts";
 const STOP_KEY: &str = "stop";
 const CHECKPOINT_KEY: &str = "checkpoint";
+const BLOCKED_DATABASE_KEY: &str = "blocked-database";
 
 /// The version of the tables and their records.
 pub(crate) const SCHEMA: u32 = 1;
@@ -117,6 +118,13 @@ impl KubeletFile {
         }
     }
 
+    fn blocked_key(self) -> &'static str {
+        match self {
+            Self::Devices => "blocked",
+            Self::Claims => "blocked-claims",
+        }
+    }
+
     fn foreign_key(self) -> &'static str {
         match self {
             Self::Devices => "foreign",
@@ -125,31 +133,36 @@ impl KubeletFile {
     }
 }
 
-/// A contested file, by its number among those of its kind.
+/// A kubelet's file that an operator has to decide about, by its number among those of its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ContestId {
-    pub(crate) file: KubeletFile,
+pub(crate) struct PendingFile {
+    pub(crate) kind: KubeletFile,
     pub(crate) number: u32,
 }
 
-impl ContestId {
-    fn key(self) -> String {
-        let key = self.file.contested_key();
+impl PendingFile {
+    /// The number behind those of `known`.
+    pub(crate) fn next(kind: KubeletFile, known: impl Iterator<Item = Self>) -> Self {
+        let numbers = known.filter(|each| each.kind == kind).map(|each| each.number);
+        let number = numbers.max().map_or(0, |last| last.saturating_add(1));
+        Self { kind, number }
+    }
+
+    /// The key of its record; `key` is that of the first of its kind.
+    fn key(self, key: impl Fn(KubeletFile) -> &'static str) -> String {
         match self.number {
-            0 => key.to_owned(),
-            number => format!("{key}.{number}"),
+            0 => key(self.kind).to_owned(),
+            number => format!("{}.{number}", key(self.kind)),
         }
     }
 
-    fn of_key(key: &str) -> Option<Self> {
-        let (kind, number) = match key.split_once('.') {
-            Some((kind, number)) => (kind, number.parse().ok()?),
-            None => (key, 0),
+    fn of_key(text: &str, key: impl Fn(KubeletFile) -> &'static str) -> Option<Self> {
+        let (first, number) = match text.split_once('.') {
+            Some((first, number)) => (first, number.parse().ok()?),
+            None => (text, 0),
         };
-        let file = KubeletFile::ALL
-            .into_iter()
-            .find(|file| file.contested_key() == kind)?;
-        Some(Self { file, number })
+        let kind = KubeletFile::ALL.into_iter().find(|kind| key(*kind) == first)?;
+        Some(Self { kind, number })
     }
 }
 
@@ -158,29 +171,30 @@ impl ContestId {
 pub(crate) enum BlockedBy {
     /// A lost or unreadable database.
     Database,
-    /// A kubelet's file about devices.
-    Devices,
-    /// A kubelet's file about claims.
-    Claims,
+    /// A kubelet's file that could not be read.
+    File(PendingFile),
 }
 
 impl BlockedBy {
-    const ALL: [Self; 3] = [Self::Database, Self::Devices, Self::Claims];
-
-    fn key(self) -> &'static str {
+    /// The kind of the kubelet's file.
+    pub(crate) fn kind(self) -> Option<KubeletFile> {
         match self {
-            Self::Database => "blocked-database",
-            Self::Devices => "blocked",
-            Self::Claims => "blocked-claims",
+            Self::Database => None,
+            Self::File(file) => Some(file.kind),
         }
     }
-}
 
-impl From<KubeletFile> for BlockedBy {
-    fn from(file: KubeletFile) -> Self {
-        match file {
-            KubeletFile::Devices => Self::Devices,
-            KubeletFile::Claims => Self::Claims,
+    fn key(self) -> String {
+        match self {
+            Self::Database => BLOCKED_DATABASE_KEY.to_owned(),
+            Self::File(file) => file.key(KubeletFile::blocked_key),
+        }
+    }
+
+    fn of_key(key: &str) -> Option<Self> {
+        match key {
+            BLOCKED_DATABASE_KEY => Some(Self::Database),
+            key => PendingFile::of_key(key, KubeletFile::blocked_key).map(Self::File),
         }
     }
 }
@@ -215,7 +229,7 @@ pub(crate) enum Row {
     Progress(Progress),
     Mirror(KubeletFile, Mirror),
     /// A file that disagrees with the record.
-    Contested(ContestId, Option<Contest>),
+    Contested(PendingFile, Option<Contest>),
     /// A file that another process wrote while devlet ran.
     Foreign(KubeletFile, Option<Hash>),
 }
@@ -273,7 +287,8 @@ impl Row {
             }
             Self::Contested(id, contest) => {
                 let record = contest.as_ref().map(|each| each.record().encode_to_vec());
-                vec![entry(TableRecord::Meta, id.key().as_bytes(), record)]
+                let key = id.key(KubeletFile::contested_key);
+                vec![entry(TableRecord::Meta, key.as_bytes(), record)]
             }
             Self::Foreign(file, hash) => {
                 let hash = hash.map(|hash| hash.to_vec());
@@ -299,7 +314,7 @@ pub(crate) struct Surroundings {
     pub(crate) node_id: Option<String>,
     pub(crate) progress: Progress,
     pub(crate) blocked: BTreeMap<BlockedBy, BlockedRecord>,
-    pub(crate) contested: BTreeMap<ContestId, Contest>,
+    pub(crate) contested: BTreeMap<PendingFile, Contest>,
     pub(crate) foreign: BTreeMap<KubeletFile, Hash>,
     pub(crate) resources: BTreeMap<ResourceName, ResourceRecord>,
     pub(crate) mirrors: BTreeMap<KubeletFile, Mirrors>,
@@ -365,10 +380,10 @@ impl Surroundings {
             self.progress.starts = starts.map_or(0, u64::from_le_bytes);
         } else if key == STOP_KEY {
             self.progress.stop = value.map(text);
-        } else if let Some(by) = BlockedBy::ALL.into_iter().find(|by| key == by.key()) {
+        } else if let Some(by) = BlockedBy::of_key(key) {
             let record = value.map(BlockedRecord::decode).transpose()?;
             put(&mut self.blocked, by, record);
-        } else if let Some(id) = ContestId::of_key(key) {
+        } else if let Some(id) = PendingFile::of_key(key, KubeletFile::contested_key) {
             let contest = value.map(|bytes| Contest::try_from(ContestedRecord::decode(bytes)?));
             put(&mut self.contested, id, contest.transpose()?);
         } else if let Some(file) = KubeletFile::ALL
@@ -380,6 +395,15 @@ impl Surroundings {
             return Err(InvalidRecord::Entry);
         }
         Ok(())
+    }
+
+    /// The place of a further record about a kubelet's file that cannot be read.
+    pub(crate) fn next_blocked(&self, kind: KubeletFile) -> BlockedBy {
+        let known = self.blocked.keys().filter_map(|by| match by {
+            BlockedBy::Database => None,
+            BlockedBy::File(file) => Some(*file),
+        });
+        BlockedBy::File(PendingFile::next(kind, known))
     }
 
     /// Whether no pod is admitted because a database is lost or unreadable.
@@ -960,18 +984,10 @@ impl Snapshot {
         })?;
         let mut around = Surroundings::default();
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
-        let of_files = KubeletFile::ALL.into_iter();
-        let of_files = of_files.map(KubeletFile::foreign_key);
-        let of_files = of_files.chain(BlockedBy::ALL.map(BlockedBy::key));
         for row in meta.iter()? {
             let (key, value) = row?;
-            if ContestId::of_key(key.value()).is_some() {
+            if ![SCHEMA_KEY, CHECKPOINT_KEY].contains(&key.value()) {
                 around.follow_meta(key.value(), Some(value.value()))?;
-            }
-        }
-        for key in of_files.chain([BOOT_ID_KEY, NODE_ID_KEY, STARTS_KEY, STOP_KEY]) {
-            if let Some(value) = meta.get(key)? {
-                around.follow_meta(key, Some(value.value()))?;
             }
         }
         let resources = self.0.open_table(RESOURCES).map_err(redb::Error::from)?;

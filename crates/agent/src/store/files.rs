@@ -149,8 +149,9 @@ pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(PRIVATE);
         let mut file = options.open(candidate)?;
-        file.write_all(content)?;
-        file.sync_all()
+        let written = file.write_all(content).and_then(|()| file.sync_all());
+        // A part of it takes space that may be what the disk lacks.
+        written.inspect_err(|_| _ = fs::remove_file(candidate))
     })
 }
 

@@ -21,7 +21,7 @@
 //! A file about claims is not made before there are any.
 //!
 //! While the node is blocked no mirror is written: it would be read as a state in which nothing is held. The files are
-//! compared as usual.
+//! compared as usual. A file that differs from what is on record is a problem, and a stop fails: a kubelet must not take over.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -62,6 +62,15 @@ pub enum MirrorError {
     Read {
         /// Why not.
         reason: String,
+    },
+    /// It differs from what is on record, and no mirror is written while pods are not admitted.
+    #[error(
+        "{} is not written while no pod is admitted; devlet status shows what has to be decided first",
+        .path.display()
+    )]
+    Blocked {
+        /// The file.
+        path: PathBuf,
     },
     /// Another process wrote the file while devlet ran.
     #[error(
@@ -241,19 +250,19 @@ impl Mirrorer {
         self.rung.store(false, Ordering::Release);
         let (lists, blocked) = self
             .shared
-            .read(|node| (node.lists_in_force(), node.blocked().is_some()));
-        let lists = (!blocked).then_some(lists);
+            .read(|node| (node.active_lists(), node.blocked().is_some()));
         let mut files = std::mem::take(&mut self.files);
-        let reconciled = self.reconcile_files(&mut files, lists.as_ref());
+        let reconciled = self.reconcile_files(&mut files, &lists, blocked);
         self.files = files;
         reconciled
     }
 
-    /// Looks at the files, and brings them up to date unless `lists` is `None`: then no pod is admitted.
+    /// Looks at the files, and brings them up to date unless no pod is admitted.
     fn reconcile_files(
         &mut self,
         files: &mut [MirroredFile],
-        lists: Option<&BTreeMap<ResourceName, Option<Arc<DeviceList>>>>,
+        lists: &BTreeMap<ResourceName, Option<Arc<DeviceList>>>,
+        is_blocked: bool,
     ) -> Result<(), MirrorError> {
         // A file that cannot be updated does not keep the other from being updated.
         let mut result = Ok(());
@@ -264,9 +273,9 @@ impl Mirrorer {
                 Err(error) => result = result.and(Err(error)),
             }
         }
-        let Some(lists) = lists.filter(|_| !usable.is_empty()) else {
+        if usable.is_empty() {
             return result;
-        };
+        }
         let snapshot = flatten_recv(self.queue.read().blocking_recv())?;
         for file in usable {
             let content = match file.file {
@@ -277,7 +286,10 @@ impl Mirrorer {
                 KubeletFile::Claims => claims_file::mirror(&snapshot),
             };
             let kept = content.map_err(MirrorError::from);
-            let kept = kept.and_then(|content| self.keep(file, content));
+            let kept = kept.and_then(|content| match is_blocked {
+                true => check_complete(file, content),
+                false => self.keep(file, content),
+            });
             result = result.and(kept);
         }
         result
@@ -409,6 +421,19 @@ impl Mirrorer {
         self.queue.write(rows.to_vec(), Phase::Nothing).wait()?;
         rows.iter().for_each(|row| self.around.follow(row));
         Ok(())
+    }
+}
+
+/// Checks that a file has all that is on record, while no mirror is written.
+fn check_complete(file: &MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
+    let in_file = content.map_or(InFile::Absent, |content| {
+        InFile::Hash(Sha256::digest(content).into())
+    });
+    match in_file == file.in_file {
+        true => Ok(()),
+        false => Err(MirrorError::Blocked {
+            path: file.path.clone(),
+        }),
     }
 }
 

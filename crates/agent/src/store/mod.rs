@@ -52,7 +52,7 @@ use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::dra::claims::{Claim, ClaimKey, NotForgotten};
 use devlet_core::dra::view::ClaimView;
 use devlet_core::{
-    Advice, Blocked, ClaimUid, Importing, Moment, Node, Pod, PodRequest, PodUid,
+    Blocked, ClaimUid, Importing, Moment, Node, Pod, PodRequest, PodUid, Preferences,
     ReleaseError as ReleaseRefused, ReservationId, ReserveError,
 };
 use sha2::{Digest as _, Sha256};
@@ -72,7 +72,7 @@ use claims_file::ImportedClaims;
 pub(crate) use commit_queue::in_time;
 use commit_queue::{CommitQueue, PendingCommit, flatten_recv};
 use contest::Contest;
-use database::{BlockedBy, ContestId, Hash, KubeletFile, Row};
+use database::{BlockedBy, Hash, KubeletFile, PendingFile, Row};
 use import::Imported;
 use mirror::{Call, Doorbell};
 use record::{BlockedRecord, ResourceRecord};
@@ -153,6 +153,18 @@ pub enum ImportError {
         /// The claim.
         claim: ClaimKey,
     },
+    /// The file has devices for a claim on record that the record does not have.
+    #[error(
+        "ResourceClaim {claim} has other devices in the file than on record; first remove its pods ({}), which has its \
+         drivers unprepare it, and import again",
+        join(.pods)
+    )]
+    OtherDevices {
+        /// The claim.
+        claim: ClaimKey,
+        /// The pods that hold it.
+        pods: Vec<PodUid>,
+    },
     /// Another command has ended the contest about the file first.
     #[error("another command has decided about {file} meanwhile; devlet status shows what is left to decide")]
     Settled {
@@ -171,6 +183,11 @@ pub enum ImportError {
     /// It could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
+}
+
+fn join(pods: &[PodUid]) -> String {
+    let pods: Vec<&str> = pods.iter().map(PodUid::as_str).collect();
+    pods.join(", ")
 }
 
 /// Why a reason to admit no pod stays. Nothing has changed.
@@ -245,7 +262,7 @@ pub(crate) struct Settled {
     /// What is left of them: a lost database is settled by files of both kinds.
     left: Vec<(BlockedBy, BlockedRecord)>,
     /// Contests that stay open, as they are from now on.
-    contested: BTreeMap<ContestId, Contest>,
+    contested: BTreeMap<PendingFile, Contest>,
     /// Released when the change has ended.
     turn: Option<Turn>,
 }
@@ -260,24 +277,34 @@ pub(crate) struct State {
     /// Why no pod is admitted, as it is on record.
     blocked: BTreeMap<BlockedBy, BlockedRecord>,
     /// Files that an operator has to decide about, as they are on record.
-    contested: BTreeMap<ContestId, Contest>,
+    contested: BTreeMap<PendingFile, Contest>,
 }
 
 impl State {
     /// The reasons that an import of this file is an answer to, and what is to be written of that.
+    ///
+    /// An import is the answer about one unreadable file: if there are several of its kind, it is not known which one it
+    /// replaces, so an operator has to forget them. A contested file that is adopted is the answer about itself alone.
     fn settled_by(
         &self,
         file: KubeletFile,
         is_empty: bool,
         is_incomplete: bool,
+        is_adopted: bool,
     ) -> Result<(Settled, Vec<Row>), ImportError> {
         let (mut settled, mut rows) = (Settled::default(), Vec::new());
         // Which devices the lost parts held is not known: an operator has to decide.
         if is_incomplete {
             return Ok((settled, rows));
         }
+        let unreadable = self.blocked.keys().filter(|by| by.kind() == Some(file));
+        let is_answer = unreadable.count() == 1 && !is_adopted;
         for (&by, record) in &self.blocked {
-            let after = record.after_import(by, file);
+            let after = match by {
+                BlockedBy::Database => record.after_import(file),
+                BlockedBy::File(_) if by.kind() == Some(file) && is_answer => None,
+                BlockedBy::File(_) => continue,
+            };
             if after.as_ref() == Some(record) {
                 continue;
             }
@@ -293,19 +320,19 @@ impl State {
     }
 
     /// The contest about a file with this content.
-    fn contest_about(&self, file: KubeletFile, hash: &Hash) -> Option<ContestId> {
+    fn contest_about(&self, file: KubeletFile, hash: &Hash) -> Option<PendingFile> {
         let mut contests = self.contested.iter();
-        let contest = contests.find(|(id, contest)| id.file == file && contest.hash == *hash);
+        let contest = contests.find(|(id, contest)| id.kind == file && contest.hash == *hash);
         contest.map(|(&id, _)| id)
     }
 
     /// The contest that this import decides, if its operator chose one of the files: no other one of its kind is open.
-    fn adopts(&self, file: KubeletFile, hash: &Hash) -> Result<Option<(ContestId, &Contest)>, ImportError> {
+    fn adopts(&self, file: KubeletFile, hash: &Hash) -> Result<Option<(PendingFile, &Contest)>, ImportError> {
         let Some(id) = self.contest_about(file, hash) else {
             return Ok(None);
         };
         let mut others = self.contested.iter();
-        match others.find(|(other, _)| other.file == file && **other != id) {
+        match others.find(|(other, _)| other.kind == file && **other != id) {
             Some((_, other)) => {
                 let file = other.file.clone();
                 Err(ImportError::OtherContested { file })
@@ -436,8 +463,12 @@ impl State {
     ) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
         let adopted = self.adopts(KubeletFile::Devices, hash)?;
         let is_empty = imported.pods.is_empty() && adopted.is_none();
-        let (mut settled, mut unblocked) =
-            self.settled_by(KubeletFile::Devices, is_empty, imported.is_incomplete)?;
+        let (mut settled, mut unblocked) = self.settled_by(
+            KubeletFile::Devices,
+            is_empty,
+            imported.is_incomplete,
+            adopted.is_some(),
+        )?;
         let mut importing = Importing {
             pods: imported.pods.keys().cloned().collect(),
             claims: BTreeMap::new(),
@@ -506,7 +537,7 @@ impl State {
 
     /// Lets the pods of an import hold what contested files give them besides. Returns the contests about these pods, which
     /// from now on have on record what was imported.
-    fn with_contested(&self, imported: &Imported, pods: &mut Vec<Pod>) -> BTreeMap<ContestId, Contest> {
+    fn with_contested(&self, imported: &Imported, pods: &mut Vec<Pod>) -> BTreeMap<PendingFile, Contest> {
         let mut contested = self.contested.clone();
         if contested.is_empty() {
             return contested;
@@ -537,8 +568,12 @@ impl State {
         let adopted = self.adopts(KubeletFile::Claims, hash)?;
         let adopted = adopted.map(|(id, contest)| (id, contest.blocked()));
         let is_empty = imported.claims.is_empty() && adopted.is_none();
-        let (mut settled, mut unblocked) =
-            self.settled_by(KubeletFile::Claims, is_empty, imported.is_incomplete)?;
+        let (mut settled, mut unblocked) = self.settled_by(
+            KubeletFile::Claims,
+            is_empty,
+            imported.is_incomplete,
+            adopted.is_some(),
+        )?;
         let is_taken = |claim: &Claim| {
             let named = self.node.claim_named(&claim.key);
             named.is_some_and(|other| other.claim.uid != claim.uid && !other.pods.is_empty())
@@ -561,6 +596,10 @@ impl State {
                 return Err(ImportError::ClaimInFlight { claim });
             }
             if let Some(known) = self.node.claim(uid) {
+                if claim.holds_more_than(known.claim) {
+                    let (claim, pods) = (claim.key.clone(), known.pods.clone());
+                    return Err(ImportError::OtherDevices { claim, pods });
+                }
                 self.check_stays(&known)?;
                 continue;
             }
@@ -825,7 +864,7 @@ impl Store {
     /// Sets aside every device that the pod needs, or nothing. `None`: it has all of them, on disk.
     ///
     /// While the disk is known to refuse, nothing is set aside: no plugin is called for what cannot be written.
-    pub fn hold(&self, request: &PodRequest, advice: &Advice) -> Result<Option<Held>, HoldError> {
+    pub fn hold(&self, request: &PodRequest, advice: &Preferences) -> Result<Option<Held>, HoldError> {
         let reserved = self.shared.change(|state| {
             let Some(id) = state.node.reserve(request, advice)? else {
                 return Ok(None);

@@ -47,7 +47,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use devlet_core::device_plugin::inventory::Last;
+use devlet_core::device_plugin::inventory::LastPlugin;
 use devlet_core::dra::claims::Claim;
 use devlet_core::{Blocked, ClaimUid, DeviceView, Moment, Node, Pod, PodUid, ResourceName, Restored, Source};
 use sha2::{Digest as _, Sha256};
@@ -58,7 +58,7 @@ use super::claims_file::ImportedClaims;
 use super::commit_queue::CommitQueue;
 use super::contest::{self, Contest, Disagreement};
 use super::database::{
-    BlockedBy, Contents, ContestId, Database, Hash, InFile, KubeletFile, LoadError, Loaded, Place, Row,
+    BlockedBy, Contents, Database, Hash, InFile, KubeletFile, LoadError, Loaded, PendingFile, Place, Row,
     Surroundings, reason,
 };
 use super::files::Identity;
@@ -604,7 +604,7 @@ fn restore(
 ) -> Node {
     let known = around.resources.iter();
     let known = known.map(|(name, record)| (name.clone(), record.last(now)));
-    let mut resources: BTreeMap<ResourceName, Option<Last>> = known.collect();
+    let mut resources: BTreeMap<ResourceName, Option<LastPlugin>> = known.collect();
     // A name of which no plugin is known, from a file that was imported in an earlier run, says nothing any longer;
     // one that was left long ago neither.
     if !is_imported && resources.values().any(Option::is_none) {
@@ -617,7 +617,7 @@ fn restore(
         resources,
         claims: claims.into_values().collect(),
     });
-    node.forget_idle(now);
+    node.evict_idle(now);
     for (by, record) in &around.blocked {
         node.block(record.blocked(*by));
     }
@@ -781,14 +781,20 @@ impl Opening<'_> {
                     said.push((file, sound));
                 }
                 Verdict::Unreadable { reason, may_be_state } => {
-                    let aside = self.keep_file_aside(file, reason)?;
-                    if may_be_state && !is_known {
-                        // A kubelet may have given devices or claims meanwhile.
-                        let blocked = Row::Blocked(file.into(), Some(self.blame(&aside)));
-                        contents.around.follow(&blocked);
-                        rows.push(blocked);
-                    }
-                    remove.push(aside.original);
+                    let original = if self.is_kept(&contents, file) {
+                        self.path_of(file)
+                    } else {
+                        let aside = self.keep_file_aside(file, reason)?;
+                        if may_be_state && !is_known {
+                            // A kubelet may have given devices or claims meanwhile.
+                            let record = self.blame(&aside);
+                            let blocked = Row::Blocked(contents.around.next_blocked(file), Some(record));
+                            contents.around.follow(&blocked);
+                            rows.push(blocked);
+                        }
+                        aside.original
+                    };
+                    remove.push(original);
                     if is_foreign {
                         gone.push(Row::Foreign(file, None));
                     }
@@ -797,7 +803,8 @@ impl Opening<'_> {
         }
         if !said.is_empty() {
             let archive = self.archive(&contents)?;
-            let (news, difference) = self.adopt(&mut contents, &said, true)?;
+            let adopted = self.adopt(&mut contents, &said, true);
+            let (news, difference) = adopted.inspect_err(|_| self.remove_copies(&archive))?;
             rows.extend(news);
             if self.report.imported.is_some() || self.report.imported_claims.is_some() {
                 self.report.takeover = Some(Takeover { archive, difference });
@@ -852,7 +859,8 @@ impl Opening<'_> {
                 }
                 Verdict::Unreadable { reason, .. } => {
                     let aside = self.keep_file_aside(file, reason)?;
-                    contents.around.blocked.insert(file.into(), self.blame(&aside));
+                    let blocked_by = contents.around.next_blocked(file);
+                    contents.around.blocked.insert(blocked_by, self.blame(&aside));
                     remove.push(aside.original);
                 }
             }
@@ -938,7 +946,7 @@ impl Opening<'_> {
         sound: &Sound,
         disagreement: &Disagreement,
     ) -> Result<Contest, OpenError> {
-        let original = self.options.path_of(file).unwrap_or(&self.place.path).to_owned();
+        let original = self.path_of(file);
         let name = original.file_name().unwrap_or_default().to_string_lossy();
         let name = format!("{name}.contested-{}", files::timestamp(self.now));
         let path = self.place.path.with_file_name(name);
@@ -985,20 +993,17 @@ impl Opening<'_> {
                 false => Disagreement::default(),
             };
             // Contests of this kind that an operator has not decided about. This file does not end them.
-            let open = contested.iter().filter(|(id, _)| id.file == *file);
-            let last = open.clone().map(|(id, _)| id.number).max();
-            if last.is_some()
+            let open = contested.iter().filter(|(id, _)| id.kind == *file);
+            let is_contested = open.clone().next().is_some();
+            if is_contested
                 && (open.clone().any(|(_, contest)| contest.hash == *hash)
                     || contest::is_on_record(contents, content))
             {
                 continue;
             }
-            if last.is_some() || !disagreement.is_empty() {
+            if is_contested || !disagreement.is_empty() {
                 let contest = self.contest(contents, *file, sound, &disagreement)?;
-                let id = ContestId {
-                    file: *file,
-                    number: last.map_or(0, |last| last + 1),
-                };
+                let id = PendingFile::next(*file, contested.keys().copied());
                 contents.around.contested.insert(id, contest);
                 continue;
             }
@@ -1042,6 +1047,14 @@ impl Opening<'_> {
             }
         }
         Ok((rows, difference))
+    }
+
+    /// Removes the files of a start that could not write all of them: the next one writes them again.
+    fn remove_copies(&self, archive: &Path) {
+        let copies = self.report.contested.iter().map(|each| each.copy.as_path());
+        for path in copies.chain([archive]) {
+            let _ = std::fs::remove_file(path);
+        }
     }
 
     /// Makes sure that a power loss does not bring back the file that we knew.
@@ -1111,8 +1124,18 @@ impl Opening<'_> {
     }
 
     fn keep_file_aside(&mut self, file: KubeletFile, reason: String) -> Result<SetAside, OpenError> {
-        let path = self.options.path_of(file).unwrap_or(&self.place.path).to_owned();
-        self.keep_aside(&path, reason)
+        self.keep_aside(&self.path_of(file), reason)
+    }
+
+    fn path_of(&self, file: KubeletFile) -> PathBuf {
+        self.options.path_of(file).unwrap_or(&self.place.path).to_owned()
+    }
+
+    /// Returns `true` if a file has been set aside and recorded already: a crash followed before it was removed.
+    fn is_kept(&self, contents: &Contents, file: KubeletFile) -> bool {
+        let found = Identity::at(&self.path_of(file));
+        let mut records = contents.around.blocked.values();
+        found.is_some() && records.any(|record| Identity::at(Path::new(&record.file)) == found)
     }
 
     fn keep_aside(&mut self, path: &Path, reason: String) -> Result<SetAside, OpenError> {

@@ -7,7 +7,7 @@
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use devlet_core::device_plugin::inventory::Last;
+use devlet_core::device_plugin::inventory::LastPlugin;
 use devlet_core::{
     Allocation, Blocked, ClaimUse, ContainerKind, ContainerName, DeviceId, Moment, Node, Pod, PodMetadata,
     PodName, PodUid, ResourceName, Source,
@@ -193,24 +193,21 @@ impl BlockedRecord {
     /// Why no pod is admitted.
     pub(crate) fn blocked(&self, by: BlockedBy) -> Blocked {
         let (file, reason) = (self.file.clone(), self.reason.clone());
-        match by {
-            _ if self.is_database => {
+        match () {
+            () if self.is_database => {
                 let files = self.wanted_files().to_owned();
                 match self.is_lost {
                     true => Blocked::LostDatabase { file, reason, files },
                     false => Blocked::UnreadableDatabase { file, files },
                 }
             }
-            BlockedBy::Devices | BlockedBy::Database => Blocked::UnreadableState { file, reason },
-            BlockedBy::Claims => Blocked::UnreadableClaims { file, reason },
+            () if by.kind() == Some(KubeletFile::Claims) => Blocked::UnreadableClaims { file, reason },
+            () => Blocked::UnreadableState { file, reason },
         }
     }
 
-    /// The record after the import of a kubelet's file; `None` if that ends the reason.
-    pub(crate) fn after_import(&self, by: BlockedBy, file: KubeletFile) -> Option<Self> {
-        if !self.is_database {
-            return (by != BlockedBy::from(file)).then(|| self.clone());
-        }
+    /// The record about a database after the import of a kubelet's file; `None` if that ends the reason.
+    pub(crate) fn after_import(&self, file: KubeletFile) -> Option<Self> {
         let mut after = self.clone();
         match file {
             KubeletFile::Devices => after.devices_imported = true,
@@ -424,8 +421,8 @@ impl From<&Allocation> for AllocationRecord {
 impl ResourceRecord {
     /// The trace of the plugin. One that was connected when the record was written is gone since `now`: nobody
     /// watched it since.
-    pub(crate) fn last(&self, now: Moment) -> Option<Last> {
-        (!self.endpoint.is_empty()).then(|| Last {
+    pub(crate) fn last(&self, now: Moment) -> Option<LastPlugin> {
+        (!self.endpoint.is_empty()).then(|| LastPlugin {
             endpoint: self.endpoint.clone(),
             gone_since: self.gone_since.map_or(now, Moment),
         })

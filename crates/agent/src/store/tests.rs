@@ -17,8 +17,8 @@ use std::time::Duration;
 use devlet_core::device_plugin::inventory::{Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
 use devlet_core::{
-    Advice, ConnectionId, ContainerKind, ContainerRequest, Moment, Pod, PodMetadata, PodName, PodRequest,
-    Source,
+    ConnectionId, ContainerKind, ContainerRequest, Moment, Pod, PodMetadata, PodName, PodRequest,
+    Preferences, Source,
 };
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use redb::backends::FileBackend;
@@ -150,7 +150,7 @@ pub(super) const RAW: &[u8] = b"\x0a\x06\x0a\x01K\x12\x01V\x9a\x06\x03new";
 
 pub(super) async fn admit_raw(store: &Store, uid: &str, gpus: usize, raw: &[u8]) -> Result<Pod, CommitError> {
     let request = request(uid, gpus);
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     held.commit(&request, vec![(answer(raw).unwrap(), true)]).await
 }
 

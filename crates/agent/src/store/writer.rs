@@ -188,7 +188,7 @@ impl Phase {
                     let taken_in = node.put(pod);
                     debug_assert!(taken_in.is_ok(), "a pod that is being imported is in flight");
                 }
-                node.know(resources);
+                node.add_resources(resources);
                 state.settle(*settled);
             }
             Self::Forget {
@@ -420,7 +420,7 @@ impl Writer {
         self.shared.noted.store(false, Ordering::Release);
         let now = self.clock.now();
         let known = self.shared.change(|state| {
-            state.node.forget_idle(now);
+            state.node.evict_idle(now);
             known_resources(&state.node)
         });
         let recorded = &self.around.resources;

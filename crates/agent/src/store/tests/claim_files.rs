@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::pin::pin;
 
-use devlet_core::dra::claims::{NotForgotten, Operation, PreparationState};
+use devlet_core::dra::claims::{
+    AllocatedClaim, AllocatedDevice, AllocationResult, NotForgotten, Operation, PreparationState,
+};
 use devlet_core::{Blocked, ReserveError};
 use devlet_kubelet_files::Format;
 use devlet_kubelet_files::dra::{self, envelope};
@@ -229,7 +231,7 @@ async fn a_pod_that_was_imported_with_its_claim_is_admitted_without_a_call() {
     write(&root, &[kubelets("one", &["a"], true)]);
     let store = root.open();
     let request = claiming("a", "one");
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     assert_eq!(store.update(|node| node.prepare_calls(held.id(), NOW)), []);
     let pod = held.commit(&request, Vec::new()).await.unwrap();
     assert_eq!(pod.claims[0].name, "gpu");
@@ -321,7 +323,7 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
             "{report:?}"
         );
         drive(&store);
-        let refused = store.hold(&claiming("a", "one"), &Advice::new());
+        let refused = store.hold(&claiming("a", "one"), &Preferences::new());
         assert!(
             matches!(refused, Err(HoldError::Refused(ReserveError::Blocked(_)))),
             "{refused:?}"
@@ -356,6 +358,59 @@ async fn two_unreadable_files_are_two_decisions() {
     assert_eq!(blocked(&store), None);
     store.stop().await.unwrap();
     assert_eq!(blocked(&root.open()), None);
+}
+
+/// A pod with a claim of its own on a device.
+fn wanting(device: &str) -> PodRequest {
+    let mut request = claiming("new", "new");
+    let key = request.claims[0].claim.key.clone();
+    let allocated = AllocationResult {
+        driver: DRIVER.into(),
+        device: AllocatedDevice {
+            request: "req".into(),
+            pool: "pool".into(),
+            device: device.into(),
+            share: None,
+            admin_access: false,
+        },
+        skip: Vec::new(),
+    };
+    request.claims[0].claim = AllocatedClaim::new(key, "uid-new".into(), [allocated]);
+    request
+}
+
+#[tokio::test]
+async fn damaged_claims_stay_held_and_the_node_blocked() {
+    let root = Root::new();
+    let whole = envelope::write(Some(&[
+        kubelets("one", &["a"], true),
+        kubelets("two", &["b"], true),
+    ]));
+    // One claim has lost its UID, name and pods. A byte before a quote of the other one is damaged.
+    let lost = whole.find("ClaimUID").unwrap()..whole.find(r#",\"DriverState"#).unwrap();
+    let (before, rest) = (&whole[..lost.start], &whole[lost.end..]);
+    let zeros = "\0".repeat(lost.len());
+    let end = rest.rfind(r#"\"Devices"#).unwrap();
+    let damaged = format!("{before}{zeros}{}T{}", &rest[..end], &rest[end + 1..]);
+    std::fs::write(root.claims_file(), &damaged).unwrap();
+    let store = root.open();
+    let repaired = devlet_kubelet_files::salvage(damaged.as_bytes(), None).unwrap();
+
+    let report = store.import(repaired.text.as_bytes()).await.unwrap();
+
+    assert!(report.incomplete);
+    assert!(store.read(|node| node.blocked().is_some()), "an operator decides");
+    assert_eq!(names(&store), ["devlet-unknown-claim-1", "two"]);
+    store.forget().await.unwrap();
+    drive(&store);
+    for device in ["dev-one", "dev-two"] {
+        let refused = store.hold(&wanting(device), &Preferences::new());
+        assert!(
+            matches!(refused, Err(HoldError::Refused(_))),
+            "{device}: {refused:?}"
+        );
+    }
+    store.hold(&wanting("dev-free"), &Preferences::new()).unwrap();
 }
 
 #[tokio::test]
@@ -415,6 +470,39 @@ async fn a_file_that_a_kubelet_wrote_is_taken_over() {
 }
 
 #[tokio::test]
+async fn a_claim_with_other_devices_is_contested_and_imported_only_after_its_pods_are_gone() {
+    let root = root_with_a_claim().await;
+    let mut file = read(&root);
+    let drivers = file[0].drivers.as_mut().unwrap();
+    let devices = drivers
+        .values_mut()
+        .flat_map(|driver| driver.devices.iter_mut().flatten());
+    devices.for_each(|device| device.name = "dev-other".into());
+    write(&root, &file);
+
+    let (store, report) = root.open_with_report();
+
+    drive(&store);
+    let [contested] = &report.contested[..] else {
+        panic!("{report:?}");
+    };
+    let expected = "it lacks devices of ResourceClaim default/one of pod default/a (a), and it has other devices for \
+                    ResourceClaim default/one";
+    assert_eq!(contested.difference, expected);
+    let copy = std::fs::read(&contested.copy).unwrap();
+    let refused = store.import(&copy).await.unwrap_err();
+    assert!(matches!(refused, ImportError::OtherDevices { .. }), "{refused:?}");
+    store.release(&"a".into()).await.unwrap();
+    let calls = store.update(|node| node.due_calls(NOW));
+    answer_calls(&store, calls);
+    store.record_claims().await.unwrap();
+    store.import(&copy).await.unwrap();
+    assert_eq!(store.read(|node| node.blocked().cloned()), None);
+    let refused = store.hold(&wanting("dev-other"), &Preferences::new());
+    assert!(matches!(refused, Err(HoldError::Refused(_))), "{refused:?}");
+}
+
+#[tokio::test]
 async fn a_further_file_ends_no_contest() {
     let root = root_with_a_claim().await;
     let ours = read(&root);
@@ -461,7 +549,7 @@ async fn each_file_speaks_for_what_it_is_about() {
     offer(&store, GPU, 4);
     let mut request = claiming("a", "one");
     request.containers[0].wants = BTreeMap::from([(GPU.into(), 1)]);
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     held.intent().await.unwrap();
     prepare(&store, held.id());
     held.commit(&request, vec![(answer(RAW).unwrap(), false)])
@@ -619,7 +707,7 @@ async fn a_driver_that_was_given_up_on_has_no_part_in_a_claim_that_is_used_again
     let (root, store) = root_with_an_abandoned_claim().await;
     let mut request = claiming("b", "one");
     request.claims[0].claim.drivers.clear();
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     held.intent().await.unwrap();
     held.commit(&request, Vec::new()).await.unwrap();
     store.mirror().await.unwrap();
@@ -725,7 +813,9 @@ async fn a_pod_waits_for_a_claim_that_is_being_imported() {
     let mut import = pin!(store.import(file.as_bytes()));
     assert!(start(&mut import).is_pending());
 
-    let refused = store.hold(&claiming("a", "one"), &Advice::new()).unwrap_err();
+    let refused = store
+        .hold(&claiming("a", "one"), &Preferences::new())
+        .unwrap_err();
     assert_eq!(refused, ReserveError::InFlight.into());
     let left = envelope::write(Some(&[kubelets("one", &[], false)]));
     let twice = store.import(left.as_bytes()).await.unwrap_err();
@@ -735,7 +825,7 @@ async fn a_pod_waits_for_a_claim_that_is_being_imported() {
     import.await.unwrap();
 
     // It joins what is on disk, and gives up: the claim is as it was.
-    drop(store.hold(&claiming("a", "one"), &Advice::new()).unwrap());
+    drop(store.hold(&claiming("a", "one"), &Preferences::new()).unwrap());
     assert_eq!(claims(&store)[0].preparations[DRIVER].devices.len(), 1);
     store.release(&"k".into()).await.unwrap();
     let calls = store.update(|node| node.due_calls(NOW));
@@ -821,7 +911,7 @@ async fn a_driver_that_was_given_up_on_is_still_asked_after_a_kubelet_has_unprep
         let (root, store) = root_with_an_abandoned_claim().await;
         let mut request = claiming("b", "one");
         request.claims[0].claim.drivers.clear();
-        let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+        let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
         held.intent().await.unwrap();
         held.commit(&request, Vec::new()).await.unwrap();
         store.stop().await.unwrap();
@@ -847,7 +937,7 @@ async fn a_file_that_lacks_a_claim_does_not_end_its_unpreparation() {
             let drivers = &mut request.claims[0].claim.drivers;
             let device = &mut drivers.values_mut().next().unwrap().devices[0];
             device.admin_access = false;
-            let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+            let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
             held.intent().await.unwrap();
             if state == "pending" {
                 drop(held);
@@ -890,7 +980,7 @@ async fn a_file_that_lacks_a_claim_does_not_end_its_unpreparation() {
             drive(&store);
             let mut rival = claiming("b", "rival");
             rival.claims[0].claim.drivers = request.claims[0].claim.drivers.clone();
-            store.hold(&rival, &Advice::new()).unwrap_err();
+            store.hold(&rival, &Preferences::new()).unwrap_err();
             if !has_another_driver {
                 assert_eq!(asked_to_unprepare(&store), ["uid-one"], "{state}");
             }
@@ -902,7 +992,7 @@ async fn a_file_that_lacks_a_claim_does_not_end_its_unpreparation() {
 async fn admit_with_uid(store: &Store, pod: &str, uid: &str) {
     let mut request = claiming(pod, uid.trim_start_matches("uid-"));
     request.claims[0].claim.key.name = "one".into();
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     held.intent().await.unwrap();
     prepare(store, held.id());
     held.commit(&request, Vec::new()).await.unwrap();

@@ -98,7 +98,7 @@ fn unprepare(store: &Store) {
 }
 
 fn hold(store: &Store, request: &PodRequest) -> Held {
-    store.hold(request, &Advice::new()).unwrap().unwrap()
+    store.hold(request, &Preferences::new()).unwrap().unwrap()
 }
 
 pub(super) async fn admit_claiming(store: &Store, uid: &str, claim: &str) -> Result<Pod, CommitError> {
@@ -279,7 +279,7 @@ async fn an_intent_that_cannot_be_written_never_was() {
     assert_eq!(store.update(|node| node.prepare_calls(held.id(), NOW)), []);
     drop(held);
     assert_eq!(claims(&store), []);
-    let refused = store.hold(&claiming("b", "two"), &Advice::new());
+    let refused = store.hold(&claiming("b", "two"), &Preferences::new());
     assert!(matches!(refused, Err(HoldError::Write(_))), "{refused:?}");
     disk.fail_syncs(None);
     healed(&store).await;
@@ -341,10 +341,10 @@ async fn a_holder_is_not_refused_by_a_full_disk() {
     store.release(&"a".into()).await.unwrap_err();
 
     let mut again = claiming("a", "one");
-    assert!(store.hold(&again, &Advice::new()).unwrap().is_none());
+    assert!(store.hold(&again, &Preferences::new()).unwrap().is_none());
 
     again.claims.extend(claiming("a", "two").claims);
-    let refused = store.hold(&again, &Advice::new());
+    let refused = store.hold(&again, &Preferences::new());
     assert!(matches!(refused, Err(HoldError::Write(_))), "{refused:?}");
 }
 
@@ -392,7 +392,7 @@ async fn after_a_reboot_claims_are_to_be_prepared_again_or_unprepared() {
         assert_eq!(claim.preparations[DRIVER].devices.len(), 1, "kept for the record");
         if on_reboot == OnReboot::Release {
             assert_eq!(claim.pod, "b".into());
-            let refused = store.hold(&claiming("a", "one"), &Advice::new());
+            let refused = store.hold(&claiming("a", "one"), &Preferences::new());
             let reason = match refused {
                 Err(HoldError::Refused(reason)) => reason,
                 other => panic!("{other:?}"),

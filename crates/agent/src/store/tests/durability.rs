@@ -7,8 +7,8 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use devlet_core::device_plugin::inventory::FORGOTTEN_AFTER_MS;
-use devlet_core::{Advice, Blocked, ReserveError};
+use devlet_core::device_plugin::inventory::EVICT_AFTER_MS;
+use devlet_core::{Blocked, Preferences, ReserveError};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::disk::Disk;
@@ -70,7 +70,7 @@ async fn a_readmission_waits_for_nothing_and_writes_nothing() {
     admit(&store, "a", 2).await.unwrap();
     let syncs = store.statistics().syncs;
 
-    let held = store.hold(&request("a", 2), &Advice::new()).unwrap();
+    let held = store.hold(&request("a", 2), &Preferences::new()).unwrap();
 
     assert!(held.is_none());
     assert_eq!(store.statistics().syncs, syncs);
@@ -126,7 +126,7 @@ async fn a_disk_that_does_not_answer_is_reported_and_heals() {
     offer(&store, GPU, 8);
 
     let first = request("a", 1);
-    let held = store.hold(&first, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&first, &Preferences::new()).unwrap().unwrap();
     disk.hold_syncs();
     let refused = held.commit(&first, vec![(answer(RAW).unwrap(), true)]).await;
     let refused = refused.unwrap_err();
@@ -143,12 +143,12 @@ async fn a_disk_that_does_not_answer_is_reported_and_heals() {
     while !matches!(store.health(), Err(WriteError::Hangs { .. })) {
         tokio::task::yield_now().await;
     }
-    let refused = store.hold(&request("b", 1), &Advice::new());
+    let refused = store.hold(&request("b", 1), &Preferences::new());
     assert!(matches!(refused, Err(HoldError::Write(WriteError::Hangs { .. }))));
 
     // Neither is it free: it may be on disk.
     assert_eq!(free(&store), 7);
-    let again = store.hold(&request("a", 1), &Advice::new());
+    let again = store.hold(&request("a", 1), &Preferences::new());
     assert!(
         matches!(again, Err(HoldError::Refused(ReserveError::InFlight))),
         "{again:?}"
@@ -162,7 +162,7 @@ async fn a_disk_that_does_not_answer_is_reported_and_heals() {
     while store.health().is_err() {
         tokio::task::yield_now().await;
     }
-    let again = store.hold(&request("a", 1), &Advice::new());
+    let again = store.hold(&request("a", 1), &Preferences::new());
     assert!(again.unwrap().is_none(), "it has everything");
 }
 
@@ -526,7 +526,10 @@ async fn a_hold_that_is_dropped_frees_its_devices() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 2);
-    let held = store.hold(&request("a", 2), &Advice::new()).unwrap().unwrap();
+    let held = store
+        .hold(&request("a", 2), &Preferences::new())
+        .unwrap()
+        .unwrap();
     assert_eq!(held.reservation().grants[0].devices.len(), 2);
     assert_eq!(free(&store), 0);
 
@@ -541,7 +544,7 @@ async fn a_caller_that_leaves_before_the_hand_over_leaves_nothing() {
     let store = root.open();
     offer(&store, GPU, 2);
     let request = request("a", 2);
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     let commit = held.commit(&request, vec![(answer(RAW).unwrap(), false)]);
 
     drop(commit);
@@ -562,7 +565,7 @@ async fn a_caller_that_leaves_after_the_hand_over_has_its_pod() {
         assert!(start(&mut admission).is_pending());
         disk.wait_for_a_sync();
     }
-    let refused = store.hold(&request("a", 1), &Advice::new()).unwrap_err();
+    let refused = store.hold(&request("a", 1), &Preferences::new()).unwrap_err();
     assert_eq!(refused, ReserveError::InFlight.into());
     disk.let_syncs_go();
 
@@ -682,7 +685,7 @@ async fn a_plugin_that_was_seen_costs_an_admission_no_sync() {
     // The writer is busy until both are there.
     disk.hold_syncs();
     let nothing = request("nothing", 0);
-    let held = store.hold(&nothing, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&nothing, &Preferences::new()).unwrap().unwrap();
     let mut first = pin!(held.commit(&nothing, Vec::new()));
     assert!(start(&mut first).is_pending());
     disk.wait_for_a_sync();
@@ -702,7 +705,7 @@ async fn a_plugin_that_was_seen_costs_an_admission_no_sync() {
 async fn a_resource_that_nobody_needs_is_forgotten() {
     let root = Root::new();
     let store = root.open();
-    let long_ago = Moment(NOW.0 - FORGOTTEN_AFTER_MS);
+    let long_ago = Moment(NOW.0 - EVICT_AFTER_MS);
     for (resource, since) in [("acme.com/old", long_ago), ("acme.com/new", NOW), (GPU, long_ago)] {
         let connection = offer(&store, resource, 2);
         if resource == GPU {
@@ -756,15 +759,17 @@ async fn while_the_disk_refuses_nothing_is_set_aside() {
     disk.fail_writes(Some(ErrorKind::StorageFull));
     admit(&store, "first", 1).await.unwrap_err();
 
-    let refused = store.hold(&request("second", 1), &Advice::new()).unwrap_err();
+    let refused = store
+        .hold(&request("second", 1), &Preferences::new())
+        .unwrap_err();
 
     assert!(matches!(refused, HoldError::Write(_)), "{refused:?}");
     assert_eq!(free(&store), 3);
-    let kept = store.hold(&request("kept", 1), &Advice::new()).unwrap();
+    let kept = store.hold(&request("kept", 1), &Preferences::new()).unwrap();
     assert!(kept.is_none(), "it has everything, on disk");
     let mut of_another_source = request("kept", 1);
     of_another_source.source = Source::Embedder;
-    let kept = store.hold(&of_another_source, &Advice::new()).unwrap();
+    let kept = store.hold(&of_another_source, &Preferences::new()).unwrap();
     assert!(kept.is_none(), "only a note about it cannot be written");
     disk.fail_writes(None);
     healed(&store).await;
@@ -827,7 +832,7 @@ async fn a_blocked_node_stays_blocked_until_told_otherwise() {
     assert!(report.blocked.is_some());
     assert!(report.set_aside.is_empty());
     offer(&store, GPU, 2);
-    let refused = store.hold(&request("a", 1), &Advice::new()).unwrap_err();
+    let refused = store.hold(&request("a", 1), &Preferences::new()).unwrap_err();
     assert!(
         matches!(refused, HoldError::Refused(ReserveError::Blocked(_))),
         "{refused:?}"
@@ -897,7 +902,7 @@ async fn all_containers_of_a_pod_are_remembered() {
         wants: BTreeMap::new(),
         claims: Vec::new(),
     });
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     held.commit(&request, vec![(answer(RAW).unwrap(), false)])
         .await
         .unwrap();
@@ -930,7 +935,7 @@ async fn an_import_adds_to_what_is_held() {
     disk.hold_syncs();
     let mut import = pin!(store.import(file.as_bytes()));
     assert!(start(&mut import).is_pending());
-    let refused = store.hold(&request("k", 1), &Advice::new()).unwrap_err();
+    let refused = store.hold(&request("k", 1), &Preferences::new()).unwrap_err();
     assert_eq!(
         refused,
         ReserveError::InFlight.into(),

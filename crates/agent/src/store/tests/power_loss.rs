@@ -439,7 +439,7 @@ async fn no_power_loss_tears_a_pod_from_its_claims() {
         admit_claiming(&twin, uid, claim).await.unwrap();
         let admitted = state(&twin);
         let request = claiming(uid, claim);
-        let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+        let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
         // The intent: claims alone, and nothing if they are there.
         let intended = State {
             pods: on_disk.pods.clone(),

@@ -15,10 +15,12 @@ use redb::{BackendError, StorageBackend};
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
-use crate::store::database::{BlockedBy, KubeletFile, LoadError, Mirror, Row};
+use crate::store::database::{BlockedBy, KubeletFile, LoadError, Mirror, PendingFile, Row};
 use crate::store::import::Imported;
 use crate::store::record::{BlockedRecord, ResourceRecord};
-use crate::store::{ForgetFileError, Found, HoldError, ImportError, OnReboot, OpenError};
+use crate::store::{
+    ForgetFileError, Found, HoldError, ImportError, MirrorError, OnReboot, OpenError, StopError,
+};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata");
 
@@ -240,7 +242,7 @@ fn contested(report: &OpenReport) -> Vec<u8> {
 }
 
 fn refuses(store: &Store) -> bool {
-    let held = store.hold(&request("another", 1), &Advice::new());
+    let held = store.hold(&request("another", 1), &Preferences::new());
     matches!(held, Err(HoldError::Refused(ReserveError::Blocked(_))))
 }
 
@@ -806,7 +808,7 @@ async fn a_pod_that_a_contested_file_is_about_is_not_answered_until_an_operator_
     offer(&store, GPU, 8);
     // Both hold device 00 now.
     for uid in ["old", "new"] {
-        let held = store.hold(&request(uid, 1), &Advice::new());
+        let held = store.hold(&request(uid, 1), &Preferences::new());
         assert!(
             matches!(held, Err(HoldError::Refused(ReserveError::Blocked(_)))),
             "{uid}: {held:?}"
@@ -815,12 +817,17 @@ async fn a_pod_that_a_contested_file_is_about_is_not_answered_until_an_operator_
     }
     assert!(
         store
-            .hold(&request("other", 1), &Advice::new())
+            .hold(&request("other", 1), &Preferences::new())
             .unwrap()
             .is_none()
     );
     assert_eq!(store.forget().await.unwrap(), ["old".into()]);
-    assert!(store.hold(&request("new", 1), &Advice::new()).unwrap().is_none());
+    assert!(
+        store
+            .hold(&request("new", 1), &Preferences::new())
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[tokio::test]
@@ -1078,7 +1085,7 @@ async fn no_pod_is_admitted_while_no_id_file_can_be_written() {
 
     assert_eq!(report.blocked, None);
     offer(&store, GPU, 8);
-    let refused = store.hold(&request("b", 1), &Advice::new()).unwrap_err();
+    let refused = store.hold(&request("b", 1), &Preferences::new()).unwrap_err();
     assert!(matches!(refused, HoldError::Write(_)), "{refused}");
     assert!(refused.to_string().contains("node-id"), "{refused}");
     directories
@@ -1459,6 +1466,115 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
     assert_eq!(uids(&store), ["a"]);
 }
 
+#[tokio::test]
+async fn each_unreadable_file_is_a_decision_of_its_own() {
+    let root = root_with_a_pod().await;
+    let mut kept = Vec::new();
+    for content in ["half of a file", "half of another"] {
+        std::fs::write(root.checkpoint(), content).unwrap();
+        let (store, report) = root.open_with_report();
+        kept.push(report.set_aside[0].kept.display().to_string());
+        store.stop().await.unwrap_err();
+    }
+    let store = root.open();
+    let open = |store: &Store| -> Vec<String> {
+        let reasons = contests(store);
+        reasons.iter().map(|reason| reason.file().to_owned()).collect()
+    };
+    assert_eq!(open(&store), kept);
+    // It is not known which of them a sound file replaces.
+    store
+        .import(kubelet_file(&[("b", &["01"])]).as_bytes())
+        .await
+        .unwrap();
+    assert_eq!(open(&store), kept);
+    store.forget_reason(&contests(&store)[1]).await.unwrap();
+    assert_eq!(open(&store), kept[..1]);
+    assert!(refuses(&store));
+    drop(store);
+
+    let store = after_a_kill(&root).open();
+    assert_eq!(open(&store), kept[..1]);
+    store
+        .import(kubelet_file(&[("c", &["02"])]).as_bytes())
+        .await
+        .unwrap();
+    assert_eq!(open(&store), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_crash_before_an_unreadable_file_is_removed_makes_no_second_decision() {
+    let root = root_with_a_pod().await;
+    std::fs::write(root.checkpoint(), "half of a file").unwrap();
+    let (store, report) = root.open_with_report();
+    store.stop().await.unwrap_err();
+    std::fs::hard_link(&report.set_aside[0].kept, root.checkpoint()).unwrap();
+
+    let (store, report) = root.open_with_report();
+
+    assert_eq!(contests(&store).len(), 1);
+    assert!(report.set_aside.is_empty(), "{report:?}");
+    assert!(!root.checkpoint().exists());
+}
+
+#[tokio::test]
+async fn an_adopted_file_is_no_answer_about_an_unreadable_one() {
+    let root = root_contested_by(&[("c", &["05"])]).await;
+    let contested = contests(&root.open()).remove(0).file().to_owned();
+    std::fs::write(root.checkpoint(), "half of a file").unwrap();
+    let store = root.open();
+    assert_eq!(contests(&store).len(), 2);
+
+    let copy = std::fs::read(contested).unwrap();
+    store.import(&copy).await.unwrap();
+
+    let [Blocked::UnreadableState { .. }] = &contests(&store)[..] else {
+        panic!("{:?}", contests(&store));
+    };
+    assert!(refuses(&store));
+}
+
+#[tokio::test]
+async fn a_stop_fails_while_the_kubelets_file_lacks_what_is_on_record() {
+    let root = root_with_a_pod().await;
+    std::fs::write(root.checkpoint(), "half of a file").unwrap();
+    let store = root.open();
+
+    let stopped = store.mirror().await.unwrap_err();
+    assert!(matches!(stopped, MirrorError::Blocked { .. }), "{stopped:?}");
+    assert!(store.mirror_failure().is_some());
+    let stopped = store.stop().await.unwrap_err();
+    assert!(
+        matches!(stopped, StopError::Mirror(MirrorError::Blocked { .. })),
+        "{stopped:?}"
+    );
+
+    let store = root.open();
+    store.forget().await.unwrap();
+    store.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_start_that_cannot_keep_a_copy_leaves_no_file_behind() {
+    let root = Root::new();
+    let options = OpenOptions {
+        // The name of a copy is longer than names may be.
+        checkpoint: Some(root.path().join(format!("{LONG_NAME}-x"))),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options.clone()).unwrap();
+    offer(&store, GPU, 1);
+    admit(&store, "a", 1).await.unwrap();
+    store.stop().await.unwrap();
+    std::fs::write(options.checkpoint.as_ref().unwrap(), kubelet_file(&[])).unwrap();
+
+    let refused = Store::open(options).unwrap_err();
+
+    assert!(matches!(refused, OpenError::Archive { .. }), "{refused:?}");
+    let archive = std::fs::read_dir(root.path().join("archive")).unwrap();
+    assert_eq!(archive.count(), 0);
+}
+
 /// Damages that no reader should survive.
 fn damage(root: &Root, how: &str) {
     let path = root.database();
@@ -1672,7 +1788,7 @@ async fn a_reboot_marks_pods() {
     assert!(pods(&store)[0].before_reboot);
     // Admitted again, it is a pod of today.
     let request = request("a", 1);
-    let held = store.hold(&request, &Advice::new()).unwrap().unwrap();
+    let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     held.commit(&request, Vec::new()).await.unwrap();
     assert!(!pods(&store)[0].before_reboot);
 }
@@ -1723,7 +1839,7 @@ async fn a_reboot_that_cannot_be_written_starts_all_the_same_and_is_written_late
     assert!(pods(&store)[0].before_reboot);
     let refused = store.health().unwrap_err();
     offer(&store, GPU, 8);
-    let hold = store.hold(&request("b", 1), &Advice::new()).unwrap_err();
+    let hold = store.hold(&request("b", 1), &Preferences::new()).unwrap_err();
     assert_eq!(hold, HoldError::Write(refused));
     disk.fail_syncs(None);
     healed(&store).await;
@@ -1813,6 +1929,7 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         fingerprint,
         ..like.clone()
     };
+    let by = |kind| BlockedBy::File(PendingFile { kind, number: 1 });
     let blocked = |file: &str| BlockedRecord {
         file: file.into(),
         ..BlockedRecord::default()
@@ -1829,7 +1946,7 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         Row::pod(&pod("gone", 1)),
         Row::claim(&claim("gone")),
         Row::Resource("acme.com/gone".into(), Some(resource.clone())),
-        Row::Blocked(BlockedBy::Devices, Some(blocked("gone"))),
+        Row::Blocked(by(KubeletFile::Devices), Some(blocked("gone"))),
         Row::Mirror(KubeletFile::Claims, mirror(1, vec![])),
     ];
     let after = [
@@ -1843,8 +1960,8 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         Row::claim(&claim("new")),
         Row::Resource("acme.com/gone".into(), None),
         Row::Resource("acme.com/new".into(), Some(resource)),
-        Row::Blocked(BlockedBy::Devices, None),
-        Row::Blocked(BlockedBy::Claims, Some(blocked("new"))),
+        Row::Blocked(by(KubeletFile::Devices), None),
+        Row::Blocked(by(KubeletFile::Claims), Some(blocked("new"))),
         Row::Mirror(KubeletFile::Claims, mirror(2, vec![1])),
         Row::Mirror(KubeletFile::Devices, mirror(1, vec![])),
     ];
@@ -1867,7 +1984,7 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
     assert_eq!(contents.around.boot_id.as_deref(), Some("after"));
     assert_eq!(
         contents.around.blocked,
-        BTreeMap::from([(BlockedBy::Claims, blocked("new"))])
+        BTreeMap::from([(by(KubeletFile::Claims), blocked("new"))])
     );
     assert!(
         contents
