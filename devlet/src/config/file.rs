@@ -1,4 +1,4 @@
-//! The configuration file: YAML, every key optional, none unknown.
+//! The configuration file: YAML in which every key is optional and unknown keys are errors.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use super::uid::Uid;
 use crate::duration::Span;
 use crate::files;
 
-/// More known keys than this are not listed in an error.
+/// Maximum known keys that an error lists.
 const FEW_KEYS: usize = 12;
 
-/// What can be set. Keys that are absent have their defaults.
+/// The content of a configuration file. Absent keys have their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub(crate) struct Settings {
@@ -122,7 +122,7 @@ impl Default for Settings {
             http: None,
             log: LogFormat::default(),
             log_level: None,
-            // The root does not matter here.
+            // The default wait does not depend on the root.
             wait: Span(Config::new("").wait),
             deadlines: DeadlineSettings::default(),
             foreign: Vec::new(),
@@ -242,11 +242,11 @@ impl Settings {
         let mut documents: Vec<Self> = syntax::yaml_documents(text)?;
         if documents.len() > 1 {
             return Err(Invalid {
-                message: "there are several documents; a configuration is one".to_owned(),
+                message: "there are several documents; a configuration has only one".to_owned(),
                 position: None,
             });
         }
-        // A file of comments only is no document at all.
+        // A file of comments only does not contain a document.
         let settings = documents.pop().unwrap_or_default();
         settings.check_names(text)?;
         check_not_zero(text, &["deadlines"], &serde_json::json!(settings.deadlines))?;
@@ -276,7 +276,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The node that these settings describe.
+    /// Returns the configuration of a node with these settings.
     pub(crate) fn node(&self, root: PathBuf) -> Config {
         let mut config = Config::new(root);
         let deadlines = &self.deadlines;
@@ -342,7 +342,7 @@ impl Settings {
     }
 }
 
-/// Settings that cannot be used.
+/// Why a text is not a valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{message}", .position.map(|at| format!("{}:{}: ", at.line, at.column)).unwrap_or_default())]
 pub(crate) struct Invalid {
@@ -351,7 +351,7 @@ pub(crate) struct Invalid {
 }
 
 impl Invalid {
-    /// The error, with the name of the file.
+    /// Returns the error with the name of the file.
     fn at(self, name: &str) -> anyhow::Error {
         let place = Place::in_file(name, self.position);
         anyhow::anyhow!("{place}: {}", self.message)
@@ -368,7 +368,7 @@ impl From<Malformed> for Invalid {
     }
 }
 
-/// The known key that is most like an unknown one, or all of them if they are few.
+/// Returns a hint with the known key most similar to an unknown one, and all known keys if they are few.
 fn known_keys(UnknownKey { key, known }: &UnknownKey) -> String {
     let likeness = |known: &str| strsim::jaro_winkler(&key.to_lowercase(), &known.to_lowercase());
     let near = known
@@ -384,7 +384,7 @@ fn known_keys(UnknownKey { key, known }: &UnknownKey) -> String {
     }
 }
 
-/// The position behind a text.
+/// Returns the position after a text.
 fn end_of(text: &str) -> Position {
     let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
     let line = text.rsplit('\n').next().unwrap_or_default();
@@ -394,17 +394,17 @@ fn end_of(text: &str) -> Position {
     }
 }
 
-/// Refuses limits and deadlines of zero, which would turn every caller away.
+/// Refuses limits and deadlines of zero, which would reject every caller.
 fn check_not_zero(text: &str, path: &[&str], value: &serde_json::Value) -> Result<(), Invalid> {
     match value {
         serde_json::Value::Object(values) => values
             .iter()
-            // Connections may be cut at once when the node stops.
+            // A drain time of zero closes connections immediately at a stop.
             .filter(|(name, _)| *name != "drain")
             .try_for_each(|(name, value)| check_not_zero(text, &[path, &[name]].concat(), value)),
         value if *value == 0 || *value == "0s" => Err(Invalid {
             message: format!(
-                "{}: 0 would let nothing through; give it at least 1, or leave it out for the default",
+                "{}: 0 would reject everything; set it to at least 1, or omit it for the default",
                 path.join(".")
             ),
             position: position_of(text, path, None),
@@ -526,7 +526,7 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
     }
 
     #[test]
-    fn a_wrong_value_is_refused_with_its_place() {
+    fn a_wrong_value_is_refused_with_its_position() {
         for (text, said) in [
             ("wait: soon", "1:7: \"soon\" is not a time; write it as"),
             ("log: json\nwait: -5", "2:7: \"-5\" is negative"),
@@ -558,7 +558,7 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
     }
 
     #[test]
-    fn a_syntax_error_has_a_place_and_no_words_of_the_parser() {
+    fn a_syntax_error_has_a_position_and_no_parser_terms() {
         for (text, said) in [
             ("foreign: [5s", "1:"),
             (
@@ -594,7 +594,7 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
     }
 
     #[test]
-    fn a_limit_or_deadline_of_nothing_is_refused() {
+    fn a_limit_or_deadline_of_zero_is_refused() {
         for (text, key) in [
             (
                 "limits: {connectionsPerUid: 0}",
@@ -645,14 +645,14 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
     }
 
     #[test]
-    fn sharing_must_be_said() {
+    fn sharing_is_off_by_default() {
         let text = "access: {register: [{resource: acme.com/*, uids: [1001]}]}";
         let access = Settings::parse(text).unwrap().node("/".into()).access;
         assert!(access.may_register(1001, "acme.com/gpu") && !access.may_share(1001, "acme.com/gpu"));
     }
 
     #[test]
-    fn the_name_of_a_user_is_refused_with_the_way_to_its_number() {
+    fn a_user_name_is_refused_with_the_command_that_prints_its_uid() {
         for text in [
             "access: {admit: [alice]}",
             "access: {register: [{resource: acme.com/*, uids: [alice]}]}",

@@ -1,4 +1,4 @@
-//! Where health and metrics are served: `127.0.0.1:7359`, `localhost:7359`, `:7359`.
+//! The address of the health and metrics server: `127.0.0.1:7359`, `localhost:7359`, `:7359`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,14 +6,14 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// The addresses to listen on, in order of preference: a host that has no IPv6 has no `::` either.
+/// The addresses to listen on, in order of preference: on a host without IPv6, `::` does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HttpAddress {
     text: String,
     pub(crate) candidates: Vec<SocketAddr>,
 }
 
-/// A text that is not an address to listen on.
+/// Why a text is not an address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not an address to listen on; write 127.0.0.1:7359, [::1]:7359, localhost:7359, or :7359 for all interfaces"
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_they_are_usually_written() {
+    fn addresses_are_read_with_and_without_a_host() {
         for (text, candidates) in [
             ("127.0.0.1:7359", vec!["127.0.0.1:7359"]),
             ("[::1]:7359", vec!["[::1]:7359"]),

@@ -1,4 +1,4 @@
-//! How much is logged: `info`, or `info,devlet_agent=debug`.
+//! The log level: `info`, or by module `info,devlet_agent=debug`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,11 +20,11 @@ const LEVELS: [(&str, LevelFilter); 6] = [
 /// The prefix of the targets of all crates of this workspace.
 const OWN_TARGETS: &str = "devlet";
 
-/// A valid log level, as it was written.
+/// A valid log level, as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogLevel(Cow<'static, str>);
 
-/// A text that is not a log level.
+/// Why a text is not a log level.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidLogLevel {
     #[error("{word:?} is not a log level; did you mean {near}?")]
@@ -50,7 +50,7 @@ impl LogLevel {
         })
     }
 
-    /// Returns the filter. A level without a module is that of devlet's own crates; of others only errors are logged,
+    /// Returns the filter. A level without a module applies to devlet's own crates. Other crates log only errors,
     /// because HTTP/2 libraries log every frame.
     pub(crate) fn filter(&self) -> Targets {
         let directives = self.0.split(',').filter_map(|text| directive(text).ok());
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_is_for_our_own_crates_and_others_are_enabled_by_name() {
+    fn debug_applies_to_devlets_crates_and_others_are_enabled_by_name() {
         let level: LogLevel = "Debug, hyper=trace".parse().unwrap();
         let filter = level.filter();
         for target in ["devlet::serve", "devlet_agent::grpc::call"] {
