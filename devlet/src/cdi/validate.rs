@@ -1,4 +1,4 @@
-//! `devlet cdi validate`
+//! `devlet cdi validate`: a verdict on each spec file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
         match SpecFile::read(path) {
             Ok(file) => {
                 results.push(Judged::valid(&file));
-                // A file that is named twice is not in conflict with itself.
+                // A file that is named twice does not conflict with itself.
                 if seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
                     let names = file
                         .spec
@@ -71,7 +71,7 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
     Ok(if fine { Outcome::Fine } else { Outcome::Bad })
 }
 
-/// Says of each of the files that the others define the device too.
+/// Adds a problem to each of the files: the others define the device, too.
 fn add_conflict(results: &mut [Judged], device: &QualifiedName, paths: &[PathBuf]) {
     for path in paths {
         let others = paths.iter().filter(|other| *other != path);
@@ -84,14 +84,14 @@ fn add_conflict(results: &mut [Judged], device: &QualifiedName, paths: &[PathBuf
     }
 }
 
-/// What `-o json` prints for each file. The keys are an interface.
+/// Output of `-o json` for each file. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Judged {
     file: String,
     kind: Option<String>,
     cdi_version: Option<String>,
-    /// The lowest version that the content needs: the more runtimes read it.
+    /// The lowest version that the content needs. More runtimes read lower versions.
     minimum_version: Option<String>,
     devices: usize,
     problems: Vec<String>,

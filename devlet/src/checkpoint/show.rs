@@ -22,7 +22,7 @@ pub(super) fn run(path: &Path, role: &RoleArg, output: Output) -> anyhow::Result
         Ok(file) => file,
         Err(error) => {
             output::warn(&format!("error: {}: {error}", name_of(path)));
-            output::warn("hint: devlet checkpoint repair shows what of it can be saved");
+            output::warn("hint: devlet checkpoint repair shows the parts that can be saved");
             return Ok(Outcome::Bad);
         }
     };
@@ -31,7 +31,7 @@ pub(super) fn run(path: &Path, role: &RoleArg, output: Output) -> anyhow::Result
     Ok(Outcome::Fine)
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Shown {
@@ -61,7 +61,7 @@ pub(super) enum Content {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Allocations {
-    /// Null if it is in the file, which the checksum tells from an empty list.
+    /// Null if it is null in the file: the checksum distinguishes null from an empty list.
     entries: Option<Vec<EntryShown>>,
     registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
@@ -75,18 +75,18 @@ struct EntryShown {
     resource_name: String,
     /// Every device once.
     devices: Vec<String>,
-    /// The same by NUMA node; null in formats without topology.
+    /// The devices by NUMA node; null in formats without topology.
     #[serde(serialize_with = "with_text_keys")]
     numa_nodes: Option<BTreeMap<i64, Option<Vec<String>>>>,
-    /// The plugin's answer as stored, base64.
+    /// The plugin's answer as stored, in base64.
     alloc_resp: Option<String>,
-    /// The plugin's answer decoded; null if it does not decode.
+    /// The decoded answer of the plugin; null if decoding failed.
     response: Option<Response>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response_error: Option<String>,
 }
 
-/// Keys of YAML would be numbers, those of JSON cannot.
+/// Serializes map keys as text: YAML would write numbers, which JSON does not allow as keys.
 fn with_text_keys<S: Serializer>(
     nodes: &Option<BTreeMap<i64, Option<Vec<String>>>>,
     to: S,
@@ -132,7 +132,7 @@ pub(super) struct Claims {
     api_version: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<String>,
-    /// Null if it is in the file, which the checksum tells from an empty list.
+    /// Null if it is null in the file: the checksum distinguishes null from an empty list.
     claims: Option<Vec<ClaimShown>>,
 }
 
@@ -143,7 +143,7 @@ struct ClaimShown {
     name: String,
     uid: String,
     pods: Vec<String>,
-    /// By driver name. In a flat file, what it would be after conversion.
+    /// By driver name. For a flat file, as after a conversion.
     drivers: BTreeMap<String, DriverShown>,
     #[serde(skip_serializing_if = "Option::is_none")]
     flat: Option<FlatShown>,
@@ -168,7 +168,7 @@ struct DraDeviceShown {
     cdi_devices: Vec<String>,
 }
 
-/// What only the formats of 1.27 to 1.30 have.
+/// Fields that only the formats of 1.27 to 1.30 have.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FlatShown {
@@ -224,12 +224,12 @@ impl Shown {
         if let Document::DraEnvelope(checkpoint) = file.unverified()
             && !checkpoint.has_claim_list
         {
-            warnings.push("there is no list of claims: a kubelet takes this for an empty state".into());
+            warnings.push("there is no list of claims: a kubelet reads this as an empty state".into());
         }
         if let Document::DraHealth(state) = file.unverified()
             && state.drivers.as_ref().is_some_and(BTreeMap::is_empty)
         {
-            warnings.push("an empty object is taken for a dra_health_state: of the kubelet's files only that one is ever written so".into());
+            warnings.push("an empty object is read as a dra_health_state: the kubelet writes only that file in this form".into());
         }
         let checksum = ChecksumShown {
             stored: file.checksum.map(|checksum| checksum.stored),
@@ -437,7 +437,7 @@ impl EntryShown {
                 host_path,
                 permissions,
             } = device;
-            // Runtimes fill in the same.
+            // Runtimes use the same default.
             let container_path = Some(container_path).filter(|path| !path.is_empty());
             let container_path = container_path.unwrap_or(host_path);
             let permissions = Some(permissions.as_str()).filter(|each| !each.is_empty());
@@ -541,7 +541,7 @@ impl ClaimShown {
         }
     }
 
-    /// A row for each driver; the claim itself is named in the first only.
+    /// Returns a row for each driver. Only the first one names the claim.
     fn rows(&self) -> Vec<[Vec<String>; 5]> {
         let mut rows: Vec<[Vec<String>; 5]> = self
             .drivers
@@ -618,7 +618,7 @@ impl DraDeviceShown {
 
 impl FlatShown {
     fn of(claim: &flat::FlatClaim) -> Self {
-        // What is stored is JSON, but nothing guarantees that it is valid UTF-8.
+        // The stored value is JSON, but may not be valid UTF-8.
         let json = |raw: &Vec<u8>| {
             serde_json::from_slice(raw)
                 .unwrap_or_else(|_| serde_json::Value::from(String::from_utf8_lossy(raw).into_owned()))

@@ -1,4 +1,4 @@
-//! Drivers and claims, in the shapes that `-o json` prints. The keys are an interface.
+//! Drivers and claims, in the format of `-o json`. The keys are an interface.
 
 use devlet_client::v1;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::shown::{LastPlugin, PodId, last_plugin, or_dash};
 use super::time;
 use crate::table::Tone;
 
-/// A claim, as `admit` has it: what its drivers prepared.
+/// A claim in the answer to `admit`, with the devices that its drivers prepared.
 #[derive(Debug, Serialize)]
 pub(super) struct AdmittedClaim {
     pub(super) name: String,
@@ -47,7 +47,7 @@ impl From<v1::Claim> for AdmittedClaim {
             name: driver.name,
             devices: driver.devices.into_iter().map(device).collect(),
         };
-        // One that was given up on has nothing to do with the pod.
+        // An abandoned claim does not belong to the pod.
         let is_used = |driver: &v1::ClaimDriver| driver.state() != v1::PreparationState::Abandoned;
         let drivers = claim.drivers.into_iter().filter(is_used);
         let id = claim.id.unwrap_or_default();
@@ -60,7 +60,7 @@ impl From<v1::Claim> for AdmittedClaim {
     }
 }
 
-/// The claims of a pod, each once.
+/// Returns the claims of a pod, each once.
 pub(super) fn admitted(claims: Vec<v1::PodClaim>) -> Vec<AdmittedClaim> {
     let mut admitted: Vec<AdmittedClaim> = Vec::new();
     for claim in claims.into_iter().filter_map(|each| each.claim) {
@@ -102,11 +102,11 @@ pub(super) struct Claim {
     pub(super) id: ClaimId,
     pub(super) phase: &'static str,
     pub(super) pods: Vec<PodId>,
-    /// While there is none: who held it last, or was to.
+    /// The last pod that held it, or was about to, if none does.
     pub(super) last_pod: Option<PodId>,
     pub(super) drivers: Vec<ClaimDriver>,
     pub(super) waits: Vec<Wait>,
-    /// When the first pod that uses it was admitted; `None` if it is not known.
+    /// Time at which the first pod that uses it was admitted; `None` if unknown.
     pub(super) admitted_at: Option<String>,
     #[serde(skip)]
     pub(super) age_ms: u64,
@@ -157,9 +157,9 @@ pub(super) struct Wait {
     pub(super) reason: &'static str,
     /// For people.
     pub(super) text: String,
-    /// When the driver is called again; `None` if no call has failed.
+    /// Time of the next call of the driver; `None` if no call has failed.
     pub(super) retry_at: Option<String>,
-    /// What went wrong last.
+    /// Error of the last call.
     pub(super) failure: Option<String>,
 }
 
@@ -242,7 +242,7 @@ impl From<v1::Wait> for Wait {
 }
 
 impl Claim {
-    /// For people: `-` if it is not known.
+    /// Returns the age for people; `-` if unknown.
     pub(super) fn age_text(&self) -> String {
         match self.admitted_at {
             Some(_) => time::age(self.age_ms),
@@ -258,7 +258,7 @@ impl Claim {
         }
     }
 
-    /// For people: who holds it, or held it last.
+    /// Returns the pods that hold it, or the last one that did.
     pub(super) fn pods_text(&self) -> String {
         let pods: Vec<String> = self.pods.iter().map(PodId::short).collect();
         or_dash(pods.join(", "))
@@ -269,7 +269,7 @@ impl Claim {
         or_dash(drivers.join(", "))
     }
 
-    /// For people: the devices that are prepared, or allocated as long as the driver has not answered.
+    /// Returns the prepared devices; for a driver that has not answered, the allocated ones.
     pub(super) fn devices_text(&self) -> String {
         let mut names: Vec<&str> = Vec::new();
         for driver in &self.drivers {
@@ -286,7 +286,7 @@ impl Claim {
     }
 }
 
-/// For people: the drivers that are waited for.
+/// Returns the drivers that the claim waits for.
 pub(super) fn waits_text(waits: &[Wait]) -> String {
     let waits: Vec<String> = waits
         .iter()
@@ -303,7 +303,7 @@ impl ClaimDevice {
         }
     }
 
-    /// For people: how it is, and why.
+    /// Returns the health and its reason.
     pub(super) fn health_text(&self) -> String {
         match self.health_message.as_str() {
             "" => self.health.to_owned(),
@@ -318,7 +318,7 @@ pub(super) struct Driver {
     pub(super) name: String,
     pub(super) state: &'static str,
     pub(super) plugins: Vec<DriverPlugin>,
-    /// Since when none of them is connected.
+    /// Time at which the last of them disconnected; `None` while one is connected.
     pub(super) unusable_since: Option<String>,
     #[serde(skip)]
     unusable_for_ms: u64,
@@ -333,7 +333,7 @@ pub(super) struct DriverPlugin {
     pub(super) endpoint: String,
     /// The user that it runs as.
     pub(super) uid: u32,
-    /// What is spoken with it.
+    /// The API version in use.
     pub(super) service: String,
     pub(super) service_reason: String,
     pub(super) health_service: Option<String>,
@@ -345,7 +345,7 @@ pub(super) struct DriverPlugin {
     pub(super) connection: String,
 }
 
-/// A plugin of a driver that is not taken in.
+/// A refused plugin of a driver.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RefusedDriver {
@@ -374,7 +374,7 @@ impl From<v1::RefusedDriver> for RefusedDriver {
 }
 
 impl RefusedDriver {
-    /// For people: why, and what to do.
+    /// Returns the reason and the hint.
     pub(super) fn reason_text(&self) -> String {
         match &self.hint {
             Some(hint) => format!("{}: {hint}", self.reason),
@@ -429,7 +429,7 @@ impl Driver {
         }
     }
 
-    /// For people: its state, and for how long.
+    /// Returns the state and its duration.
     pub(super) fn state_text(&self) -> String {
         match self.unusable_since {
             Some(_) if self.state != "serving" => {
@@ -439,13 +439,13 @@ impl Driver {
         }
     }
 
-    /// For people: the age of the registration that is in use.
+    /// Returns the age of the registration in use.
     pub(super) fn age_text(&self) -> String {
         let plugin = self.serving().or(self.plugins.last());
         plugin.map_or_else(|| "-".to_owned(), |plugin| time::age(plugin.age_ms))
     }
 
-    /// For people: what is spoken with it.
+    /// Returns the API version in use.
     pub(super) fn service_text(&self) -> String {
         let plugin = self.serving().or(self.plugins.last());
         or_dash(plugin.map_or_else(String::new, |plugin| plugin.service.clone()))
@@ -472,7 +472,7 @@ impl DriverPlugin {
     }
 }
 
-/// The claims of a pod, each once, though it may call one by several names.
+/// Returns the claims of a pod, each once: a pod may use one claim under several names.
 pub(super) fn each_once(claims: &[PodClaim]) -> Vec<&PodClaim> {
     let mut once: Vec<&PodClaim> = Vec::new();
     for claim in claims {
@@ -483,11 +483,11 @@ pub(super) fn each_once(claims: &[PodClaim]) -> Vec<&PodClaim> {
     once
 }
 
-/// A claim of a pod, as `get` and `describe` have it.
+/// A claim of a pod in `get` and `describe`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodClaim {
-    /// What the pod calls it; empty for the one behind its extended resources.
+    /// The pod's name for the claim; empty for the claim of its extended resources.
     pub(super) pod_claim: String,
     #[serde(flatten)]
     pub(super) id: ClaimId,
@@ -515,9 +515,9 @@ impl From<v1::PodClaim> for PodClaim {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct UsedDevice {
-    /// What the pod calls the claim.
+    /// The pod's name for the claim.
     pub(super) pod_claim: String,
-    /// Which request of it; `None` for all of it.
+    /// The request of the claim; `None` for the whole claim.
     pub(super) request: Option<String>,
     pub(super) claim: ClaimId,
     pub(super) driver: String,
@@ -582,7 +582,7 @@ pub(super) mod samples {
         }
     }
 
-    /// A claim with two drivers, of which one is not done.
+    /// Returns a claim with two drivers; one has not completed.
     pub(in crate::node) fn claim() -> v1::Claim {
         let prepared = v1::ClaimDriver {
             name: "gpu.acme.com".into(),
@@ -684,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_what_its_plugins_are() {
+    fn the_state_of_a_driver_follows_its_plugins() {
         let serving = Driver::from(samples::driver());
         assert_eq!(serving.state_text(), "serving");
         assert_eq!(serving.service_text(), "v1.DRAPlugin");
@@ -697,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_says_what_it_waits_for_to_programs_and_people() {
+    fn a_claim_lists_its_waits_in_json_and_text() {
         let claim = Claim::from(samples::claim());
         assert_eq!(claim.waits_text(), "nic.acme.com (noDriver)");
         let shown = serde_json::to_value(&claim).unwrap();

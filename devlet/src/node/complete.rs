@@ -13,10 +13,10 @@ use super::kind::Kind;
 use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources};
 use super::shown::Pod;
 
-/// A shell waits for this: a devlet that does not answer at once is not waited for.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Maximum time for a devlet to answer, while the shell waits for completions.
+const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Kinds, and names after `KIND/`.
+/// Completes kinds, and names after `KIND/`.
 pub(super) fn kinds() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let current = current.to_string_lossy();
@@ -42,7 +42,7 @@ pub(super) fn kinds() -> ArgValueCompleter {
     })
 }
 
-/// Names of the kind that stands before them.
+/// Completes names of the kind before them.
 pub(super) fn names() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let kind = kind_before();
@@ -50,7 +50,7 @@ pub(super) fn names() -> ArgValueCompleter {
     })
 }
 
-/// The kind after `get` or `describe`.
+/// Returns the kind after `get` or `describe`.
 fn kind_before() -> Option<Kind> {
     let words = words();
     let mut after = words
@@ -60,7 +60,7 @@ fn kind_before() -> Option<Kind> {
     after.find_map(|word| Kind::parse(word.to_str()?))
 }
 
-/// Resources, and the DRA drivers under whose names devices are listed.
+/// Completes resources, and DRA drivers: devices are listed by either.
 pub(super) fn resources_and_drivers() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let mut names = candidates(Kind::Resources, current);
@@ -71,7 +71,7 @@ pub(super) fn resources_and_drivers() -> ArgValueCompleter {
     })
 }
 
-/// Resources for `RESOURCE=COUNT`, up to the `=`.
+/// Completes the resource of `RESOURCE=COUNT`, up to the `=`.
 pub(super) fn limits() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let names = offered(Kind::Resources, &current.to_string_lossy()).into_iter();
@@ -81,7 +81,7 @@ pub(super) fn limits() -> ArgValueCompleter {
     })
 }
 
-/// Pods, also as `pod/NAME`.
+/// Completes pods, also as `pod/NAME`.
 pub(super) fn pods() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let mut names = candidates(Kind::Pods, current);
@@ -96,7 +96,7 @@ pub(super) fn pods() -> ArgValueCompleter {
     })
 }
 
-/// Namespaces that have pods or claims.
+/// Completes namespaces that have pods or claims.
 pub(super) fn namespaces() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let namespaces = asked(async |client| {
@@ -111,12 +111,12 @@ pub(super) fn namespaces() -> ArgValueCompleter {
     })
 }
 
-/// Containers of the pod before them.
+/// Completes containers of the pod before them.
 pub(super) fn containers() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let containers = asked(async |client| {
             let list = client.list_pods(v1::ListPodsRequest::default()).await.ok()?;
-            // The first of the words that is a pod: others are options and their values.
+            // The first word that is a pod; other words are options and their values.
             let words = words();
             let words = words.iter().skip_while(|word| *word != "options").skip(1);
             let mut words = words.filter_map(|word| word.to_str());
@@ -130,7 +130,7 @@ pub(super) fn containers() -> ArgValueCompleter {
     })
 }
 
-/// Of an imported pod only the containers with devices are known.
+/// Returns a pod and the names of its containers. Of an imported pod only those with devices are known.
 fn with_containers(pod: v1::Pod) -> (Pod, Vec<String>) {
     let names = match &pod.container_names[..] {
         [] => pod.containers.iter().map(|each| each.name.clone()).collect(),
@@ -146,7 +146,7 @@ fn beginning_with(current: &OsStr, names: impl IntoIterator<Item = String>) -> V
     names.map(CompletionCandidate::new).collect()
 }
 
-/// Names of one kind.
+/// Completes names of one kind.
 pub(super) fn of(kind: Kind) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| candidates(kind, current))
 }
@@ -163,7 +163,7 @@ fn candidate(name: &str, help: String) -> CompletionCandidate {
     CompletionCandidate::new(name).help(Some(help.into()))
 }
 
-/// The words of the command line that is completed.
+/// Returns the words of the command line to complete.
 fn words() -> Vec<OsString> {
     std::env::args_os()
         .skip_while(|word| word != "--")
@@ -171,7 +171,7 @@ fn words() -> Vec<OsString> {
         .collect()
 }
 
-/// The value of an option on it.
+/// Returns the value of an option on the command line to complete.
 fn option(names: &[&str]) -> Option<OsString> {
     let words = words();
     let with_value = words.iter().find_map(|word| {
@@ -187,7 +187,7 @@ fn option(names: &[&str]) -> Option<OsString> {
     with_value.map(OsString::from).or(following)
 }
 
-/// Asks the running devlet. If it cannot be reached, nothing is offered.
+/// Asks the running devlet. If it does not answer, there are no candidates.
 fn asked<T: Default>(question: impl AsyncFnOnce(Client) -> Option<T>) -> T {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return T::default();
@@ -195,14 +195,14 @@ fn asked<T: Default>(question: impl AsyncFnOnce(Client) -> Option<T>) -> T {
     let root = option(&["--root-dir"]).map(PathBuf::from);
     let answer = async {
         let sockets = locate::sockets(root.as_deref());
-        let client = Client::connect_any(&sockets, PATIENCE).await.ok()?;
+        let client = Client::connect_any(&sockets, TIMEOUT).await.ok()?;
         question(client).await
     };
-    let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, answer).await });
+    let answer = runtime.block_on(async { tokio::time::timeout(TIMEOUT, answer).await });
     answer.ok().flatten().unwrap_or_default()
 }
 
-/// Names that begin with `current`, with something that tells them apart.
+/// Returns names that begin with `current`, each with a help text.
 fn offered(kind: Kind, current: &str) -> Vec<(String, String)> {
     let names = asked(async |client| listed(kind, client).await);
     let namespace = option(&["--namespace", "-n"]).filter(|_| kind.has_namespace());
@@ -210,10 +210,10 @@ fn offered(kind: Kind, current: &str) -> Vec<(String, String)> {
     chosen(names, current, namespace.as_deref())
 }
 
-/// A name in full, the same without its namespace or resource, and a help text.
+/// A full name, the name without its namespace or resource, and a help text.
 type Name = (String, String, String);
 
-/// Short names where they are unique, unless the user has begun to write one in full.
+/// Returns short names where they are unique, unless the current word is the start of a full name.
 fn chosen(names: Vec<Name>, current: &str, namespace: Option<&str>) -> Vec<(String, String)> {
     let in_namespace = |(full, ..): &Name| {
         namespace.is_none_or(|namespace| full.split_once('/').is_some_and(|(own, _)| own == namespace))

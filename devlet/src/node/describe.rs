@@ -15,11 +15,11 @@ use crate::table::{Cell, Screen, hanging};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What it is; KIND/NAME with its name
+    /// Kind of the object; KIND/NAME includes its name
     #[arg(value_name = "pod|resource|device|plugin|driver|claim", value_parser = TargetParser)]
     #[arg(add = complete::kinds())]
     kind: Target,
-    /// Its name; several of one kind may be named
+    /// Name of the object; several of one kind may be given
     #[arg(value_name = "NAME", value_parser = kind::name, add = complete::names())]
     names: Vec<String>,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// A line `LABEL TEXT`, which is wrapped between words on a terminal.
+/// Returns a line `LABEL TEXT`, wrapped between words on a terminal.
 fn field(label: &str, text: &str) -> String {
     hanging(label, text, Screen::stdout())
 }
@@ -153,7 +153,7 @@ fn pod_text(pod: &Pod) -> String {
     text
 }
 
-/// What a container holds of plugins, and uses of claims.
+/// Returns the devices of a container: those of plugins, then those of claims.
 fn devices_text(container: &PodContainer) -> String {
     let mut text = String::new();
     if container.devices.is_empty() && container.claim_devices.is_empty() {
@@ -198,7 +198,7 @@ fn devices_text(container: &PodContainer) -> String {
     text
 }
 
-/// What is waited for, line by line.
+/// Returns the operations that a pod or claim waits for, line by line.
 fn waits_text(waits: &[Wait]) -> String {
     let line = |wait: &Wait| {
         let retry = wait.retry_at.as_ref();
@@ -219,7 +219,7 @@ fn waits_text(waits: &[Wait]) -> String {
 async fn claim(client: &Client, name: String, output: Output) -> anyhow::Result<Outcome> {
     let request = v1::ListClaimsRequest { claim: name.clone() };
     let listed = client.list_claims(request).await?.claims;
-    // An older one of the same name may be there too, as long as it was not unprepared.
+    // An older claim of the same name exists until it is unprepared.
     let claims: Vec<Claim> = listed.into_iter().map(Claim::from).collect();
     match &claims[..] {
         [] => return Ok(no_such(Kind::Claims, &name, std::iter::empty())),
@@ -235,8 +235,8 @@ async fn claim(client: &Client, name: String, output: Output) -> anyhow::Result<
 fn claim_text(claim: &Claim) -> String {
     let phase = match claim.phase {
         "preparing" => "preparing: not every driver has prepared it",
-        "unpreparing" => "unpreparing: no pod wants it any longer",
-        "abandoned" => "abandoned: no pod wants it any longer, and an operator gave up on the driver",
+        "unpreparing" => "unpreparing: no pod uses it any longer",
+        "abandoned" => "abandoned: no pod uses it any longer, and an operator abandoned the driver",
         phase => phase,
     };
     let mut text = format!(
@@ -314,7 +314,7 @@ fn claim_driver_text(driver: &ClaimDriver) -> String {
                 Cell::new(device.health_text()).tone(device.tone()),
             ]
         });
-        // After a reboot, until it is prepared again.
+        // After a reboot, until the driver prepares the claim again.
         let prepared_text = match driver.state {
             "pending" => "PREPARED BEFORE",
             _ => "PREPARED",
@@ -325,13 +325,13 @@ fn claim_driver_text(driver: &ClaimDriver) -> String {
     text
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DriverShown {
     #[serde(flatten)]
     driver: Driver,
-    /// Its plugins that are not taken in.
+    /// Its refused plugins.
     refused: Vec<RefusedDriver>,
     /// The claims that have devices of it.
     resource_claims: Vec<Claim>,
@@ -391,8 +391,7 @@ impl DriverShown {
             ));
         }
         for refused in &self.refused {
-            let again =
-                "devlet tries it again from time to time, and at once when its socket is created again.";
+            let again = "devlet retries periodically, and immediately when the socket is created again.";
             let again = field("  ", again);
             let hint = refused.hint.as_ref();
             let hint = hint.map_or_else(String::new, |hint| field("  What to do:  ", hint));
@@ -440,7 +439,7 @@ async fn plugin(client: &Client, name: &str, output: Output) -> anyhow::Result<O
         output::warn(&format!("error: {}", problem.text(Kind::Plugins)));
         return Ok(Outcome::Bad);
     }
-    // A plugin that registers again may be there twice for a moment.
+    // A plugin that registers again may be listed twice for a moment.
     for plugin in plugins.iter().filter(|plugin| plugin.is_called(name)) {
         output::print(output.clone(), plugin, plugin_text)?;
     }
@@ -479,7 +478,7 @@ fn plugin_text(plugin: &Plugin) -> String {
     text
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 struct ResourceShown {
     #[serde(flatten)]
@@ -568,7 +567,7 @@ impl ResourceShown {
     }
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 struct DeviceShown {
     #[serde(flatten)]
@@ -607,7 +606,7 @@ async fn device(client: &Client, name: &str, output: Output) -> anyhow::Result<O
                 pod: holder.uid.clone(),
             })
             .await;
-        // A pod that was removed in the meantime holds nothing.
+        // The pod may have been removed in the meantime.
         for pod in pods.map(|list| list.pods).unwrap_or_default() {
             for container in pod.containers {
                 let has = |held: &v1::HeldDevices| {
@@ -702,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_prepared_before_a_reboot_is_not_called_prepared() {
+    fn devices_prepared_before_a_reboot_have_their_own_title() {
         let mut claim = claims::claim();
         claim.drivers[0].state = v1::PreparationState::Pending.into();
         let text = claim_text(&Claim::from(claim));

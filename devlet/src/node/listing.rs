@@ -1,4 +1,4 @@
-//! What `devlet get` lists: the columns of each kind, and the shapes of its JSON. The keys are an interface.
+//! The lists of `devlet get`: the columns and the JSON of each kind. The keys are an interface.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,24 @@ use super::time;
 use crate::output::table;
 use crate::table::{Cell, Table};
 
-/// One of the things that are listed.
+/// An object in a list.
 pub(super) trait Item: Serialize {
     const KIND: Kind;
-    /// The titles of the columns; the second part is for `-o wide`.
+    /// Column titles; the second slice is for `-o wide`.
     const COLUMNS: (&'static [&'static str], &'static [&'static str]);
 
-    /// One without content, which has all keys.
+    /// Returns an empty object with all keys.
     fn blank() -> Self;
 
-    /// The name that commands take, and `-o name` prints.
+    /// Returns the name that commands accept and `-o name` prints.
     fn name(&self) -> String;
 
-    /// Tells things of the same name apart.
+    /// Returns a key that is unique among objects of the same name.
     fn key(&self) -> String {
         self.name()
     }
 
-    /// Whether a user may call it so.
+    /// Returns `true` if `name` is one of the object's names.
     fn is_called(&self, name: &str) -> bool {
         self.name() == name
     }
@@ -42,18 +42,18 @@ pub(super) trait Item: Serialize {
         None
     }
 
-    /// The resource that it is of, where devlet does not filter by it.
+    /// Returns the resource of the object, for kinds that devlet does not filter by resource.
     fn resource(&self) -> Option<&str> {
         None
     }
 
     fn row(&self) -> Vec<Cell>;
 
-    /// The cells of the columns of `-o wide`.
+    /// Returns the cells of the additional columns of `-o wide`.
     fn wide_row(&self) -> Vec<Cell>;
 }
 
-/// A list of them.
+/// A list of objects.
 pub(super) trait Listing: Serialize {
     type Item: Item;
 
@@ -61,7 +61,7 @@ pub(super) trait Listing: Serialize {
 
     fn items_mut(&mut self) -> &mut Vec<Self::Item>;
 
-    /// What is said below the table.
+    /// Returns the text below the table.
     fn notes(&self) -> String {
         String::new()
     }
@@ -89,14 +89,14 @@ pub(super) fn cells<I: Item>(item: &I, wide: bool) -> Vec<Cell> {
     row
 }
 
-/// The last part of a path, or of a name with a domain.
+/// Returns the last part of a path, or of a name with a domain.
 pub(super) fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
 macro_rules! listings {
     ($($list:ident { $field:ident: $item:ident $(, $more:ident: $each:ident)? } from $message:ident;)*) => {$(
-        /// What `-o json` prints.
+        /// Output of `-o json`.
         #[derive(Debug, Serialize)]
         pub(super) struct $list {
             revision: u64,
@@ -270,7 +270,7 @@ impl Item for Plugin {
 
     fn key(&self) -> String {
         match &self.rejection {
-            // It has no connection.
+            // A rejected plugin is not connected.
             Some(_) => format!("{} at {}", self.resource, self.endpoint),
             None => self.connection.clone(),
         }
@@ -327,7 +327,7 @@ impl Item for Pod {
     fn is_called(&self, name: &str) -> bool {
         let id = &self.id;
         let by_name = !id.name.is_empty() && (id.name == name || id.short() == name);
-        // With a slash it is a name, as for devlet.
+        // A text with a slash is a name, as in devlet's API.
         let uid = name
             .strip_prefix("uid:")
             .or((!name.contains('/')).then_some(name));
@@ -350,7 +350,7 @@ impl Item for Pod {
                 .map(|(resource, ids)| format!("{}={}", name(resource), ids.len()));
             or_dash(each.collect::<Vec<String>>().join(", "))
         };
-        // Without its domain, unless two resources differ only in that.
+        // Omits the domain, unless two resources differ only in that.
         let short = |resource: &str| {
             let last = file_name(resource);
             match devices.keys().filter(|other| file_name(other) == last).count() {
@@ -360,7 +360,7 @@ impl Item for Pod {
         };
         let claims = each_once(&self.claims).into_iter();
         let claims: Vec<&str> = claims.map(|claim| claim.id.name.as_str()).collect();
-        // A pod without a name is imported: its UID is all there is to call it.
+        // An imported pod lacks a name: its UID identifies it.
         let name = if self.id.name.is_empty() {
             &self.id.uid
         } else {
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_a_slash_is_never_taken_for_the_uid_of_a_pod() {
+    fn a_name_with_a_slash_never_matches_the_uid_of_a_pod() {
         let mut pod = samples::pod();
         pod.id = Some(v1::PodId {
             uid: "a/b".to_owned(),
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_without_a_plugin_says_which_one_left() {
+    fn a_resource_without_a_plugin_names_the_last_one() {
         let last = v1::LastPlugin {
             endpoint: "/run/gpu.sock".into(),
             gone_since_ms: 0,
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_and_plugins_say_how_they_are() {
+    fn devices_and_plugins_have_their_state_in_table_and_json() {
         let device = |id: &str, listed, healthy| v1::Device {
             id: id.into(),
             listed,

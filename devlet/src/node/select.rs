@@ -1,4 +1,4 @@
-//! Which of the things that are listed are meant: names, `--namespace`, `--selector`, `--sort-by`.
+//! Selection and order of listed objects: names, `--namespace`, `--selector`, `--sort-by`.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,24 +15,24 @@ use crate::jsonpath::{Path, keys};
 /// `-n` and `-A`.
 #[derive(Debug, clap::Args)]
 pub(super) struct NamespaceArg {
-    /// Only pods and claims of this namespace; names are looked up in it
+    /// Use only pods and claims of this namespace; names are looked up in it
     #[arg(short, long, value_name = "NAMESPACE", value_parser = name, add = complete::namespaces())]
     pub(super) namespace: Option<String>,
-    /// Pods and claims of all namespaces: this is the default
+    /// Use pods and claims of all namespaces; this is the default
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
 }
 
 impl NamespaceArg {
-    /// The namespace, if it was given for something that has one.
+    /// Returns the namespace. Fails if it was given for a kind without namespaces.
     pub(super) fn of(&self, kind: Kind) -> anyhow::Result<Option<&str>> {
         if self.namespace.is_some() && !kind.has_namespace() {
-            anyhow::bail!("{} have no namespace: leave --namespace out", kind.many());
+            anyhow::bail!("{} do not have a namespace: omit --namespace", kind.many());
         }
         Ok(self.namespace.as_deref())
     }
 
-    /// `namespace/name` of a name in the namespace that was given.
+    /// Returns `namespace/name` for a name, if a namespace was given.
     pub(super) fn qualified(&self, name: &str) -> String {
         match &self.namespace {
             Some(namespace) if !name.contains('/') && !name.starts_with("uid:") => {
@@ -47,13 +47,13 @@ impl NamespaceArg {
 #[derive(Debug, Default)]
 pub(super) struct Filter<'a> {
     pub(super) namespace: Option<&'a str>,
-    /// None: all.
+    /// Empty: all.
     pub(super) names: Vec<String>,
     pub(super) selector: Option<&'a Selector>,
     pub(super) resource: Option<&'a str>,
 }
 
-/// A name that cannot be shown.
+/// A name that does not match exactly one object.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoMatch {
     Unknown { name: String, near: Option<String> },
@@ -61,7 +61,7 @@ pub(super) enum NoMatch {
 }
 
 impl Filter<'_> {
-    /// For people: that nothing is left of a list.
+    /// Returns the text for an empty list.
     pub(super) fn none(&self, kind: Kind) -> String {
         let labels = if self.selector.is_some() {
             " with these labels"
@@ -87,7 +87,7 @@ impl Filter<'_> {
                 .is_none_or(|selector| item.labels().is_some_and(|labels| selector.matches(labels)))
     }
 
-    /// The names that mean nothing, or several things.
+    /// Returns the names that are unknown or ambiguous.
     pub(super) fn problems<I: Item>(&self, items: &[I]) -> Vec<NoMatch> {
         let in_namespace = |item: &&I| {
             self.namespace
@@ -117,7 +117,7 @@ impl Filter<'_> {
 }
 
 impl NoMatch {
-    /// For people: what is wrong, and what to do.
+    /// Returns the error text, with a hint.
     pub(super) fn text(&self, kind: Kind) -> String {
         match self {
             Self::Unknown { name, near: None } => format!(
@@ -136,7 +136,7 @@ impl NoMatch {
     }
 }
 
-/// The name that was probably meant. A name without its namespace or domain is compared without it, too.
+/// Returns the known name most similar to an unknown one. Names are also compared without namespace or domain.
 pub(super) fn near(wanted: &str, known: impl Iterator<Item = String>) -> Option<String> {
     let similarity = |name: &str| {
         let is_typo = strsim::damerau_levenshtein(wanted, name) == 1;
@@ -153,7 +153,7 @@ pub(super) fn near(wanted: &str, known: impl Iterator<Item = String>) -> Option<
         .map(|(_, name)| name)
 }
 
-/// Sorts by the value that a path leads to: numbers before text, missing values first, equal ones as they were.
+/// Sorts by the value at a path: missing values first, then numbers, then text. The sort is stable.
 pub(super) fn sort_by<I: Serialize>(items: &mut Vec<I>, path: &Path) -> anyhow::Result<()> {
     let mut keyed = Vec::with_capacity(items.len());
     for item in items.drain(..) {
@@ -165,12 +165,12 @@ pub(super) fn sort_by<I: Serialize>(items: &mut Vec<I>, path: &Path) -> anyhow::
     Ok(())
 }
 
-/// Refuses a path to sort by whose first key no item of this kind has, whatever the node has.
+/// Refuses a sort path if its first key does not exist in items of this kind.
 pub(super) fn check_sort_key<I: Item>(path: &Path) -> anyhow::Result<()> {
     let blank = serde_json::to_value(I::blank())?;
     match path.missing_key(&blank) {
         Some(key) => anyhow::bail!(
-            "--sort-by: {} have no key {key}{}",
+            "--sort-by: {} do not have a key {key}{}",
             I::KIND.many(),
             keys_text(&blank)
         ),
@@ -178,7 +178,7 @@ pub(super) fn check_sort_key<I: Item>(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Refuses a path to sort by that leads nowhere in any of the items.
+/// Refuses a sort path that does not match in any item.
 pub(super) fn check_sort_path<I: Item>(items: &[I], path: &Path) -> anyhow::Result<()> {
     let mut last = None;
     for item in items {
@@ -245,7 +245,7 @@ impl Selector {
             let value = labels.get(&requirement.key);
             match &requirement.test {
                 Test::In(values) => value.is_some_and(|value| values.contains(value)),
-                // As in Kubernetes, an object without the label is not in.
+                // As in Kubernetes, `notin` matches an object without the label.
                 Test::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
                 Test::Exists => value.is_some(),
                 Test::Absent => value.is_none(),
@@ -292,7 +292,7 @@ impl FromStr for Requirement {
         let text = text.trim();
         let wrong = || {
             format!(
-                "{text} is no label selector: write KEY=VALUE, KEY!=VALUE, KEY, !KEY or KEY in (VALUE, ...)"
+                "{text} is not a label selector: write KEY=VALUE, KEY!=VALUE, KEY, !KEY or KEY in (VALUE, ...)"
             )
         };
         let values = |list: &str| {
@@ -380,7 +380,7 @@ mod tests {
     use crate::node::shown::Plugin;
 
     #[test]
-    fn selectors_of_kubernetes_are_followed() {
+    fn kubernetes_selectors_are_evaluated() {
         let labels = BTreeMap::from([("app", "web"), ("acme.com/team", "a")]);
         let labels = labels
             .into_iter()
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn things_are_sorted_by_number_or_text() {
+    fn items_are_sorted_by_number_or_text() {
         let mut items = vec![
             json!({"n": 10, "s": "b"}),
             json!({"n": 9, "s": "c"}),
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_may_be_called_by_its_resource_if_it_is_the_only_one() {
+    fn a_plugin_may_be_named_by_its_resource_if_it_is_the_only_one() {
         let plugin = |resource: &str, endpoint: &str| {
             Plugin::from(v1::Plugin {
                 resource: resource.to_owned(),

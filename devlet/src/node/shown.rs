@@ -1,4 +1,4 @@
-//! What the node says, in the shapes that `-o json` prints. The keys are an interface.
+//! Pods, resources, devices and plugins, in the format of `-o json`. The keys are an interface.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ impl From<v1::PodId> for PodId {
 }
 
 impl PodId {
-    /// `namespace/name`, or the UID of a pod without a name.
+    /// Returns `namespace/name`, or the UID of a pod without a name.
     pub(super) fn short(&self) -> String {
         if self.name.is_empty() {
             self.uid.clone()
@@ -47,7 +47,7 @@ pub(super) fn pod_text(id: &v1::PodId) -> String {
     }
 }
 
-/// A pod with what its containers need to run: the answer to `devlet admit` and `devlet options`.
+/// A pod with the run options of its containers: the answer to `devlet admit` and `devlet options`.
 #[derive(Debug, Serialize)]
 pub(super) struct Admitted {
     pub(super) pod: PodId,
@@ -119,7 +119,7 @@ impl From<v1::RunOptions> for RunOptions {
 }
 
 impl RunOptions {
-    /// For people: what it is, and what it says.
+    /// Returns the options as rows: kind and value.
     pub(super) fn lines(&self) -> Vec<[String; 2]> {
         let line = |what: &str, text: String| [what.to_owned(), text];
         let envs = self
@@ -185,7 +185,7 @@ impl From<v1::Pod> for Admitted {
     }
 }
 
-/// Where plugins of a container disagree, for people.
+/// Returns the texts of conflicts between the plugins of a container.
 pub(super) fn conflict_texts(container: &v1::Container) -> impl Iterator<Item = String> {
     container.conflicts.iter().map(|conflict| {
         let what = match conflict.what.as_str() {
@@ -196,13 +196,13 @@ pub(super) fn conflict_texts(container: &v1::Container) -> impl Iterator<Item = 
             other => other,
         };
         format!(
-            "container {}: the plugins of {} and {} disagree about {what} {}; the former was followed",
+            "container {}: the plugins of {} and {} disagree about {what} {}; the first one is used",
             container.name, conflict.kept, conflict.dropped, conflict.key
         )
     })
 }
 
-/// A pod, as `get` and `describe` have it.
+/// A pod in `get` and `describe`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Pod {
@@ -210,7 +210,7 @@ pub(super) struct Pod {
     pub(super) id: PodId,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) source: &'static str,
-    /// `None` if it is not known.
+    /// `None` if unknown.
     pub(super) admitted_at: Option<String>,
     #[serde(skip)]
     pub(super) age_ms: u64,
@@ -223,7 +223,7 @@ pub(super) struct Pod {
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodContainer {
     pub(super) name: String,
-    /// `None` if it is not known.
+    /// `None` if unknown.
     pub(super) kind: Option<&'static str>,
     pub(super) devices: Vec<PodDevices>,
     pub(super) claim_devices: Vec<UsedDevice>,
@@ -307,7 +307,7 @@ impl From<v1::Container> for PodContainer {
 }
 
 impl Pod {
-    /// For people: `-` if it is not known.
+    /// Returns the age for people; `-` if unknown.
     pub(super) fn age_text(&self) -> String {
         match self.admitted_at {
             Some(_) => time::age(self.age_ms),
@@ -315,7 +315,7 @@ impl Pod {
         }
     }
 
-    /// Every device once, by resource: within a pod, containers may pass devices on.
+    /// Returns each device once, by resource: containers of a pod may reuse devices.
     pub(super) fn devices(&self) -> BTreeMap<&str, std::collections::BTreeSet<&str>> {
         let mut devices: BTreeMap<&str, std::collections::BTreeSet<&str>> = BTreeMap::new();
         for held in self.containers.iter().flat_map(|container| &container.devices) {
@@ -338,7 +338,7 @@ pub(super) struct Resource {
     pub(super) free: u64,
     pub(super) state: &'static str,
     pub(super) plugins: Vec<String>,
-    /// The plugin that left last, while there is none.
+    /// The last plugin, while none is connected.
     pub(super) last_plugin: Option<LastPlugin>,
 }
 
@@ -389,7 +389,7 @@ impl Resource {
         }
     }
 
-    /// For people: the plugin that left, and when.
+    /// Returns the last plugin, and the time since it disconnected.
     pub(super) fn last_text(&self) -> String {
         self.last_plugin.as_ref().map_or_else(String::new, |last| {
             format!("{}, gone for {}", last.endpoint, time::age(last.gone_for_ms))
@@ -453,7 +453,7 @@ impl Device {
         }
     }
 
-    /// For people: the claims that have it.
+    /// Returns the claims that have the device.
     pub(super) fn claims_text(&self) -> String {
         let claims = self.dra.as_ref().map(DraDevice::claims_text);
         or_dash(claims.unwrap_or_default())
@@ -538,13 +538,13 @@ impl Plugin {
         }
     }
 
-    /// Why it was rejected; `-` if it is connected.
+    /// Returns the reason of the rejection; `-` if the plugin is connected.
     pub(super) fn reason_text(&self) -> String {
         let reason = self.rejection.as_ref().map(|each| each.reason.clone());
         or_dash(reason.unwrap_or_default())
     }
 
-    /// For how long it is connected, or since when it is rejected.
+    /// Returns the time since it connected, or since it was rejected.
     pub(super) fn age_text(&self) -> String {
         time::age(self.age_ms)
     }
@@ -564,7 +564,7 @@ impl Plugin {
     }
 }
 
-/// Something to see where there is nothing.
+/// Returns `-` for an empty text.
 pub(super) fn or_dash(text: String) -> String {
     if text.is_empty() { "-".to_owned() } else { text }
 }
@@ -574,7 +574,7 @@ pub(super) mod samples {
     use super::*;
     use crate::node::claims::samples as claims;
 
-    /// A pod with one container, one device and one option of each kind.
+    /// Returns a pod with one container, one device and one option of each kind.
     pub(in crate::node) fn pod() -> v1::Pod {
         let options = v1::RunOptions {
             envs: BTreeMap::from([("GPU".to_owned(), "gpu-0".to_owned())]),
@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_without_devices_has_all_keys_too() {
+    fn a_container_without_devices_has_all_keys() {
         let bare = v1::Container {
             name: "log".into(),
             ..Default::default()
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_pod_says_more() {
+    fn a_listed_pod_has_additional_keys() {
         let shown = serde_json::to_value(Pod::from(samples::pod())).unwrap();
         assert_eq!(shown["uid"], "u-1");
         assert_eq!(shown["source"], "api");

@@ -1,4 +1,4 @@
-//! `devlet status`
+//! `devlet status`: the state of a running devlet, and its problems.
 
 use devlet_client::v1;
 use serde::Serialize;
@@ -15,7 +15,7 @@ pub(super) async fn run(connect: &ConnectArg, output: Output) -> anyhow::Result<
     Ok(if ready { Outcome::Fine } else { Outcome::Bad })
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
@@ -80,7 +80,7 @@ impl Shown {
         let ready = if self.ready {
             "ready: pods can be admitted".to_owned()
         } else {
-            Tone::Bad.paint("not ready: no pod is admitted")
+            Tone::Bad.paint("not ready: pods are not admitted")
         };
         let and = |number: u64, what: &str| {
             if number == 0 {
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_are_told_with_what_to_do() {
+    fn problems_are_shown_with_their_hints() {
         let problem = v1::Problem {
             what: "the disk is full".into(),
             hint: "make room".into(),

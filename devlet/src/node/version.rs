@@ -1,4 +1,4 @@
-//! `devlet version`
+//! `devlet version`: the versions of this program and of a running devlet.
 
 use devlet_client::v1;
 use serde::Serialize;
@@ -15,7 +15,7 @@ pub(crate) struct Args {
     output: OutputArg,
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 struct Versions {
     client: &'static str,
