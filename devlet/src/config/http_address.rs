@@ -4,10 +4,11 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
 /// The addresses to listen on, in order of preference: on a host without IPv6, `::` does not exist.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct HttpAddress {
     text: String,
     pub(crate) candidates: Vec<SocketAddr>,
@@ -48,17 +49,17 @@ impl fmt::Display for HttpAddress {
     }
 }
 
-impl Serialize for HttpAddress {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+impl From<HttpAddress> for String {
+    fn from(address: HttpAddress) -> Self {
+        address.text
     }
 }
 
-impl<'de> Deserialize<'de> for HttpAddress {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
+impl TryFrom<String> for HttpAddress {
+    type Error = InvalidHttpAddress;
+
+    fn try_from(text: String) -> Result<Self, InvalidHttpAddress> {
+        text.parse()
     }
 }
 

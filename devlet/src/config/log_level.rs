@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap_complete::{ArgValueCandidates, CompletionCandidate};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 const LEVELS: [(&str, LevelFilter); 6] = [
@@ -21,7 +21,8 @@ const LEVELS: [(&str, LevelFilter); 6] = [
 const OWN_TARGETS: &str = "devlet";
 
 /// A valid log level, as the user wrote it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct LogLevel(Cow<'static, str>);
 
 /// Why a text is not a log level.
@@ -104,17 +105,17 @@ impl fmt::Display for LogLevel {
     }
 }
 
-impl Serialize for LogLevel {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+impl From<LogLevel> for String {
+    fn from(level: LogLevel) -> Self {
+        level.0.into_owned()
     }
 }
 
-impl<'de> Deserialize<'de> for LogLevel {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
+impl TryFrom<String> for LogLevel {
+    type Error = InvalidLogLevel;
+
+    fn try_from(text: String) -> Result<Self, InvalidLogLevel> {
+        text.parse()
     }
 }
 
