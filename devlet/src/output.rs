@@ -263,7 +263,12 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// "1 device", "2 devices".
+/// Returns `-` for an empty text.
+pub(crate) fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".to_owned() } else { text }
+}
+
+/// Formats a number of things: "1 device", "2 devices".
 pub(crate) fn count(number: usize, one: &str) -> String {
     let ending = match (number, one.ends_with('y')) {
         (1, _) => return format!("1 {one}"),

@@ -9,11 +9,11 @@ use devlet_client::{Client, Code, Status};
 use serde_json::json;
 
 use super::kind::name;
+use super::pods::{Admitted, conflict_texts, id_text};
 use super::progress::Progress;
-use super::shown::{Admitted, conflict_texts, or_dash, pod_text};
 use super::{ConnectArg, complete, select, time};
 use crate::duration::Span;
-use crate::output::{self, Output, OutputArg, shown, table_on};
+use crate::output::{self, Output, OutputArg, or_dash, shown, table_on};
 use crate::table::Screen;
 use crate::{Outcome, files};
 
@@ -113,7 +113,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     let missing = missing(&args.limits, &pod);
     let holds_nothing = pod.claims.is_empty() && pod.containers.iter().all(|each| each.devices.is_empty());
-    let id = pod_text(&pod.id.clone().unwrap_or_default());
+    let id = id_text(&pod.id.clone().unwrap_or_default());
     let screen = Screen::for_list(args.output.output == Output::Wide);
     output::print(args.output.output, &Admitted::from(pod), |pod| text(pod, screen))?;
     if !missing.is_empty() {
@@ -291,7 +291,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::node::shown::samples;
+    use crate::node::samples;
 
     #[derive(Debug, clap::Parser)]
     struct Line {

@@ -1,11 +1,12 @@
-//! Drivers and claims, in the format of `-o json`. The keys are an interface.
+//! Claims in the format of `-o json`. The keys are an interface.
 
 use devlet_client::v1;
 use serde::Serialize;
 
 use super::dra_device;
-use super::shown::{LastPlugin, PodId, last_plugin, or_dash};
+use super::pods::PodId;
 use super::time;
+use crate::output::or_dash;
 use crate::table::Tone;
 
 /// A claim in the answer to `admit`, with the devices that its drivers prepared.
@@ -155,7 +156,7 @@ pub(super) struct Wait {
     pub(super) claim: ClaimId,
     pub(super) driver: String,
     pub(super) reason: &'static str,
-    /// For people.
+    /// The operation that is waited for.
     pub(super) text: String,
     /// Time of the next call of the driver; `None` if no call has failed.
     pub(super) retry_at: Option<String>,
@@ -258,7 +259,7 @@ impl Claim {
         }
     }
 
-    /// Returns the pods that hold it, or the last one that did.
+    /// Returns the pods that hold it.
     pub(super) fn pods_text(&self) -> String {
         let pods: Vec<String> = self.pods.iter().map(PodId::short).collect();
         or_dash(pods.join(", "))
@@ -308,166 +309,6 @@ impl ClaimDevice {
         match self.health_message.as_str() {
             "" => self.health.to_owned(),
             message => format!("{}: {message}", self.health),
-        }
-    }
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Driver {
-    pub(super) name: String,
-    pub(super) state: &'static str,
-    pub(super) plugins: Vec<DriverPlugin>,
-    /// Time at which the last of them disconnected; `None` while one is connected.
-    pub(super) unusable_since: Option<String>,
-    #[serde(skip)]
-    unusable_for_ms: u64,
-    pub(super) last_plugin: Option<LastPlugin>,
-    pub(super) claims: u64,
-    pub(super) waits: Vec<Wait>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct DriverPlugin {
-    pub(super) endpoint: String,
-    /// The user that it runs as.
-    pub(super) uid: u32,
-    /// The API version in use.
-    pub(super) service: String,
-    pub(super) service_reason: String,
-    pub(super) health_service: Option<String>,
-    pub(super) registered_at: String,
-    #[serde(skip)]
-    pub(super) age_ms: u64,
-    pub(super) connected: bool,
-    pub(super) serving: bool,
-    pub(super) connection: String,
-}
-
-/// A refused plugin of a driver.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct RefusedDriver {
-    pub(super) name: String,
-    pub(super) socket: String,
-    pub(super) reason: String,
-    pub(super) hint: Option<String>,
-    pub(super) refused_at: String,
-    #[serde(skip)]
-    pub(super) age_ms: u64,
-    pub(super) attempts: u64,
-}
-
-impl From<v1::RefusedDriver> for RefusedDriver {
-    fn from(refused: v1::RefusedDriver) -> Self {
-        Self {
-            name: refused.name,
-            socket: refused.socket,
-            reason: refused.reason,
-            hint: Some(refused.hint).filter(|hint| !hint.is_empty()),
-            refused_at: time::moment(refused.refused_at_ms),
-            age_ms: refused.age_ms,
-            attempts: refused.attempts,
-        }
-    }
-}
-
-impl RefusedDriver {
-    /// Returns the reason and the hint.
-    pub(super) fn reason_text(&self) -> String {
-        match &self.hint {
-            Some(hint) => format!("{}: {hint}", self.reason),
-            None => self.reason.clone(),
-        }
-    }
-}
-
-impl From<v1::Driver> for Driver {
-    fn from(driver: v1::Driver) -> Self {
-        let plugin = |plugin: v1::DriverPlugin| DriverPlugin {
-            endpoint: plugin.endpoint,
-            uid: plugin.uid,
-            service: plugin.service,
-            service_reason: plugin.service_reason,
-            health_service: Some(plugin.health_service).filter(|service| !service.is_empty()),
-            registered_at: time::moment(plugin.registered_at_ms),
-            age_ms: plugin.age_ms,
-            connected: plugin.connected,
-            serving: plugin.serving,
-            connection: plugin.connection,
-        };
-        let is_serving = driver.plugins.iter().any(|plugin| plugin.serving);
-        let state = match (is_serving, driver.unusable_since_ms) {
-            (true, _) => "serving",
-            (false, Some(_)) if driver.plugins.is_empty() => "gone",
-            (false, Some(_)) => "notConnected",
-            (false, None) => "neverRegistered",
-        };
-        Self {
-            name: driver.name,
-            state,
-            plugins: driver.plugins.into_iter().map(plugin).collect(),
-            unusable_since: driver.unusable_since_ms.map(time::moment),
-            unusable_for_ms: driver.unusable_for_ms,
-            last_plugin: driver.last_plugin.map(last_plugin),
-            claims: driver.claims,
-            waits: driver.waits.into_iter().map(Wait::from).collect(),
-        }
-    }
-}
-
-impl Driver {
-    fn serving(&self) -> Option<&DriverPlugin> {
-        self.plugins.iter().find(|plugin| plugin.serving)
-    }
-
-    pub(super) fn tone(&self) -> Tone {
-        match self.state {
-            "serving" => Tone::Plain,
-            _ => Tone::Bad,
-        }
-    }
-
-    /// Returns the state and its duration.
-    pub(super) fn state_text(&self) -> String {
-        match self.unusable_since {
-            Some(_) if self.state != "serving" => {
-                format!("{} for {}", self.state, time::age(self.unusable_for_ms))
-            }
-            _ => self.state.to_owned(),
-        }
-    }
-
-    /// Returns the age of the registration in use.
-    pub(super) fn age_text(&self) -> String {
-        let plugin = self.serving().or(self.plugins.last());
-        plugin.map_or_else(|| "-".to_owned(), |plugin| time::age(plugin.age_ms))
-    }
-
-    /// Returns the API version in use.
-    pub(super) fn service_text(&self) -> String {
-        let plugin = self.serving().or(self.plugins.last());
-        or_dash(plugin.map_or_else(String::new, |plugin| plugin.service.clone()))
-    }
-
-    pub(super) fn health_text(&self) -> String {
-        let plugin = self.serving().or(self.plugins.last());
-        or_dash(
-            plugin
-                .and_then(|plugin| plugin.health_service.clone())
-                .unwrap_or_default(),
-        )
-    }
-}
-
-impl DriverPlugin {
-    /// For people.
-    pub(super) fn state_text(&self) -> &'static str {
-        match (self.serving, self.connected) {
-            (true, _) => "serving",
-            (false, true) => "standby",
-            (false, false) => "notConnected",
         }
     }
 }
@@ -538,130 +379,11 @@ impl From<v1::UsedDevice> for UsedDevice {
 }
 
 #[cfg(test)]
-pub(super) mod samples {
-    use super::*;
-
-    pub(in crate::node) fn wait() -> v1::Wait {
-        v1::Wait {
-            claim: Some(id()),
-            driver: "nic.acme.com".into(),
-            text: "ResourceClaim default/gpu: DRA driver nic.acme.com is not connected".into(),
-            reason: v1::WaitReason::NoDriver.into(),
-            retry_at_ms: 0,
-            failure: "it broke".into(),
-        }
-    }
-
-    fn id() -> v1::ClaimId {
-        v1::ClaimId {
-            namespace: "default".into(),
-            name: "gpu".into(),
-            uid: "c-1".into(),
-        }
-    }
-
-    pub(in crate::node) fn device() -> v1::ClaimDevice {
-        v1::ClaimDevice {
-            requests: vec!["big".into()],
-            pool: "node-1".into(),
-            device: "gpu-0".into(),
-            share_id: None,
-            cdi_devices: vec!["acme.com/gpu=gpu-0".into()],
-            health: v1::DeviceHealth::Unhealthy.into(),
-            health_message: "too hot".into(),
-        }
-    }
-
-    pub(in crate::node) fn used_device() -> v1::UsedDevice {
-        v1::UsedDevice {
-            claim: "mine".into(),
-            request: "big".into(),
-            id: Some(id()),
-            driver: "gpu.acme.com".into(),
-            device: Some(device()),
-        }
-    }
-
-    /// Returns a claim with two drivers; one has not completed.
-    pub(in crate::node) fn claim() -> v1::Claim {
-        let prepared = v1::ClaimDriver {
-            name: "gpu.acme.com".into(),
-            state: v1::PreparationState::Prepared.into(),
-            allocated: vec![v1::AllocatedDevice {
-                request: "big/first".into(),
-                pool: "node-1".into(),
-                device: "gpu-0".into(),
-                share_id: None,
-                admin_access: true,
-            }],
-            skip_node_operations: vec!["NodeUnprepareResources".into()],
-            not_prepared: Vec::new(),
-            devices: vec![device()],
-        };
-        let pending = v1::ClaimDriver {
-            name: "nic.acme.com".into(),
-            state: v1::PreparationState::Pending.into(),
-            ..Default::default()
-        };
-        v1::Claim {
-            admitted_at_ms: 1_700_000_000_000,
-            age_ms: 7_000,
-            id: Some(id()),
-            phase: v1::ClaimPhase::Preparing.into(),
-            pods: vec![v1::PodId {
-                uid: "u-1".into(),
-                namespace: "default".into(),
-                name: "job1".into(),
-            }],
-            last_pod: None,
-            drivers: vec![prepared, pending],
-            waits: vec![wait()],
-        }
-    }
-
-    pub(in crate::node) fn refused() -> v1::RefusedDriver {
-        v1::RefusedDriver {
-            name: "gpu.acme.com".into(),
-            socket: "/registry/gpu.sock".into(),
-            reason: "user 7 may not serve gpu.acme.com".into(),
-            hint: "ask".into(),
-            refused_at_ms: 0,
-            age_ms: 0,
-            attempts: 3,
-        }
-    }
-
-    pub(in crate::node) fn driver() -> v1::Driver {
-        let plugin = |endpoint: &str, connected, serving| v1::DriverPlugin {
-            endpoint: endpoint.into(),
-            uid: 0,
-            service: "v1.DRAPlugin".into(),
-            service_reason: "the newest of v1beta1.DRAPlugin, v1.DRAPlugin".into(),
-            health_service: "v1.DRAResourceHealth".into(),
-            registered_at_ms: 1,
-            age_ms: 7_000,
-            connected,
-            serving,
-            connection: "7".into(),
-        };
-        v1::Driver {
-            name: "gpu.acme.com".into(),
-            plugins: vec![
-                plugin("/run/old.sock", false, false),
-                plugin("/run/new.sock", true, true),
-            ],
-            claims: 3,
-            waits: vec![wait()],
-            ..Default::default()
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::node::samples;
 
     #[test]
     fn a_claim_of_an_admission_has_exactly_the_documented_keys_and_comes_once() {
@@ -681,19 +403,6 @@ mod tests {
             "drivers": [{"name": "gpu.acme.com", "devices": devices}, {"name": "nic.acme.com", "devices": []}],
         }]);
         assert_eq!(shown, expected);
-    }
-
-    #[test]
-    fn the_state_of_a_driver_follows_its_plugins() {
-        let serving = Driver::from(samples::driver());
-        assert_eq!(serving.state_text(), "serving");
-        assert_eq!(serving.service_text(), "v1.DRAPlugin");
-        let mut left = samples::driver();
-        left.plugins.clear();
-        left.unusable_since_ms = Some(u64::MAX);
-        assert_eq!(Driver::from(left.clone()).state_text(), "gone for 0s");
-        left.unusable_since_ms = None;
-        assert_eq!(Driver::from(left).state_text(), "neverRegistered");
     }
 
     #[test]

@@ -9,9 +9,10 @@ use clap::ValueEnum;
 use clap_complete::{ArgValueCompleter, CompletionCandidate};
 use devlet_client::{Client, locate, v1};
 
+use super::inventory::{Plugin, Resource};
 use super::kind::Kind;
 use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources};
-use super::shown::Pod;
+use super::pods::Pod;
 
 /// Maximum time for a devlet to answer, while the shell waits for completions.
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -242,7 +243,7 @@ async fn listed(kind: Kind, client: Client) -> Option<Vec<Name>> {
     Some(match kind {
         Kind::Resources => {
             let list = client.list_resources(v1::ListResourcesRequest {}).await.ok()?;
-            let help = |each: &super::shown::Resource| each.state.to_owned();
+            let help = |each: &Resource| each.state.to_owned();
             described(&Resources::from(list), |each| each.name.clone(), help)
         }
         Kind::Devices => {
@@ -258,8 +259,7 @@ async fn listed(kind: Kind, client: Client) -> Option<Vec<Name>> {
         }
         Kind::Plugins => {
             let list = client.list_plugins(v1::ListPluginsRequest {}).await.ok()?;
-            let file =
-                |each: &super::shown::Plugin| each.endpoint.rsplit('/').next().unwrap_or_default().to_owned();
+            let file = |each: &Plugin| each.endpoint.rsplit('/').next().unwrap_or_default().to_owned();
             described(&Plugins::from(list), file, |each| each.resource.clone())
         }
         Kind::Pods => {

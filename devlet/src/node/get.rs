@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use devlet_client::{Client, Status, Watch, v1};
 
-use super::claims::{Claim, Driver};
+use super::claims::Claim;
+use super::drivers::Driver;
+use super::inventory::{Device, Plugin, Resource};
 use super::kind::{Kind, Target, TargetParser, name};
 use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources};
-use super::select::{Filter, NamespaceArg, NoMatch, Selector, check_sort_key, check_sort_path, near};
-use super::shown::{Device, Plugin, Pod, Resource};
+use super::pods::Pod;
+use super::select::{Filter, NamespaceArg, NoMatch, check_sort_key, check_sort_path, near};
+use super::selector::Selector;
 use super::watch::{self, View};
 use super::{ConnectArg, complete};
 use crate::output::{self, ListOutputArg, Output};

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::ConnectArg;
 use super::claims::ClaimId;
 use super::kind::{Kind, name};
-use super::shown::{PodId, pod_text};
+use super::pods::{PodId, id_text};
 use crate::output::{self, OutputArg, count};
 use crate::{Outcome, files};
 
@@ -56,7 +56,7 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<Outcome> {
         }
         answer => answer?,
     };
-    let texts = |pods: &[v1::PodId]| pods.iter().map(pod_text).collect();
+    let texts = |pods: &[v1::PodId]| pods.iter().map(id_text).collect();
     let report = Report {
         added_texts: texts(&imported.added),
         changed_texts: texts(&imported.changed),

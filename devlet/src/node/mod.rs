@@ -1,7 +1,7 @@
 //! Commands that talk to a running devlet.
 //!
-//! One module per command, and the modules that they share: `shown` and `claims` define the format of `-o json`,
-//! `progress` the line that shows what a command waits for.
+//! One module per command, and the modules that they share: `pods`, `inventory`, `drivers` and `claims` define the
+//! format of `-o json`, `progress` the line that shows what a command waits for.
 //!
 //! A refusal by the node is printed as the node worded it, with exit code 1. A node that cannot be reached, or that ends
 //! before it answers, is exit code 2.
@@ -11,16 +11,21 @@ mod claims;
 mod complete;
 mod describe;
 mod dra_device;
+mod drivers;
 mod get;
 mod import;
+mod inventory;
 mod kind;
 mod listing;
 mod options;
+mod pods;
 mod progress;
 mod remove;
 mod runtime;
+#[cfg(test)]
+mod samples;
 mod select;
-mod shown;
+mod selector;
 mod state;
 mod status;
 mod time;

@@ -7,9 +7,9 @@ use devlet_client::{Client, v1};
 
 use super::claims::admitted;
 use super::kind::{Kind, name};
+use super::pods::{Admitted, Container, RunOptions, conflict_texts, id_text};
 use super::progress::Progress;
 use super::runtime::{self, Engine};
-use super::shown::{Admitted, Container, conflict_texts, pod_text};
 use super::{ConnectArg, time};
 use crate::cdi::Directories;
 use crate::duration::Span;
@@ -141,7 +141,7 @@ async fn start(
             progress.waiting_for(&format!(
                 "the plugins of container {} of {}",
                 container.name,
-                pod_text(&id)
+                id_text(&id)
             ));
         }
         let request = v1::StartContainerRequest {
@@ -161,7 +161,7 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
         output::print(Output::Json, shown, |_| String::new())?;
         return Ok(Outcome::Fine);
     }
-    let none = super::shown::RunOptions::default();
+    let none = RunOptions::default();
     let options = shown
         .containers
         .first()
@@ -207,7 +207,7 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::shown::samples;
+    use crate::node::samples;
 
     #[test]
     fn an_unknown_container_name_is_refused() {

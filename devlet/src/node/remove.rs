@@ -7,10 +7,11 @@ use devlet_client::{Client, Code, Status, v1};
 use super::claims::{Claim, ClaimDriver, ClaimId, Wait};
 use super::kind::{Kind, name};
 use super::listing::Item as _;
+use super::pods::{Pod, id_text};
 use super::progress::Progress;
-use super::select::{Filter, NamespaceArg, Selector, near};
-use super::shown::Pod;
-use super::{ConnectArg, answer, complete, refused, shown, time};
+use super::select::{Filter, NamespaceArg, near};
+use super::selector::Selector;
+use super::{ConnectArg, answer, complete, refused, time};
 use crate::duration::Span;
 use crate::{Outcome, output};
 
@@ -147,7 +148,7 @@ async fn chosen(client: &Client, args: &Args) -> anyhow::Result<Vec<String>> {
 
 async fn dry_run(client: &Client, pod: String) -> anyhow::Result<Outcome> {
     for pod in client.list_pods(v1::ListPodsRequest { pod }).await?.pods {
-        let id = shown::pod_text(&pod.id.unwrap_or_default());
+        let id = id_text(&pod.id.unwrap_or_default());
         output::out(&format!("would remove {}\n", output::line(&id)))?;
     }
     Ok(Outcome::Fine)
@@ -239,7 +240,7 @@ async fn remove(client: &Client, pod: String, args: &Args) -> anyhow::Result<Out
     for claim in removed.abandoned {
         output::warn(&abandoned_text(&ClaimId::from(claim)));
     }
-    let id = shown::pod_text(&removed.pod.unwrap_or_default());
+    let id = id_text(&removed.pod.unwrap_or_default());
     output::out(&format!("removed {}\n", output::line(&id)))?;
     Ok(Outcome::Fine)
 }

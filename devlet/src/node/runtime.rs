@@ -7,7 +7,7 @@ use std::fmt;
 use devlet_cdi::annotations::{self, InvalidAnnotation};
 use devlet_cdi::{ContainerEdits, Registry, Unresolvable};
 
-use super::shown::RunOptions;
+use super::pods::{DeviceNode, Mount, RunOptions};
 use crate::oci::Additions;
 
 /// A container engine with a command line.
@@ -111,7 +111,7 @@ fn other_annotations(options: &RunOptions) -> impl Iterator<Item = (&String, &St
 }
 
 /// Returns the path of a device node in the container. If the plugin omits it, that is the path on the host.
-fn path_in_container(node: &super::shown::DeviceNode) -> &str {
+fn path_in_container(node: &DeviceNode) -> &str {
     match node.container_path.as_str() {
         "" => &node.host_path,
         path => path,
@@ -156,7 +156,7 @@ fn quote(text: &str) -> Cow<'_, str> {
 
 /// Returns the changes to an OCI runtime spec. CDI devices come last, as in container runtimes.
 pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Additions, UnfitError> {
-    let mount = |mount: &super::shown::Mount| {
+    let mount = |mount: &Mount| {
         let mode = if mount.read_only { "ro" } else { "rw" };
         devlet_cdi::Mount {
             host_path: mount.host_path.clone(),
@@ -165,7 +165,7 @@ pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Add
             mount_type: "bind".to_owned(),
         }
     };
-    let node = |node: &super::shown::DeviceNode| devlet_cdi::DeviceNode {
+    let node = |node: &DeviceNode| devlet_cdi::DeviceNode {
         path: path_in_container(node).to_owned(),
         host_path: node.host_path.clone(),
         permissions: node.permissions.clone(),
@@ -195,7 +195,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::node::shown::{Admitted, Mount, samples};
+    use crate::node::pods::Admitted;
+    use crate::node::samples;
     use crate::oci::Edited;
 
     fn options() -> RunOptions {

@@ -123,7 +123,7 @@ async fn again<M>(
         let first = async {
             let mut updates = watch(&Client::connect_any(&sockets, timeout).await?).await?;
             let first = updates.message().await?;
-            // A devlet that stops ends a watch at once.
+            // A devlet that stops ends a watch immediately.
             let first = first.ok_or_else(|| anyhow!("{}", stopped(socket)))?;
             anyhow::Ok((first, updates))
         };
@@ -311,7 +311,7 @@ mod tests {
 
     use super::*;
     use crate::node::listing::{Pods, Resources};
-    use crate::node::shown::samples;
+    use crate::node::samples;
 
     fn resources(numbers: &[(&str, u64)]) -> Resources {
         let resource = |(name, held): &(&str, u64)| v1::Resource {
@@ -323,6 +323,15 @@ mod tests {
             revision: 1,
             resources: numbers.iter().map(resource).collect(),
         })
+    }
+
+    fn table_view<'a>(filter: &'a Filter<'a>) -> View<'a> {
+        View {
+            output: &Output::Table,
+            filter,
+            sort_by: None,
+            no_headers: false,
+        }
     }
 
     fn printed(printer: &mut Printer<'_, Resources>, list: &Resources) -> Vec<String> {
@@ -340,12 +349,7 @@ mod tests {
     #[test]
     fn only_rows_that_changed_are_printed_again() {
         let filter = Filter::default();
-        let view = View {
-            output: &Output::Table,
-            filter: &filter,
-            sort_by: None,
-            no_headers: false,
-        };
+        let view = table_view(&filter);
         let mut printer = Printer::new(&view);
         let first = printed(&mut printer, &resources(&[("a", 0), ("b", 0)]));
         assert_eq!(
@@ -363,12 +367,7 @@ mod tests {
     #[test]
     fn later_rows_align_with_the_column_titles() {
         let filter = Filter::default();
-        let view = View {
-            output: &Output::Table,
-            filter: &filter,
-            sort_by: None,
-            no_headers: false,
-        };
+        let view = table_view(&filter);
         let mut printer = Printer::new(&view);
         assert!(printed(&mut printer, &resources(&[])).is_empty());
         let mut lines = printed(&mut printer, &resources(&[("acme.com/gpu", 7)]));
@@ -400,12 +399,7 @@ mod tests {
             })
         };
         let filter = Filter::default();
-        let view = View {
-            output: &Output::Table,
-            filter: &filter,
-            sort_by: None,
-            no_headers: false,
-        };
+        let view = table_view(&filter);
         let mut printer = Printer::new(&view);
         assert_eq!(printer.changes(&pods(1)).len(), 1);
         assert_eq!(printer.changes(&pods(1_000_000)).len(), 0);
