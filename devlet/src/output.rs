@@ -96,6 +96,17 @@ pub(crate) fn print<T: Serialize>(
     })
 }
 
+/// Prints `results` as JSON or YAML, or one line for each.
+pub(crate) fn print_lines<T: Serialize>(
+    output: Output,
+    results: &[T],
+    line: impl Fn(&T) -> String,
+) -> anyhow::Result<()> {
+    print(output, &results, |results| {
+        results.iter().map(|result| line(result) + "\n").collect()
+    })
+}
+
 /// Warns about a template key that does not exist. Its result is empty and the command succeeds, as with kubectl.
 pub(crate) fn warn_of_missing_key(template: &Template, value: &serde_json::Value) {
     if let Some(missing) = template.missing_key(value) {

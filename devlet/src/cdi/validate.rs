@@ -58,12 +58,7 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
     for (device, paths) in definitions.iter().filter(|(_, paths)| paths.len() > 1) {
         add_conflict(&mut results, device, paths);
     }
-    output::print(output, &results, |results| {
-        results
-            .iter()
-            .map(|result| result.line() + "\n")
-            .collect::<String>()
-    })?;
+    output::print_lines(output, &results, Judged::line)?;
     if let Some(error) = unreadable {
         return Err(error);
     }

@@ -63,7 +63,7 @@ struct Report {
     kept: Content,
     dropped: Vec<DroppedShown>,
     notes: Vec<String>,
-    /// Where the result was written, and in which format.
+    /// Path and format of the written result.
     written: Option<String>,
     written_format: &'static str,
 }

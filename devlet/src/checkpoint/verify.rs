@@ -24,12 +24,7 @@ pub(super) fn run(paths: &[PathBuf], role: &RoleArg, output: Output) -> anyhow::
             }
         }
     }
-    output::print(output, &results, |results| {
-        results
-            .iter()
-            .map(|result| result.line() + "\n")
-            .collect::<String>()
-    })?;
+    output::print_lines(output, &results, Judged::line)?;
     if let Some(error) = unreadable {
         return Err(error);
     }

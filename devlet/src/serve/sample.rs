@@ -1,8 +1,8 @@
 //! The sample device plugin: harmless devices on two NUMA nodes.
 //!
 //! `serve --sample` starts it as a separate process, `devlet sample-plugin`, which uses only the kubelet's protocol on
-//! the kubelet's socket. The process ends when its standard input ends, so that it never outlives the daemon. The same
-//! applies to the DRA driver in `driver`. If a sample process ends early, the daemon restarts it.
+//! the kubelet's socket. The process ends when its standard input ends, so that it never outlives the daemon. This
+//! applies to the DRA driver in `driver`, too. If a sample process ends early, the daemon restarts it.
 
 pub(super) mod driver;
 
