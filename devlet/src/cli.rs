@@ -25,7 +25,7 @@ pub(crate) struct Cli {
 impl Cli {
     /// Returns the commands and options that completion offers. Hidden commands are left out, because clap offers them
     /// if no other command starts with the word.
-    pub(crate) fn offered() -> clap::Command {
+    pub(crate) fn completion_command() -> clap::Command {
         let full = Self::command();
         let commands = full.get_subcommands().filter(|command| !command.is_hide_set());
         clap::Command::new("devlet")
@@ -37,7 +37,7 @@ impl Cli {
 
     /// Parses the command line. Usage errors follow `--color`, too.
     pub(crate) fn read() -> Self {
-        let color = asked_color(std::env::args_os());
+        let color = color_argument(std::env::args_os());
         let matches = Self::command().color(color).get_matches();
         let cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         let color = match cli.color {
@@ -51,7 +51,7 @@ impl Cli {
 }
 
 /// Returns the value of `--color` from the unparsed command line.
-fn asked_color(words: impl Iterator<Item = OsString>) -> ColorChoice {
+fn color_argument(words: impl Iterator<Item = OsString>) -> ColorChoice {
     let words: Vec<OsString> = words.collect();
     let values = words
         .iter()

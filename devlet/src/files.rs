@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use rustix::fs::OFlags;
 
 /// Maximum bytes of an input file. A kubelet writes 260 bytes per container; showing a file takes 50 times its size.
-const LARGEST: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Reads a file as a whole, or standard input for `-`.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
@@ -63,13 +63,13 @@ fn not_a_file(about: &Metadata) -> Option<&'static str> {
 }
 
 fn read_all(from: impl Read, expected: u64) -> anyhow::Result<Vec<u8>> {
-    let most = LARGEST >> 20;
-    if expected > LARGEST {
+    let most = MAX_FILE_BYTES >> 20;
+    if expected > MAX_FILE_BYTES {
         bail!("it has {expected} bytes; the largest file read here has {most} MiB");
     }
     let mut bytes = Vec::new();
-    from.take(LARGEST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LARGEST {
+    from.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
         bail!("it has more than {most} MiB; the largest file read here has {most} MiB");
     }
     Ok(bytes)

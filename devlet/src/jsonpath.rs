@@ -9,7 +9,7 @@ use std::str::FromStr;
 use serde_json::Value;
 use serde_json_path::JsonPath;
 
-use crate::output::shown;
+use crate::output::escape_control;
 
 /// A parsed template.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,7 +216,7 @@ fn missing_key(parts: &[Part], value: &Value) -> Option<String> {
 /// Returns a string without its quotes and with control characters escaped; other values as JSON.
 fn plain(value: &Value) -> String {
     match value {
-        Value::String(text) => shown(text).into_owned(),
+        Value::String(text) => escape_control(text).into_owned(),
         other => other.to_string(),
     }
 }

@@ -29,7 +29,7 @@ enum Outcome {
 }
 
 fn main() -> ExitCode {
-    clap_complete::CompleteEnv::with_factory(Cli::offered).complete();
+    clap_complete::CompleteEnv::with_factory(Cli::completion_command).complete();
     let cli = Cli::read();
     let ended = match cli.command {
         Command::Cdi(command) => cdi::run(command),
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         // The reader closed the pipe: `devlet ... | head`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::complain(&error);
+            output::print_error(&error);
             ExitCode::from(2)
         }
     }

@@ -91,7 +91,7 @@ pub(crate) fn print<T: Serialize>(
         Output::JsonPath(template) => {
             let value = serde_json::to_value(value)?;
             warn_of_missing_key(&template, &value);
-            return written(out(&template.render(&value)));
+            return ignore_broken_pipe(out(&template.render(&value)));
         }
     })
 }
@@ -119,11 +119,11 @@ pub(crate) fn print_text(mut text: String) -> anyhow::Result<()> {
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
-    written(out(&text))
+    ignore_broken_pipe(out(&text))
 }
 
 /// Ignores a closed pipe: with `devlet ... | head`, the exit code is still that of the command.
-fn written(printed: anyhow::Result<()>) -> anyhow::Result<()> {
+fn ignore_broken_pipe(printed: anyhow::Result<()>) -> anyhow::Result<()> {
     match printed {
         Err(error) if is_broken_pipe(&error) => Ok(()),
         printed => printed,
@@ -183,7 +183,7 @@ pub(crate) fn stdout_has_colour() -> bool {
 
 /// Returns `text` on one line, with line breaks and other control characters escaped.
 pub(crate) fn line(text: &str) -> Cow<'_, str> {
-    match shown(text) {
+    match escape_control(text) {
         Cow::Borrowed(text) if !text.contains('\n') => Cow::Borrowed(text),
         text => Cow::Owned(text.replace('\n', "\\n")),
     }
@@ -206,7 +206,7 @@ pub(crate) fn json_line(json: &str) -> Cow<'_, str> {
 }
 
 /// Returns `text` with control characters escaped, except line breaks.
-pub(crate) fn shown(text: &str) -> Cow<'_, str> {
+pub(crate) fn escape_control(text: &str) -> Cow<'_, str> {
     let harmful = |character: char| character != '\n' && (character.is_control() || is_invisible(character));
     if !text.contains(harmful) {
         return Cow::Borrowed(text);
@@ -230,12 +230,12 @@ fn is_invisible(character: char) -> bool {
 }
 
 /// Prints the error and its causes, on one line.
-pub(crate) fn complain(error: &anyhow::Error) {
-    warn(&complaint(error));
+pub(crate) fn print_error(error: &anyhow::Error) {
+    warn(&error_line(error));
 }
 
-/// Returns the line that [`complain`] prints.
-pub(crate) fn complaint(error: &anyhow::Error) -> String {
+/// Returns the line that [`print_error`] prints.
+pub(crate) fn error_line(error: &anyhow::Error) -> String {
     line(&format!("error: {}", chain(error.as_ref()))).into_owned()
 }
 

@@ -12,10 +12,10 @@ use crate::output::{self, line};
 const GAP: usize = 2;
 
 /// The width of a label and the spaces behind it, without the gap.
-const LABEL: usize = 10;
+const LABEL_WIDTH: usize = 10;
 
 /// Minimum width of a column that is cut.
-const SHORTEST_CUT: usize = 12;
+const MIN_CUT_WIDTH: usize = 12;
 
 /// Severity of a cell, shown as a colour on a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -263,7 +263,7 @@ impl Table {
         // Names are on the left: they are cut last.
         for column in (0..widths.len()).rev().filter(|_| cut) {
             let mut least = widths.to_vec();
-            least[column] = least[column].min(SHORTEST_CUT);
+            least[column] = least[column].min(MIN_CUT_WIDTH);
             shrink_to(widths, available, &least);
         }
     }
@@ -287,7 +287,7 @@ fn shrink_to(widths: &mut [usize], available: usize, least: &[usize]) {
 pub(crate) fn labelled(label: &str, text: &str, tone: Tone, screen: Screen) -> String {
     let mut table = Table::new(["", ""]).hide_headers(true);
     table.push(vec![Cell::new(label), Cell::new(text).tone(tone)]);
-    table.render_with(&[LABEL, text.width()], screen)
+    table.render_with(&[LABEL_WIDTH, text.width()], screen)
 }
 
 /// Like [`labelled`], with further lines indented by the width of the label.

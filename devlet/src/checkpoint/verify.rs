@@ -16,15 +16,15 @@ pub(super) fn run(paths: &[PathBuf], role: &RoleArg, output: Output) -> anyhow::
     let mut results = Vec::new();
     for path in paths {
         match files::read(path) {
-            Ok(bytes) => results.push(Judged::of(path, &bytes, role)),
+            Ok(bytes) => results.push(Verdict::of(path, &bytes, role)),
             Err(error) => {
                 if let Some(earlier) = unreadable.replace(error) {
-                    output::complain(&earlier);
+                    output::print_error(&earlier);
                 }
             }
         }
     }
-    output::print_lines(output, &results, Judged::line)?;
+    output::print_lines(output, &results, Verdict::line)?;
     if let Some(error) = unreadable {
         return Err(error);
     }
@@ -35,7 +35,7 @@ pub(super) fn run(paths: &[PathBuf], role: &RoleArg, output: Output) -> anyhow::
 /// Output of `-o json` for each file. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Judged {
+struct Verdict {
     file: String,
     format: Option<&'static str>,
     /// `true` if a kubelet of 1.37 loads everything that the document contains.
@@ -45,7 +45,7 @@ struct Judged {
     loaded_by_older: Option<&'static str>,
 }
 
-impl Judged {
+impl Verdict {
     fn of(path: &Path, bytes: &[u8], role: &RoleArg) -> Self {
         let verdict = verify(bytes, role.of(path));
         Self {

@@ -19,7 +19,7 @@ use crate::duration::Span;
 use crate::files;
 
 /// Maximum known keys that an error lists.
-const FEW_KEYS: usize = 12;
+const MAX_LISTED_KEYS: usize = 12;
 
 /// The content of a configuration file. Absent keys have their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -375,7 +375,7 @@ fn known_keys(UnknownKey { key, known }: &UnknownKey) -> String {
         .iter()
         .max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
     let near = near.filter(|near| likeness(near) > 0.75);
-    let all = (known.len() <= FEW_KEYS).then(|| known.join(", "));
+    let all = (known.len() <= MAX_LISTED_KEYS).then(|| known.join(", "));
     match (near, all) {
         (Some(near), Some(all)) => format!("; did you mean {near}? Known keys are {all}"),
         (Some(near), None) => format!("; did you mean {near}?"),

@@ -3,7 +3,7 @@
 use super::file::Settings;
 
 /// The comment above each key.
-const MEANINGS: &[(&str, &str)] = &[
+const EXPLANATIONS: &[(&str, &str)] = &[
     (
         "rootDir",
         "Directory of the plugin sockets and of the state, in the kubelet's layout.\n\
@@ -170,12 +170,12 @@ pub(super) fn text(settings: &Settings, plain: bool) -> anyhow::Result<String> {
             format!("{above}.{key}")
         };
         let is_key = indent.len() <= 2 && !rest.starts_with('-');
-        if let Some((_, meaning)) = MEANINGS.iter().find(|(known, _)| is_key && *known == path) {
+        if let Some((_, explanation)) = EXPLANATIONS.iter().find(|(known, _)| is_key && *known == path) {
             if indent.is_empty() && !text.is_empty() {
                 text.push('\n');
             }
-            for explained in meaning.lines() {
-                text.push_str(&format!("{indent}# {explained}\n"));
+            for comment in explanation.lines() {
+                text.push_str(&format!("{indent}# {comment}\n"));
             }
         }
         text.push_str(line);
@@ -212,12 +212,12 @@ mod tests {
         }
         let printed = text(&Settings::default(), false).unwrap();
         for key in &keys {
-            let (_, meaning) = MEANINGS.iter().find(|(known, _)| known == key).unwrap();
+            let (_, explanation) = EXPLANATIONS.iter().find(|(known, _)| known == key).unwrap();
             assert!(
-                printed.contains(meaning.lines().next().unwrap()),
+                printed.contains(explanation.lines().next().unwrap()),
                 "{key}\n{printed}"
             );
         }
-        assert_eq!(keys.len(), MEANINGS.len());
+        assert_eq!(keys.len(), EXPLANATIONS.len());
     }
 }

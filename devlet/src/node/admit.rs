@@ -13,7 +13,7 @@ use super::pods::{Admitted, conflict_texts, id_text};
 use super::progress::Progress;
 use super::{ConnectArg, complete, select, time};
 use crate::duration::Span;
-use crate::output::{self, Output, OutputArg, or_dash, shown, table_on};
+use crate::output::{self, Output, OutputArg, escape_control, or_dash, table_on};
 use crate::table::Screen;
 use crate::{Outcome, files};
 
@@ -234,7 +234,11 @@ fn short_form(name: &str, args: &Args) -> anyhow::Result<String> {
 /// Returns the result for people, in tables as those of `get`.
 fn text(admitted: &Admitted, screen: Screen) -> String {
     let pod = &admitted.pod;
-    let mut text = format!("pod {} ({})\n", shown(&pod.short()), shown(&pod.uid));
+    let mut text = format!(
+        "pod {} ({})\n",
+        escape_control(&pod.short()),
+        escape_control(&pod.uid)
+    );
     let devices = admitted.containers.iter().flat_map(|container| {
         let row = |resource: &str, ids: String| [container.name.clone(), resource.to_owned(), ids];
         let rows = container

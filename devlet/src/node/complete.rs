@@ -100,7 +100,7 @@ pub(super) fn pods() -> ArgValueCompleter {
 /// Completes namespaces that have pods or claims.
 pub(super) fn namespaces() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let namespaces = asked(async |client| {
+        let namespaces = query(async |client| {
             let pods = client.list_pods(v1::ListPodsRequest::default()).await.ok()?.pods;
             let claims = client.list_claims(v1::ListClaimsRequest::default()).await.ok()?;
             let pods = pods.into_iter().filter_map(|pod| Some(pod.id?.namespace));
@@ -108,14 +108,14 @@ pub(super) fn namespaces() -> ArgValueCompleter {
             let claims = claims.filter_map(|claim| Some(claim.id?.namespace));
             Some(pods.chain(claims).collect::<BTreeSet<String>>())
         });
-        beginning_with(current, namespaces)
+        with_prefix(current, namespaces)
     })
 }
 
 /// Completes containers of the pod before them.
 pub(super) fn containers() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let containers = asked(async |client| {
+        let containers = query(async |client| {
             let list = client.list_pods(v1::ListPodsRequest::default()).await.ok()?;
             // The first word that is a pod; other words are options and their values.
             let words = words();
@@ -127,7 +127,7 @@ pub(super) fn containers() -> ArgValueCompleter {
                 named.map(|(_, containers)| containers.clone())
             })
         });
-        beginning_with(current, containers)
+        with_prefix(current, containers)
     })
 }
 
@@ -140,7 +140,7 @@ fn with_containers(pod: v1::Pod) -> (Pod, Vec<String>) {
     (Pod::from(pod), names)
 }
 
-fn beginning_with(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
+fn with_prefix(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
     let current = current.to_string_lossy();
     let names = names.into_iter();
     let names = names.filter(|name| !name.is_empty() && name.starts_with(&*current));
@@ -189,7 +189,7 @@ fn option(names: &[&str]) -> Option<OsString> {
 }
 
 /// Asks the running devlet. If it does not answer, there are no candidates.
-fn asked<T: Default>(question: impl AsyncFnOnce(Client) -> Option<T>) -> T {
+fn query<T: Default>(question: impl AsyncFnOnce(Client) -> Option<T>) -> T {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return T::default();
     };
@@ -205,7 +205,7 @@ fn asked<T: Default>(question: impl AsyncFnOnce(Client) -> Option<T>) -> T {
 
 /// Returns names that begin with `current`, each with a help text.
 fn offered(kind: Kind, current: &str) -> Vec<(String, String)> {
-    let names = asked(async |client| listed(kind, client).await);
+    let names = query(async |client| listed(kind, client).await);
     let namespace = option(&["--namespace", "-n"]).filter(|_| kind.has_namespace());
     let namespace = namespace.as_ref().map(|text| text.to_string_lossy().into_owned());
     chosen(names, current, namespace.as_deref())

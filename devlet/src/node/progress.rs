@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use crate::output::shown;
+use crate::output::escape_control;
 
 /// Interval between redraws of the line.
 const TICK: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ impl<W: Write> Line<W> {
     }
 
     fn waiting_for(&mut self, what: &str, waited: Duration) {
-        self.what = Some(shown(what).replace('\n', " "));
+        self.what = Some(escape_control(what).replace('\n', " "));
         self.draw(waited);
     }
 

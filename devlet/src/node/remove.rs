@@ -67,7 +67,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     if let Some(claim) = &args.claim {
         let claim = args.namespace.qualified(claim);
         let client = args.connect.connect().await?;
-        let known = Known {
+        let known = RemovalTarget {
             client: &client,
             kind: Kind::Claims,
             name: claim.clone(),
@@ -90,7 +90,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     };
     let mut outcome = Outcome::Fine;
     for pod in pods {
-        let known = Known {
+        let known = RemovalTarget {
             client: &client,
             kind: Kind::Pods,
             name: pod.clone(),
@@ -158,7 +158,7 @@ async fn dry_run(client: &Client, pod: String) -> anyhow::Result<Outcome> {
 async fn reported(
     ended: anyhow::Result<Outcome>,
     ignore_not_found: bool,
-    known: Known<'_>,
+    known: RemovalTarget<'_>,
 ) -> anyhow::Result<Outcome> {
     match ended.map_err(anyhow::Error::downcast::<Status>) {
         Ok(outcome) => Ok(outcome),
@@ -171,13 +171,13 @@ async fn reported(
 }
 
 /// The name of an object to remove, and the devlet to ask for similar names.
-struct Known<'a> {
+struct RemovalTarget<'a> {
     client: &'a Client,
     kind: Kind,
     name: String,
 }
 
-impl Known<'_> {
+impl RemovalTarget<'_> {
     /// Returns the most similar name. It is only for a hint, so errors are ignored.
     async fn near(&self) -> Option<String> {
         let names: Vec<String> = match self.kind {
@@ -202,7 +202,7 @@ impl Known<'_> {
     }
 }
 
-async fn not_found(status: &Status, ignore: bool, known: Known<'_>) -> anyhow::Result<Outcome> {
+async fn not_found(status: &Status, ignore: bool, known: RemovalTarget<'_>) -> anyhow::Result<Outcome> {
     if ignore {
         let text = format!("nothing to remove: {}", status.message());
         output::out(&format!("{}\n", output::line(&text)))?;

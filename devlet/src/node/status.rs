@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{ConnectArg, time};
 use crate::Outcome;
-use crate::output::{self, Output, shown};
+use crate::output::{self, Output, escape_control};
 use crate::table::{Screen, Tone, labelled};
 
 pub(super) async fn run(connect: &ConnectArg, output: Output) -> anyhow::Result<Outcome> {
@@ -92,10 +92,10 @@ impl Shown {
         let mut text = format!(
             "devlet {}, pid {}, running for {}\nRoot:       {}\nState:      {ready}\nResources:  {}{}\nPlugins:    {}\n\
              Drivers:    {}{}\nPods:       {}{}\nClaims:     {}{}\n",
-            shown(&self.version),
+            escape_control(&self.version),
             self.pid,
             time::age(self.uptime_ms),
-            shown(&self.root_dir),
+            escape_control(&self.root_dir),
             self.resources,
             and(self.resources_without_plugin, "without a plugin"),
             self.plugins,

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{ConnectArg, answer, no_answer};
 use crate::Outcome;
-use crate::output::{self, OutputArg, shown};
+use crate::output::{self, OutputArg, escape_control};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -51,7 +51,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
 impl Versions {
     fn text(&self) -> String {
         let daemon = match &self.daemon {
-            Some(version) => shown(version).into_owned(),
+            Some(version) => escape_control(version).into_owned(),
             None => format!("- ({})", output::line(&self.problem)),
         };
         format!("Client:  {}\nDaemon:  {daemon}\n", self.client)

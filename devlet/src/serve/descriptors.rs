@@ -5,7 +5,7 @@ use devlet_agent::limits::Limits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors reserved for devlet: sockets, directories, the database, HTTP connections.
-const OWN: usize = 64 + http::CONNECTIONS;
+const RESERVED: usize = 64 + http::CONNECTIONS;
 
 /// Raises the soft limit on open files to the hard limit, and returns it. The soft limit exists for programs that use
 /// `select`.
@@ -29,11 +29,11 @@ pub(super) fn fit(limits: &mut Limits, files: usize) {
         limits.server.connections_per_uid,
         limits.callers_per_uid,
     ];
-    let wanted = wanted.into_iter().fold(OWN, usize::saturating_add);
+    let wanted = wanted.into_iter().fold(RESERVED, usize::saturating_add);
     if wanted <= files {
         return;
     }
-    let own = OWN.min(files / 2);
+    let own = RESERVED.min(files / 2);
     let room = (files - own).saturating_sub(limits.plugins.min(files / 4));
     let connections = &mut limits.server.connections_per_uid;
     *connections = (*connections).min(room / 4).max(1);
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn limits_that_fit_the_descriptors_stay() {
         let mut limits = Limits::default();
-        fit(&mut limits, OWN + 1024 + 256 + 4096);
+        fit(&mut limits, RESERVED + 1024 + 256 + 4096);
         assert_eq!(limits, Limits::default());
     }
 

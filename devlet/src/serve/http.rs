@@ -45,7 +45,7 @@ pub(super) async fn serve(listener: TcpListener, agent: Agent, log: LogWriter) {
     let routes = Router::new()
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
-        .route("/metrics", get(measured))
+        .route("/metrics", get(metrics))
         .with_state(Served { agent, log });
     accept(listener, routes).await;
 }
@@ -141,7 +141,7 @@ async fn ready(
     (status, text).into_response()
 }
 
-async fn measured(State(Served { agent, log }): State<Served>) -> Response {
+async fn metrics(State(Served { agent, log }): State<Served>) -> Response {
     agent.metrics().log_lines_dropped(log.dropped_lines());
     // Reads files, and may return a long text.
     let text = tokio::task::spawn_blocking(move || {

@@ -46,7 +46,7 @@ pub(crate) struct Args {
     /// Serve /healthz, /readyz and /metrics at this address, such as localhost:7359, or :7359 for all interfaces
     #[arg(long, value_name = "ADDR")]
     http: Option<HttpAddress>,
-    /// Start a sample device plugin and a sample DRA driver too; without --root-dir, in a temporary root directory
+    /// Start a sample device plugin and a sample DRA driver too; without a root directory, in a temporary one
     #[arg(long)]
     sample: bool,
     /// Format of the log on standard error
@@ -86,7 +86,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let ended = run_logged(&settings, args.sample, &log);
     if let Err(error) = &ended {
         // Through the queue of the log: standard error may be a pipe that is full.
-        log.line(format!("{}\n", output::complaint(error)).as_bytes());
+        log.line(format!("{}\n", output::error_line(error)).as_bytes());
     }
     log.flush();
     Ok(ended.map_or(Outcome::Failed, |()| Outcome::Fine))
@@ -217,7 +217,7 @@ async fn start(config: Config, signals: &mut Signals) -> anyhow::Result<(Agent, 
             ));
         }
     };
-    started.map_err(|error| explained(&error))
+    started.map_err(|error| describe_start_error(&error))
 }
 
 /// Prints the banner. Gives up after [`BANNER_TIMEOUT`]: standard output may be closed, or a pipe that is full.
@@ -285,7 +285,7 @@ async fn listen(address: &HttpAddress) -> anyhow::Result<TcpListener> {
 }
 
 /// Returns the error of a start, with the name of the process that uses the root directory.
-fn explained(error: &StartError) -> anyhow::Error {
+fn describe_start_error(error: &StartError) -> anyhow::Error {
     let in_the_way = match error {
         StartError::Listen(ListenError::InUse { peer: Some(peer), .. }) => peer.pid,
         _ => None,

@@ -199,7 +199,7 @@ fn limits() -> ServerLimits {
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let directory = args.root_dir.join("device-plugins");
     let listener = uds::listen(directory.join(SOCKET), uds::DEFAULT_MODE)?;
-    let routes = Routes::new(DevicePluginServer::new(Widgets));
+    let routes = Routes::new(DevicePluginServer::new(PluginService));
     let ended = input_ends();
     let serving = tokio::spawn(server::serve(
         listener,
@@ -225,10 +225,10 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 #[derive(Debug)]
-struct Widgets;
+struct PluginService;
 
 #[tonic::async_trait]
-impl DevicePlugin for Widgets {
+impl DevicePlugin for PluginService {
     type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
 
     async fn get_device_plugin_options(

@@ -6,7 +6,7 @@ use super::{field, no_such, waits_text};
 use crate::Outcome;
 use crate::node::claims::{Claim, ClaimDriver};
 use crate::node::kind::Kind;
-use crate::output::{self, Output, indented_table, or_dash, shown};
+use crate::output::{self, Output, escape_control, indented_table, or_dash};
 use crate::table::Cell;
 
 pub(super) async fn run(client: &Client, name: String, output: Output) -> anyhow::Result<Outcome> {
@@ -34,9 +34,9 @@ fn claim_text(claim: &Claim) -> String {
     };
     let mut text = format!(
         "Name:         {}\nNamespace:    {}\nUID:          {}\n",
-        shown(&claim.id.name),
-        shown(&claim.id.namespace),
-        shown(&claim.id.uid),
+        escape_control(&claim.id.name),
+        escape_control(&claim.id.namespace),
+        escape_control(&claim.id.uid),
     );
     text.push_str(&field("Phase:        ", phase));
     text.push_str(&match &claim.last_pod {
@@ -74,7 +74,7 @@ fn claim_text(claim: &Claim) -> String {
 }
 
 fn claim_driver_text(driver: &ClaimDriver) -> String {
-    let mut text = format!("\nDriver {} ({})\n", shown(&driver.name), driver.state);
+    let mut text = format!("\nDriver {} ({})\n", escape_control(&driver.name), driver.state);
     if !driver.skip_node_operations.is_empty() {
         let skipped = driver.skip_node_operations.join(", ");
         text.push_str(&field("  not needed: ", &skipped));

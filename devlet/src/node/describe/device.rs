@@ -10,7 +10,7 @@ use crate::node::kind::Kind;
 use crate::node::listing::Item as _;
 use crate::node::pods::PodId;
 use crate::node::select::Filter;
-use crate::output::{self, Output, shown};
+use crate::output::{self, Output, escape_control};
 
 /// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
@@ -87,8 +87,8 @@ impl DeviceShown {
         let health = health.replacen(device.health, &device.tone().paint(device.health), 1);
         let mut text = format!(
             "{kind}    {}\nId:          {}\n{health}NUMA nodes:  {}\n",
-            shown(&device.resource),
-            shown(&device.id),
+            escape_control(&device.resource),
+            escape_control(&device.id),
             device.numa_text(),
         );
         for claim in device.dra.iter().flat_map(|dra| &dra.claims) {

@@ -9,7 +9,7 @@ use crate::node::claims::Claim;
 use crate::node::drivers::{Driver, RefusedDriver};
 use crate::node::kind::Kind;
 use crate::node::time;
-use crate::output::{self, Output, or_dash, shown, table};
+use crate::output::{self, Output, escape_control, or_dash, table};
 
 /// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
@@ -52,7 +52,7 @@ impl DriverShown {
         let driver = &self.driver;
         let mut text = format!(
             "Name:         {}\nState:        {}\n",
-            shown(&driver.name),
+            escape_control(&driver.name),
             driver.tone().paint(&driver.state_text())
         );
         if let Some(last) = driver.last_plugin.as_ref().filter(|_| driver.plugins.is_empty()) {
@@ -65,13 +65,13 @@ impl DriverShown {
             let health = plugin.health_service.as_deref().unwrap_or("not reported");
             text.push_str(&format!(
                 "\nPlugin {} ({})\n{}  Health:      {}\n  Registered:  {} ago\n  User:        {}\n",
-                shown(&plugin.endpoint),
+                escape_control(&plugin.endpoint),
                 plugin.state_text(),
                 field(
                     "  Service:     ",
                     &format!("{}, {}", plugin.service, plugin.service_reason)
                 ),
-                shown(health),
+                escape_control(health),
                 time::age(plugin.age_ms),
                 plugin.uid,
             ));
@@ -83,7 +83,7 @@ impl DriverShown {
             let hint = hint.map_or_else(String::new, |hint| field("  What to do:  ", hint));
             text.push_str(&format!(
                 "\nRefused plugin {}\n{}{hint}  Refused:     {} ago, attempt {}\n{again}",
-                shown(&refused.socket),
+                escape_control(&refused.socket),
                 field("  Reason:      ", &refused.reason),
                 time::age(refused.age_ms),
                 refused.attempts,

@@ -8,7 +8,7 @@ use crate::node::inventory::Plugin;
 use crate::node::kind::Kind;
 use crate::node::listing::Item as _;
 use crate::node::select::Filter;
-use crate::output::{self, Output, shown};
+use crate::output::{self, Output, escape_control};
 
 pub(super) async fn run(client: &Client, name: &str, output: Output) -> anyhow::Result<Outcome> {
     let plugins = client.list_plugins(v1::ListPluginsRequest {}).await?.plugins;
@@ -35,8 +35,8 @@ fn plugin_text(plugin: &Plugin) -> String {
     let mut text = format!(
         "Resource:    {}\nEndpoint:    {}\nState:       {}\nDevices:     {devices}\nOptions:     {}\n\
          User:        {}\n",
-        shown(&plugin.resource),
-        shown(&plugin.endpoint),
+        escape_control(&plugin.resource),
+        escape_control(&plugin.endpoint),
         plugin.tone().paint(plugin.state),
         plugin.options_text(),
         plugin.uid,
@@ -54,7 +54,7 @@ fn plugin_text(plugin: &Plugin) -> String {
         text.push_str(&format!(
             "Connected:   {connected_at} ({} ago)\nConnection:  {}\n",
             plugin.age_text(),
-            shown(&plugin.connection),
+            escape_control(&plugin.connection),
         ));
     }
     text

@@ -7,7 +7,7 @@ use crate::Outcome;
 use crate::node::claims::each_once;
 use crate::node::kind::Kind;
 use crate::node::pods::{Pod, PodContainer};
-use crate::output::{self, Output, indented_table, or_dash, shown, table};
+use crate::output::{self, Output, escape_control, indented_table, or_dash, table};
 use crate::table::Cell;
 
 pub(super) async fn run(client: &Client, name: String, output: Output) -> anyhow::Result<Outcome> {
@@ -35,9 +35,9 @@ fn pod_text(pod: &Pod) -> String {
     };
     let mut text = format!(
         "Name:       {}\nNamespace:  {}\nUID:        {}\n{}",
-        shown(&or_dash(pod.id.name.clone())),
-        shown(&or_dash(pod.id.namespace.clone())),
-        shown(&pod.id.uid),
+        escape_control(&or_dash(pod.id.name.clone())),
+        escape_control(&or_dash(pod.id.namespace.clone())),
+        escape_control(&pod.id.uid),
         field("From:       ", &format!("{source}{boot}")),
     );
     for (place, (key, value)) in pod.labels.iter().enumerate() {
@@ -71,7 +71,10 @@ fn pod_text(pod: &Pod) -> String {
             .kind
             .map(|kind| format!(" ({kind})"))
             .unwrap_or_default();
-        text.push_str(&format!("\nContainer {}{kind}\n", shown(&container.name)));
+        text.push_str(&format!(
+            "\nContainer {}{kind}\n",
+            escape_control(&container.name)
+        ));
         text.push_str(&devices_text(container));
         let lines = container.options.lines();
         if !lines.is_empty() {

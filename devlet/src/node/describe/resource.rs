@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::node::inventory::{Device, Plugin, Resource};
 use crate::node::kind::Kind;
 use crate::node::time;
-use crate::output::{self, Output, shown, table};
+use crate::output::{self, Output, escape_control, table};
 use crate::table::Cell;
 
 /// Output of `-o json`. The keys are an interface.
@@ -55,7 +55,7 @@ impl ResourceShown {
         let resource = &self.resource;
         let mut text = format!(
             "Name:         {}\nState:        {}\nCapacity:     {}\nAllocatable:  {}\nHeld:         {}\nFree:         {}\n",
-            shown(&resource.name),
+            escape_control(&resource.name),
             resource.tone().paint(resource.state),
             resource.capacity,
             resource.allocatable,

@@ -77,7 +77,7 @@ pub(in crate::serve) const CDI: &str = "cdi";
 /// Runs the driver until standard input ends.
 pub(in crate::serve) async fn run(args: &Args) -> anyhow::Result<()> {
     let root = std::path::absolute(&args.root_dir).context("--root-dir")?;
-    let leftovers = Leftovers(vec![root.join(DIRECTORY), root.join("plugins").join(NAME)]);
+    let leftovers = OwnDirectories(vec![root.join(DIRECTORY), root.join("plugins").join(NAME)]);
     leftovers.remove();
     describe(&root.join(DIRECTORY))?;
     let served = serve(&root).await;
@@ -86,9 +86,9 @@ pub(in crate::serve) async fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The driver's directories, removed at its end.
-struct Leftovers(Vec<PathBuf>);
+struct OwnDirectories(Vec<PathBuf>);
 
-impl Leftovers {
+impl OwnDirectories {
     fn remove(&self) {
         for directory in &self.0 {
             // The directory may not exist. Another error cannot be handled here.
@@ -139,17 +139,17 @@ async fn serve(root: &Path) -> anyhow::Result<()> {
     {
         fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     }
-    let driver = Gadgets {
+    let driver = DraService {
         devlet: root.join("devlet").join("devlet.sock"),
     };
     let routes =
-        Routes::new(DraPluginServer::new(driver)).add_service(DraResourceHealthServer::new(Reporter));
+        Routes::new(DraPluginServer::new(driver)).add_service(DraResourceHealthServer::new(HealthService));
     let ended = CancellationToken::new();
     let listener = uds::listen(&endpoint, uds::DEFAULT_MODE)?;
     let end = ended.clone().cancelled_owned();
     let calls = tokio::spawn(server::serve(listener, routes, limits(), Metrics::default(), end));
     // Last, because devlet calls the driver as soon as it finds the socket.
-    let registration = Routes::new(RegistrationServer::new(Introduction { endpoint }));
+    let registration = Routes::new(RegistrationServer::new(RegistrationService { endpoint }));
     let socket = root.join("plugins_registry").join(format!("{NAME}-reg.sock"));
     let listener = uds::listen(socket, uds::DEFAULT_MODE)?;
     let end = ended.clone().cancelled_owned();
@@ -169,12 +169,12 @@ async fn serve(root: &Path) -> anyhow::Result<()> {
 
 /// The registration service.
 #[derive(Debug)]
-struct Introduction {
+struct RegistrationService {
     endpoint: PathBuf,
 }
 
 #[tonic::async_trait]
-impl Registration for Introduction {
+impl Registration for RegistrationService {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         let services = [dra::v1::SERVICE, dra_health::v1::SERVICE];
         Ok(Response::new(PluginInfo {
@@ -195,13 +195,13 @@ impl Registration for Introduction {
 
 /// The DRA service.
 #[derive(Debug)]
-struct Gadgets {
+struct DraService {
     /// Root directory of the devlet to ask for allocations.
     devlet: PathBuf,
 }
 
 #[tonic::async_trait]
-impl DraPlugin for Gadgets {
+impl DraPlugin for DraService {
     async fn node_prepare_resources(
         &self,
         request: Request<NodePrepareResourcesRequest>,
@@ -237,7 +237,7 @@ impl DraPlugin for Gadgets {
     }
 }
 
-impl Gadgets {
+impl DraService {
     /// Returns the devices of a claim.
     async fn prepared(&self, claim: &Claim) -> anyhow::Result<Vec<Device>> {
         let client = Client::connect(&self.devlet).await?.with_timeout(TIMEOUT);
@@ -280,10 +280,10 @@ fn prepared(allocated: v1::AllocatedDevice) -> anyhow::Result<Device> {
 
 /// The health service. The devices never fail.
 #[derive(Debug)]
-struct Reporter;
+struct HealthService;
 
 #[tonic::async_trait]
-impl DraResourceHealth for Reporter {
+impl DraResourceHealth for HealthService {
     type NodeWatchResourcesStream = ReceiverStream<Result<NodeWatchResourcesResponse, Status>>;
 
     async fn node_watch_resources(
