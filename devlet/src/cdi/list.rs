@@ -1,4 +1,4 @@
-//! `devlet cdi list`
+//! `devlet cdi list`: all CDI devices, and the definition that is used for each.
 
 use devlet_cdi::{Definition, Problem, Registry, Standing};
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub(super) fn run(directories: &Directories, output: Output) -> anyhow::Result<O
     Ok(Outcome::Fine)
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 struct Listed {
     devices: Vec<DefinitionShown>,
@@ -69,7 +69,7 @@ impl DefinitionShown {
 
 impl Listed {
     fn of(registry: &Registry) -> Self {
-        // Conflicts stand with the devices already.
+        // Conflicts are listed with the devices.
         let beside = |problem: &&Problem| !matches!(problem, Problem::Conflict { .. });
         Self {
             devices: registry
