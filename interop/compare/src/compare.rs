@@ -630,7 +630,7 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
 
 fn said(verdict: &Verdict) -> Option<&str> {
     verdict.problems.iter().find_map(|problem| match problem {
-        Problem::TooOld { said } => Some(said.as_str()),
+        Problem::TooOld { error } => Some(error.as_str()),
         _ => None,
     })
 }
