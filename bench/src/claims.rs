@@ -1,4 +1,4 @@
-//! The cases of DRA: pods with claims that come and go.
+//! The DRA cases: pods with claims are admitted and removed.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ impl Bench {
             say(&format!("claims held: {shown}"));
             let mut kubelet = self.kubelet_with_claims(level).await?;
             let mut devlet = match level {
-                // Not a third node: there is one already.
+                // No third node: the empty one exists already.
                 0 => None,
                 _ => Some(self.devlet_with_claims(level).await?),
             };
@@ -96,7 +96,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Many callers whose pods come and go, each with a claim of both drivers.
+    /// Measures many callers that admit and remove pods, each with a claim of both drivers.
     async fn callers_with_claims(
         &mut self,
         kubelet: &mut WithClaims,
@@ -126,7 +126,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A kubelet that has so many pods with claims, and both drivers.
+    /// Starts a kubelet with `held` pods with claims, and both drivers.
     async fn kubelet_with_claims(&mut self, held: usize) -> anyhow::Result<WithClaims> {
         let directory = self.fresh("claims");
         let mut drivers = Vec::new();
@@ -138,7 +138,7 @@ impl Bench {
         self.kubelet.with_claims(&directory, &drivers, held).await
     }
 
-    /// The same for devlet.
+    /// Starts a devlet with `held` pods with claims, and both drivers.
     async fn devlet_with_claims(&mut self, held: usize) -> anyhow::Result<Devlet> {
         let root = self.fresh("devlet");
         let mut devlet = self.devlet.start(&root, RESOURCE).await?;
