@@ -195,7 +195,7 @@ func (n *node) capacity(c command) (answer, error) {
 func (n *node) admit(c command) (answer, error) {
 	var a answer
 	for range c.Count {
-		_, took, err := n.comes(c.Resource)
+		_, took, err := n.admitPod(c.Resource)
 		if err != nil {
 			return a, err
 		}
@@ -216,20 +216,20 @@ func (n *node) forget(c command) error {
 // churn removes one pod and admits one, repeatedly. It measures the admission, in
 // which a kubelet releases the devices of removed pods.
 func (n *node) churn(c command) (answer, error) {
-	last, _, err := n.comes(c.Resource)
+	last, _, err := n.admitPod(c.Resource)
 	if err != nil {
 		return answer{}, err
 	}
 	var a answer
 	for range c.Count {
-		n.goes(last)
+		n.removePod(last)
 		var took int64
-		if last, took, err = n.comes(c.Resource); err != nil {
+		if last, took, err = n.admitPod(c.Resource); err != nil {
 			return a, err
 		}
 		a.Nanos = append(a.Nanos, took)
 	}
-	n.goes(last)
+	n.removePod(last)
 	n.manager.UpdateAllocatedDevices(n.logger)
 	return a, nil
 }
@@ -243,12 +243,12 @@ func (n *node) loop(c command) (answer, error) {
 	for i := range c.Callers {
 		group.Go(func() {
 			for time.Now().Before(end) {
-				pod, _, err := n.comes(c.Resource)
+				pod, _, err := n.admitPod(c.Resource)
 				if err != nil {
 					errs[i] = err
 					return
 				}
-				n.goes(pod)
+				n.removePod(pod)
 				pairs[i]++
 			}
 		})
@@ -262,9 +262,9 @@ func (n *node) loop(c command) (answer, error) {
 	return a, errors.Join(errs...)
 }
 
-// comes admits a new pod with one device, as a kubelet does: the pod is active
+// admitPod admits a new pod with one device, as a kubelet does: the pod is active
 // before the device manager is called.
-func (n *node) comes(resource string) (*v1.Pod, int64, error) {
+func (n *node) admitPod(resource string) (*v1.Pod, int64, error) {
 	n.admission.Lock()
 	defer n.admission.Unlock()
 	n.mu.Lock()
@@ -277,7 +277,7 @@ func (n *node) comes(resource string) (*v1.Pod, int64, error) {
 	return pod, time.Since(began).Nanoseconds(), err
 }
 
-func (n *node) goes(pod *v1.Pod) {
+func (n *node) removePod(pod *v1.Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	kept := make([]*v1.Pod, 0, len(n.active))
