@@ -131,7 +131,7 @@ pub(crate) struct Outcome {
     pub(crate) bare_medians: Vec<f64>,
 }
 
-pub(crate) fn say(text: &str) {
+pub(crate) fn progress(text: &str) {
     eprintln!("bench: {text}");
 }
 
@@ -240,7 +240,7 @@ impl Bench {
     /// Measures admissions, and removals with admissions, while `level` pods are held.
     async fn held(&mut self, level: usize) -> anyhow::Result<()> {
         let shown = number(level as f64);
-        say(&format!("{shown} pods held"));
+        progress(&format!("{shown} pods held"));
         let (mut kubelet, _) = self.kubelet(level, level + FREE).await?;
         let mut devlet = self.devlet(level, level + FREE).await?;
         let (theirs_per_round, theirs_per_churn) = match level {
@@ -253,7 +253,7 @@ impl Bench {
         let (mut their_churn, mut our_churn) = (Samples::default(), Samples::default());
         let mut empty = Samples::default();
         for round in 1..=self.plan.rounds {
-            say(&format!("  round {round} of {}", self.plan.rounds));
+            progress(&format!("  round {round} of {}", self.plan.rounds));
             theirs.extend(kubelet.admit(theirs_per_round).await?);
             kubelet.keep(level).await?;
             settled(kubelet.pid()).await;
@@ -303,7 +303,7 @@ impl Bench {
     ) -> anyhow::Result<()> {
         let (mut theirs, mut ours) = (0.0, 0.0);
         for round in 1..=self.plan.rounds {
-            say(&format!(
+            progress(&format!(
                 "  {CALLERS} callers, round {round} of {}",
                 self.plan.rounds
             ));
@@ -337,13 +337,13 @@ impl Bench {
     async fn restart(&mut self) -> anyhow::Result<()> {
         let held = self.plan.restart;
         let shown = number(held as f64);
-        say(&format!("restart with {shown} pods held"));
+        progress(&format!("restart with {shown} pods held"));
         let mut devlet = self.devlet(held, held + FREE).await?;
         kubelet::clear()?;
         self.kubelet.write_checkpoint(RESOURCE, held).await?;
         let (mut theirs, mut ours) = (Samples::default(), Samples::default());
         for round in 1..=self.plan.rounds {
-            say(&format!("  round {round} of {}", self.plan.rounds));
+            progress(&format!("  round {round} of {}", self.plan.rounds));
             let (kubelet, start) = self.kubelet.start(RESOURCE, held).await?;
             kubelet.kill().await?;
             theirs.add(start);
@@ -365,14 +365,14 @@ impl Bench {
     async fn first_list(&mut self) -> anyhow::Result<()> {
         let (devices, held) = self.plan.first_list;
         let (shown, shown_held) = (number(devices as f64), number(held as f64));
-        say(&format!(
+        progress(&format!(
             "first list of {shown} devices with {shown_held} pods held"
         ));
         let mut devlet = self.devlet(held, devices).await?;
         let (mut theirs, mut ours) = (Samples::default(), Samples::default());
         let mut memory = None;
         for round in 1..=self.plan.rounds.min(3) {
-            say(&format!("  round {round} of {}", self.plan.rounds.min(3)));
+            progress(&format!("  round {round} of {}", self.plan.rounds.min(3)));
             kubelet::clear()?;
             self.kubelet.write_checkpoint(RESOURCE, held).await?;
             let (mut kubelet, _) = self.kubelet.start(RESOURCE, held).await?;
@@ -413,7 +413,7 @@ impl Bench {
     async fn large_list(&mut self) -> anyhow::Result<()> {
         let count = self.plan.large_list;
         let shown = number(count as f64);
-        say(&format!("list of {shown} devices"));
+        progress(&format!("list of {shown} devices"));
         let root = self.fresh("devlet");
         let devlet = self.devlet.start(&root, RESOURCE).await?;
         offer(&mut self.plugin, &devlet.plugins(), "large.sock", count, true).await?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::bare::BareClaims;
-use crate::cases::{Bench, CALLERS, KUBELET, RESOURCE, ask, say};
+use crate::cases::{Bench, CALLERS, KUBELET, RESOURCE, ask, progress};
 use crate::clock::Samples;
 use crate::devlet::Devlet;
 use crate::driver::Registered;
@@ -31,7 +31,7 @@ impl Bench {
                 0 => "none".to_owned(),
                 _ => number(level as f64),
             };
-            say(&format!("claims held: {shown}"));
+            progress(&format!("claims held: {shown}"));
             let mut kubelet = self.kubelet_with_claims(level).await?;
             let mut devlet = match level {
                 // No third node: the empty one exists already.
@@ -46,7 +46,7 @@ impl Bench {
             let (mut theirs, mut ours, mut none) =
                 (Samples::default(), Samples::default(), Samples::default());
             for round in 1..=self.plan.rounds {
-                say(&format!("  round {round} of {}", self.plan.rounds));
+                progress(&format!("  round {round} of {}", self.plan.rounds));
                 theirs.extend(kubelet.pairs(theirs_per_round).await?);
                 settled(kubelet.pid()).await;
                 if let Some(devlet) = &mut devlet {
@@ -105,7 +105,7 @@ impl Bench {
     ) -> anyhow::Result<()> {
         let (mut theirs, mut ours) = (0.0, 0.0);
         for round in 1..=self.plan.rounds {
-            say(&format!(
+            progress(&format!(
                 "  {CALLERS} callers, round {round} of {}",
                 self.plan.rounds
             ));

@@ -49,7 +49,9 @@ impl Process {
         self.stdin.write_all(line.as_bytes()).await?;
         self.stdin.flush().await?;
         match self.stdout.next_line().await? {
-            Some(line) => serde_json::from_str(&line).with_context(|| format!("{} says {line}", self.name)),
+            Some(line) => {
+                serde_json::from_str(&line).with_context(|| format!("{} answered {line}", self.name))
+            }
             None => bail!("{} has exited; see its log", self.name),
         }
     }

@@ -19,7 +19,7 @@ pub enum ReadError {
     /// It cannot be opened or read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is a directory, or a fifo whose opening could block forever, or the like.
+    /// It is a directory, a fifo, a socket or a device. Opening a fifo could block forever.
     #[error("it is not a regular file")]
     NotAFile,
     /// Its content is not a spec.

@@ -67,7 +67,7 @@ pub(crate) fn list_paths(paths: &[PathBuf]) -> String {
     paths.join(" and ")
 }
 
-/// Whether a definition of a device takes effect.
+/// State of a definition of a device: it takes effect, or a reason why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DefinitionState {
     /// The definition takes effect.
@@ -93,7 +93,7 @@ pub struct Definition<'r> {
     pub device: &'r Device,
     /// The file with the definition.
     pub file: &'r SpecFile,
-    /// Whether this definition takes effect.
+    /// `Usable` if this definition takes effect.
     pub state: DefinitionState,
 }
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::kind::Role;
 
-/// A file format that some kubelet writes. A file whose bytes are valid in two formats is called
+/// A file format that some kubelet writes. A file that is valid in two formats is called
 /// [`Format::DevicePluginV2`] or [`Format::DraFlat1_27`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]

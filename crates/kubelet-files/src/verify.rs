@@ -95,7 +95,7 @@ pub enum Problem {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Accident {
     /// The document is `{}`.
-    #[error("it is an empty object (only a dra_health_state may be one; say so with its name or --role)")]
+    #[error("it is an empty object (only a dra_health_state may be one; give that name or --role)")]
     EmptyObject,
     /// The document is `null`.
     #[error("it is null")]

@@ -65,14 +65,14 @@ fn device_files_are_judged_as_a_kubelet_did() {
             "{}: {:?}",
             measured.file, verdict.problems
         );
-        let said: Vec<String> = verdict.problems.iter().map(ToString::to_string).collect();
+        let reported: Vec<String> = verdict.problems.iter().map(ToString::to_string).collect();
         let kubelet_text = measured
             .kubelet_error
             .trim_start_matches("failed to get checkpoint: ");
-        let same_words = said.iter().any(|problem| problem.contains(kubelet_text));
+        let same_text = reported.iter().any(|problem| problem.contains(kubelet_text));
         assert!(
-            !refused || same_words,
-            "{}: {said:?} does not say {kubelet_text:?}",
+            !refused || same_text,
+            "{}: {reported:?} does not contain {kubelet_text:?}",
             measured.file
         );
     }
@@ -208,7 +208,7 @@ fn dra_files_are_judged_as_a_kubelet_did() {
             "{}: {:?}",
             result.file, verdict.problems
         );
-        let said = verdict
+        let reported = verdict
             .problems
             .iter()
             .map(ToString::to_string)
@@ -216,8 +216,8 @@ fn dra_files_are_judged_as_a_kubelet_did() {
         let text = result.error.rsplit("dra_manager_state: ").next().unwrap();
         let text = text.rsplit("GetEntries() on checkpoint: ").next().unwrap();
         assert!(
-            !refused || said.contains(text),
-            "{}: {said:?} does not say {text:?}",
+            !refused || reported.contains(text),
+            "{}: {reported:?} does not contain {text:?}",
             result.file
         );
     }

@@ -242,7 +242,7 @@ impl Plugin {
     }
 
     fn send(&mut self, command: &str) {
-        let stdin = self.stdin.as_mut().expect("the plugin has not been told to end");
+        let stdin = self.stdin.as_mut().expect("the plugin is running");
         writeln!(stdin, "{command}").expect("the plugin runs");
     }
 

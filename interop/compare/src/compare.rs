@@ -529,8 +529,8 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
         Some(Format::DevicePluginV0 | Format::DevicePluginV1) => {
             out.same("an old format is not fine", false, fine);
             let by_accident = matches!(verdict.problems[..], [Problem::EmptyByAccident(_), ..]);
-            match said(&verdict) {
-                Some(said) => out.same("old device format: Go's error", said, &go.devices.error),
+            match error_of(&verdict) {
+                Some(error) => out.same("old device format: Go's error", error, &go.devices.error),
                 None => out.same(
                     "old device format: read as empty",
                     by_accident,
@@ -555,11 +555,11 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
         }
         Some(Format::DraFlat1_27 | Format::DraFlat1_28 | Format::DraFlat1_30) => {
             out.same("a flat format is not fine", false, fine);
-            if let Some(said) = said(&verdict) {
-                let said = said.trim_end_matches(" (the kubelet does not start)");
+            if let Some(error) = error_of(&verdict) {
+                let error = error.trim_end_matches(" (the kubelet does not start)");
                 out.same(
                     "flat: error of the current release",
-                    &format!("{NOT_LOADED}{said}"),
+                    &format!("{NOT_LOADED}{error}"),
                     &go.claims.error,
                 );
             }
@@ -628,7 +628,7 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
     }
 }
 
-fn said(verdict: &Verdict) -> Option<&str> {
+fn error_of(verdict: &Verdict) -> Option<&str> {
     verdict.problems.iter().find_map(|problem| match problem {
         Problem::TooOld { error } => Some(error.as_str()),
         _ => None,

@@ -300,8 +300,8 @@ func (s *scenario) chosen() error {
 }
 
 // health sets the health of a device in the driver, and waits until the pods show it.
-func (s *scenario) health(device, said, shown string) error {
-	if err := s.driver.command("health", device, said); err != nil {
+func (s *scenario) health(device, value, shown string) error {
+	if err := s.driver.command("health", device, value); err != nil {
 		return err
 	}
 	return node.Until(30*time.Second, func() error {

@@ -10,7 +10,7 @@
 //!
 //! Zeroed bytes may hide the beginning of another entry. Texts between quotes from there to the next key are held by an unknown
 //! pod, under the resource of the entry and under those that list them in `RegisteredDevices`. The latter also hold devices
-//! whose resource cannot be read. If no list has such a device, each resource of another entry holds it.
+//! with an unreadable resource. If no list has such a device, each resource of another entry holds it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

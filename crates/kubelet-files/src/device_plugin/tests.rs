@@ -151,16 +151,16 @@ fn devices_without_topology_are_on_node_zero_even_if_there_are_none() {
 
 #[test]
 fn an_old_file_gets_the_error_that_todays_kubelet_reports() {
-    let said = |document: &str| match verify(document.as_bytes(), Some(Role::DevicePlugin))
+    let problem = |document: &str| match verify(document.as_bytes(), Some(Role::DevicePlugin))
         .problems
         .remove(0)
     {
         Problem::TooOld { error } => error,
         other => other.to_string(),
     };
-    assert_eq!(said(r#"{"PodDeviceEntries":[]}"#), "checkpoint is corrupted");
+    assert_eq!(problem(r#"{"PodDeviceEntries":[]}"#), "checkpoint is corrupted");
     assert_eq!(
-        said(r#"{"PodDeviceEntries":[],"Checksum":-0}"#),
+        problem(r#"{"PodDeviceEntries":[],"Checksum":-0}"#),
         "json: cannot unmarshal number -0 into Go struct field Data.Checksum of type checksum.Checksum"
     );
     // The sum of a checkpoint with empty lists: the kubelet accepts it as an empty state.
@@ -169,7 +169,7 @@ fn an_old_file_gets_the_error_that_todays_kubelet_reports() {
         .checksum
         .expect("it has one")
         .computed;
-    let by_accident = said(&format!(
+    let by_accident = problem(&format!(
         r#"{{"PodDeviceEntries":[{{"PodUID":"a"}}],"Checksum":{sum}}}"#
     ));
     assert_eq!(by_accident, "read as empty, although Data is missing in it");

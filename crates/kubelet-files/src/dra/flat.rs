@@ -7,7 +7,7 @@
 //! | 1.30 | `ResourceHandles` | `DriverName`, `Data`, `StructuredData` |
 //!
 //! A kubelet ignores keys that its dialect does not have, so the same bytes may be valid in several dialects. The
-//! checksum tells which dialect wrote them. Kubelets since 1.31 read none of these: they refuse to start.
+//! checksum identifies the dialect that wrote them. Kubelets since 1.31 read none of these: they refuse to start.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -169,7 +169,7 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
 
 /// Returns the kubelets that load the file, by the format that they write.
 ///
-/// 1.28 to 1.30 also load a file with a checksum that is right without its handles, whatever its version is.
+/// 1.28 to 1.30 also load a file with a checksum that is right without its handles, for any version.
 pub(crate) fn loaded_by(bytes: &[u8]) -> Vec<Format> {
     let loads = |dialect: &Dialect| {
         let mut draft = Draft::new(*dialect);

@@ -86,12 +86,12 @@ fn a_flat_file_gets_the_error_that_todays_kubelet_reports() {
             .remove(0)
     };
     let corrupted = "checkpoint is corrupted (the kubelet does not start)".to_owned();
-    let said = first(r#"{"version":"v1","entries":[],"checksum":1}"#);
-    assert_eq!(said, Problem::TooOld { error: corrupted });
-    let said = first(r#"{"version":"v1","entries":[],"checksum":4294967296}"#).to_string();
+    let problem = first(r#"{"version":"v1","entries":[],"checksum":1}"#);
+    assert_eq!(problem, Problem::TooOld { error: corrupted });
+    let problem = first(r#"{"version":"v1","entries":[],"checksum":4294967296}"#).to_string();
     assert!(
-        said.contains("number 4294967296 into Go struct field Checkpoint.Checksum of type uint32"),
-        "{said}"
+        problem.contains("number 4294967296 into Go struct field Checkpoint.Checksum of type uint32"),
+        "{problem}"
     );
     // Without a checksum the kubelet assumes its own, and an empty state.
     assert!(matches!(
