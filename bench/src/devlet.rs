@@ -18,7 +18,7 @@ use crate::{clock, driver};
 const FILLERS: usize = 64;
 /// Pause between two attempts. The thread sleeps: the runtime's timer is coarser than the measured times.
 const PAUSE: Duration = Duration::from_micros(50);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Paths of the binary and its log.
 #[derive(Debug, Clone)]
@@ -205,7 +205,7 @@ impl Devlet {
     /// each change.
     pub(crate) async fn capacity(&self, count: usize) -> anyhow::Result<u64> {
         let patience = Instant::now();
-        while patience.elapsed() < PATIENCE {
+        while patience.elapsed() < TIMEOUT {
             let list = self.client.list_resources(ListResourcesRequest {}).await?;
             let ours = list
                 .resources
@@ -237,7 +237,7 @@ async fn connect(root: &Path) -> anyhow::Result<Client> {
     loop {
         match Client::connect(&socket).await {
             Ok(client) => return Ok(client),
-            Err(error) if patience.elapsed() > PATIENCE => {
+            Err(error) if patience.elapsed() > TIMEOUT => {
                 return Err(error).context("devlet does not start; see its log");
             }
             Err(_) => std::thread::sleep(PAUSE),

@@ -197,8 +197,8 @@ func (n *Node) Resource(name string) (Resource, error) {
 }
 
 // Until retries until there is no error, or the time is over.
-func Until(patience time.Duration, try func() error) error {
-	for deadline := time.Now().Add(patience); ; {
+func Until(timeout time.Duration, try func() error) error {
+	for deadline := time.Now().Add(timeout); ; {
 		err := try()
 		if err == nil || time.Now().After(deadline) {
 			return err

@@ -43,8 +43,8 @@ struct Arguments {
     /// Seed of the random mutations.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many files to compare.
     /// Number of files to compare.
+    #[arg(long, default_value_t = 20_000)]
     files: usize,
     /// Directory of the vectors to start from.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/kubelet-files/testdata"))]
