@@ -72,8 +72,8 @@ impl BareClaims {
         })
     }
 
-    /// Measures a call to admit, the driver's call to prepare, with a sync before and after; then a call to remove, and
-    /// the driver's call to unprepare, with a sync in between.
+    /// Measures a call to admit, the driver's call to prepare, with a sync before and after. Then measures a call
+    /// to remove and the driver's call to unprepare, with a sync in between.
     pub(crate) async fn measure(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let claims = vec![Claim {
             namespace: "default".to_owned(),

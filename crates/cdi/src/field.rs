@@ -34,8 +34,8 @@ pub(crate) trait Entry {
     fn missing(&self) -> Option<&'static str>;
 }
 
-/// Reads a list, and stops at the first entry without a required field: the entry would not be valid anyway, and
-/// it needs much more memory than the `{}` that it may be in the file.
+/// Reads a list, and stops at the first entry without a required field. Such an entry is not valid, and needs much
+/// more memory than the `{}` that it may be in the file.
 pub(crate) fn entries<'de, D: Deserializer<'de>, T: Deserialize<'de> + Entry>(
     from: D,
 ) -> Result<Vec<T>, D::Error> {

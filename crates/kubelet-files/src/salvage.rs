@@ -2,8 +2,8 @@
 //!
 //! The result is written in the newest format, and every damaged part is listed with the reason.
 //!
-//! A device that is held according to a readable part of the file stays held: an entry with a damaged answer is kept without the
-//! answer, and one with an unreadable pod is kept under the UID of an unknown pod ([`UNKNOWN_POD`]). Devices of parts that
+//! A device that is held according to a readable part of the file stays held. An entry with a damaged answer is kept without
+//! the answer. One with an unreadable pod is kept under the UID of an unknown pod ([`UNKNOWN_POD`]). Devices of parts that
 //! cannot be read at all are not known. So the result of every damaged file has one more entry, of the pod
 //! [`INCOMPLETE_POD`]. A kubelet loads it as an entry of a pod that does not exist. devlet's import does not admit pods
 //! again because of such a file: an operator has to decide that (`devlet forget`).

@@ -11,7 +11,7 @@
 //! when its standard input ends, so it never outlives the test.
 //!
 //! Cargo does not build the binaries of other packages for a test, so the process is the test's own executable,
-//! started again: each test file with plugins calls [`plugin_process!`] once. The example `testkit-plugin` offers the
+//! started again. Each test file with plugins calls [`plugin_process!`] once. The example `testkit-plugin` offers the
 //! same to people and scripts. It is an example, so that `cargo run` runs devlet.
 //!
 //! The crate depends only on the kubelet's protocols, not on devlet.

@@ -207,9 +207,9 @@ type Devices struct {
 	V1ComputedChecksum *uint64 `json:"v1ComputedChecksum,omitempty"`
 }
 
-// Restore fills in Restored: an entry with a response that does not decode is
-// skipped, and a later entry replaces an earlier one of the same pod,
-// container and resource. After an error nothing is restored.
+// Restore fills in Restored. An entry with a response that does not decode is
+// skipped. A later entry replaces an earlier one of the same pod, container and
+// resource. After an error nothing is restored.
 func (d *Devices) Restore() {
 	d.Restored = []int{}
 	if d.Error != "" {

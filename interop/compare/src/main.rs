@@ -358,7 +358,7 @@ impl Report {
     }
 }
 
-/// Returns `true` if a key with a list occurs three times in one object: there Go brings back values of the first
+/// Returns `true` if a key with a list occurs three times in one object. There Go brings back values of the first
 /// list in the third, and we do not.
 fn lists_three_times(bytes: &[u8]) -> bool {
     fn found(node: &Node) -> bool {

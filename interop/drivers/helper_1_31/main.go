@@ -1,5 +1,5 @@
 // Command helper_1_31 is a DRA driver that uses the helper of Kubernetes 1.31 as
-// drivers of that time did: it registers only the version "1.0.0", and serves
+// drivers of that time did. It registers only the version "1.0.0", and serves
 // the alpha service.
 package main
 
