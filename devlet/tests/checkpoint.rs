@@ -135,7 +135,7 @@ fn verify_judges_each_file_on_a_line_and_the_worst_decides() {
     assert_eq!(fine.status.code(), Some(0), "{}", stdout(&fine));
     assert_eq!(stdout(&fine).lines().count(), 2);
     assert!(
-        stdout(&fine).contains("key \"0\" stands twice"),
+        stdout(&fine).contains("key \"0\" is repeated"),
         "{}",
         stdout(&fine)
     );

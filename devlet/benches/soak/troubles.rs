@@ -195,7 +195,7 @@ impl Drivers {
     fn trouble(&mut self, index: usize, round: u64) {
         match round % 8 {
             0 => {
-                let events = self.running[index].take().unwrap().kill_with_last_words();
+                let events = self.running[index].take().unwrap().kill_with_events();
                 self.noted(index, events);
                 pause(300);
                 self.start(index);
@@ -205,7 +205,7 @@ impl Drivers {
                 let old = self.running[index].take().unwrap();
                 self.updates[index] += 1;
                 self.start(index);
-                let events = old.exit_with_last_words();
+                let events = old.exit_with_events();
                 self.noted(index, events);
             }
             2 => self.fault(index, PREPARE, &Fault::Hang, 500),
