@@ -5,7 +5,7 @@
 //! on the machine, and its disk, hits both; the median of these ratios is what counts. Offenders run only when nobody
 //! else wants to (`SCHED_IDLE`), because what they burn themselves is nothing that devlet could do something about; the
 //! first rows are of some that do nothing but that. Needs root, and `chrt` of util-linux. After each behaviour nothing may be lost or leaked, as in the
-//! tests `serve_hostile_*`: that, and a behaviour that ends before its time, ends the benchmark.
+//! tests `serve/hostile_*`: that, and a behaviour that ends before its time, ends the benchmark.
 //!
 //! How far that median can be trusted, the ratios themselves say: where it may as well be off by nearly as much as the bar
 //! allows, the row says nothing. Exit code 1: a behaviour is over the bar; 3: the machine is too busy to say.

@@ -14,7 +14,7 @@
 //! | [`pod_resources::v1alpha1`] | `v1alpha1` | kubelet |
 //!
 //! The messages, clients and servers are generated from the files under `proto/` and checked in;
-//! `tests/generated.rs` generates them and says how. Written by hand are only the strings that the protocols
+//! `tests/wire/generated.rs` generates them and says how. Written by hand are only the strings that the protocols
 //! give a meaning to. There is no validation here, and no domain type.
 //!
 //! Map fields are `BTreeMap`s, so that equal messages are equal bytes.
