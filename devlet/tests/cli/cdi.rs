@@ -99,7 +99,7 @@ fn show_has_the_edits_of_the_spec_and_of_the_device() {
 }
 
 #[test]
-fn names_that_lead_nowhere_are_all_told_with_their_reason() {
+fn all_unknown_names_are_listed_with_their_reason() {
     let specs = directory(&[("a.json", W0_AGAIN), ("b.json", W0_AGAIN)]);
     let names = ["acme.com/widget=w0", "acme.com/widget=w9"];
     let output = cdi(&[&["resolve"], &names[..]].concat(), &[specs.path()]);
@@ -117,7 +117,7 @@ fn names_that_lead_nowhere_are_all_told_with_their_reason() {
 }
 
 #[test]
-fn resolve_changes_an_oci_spec_and_keeps_what_it_does_not_know() {
+fn resolve_changes_an_oci_spec_and_keeps_unknown_keys() {
     let specs = directory(&[("acme.yaml", WIDGETS)]);
     let config = specs.path().join("config");
     let before =
@@ -146,7 +146,7 @@ fn resolve_changes_an_oci_spec_and_keeps_what_it_does_not_know() {
 }
 
 #[test]
-fn resolve_refuses_what_is_no_oci_spec() {
+fn resolve_refuses_a_file_that_is_not_an_oci_spec() {
     let specs = directory(&[("acme.yaml", WIDGETS), ("text", "not json"), ("list", "[]")]);
     for file in ["text", "list"] {
         let path = specs.path().join(file);
@@ -224,7 +224,7 @@ fn a_directory_that_was_asked_for_must_be_there() {
 }
 
 #[test]
-fn directories_have_no_say_about_files() {
+fn given_directories_do_not_matter_for_given_files() {
     let specs = directory(&[("acme.yaml", WIDGETS)]);
     let file = specs.path().join("acme.yaml");
     let output = cdi(&["validate", file.to_str().unwrap()], &[specs.path()]);
@@ -373,7 +373,7 @@ fn a_closed_pipe_does_not_make_a_bad_spec_good() {
 }
 
 #[test]
-fn nothing_in_a_spec_looks_like_a_line_of_its_own() {
+fn text_of_a_spec_cannot_forge_lines_of_output() {
     let hostile = r#"{"cdiVersion":"0.6.0","kind":"acme.com/widget","devices":[{"name":"w0","annotations":{"a":"1\nforged"},"containerEdits":{"env":["A=1\nforged\u2028"],"mounts":[{"hostPath":"/a\nforged","containerPath":"/b"}]}}]}"#;
     let specs = directory(&[("a\nforged.json", hostile)]);
     for command in [

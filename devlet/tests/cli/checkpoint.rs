@@ -353,7 +353,7 @@ fn repair_writes_only_when_told_and_what_it_writes_verifies() {
         &damaged,
     );
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    // The last one without its answer.
+    // The last entry comes without its answer.
     assert_eq!(report["kept"]["entries"].as_array().unwrap().len(), 3);
     assert_eq!(report["incomplete"], true);
     assert!(!report["dropped"].as_array().unwrap().is_empty());
@@ -407,7 +407,7 @@ fn convert_into_a_closed_pipe_fails() {
     );
 }
 
-/// A directory with a V1 checkpoint.
+/// Creates a directory with a V1 checkpoint.
 fn old_checkpoint() -> (TempDir, PathBuf, Vec<u8>) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("kubelet_internal_checkpoint");
@@ -539,7 +539,7 @@ fn a_pipe_is_read_if_a_process_writes_to_it_and_not_waited_for_otherwise() {
         );
     }
 
-    // Here the writer is there first, and slow.
+    // Here the writer opens the pipe first, and writes late.
     let file = testdata("dra/envelope-v1/06-two-claims.json");
     let script = format!(
         "{devlet} checkpoint show <(sleep 0.3; cat {file}) && {{ (sleep 0.3; cat {file}) > {fifo} & }} \
@@ -558,7 +558,7 @@ fn a_pipe_is_read_if_a_process_writes_to_it_and_not_waited_for_otherwise() {
 }
 
 #[test]
-fn nothing_in_a_file_or_its_name_looks_like_a_line_of_its_own() {
+fn text_of_a_file_and_its_name_cannot_forge_lines_of_output() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a\nFormat:    forged\nb");
     // The answer is the variable "E" with the value "\nforged\nx".

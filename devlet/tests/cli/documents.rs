@@ -1,9 +1,9 @@
-//! What the documents say about tests is true.
+//! The documents match the commands and the tests.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Names of all functions in the Rust files below a directory.
+/// Collects the names of all functions in the Rust files below a directory.
 fn functions(directory: &Path, found: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -18,7 +18,7 @@ fn functions(directory: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
-/// What stands in backticks and looks like the name of a test.
+/// Returns the texts in backticks that look like names of tests.
 fn cited(cell: &str) -> impl Iterator<Item = &str> {
     let is_name = |text: &&str| {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '…';
@@ -27,7 +27,7 @@ fn cited(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2).filter(is_name)
 }
 
-/// What a command says of itself.
+/// Returns the help text of a command.
 fn help(command: &[&str]) -> String {
     let mut devlet = std::process::Command::new(env!("CARGO_BIN_EXE_devlet"));
     let said = devlet.args(command).arg("--help").output().unwrap();
@@ -35,7 +35,7 @@ fn help(command: &[&str]) -> String {
     String::from_utf8(said.stdout).unwrap()
 }
 
-/// The commands that a help text lists.
+/// Returns the commands that a help text lists.
 fn commands(help: &str) -> Vec<String> {
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let listed = listed.take_while(|line| !line.is_empty());

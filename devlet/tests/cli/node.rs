@@ -1,11 +1,11 @@
-//! Commands for a running devlet, on the built binary, when there is none.
+//! Commands for a daemon when no daemon runs.
 
 use std::io::Read as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Nothing of the caller's environment leads to a devlet.
+/// Runs a command without the variables of the environment that lead to a daemon.
 fn devlet(home: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devlet"));
     command.args(args).stdin(Stdio::null());
@@ -60,7 +60,7 @@ fn every_command_says_that_devlet_is_not_running_and_what_to_do() {
 }
 
 #[test]
-fn a_socket_that_nobody_listens_on_is_told_from_none() {
+fn a_socket_without_a_process_is_distinguished_from_a_missing_one() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("devlet")).unwrap();
     drop(UnixListener::bind(directory.path().join("devlet/devlet.sock")).unwrap());
@@ -95,7 +95,7 @@ fn without_a_root_all_places_that_were_searched_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let output = devlet(directory.path(), &["status"]);
     let own = directory.path().join(".local/state/devlet/devlet/devlet.sock");
-    // A devlet of this machine may run in the usual place.
+    // A daemon of this machine may run in the default place.
     if output.status.code() == Some(2) {
         let expected = format!(
             "no socket at {} or /var/lib/kubelet/devlet/devlet.sock; start it with `devlet serve`, or name its root \
@@ -133,7 +133,7 @@ fn a_devlet_that_ends_during_a_command_has_stopped() {
     let listener = UnixListener::bind(&socket).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            // It ends after the connection preface.
+            // The peer ends after the connection preface.
             let _ = stream.unwrap().read_exact(&mut [0; 24]);
         }
     });
@@ -168,7 +168,7 @@ fn a_devlet_that_ends_during_a_command_has_stopped() {
     }
 }
 
-/// No daemon runs: a command line is judged before devlet is called.
+/// No daemon runs: a command checks its arguments before it connects.
 #[test]
 fn wrong_usage_of_any_command_is_exit_code_2() {
     let directory = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ fn wrong_usage_of_any_command_is_exit_code_2() {
         (&["import", "/nowhere/file"], "cannot read /nowhere/file"),
         (&["import", ""], "a value is required"),
         (&["import", "/"], "it is a directory"),
-        // Names that nothing can have.
+        // Invalid names.
         (
             &["admit", "--name", "", "--limit", "acme.com/gpu=1"],
             "the name is empty",

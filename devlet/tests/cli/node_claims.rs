@@ -1,4 +1,4 @@
-//! Claims and drivers on the command line: the built binary, its sample driver, and drivers of the test kit.
+//! Commands about claims and drivers, with the sample driver and drivers of the test kit.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use crate::common::{Daemon, root, stderr, stdout, until};
 
 const DRIVER: &str = "gpu.acme.com";
 
-/// A pod with a sidecar that uses a part of what its only claim has.
+/// Returns the manifest of a pod with one claim. Its sidecar uses one request of the claim.
 fn pod(name: &str) -> String {
     format!(
         "apiVersion: v1
@@ -26,7 +26,7 @@ spec:
     )
 }
 
-/// A claim with two requests that these pods may use.
+/// Returns the manifest of a claim with two requests that is reserved for these pods.
 fn claim(pods: &[&str]) -> String {
     let pods = pods
         .iter()
@@ -60,7 +60,7 @@ fn script(root: &Path) -> DriverScript {
     }
 }
 
-/// Two drivers that can be called, each with one of the devices.
+/// Starts two drivers, each with one of the devices.
 fn two_drivers(daemon: &Daemon) -> [Plugin; 2] {
     let devices = [
         (DRIVER, device("big", "gpu-0")),
@@ -79,7 +79,7 @@ fn two_drivers(daemon: &Daemon) -> [Plugin; 2] {
     drivers
 }
 
-/// The claim, with one device of each of them.
+/// Returns the manifest of a claim with one device of each of them.
 fn claim_of_two_drivers() -> String {
     let small = "small, driver: ";
     claim(&["job"]).replace(&format!("{small}{DRIVER}"), &format!("{small}nic.acme.com"))
@@ -158,13 +158,13 @@ fn the_sample_driver_prepares_claims_and_leaves_nothing_behind() {
         json!(["SAMPLE_GADGET_0=1", "SAMPLE_GADGET_1=1"])
     );
     assert_eq!(oci["linux"]["devices"][0]["path"], "/dev/gadget-0");
-    // The sample driver says how its devices are.
+    // The sample driver reports the health of its devices.
     daemon.until("claims", |list| {
         list["claims"][0]["drivers"][0]["devices"][0]["health"] == "healthy"
     });
     assert!(text(&daemon, &["remove", "job2"]).starts_with("removed default/job2 ("));
     daemon.until("claims", |list| list["claims"] == json!([]));
-    // What the driver does not have, it refuses in its own words.
+    // The driver refuses a device that it does not have.
     let other = fs::read_to_string(&claim)
         .unwrap()
         .replace("gadget-1", "gadget-7");
@@ -297,7 +297,7 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
     assert_eq!(listed["claims"][0]["waits"][0]["driver"], DRIVER);
     assert_eq!(listed["claims"][0]["lastPod"]["uid"], "uid-job");
     assert_eq!(listed["claims"][0]["lastPod"]["name"], "job");
-    // It is still known by its name, also to another daemon.
+    // The pod is still known by its name, also after a restart of the daemon.
     daemon.kill();
     let daemon = Daemon::on(root.path());
     for name in ["job", "default/job", "uid-job", "uid:uid-job"] {
@@ -337,7 +337,7 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
     daemon.kill();
     let daemon = Daemon::on(root.path());
     is_abandoned(&daemon);
-    // Should the driver come back, it is asked after all.
+    // If the driver comes back, it is called after all.
     let mut driver = Plugin::registered_driver(&script(root.path()));
     let (_, claims) = driver.asked("NodeUnprepareResources");
     assert_eq!(claims[0].uid, "claim-1");
@@ -379,7 +379,7 @@ fn a_claim_that_was_abandoned_at_a_driver_can_be_allocated_without_it() {
     assert_eq!(used["drivers"][0]["state"], "abandoned");
     let problem = daemon.json(&["status"])["problems"][0]["what"].to_string();
     assert!(problem.contains("was abandoned: gpu.acme.com"), "{problem}");
-    // The driver is back: it has nothing to do with the pod, and is asked all the same.
+    // The driver is back: the pod no longer needs it, and it is called all the same.
     let mut driver = Plugin::registered_driver(&script(root.path()));
     let (_, claims) = driver.asked("NodeUnprepareResources");
     assert_eq!(claims[0].uid, "claim-1");
@@ -451,7 +451,7 @@ fn manifests_come_in_one_file_or_several_or_from_standard_input() {
         .unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), first);
-    // Shared: another pod joins without a call, and the last one leaves.
+    // A second pod shares the claim without a call.
     let other = pod.replace("job", "other");
     let second = admitted(&daemon, &[&other, &claim]);
     assert_eq!(second["claims"], first["claims"]);
@@ -511,7 +511,7 @@ fn a_claim_that_a_pod_names_twice_is_asked_for_once_and_its_devices_come_once() 
 }
 
 #[test]
-fn a_driver_that_is_refused_is_shown_with_the_reason_until_it_is_taken_in_or_gone() {
+fn a_refused_driver_is_shown_with_the_reason_until_it_registers_or_is_gone() {
     let root = root();
     let daemon = Daemon::on(root.path());
     let mut driver = Plugin::driver(&DriverScript {
@@ -567,7 +567,7 @@ fn a_driver_that_is_refused_is_shown_with_the_reason_until_it_is_taken_in_or_gon
     assert_eq!(daemon.json(&["get", "drivers"])["refused"], json!([]));
 }
 
-/// What a driver of 1.28 to 1.30 answers: names of CDI devices where later ones have devices.
+/// Drivers of 1.28 to 1.30 answer with names of CDI devices, later ones with devices.
 fn answer_of_1_28(claim: &str, cdi: &str) -> Vec<u8> {
     let field = |number: u8, bytes: &[u8]| {
         let mut field = vec![number << 3 | 2, u8::try_from(bytes.len()).unwrap()];
@@ -599,7 +599,7 @@ fn a_driver_of_1_28_is_registered_and_what_it_prepares_is_refused_by_name() {
         said.contains("driver gpu.acme.com") && said.contains("the answer is damaged"),
         "{said}"
     );
-    // It is undone there; the first call asked whether the service is there.
+    // The claim is unprepared through that service. The first call tested if the service exists.
     let asked = [(); 2].map(|()| driver.asked("NodeUnprepareResources").1);
     assert_eq!((asked[0].len(), &*asked[1][0].uid), (0, "claim-1"));
     daemon.until("claims", |list| list["claims"] == json!([]));
@@ -700,7 +700,7 @@ fn a_claim_of_a_kubelets_file_without_a_pod_can_be_given_up_on() {
         &daemon,
         &["remove", "--claim", "left", "--abandon-driver", "nic.acme.com"],
     );
-    // It is on record.
+    // devlet has recorded it.
     daemon.kill();
     let daemon = Daemon::on(root.path());
     assert_eq!(daemon.json(&["get", "claims"])["claims"][0]["phase"], "abandoned");
@@ -708,7 +708,7 @@ fn a_claim_of_a_kubelets_file_without_a_pod_can_be_given_up_on() {
 }
 
 #[test]
-fn what_is_gone_already_is_no_error_if_the_caller_says_so() {
+fn a_missing_pod_or_claim_is_not_an_error_with_ignore_not_found() {
     let root = root();
     let daemon = Daemon::on(root.path());
     let driver = Plugin::registered_driver(&script(root.path()));
@@ -716,7 +716,7 @@ fn what_is_gone_already_is_no_error_if_the_caller_says_so() {
     admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
     driver.kill();
     daemon.refused(&["remove", "job", "--wait", "100ms", "--ignore-not-found"]);
-    // It is unprepared while nobody waits.
+    // It is unprepared in the background.
     let _driver = Plugin::registered_driver(&script(root.path()));
     daemon.until("claims", |list| list["claims"] == json!([]));
 
@@ -732,13 +732,13 @@ fn what_is_gone_already_is_no_error_if_the_caller_says_so() {
         let ignored = text(&daemon, &[args, &["--ignore-not-found"]].concat());
         assert_eq!(ignored, format!("nothing to remove: {what}\n"));
     }
-    // Whatever else is wrong still is.
+    // Other errors stay errors.
     let empty = daemon.run(&["remove", "", "--ignore-not-found"]);
     assert_eq!(empty.status.code(), Some(2), "{}", stderr(&empty));
 }
 
 #[test]
-fn a_removal_that_waits_says_since_when_a_driver_is_away_and_what_is_on_record() {
+fn a_removal_that_waits_shows_since_when_a_driver_is_away_and_the_record() {
     let root = root();
     let daemon = Daemon::on(root.path());
     let drivers = two_drivers(&daemon);
@@ -764,7 +764,7 @@ fn a_removal_that_waits_says_since_when_a_driver_is_away_and_what_is_on_record()
     let claims = daemon.json(&["get", "claims"]);
     let states = [0, 1].map(|place| &claims["claims"][0]["drivers"][place]["state"]);
     assert_eq!(states, [&json!("abandoned"), &json!("prepared")]);
-    // Said again to whoever asks again; and the pod still has its name.
+    // A second removal gets the same answer, and the pod is still known by its name.
     let again = daemon.refused(&["remove", "job", "--wait", "100ms", "--abandon-driver", DRIVER]);
     assert!(again.contains(&expected), "{again}");
     let removed = text(
@@ -775,7 +775,7 @@ fn a_removal_that_waits_says_since_when_a_driver_is_away_and_what_is_on_record()
 }
 
 #[test]
-fn a_driver_that_has_unprepared_a_claim_is_not_said_to_be_given_up_on() {
+fn a_driver_that_has_unprepared_a_claim_is_not_shown_as_abandoned() {
     let root = root();
     let daemon = Daemon::on(root.path());
     let drivers = two_drivers(&daemon);
@@ -852,7 +852,7 @@ fn a_claim_whose_driver_never_comes_back_can_be_forgotten() {
     assert_eq!(again, "error: no such claim on this node: gpu\n");
     let both = daemon.run(&["forget", "--claim", "gpu", "file"]);
     assert_eq!(both.status.code(), Some(2));
-    // The claim is as good as new, also for the driver.
+    // The claim can be prepared again, also by the driver.
     let mut driver = Plugin::registered_driver(&script(root.path()));
     until_serving(&daemon);
     admitted(&daemon, &[&pod("job"), &claim(&["job"])]);
@@ -911,7 +911,7 @@ status:
 }
 
 #[test]
-fn a_kubelets_claims_are_taken_in_at_the_first_start_and_by_hand_and_handed_back() {
+fn claims_of_a_kubelet_are_imported_at_the_first_start_and_by_hand_and_written_back() {
     const POD: &str = "139cdb46-f989-4f17-9561-ca10cfb509a6";
     let root = root();
     let state = root.path().join("dra_manager_state");
@@ -940,7 +940,7 @@ fn a_kubelets_claims_are_taken_in_at_the_first_start_and_by_hand_and_handed_back
         "the other one is known"
     );
     assert_eq!(names(&daemon), ["example", "example-2"]);
-    // No driver is there: an operator can do without it, and the kubelet's file still has what it must undo.
+    // No driver runs: an operator gives up on it, and the kubelet's file still has the claim to unprepare.
     let refused = daemon.refused(&["remove", POD, "--wait", "100ms"]);
     assert!(
         refused.contains("DRA driver test-driver.cdi.k8s.io is not connected"),
@@ -966,7 +966,7 @@ fn a_kubelets_claims_are_taken_in_at_the_first_start_and_by_hand_and_handed_back
     );
 }
 
-/// The pod and claim of [`pod`] and [`claim`] under other names, with the same devices.
+/// Returns the manifests of [`pod`] and [`claim`] with other names and the same devices.
 fn second() -> [String; 2] {
     let claim = claim(&["job2"]).replace("name: gpu, uid: claim-1", "name: gpu2, uid: claim-2");
     let pod = pod("job2").replace("resourceClaimName: gpu", "resourceClaimName: gpu2");
@@ -1017,7 +1017,7 @@ fn devices_of_drivers_are_listed_with_their_claims_and_pods() {
     assert_eq!(stderr(&none), "No devices.\n");
     let shown = admit(&daemon, &[&pod("job"), &claim(&["job"])], &[]);
     let shown = stdout(&shown);
-    // The pod has no devices of plugins.
+    // The pod is without devices of plugins.
     assert!(shown.contains("CLAIM") && !shown.contains("RESOURCE"), "{shown}");
     let described = text(&daemon, &["describe", "pod", "job"]);
     assert!(!described.contains("PRE-START"), "{described}");

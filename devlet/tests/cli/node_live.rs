@@ -1,4 +1,4 @@
-//! Commands for a running devlet, on the built binary and its sample plugin.
+//! Commands for a running daemon, with its sample plugin.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Stdio;
@@ -60,7 +60,7 @@ fn a_container_gets_its_options_in_the_shape_of_each_runtime() {
     assert_eq!(oci["linux"]["devices"][0]["path"], format!("/dev/{id}"));
 }
 
-/// The form that the help shows, with a `podman` that prints its arguments.
+/// Runs the example of the help text, with a `podman` that prints its arguments.
 #[test]
 fn no_container_is_started_if_its_options_cannot_be_printed() {
     let root = root();
@@ -103,7 +103,7 @@ fn a_container_that_the_command_line_has_to_name_is_wrong_usage() {
         stderr(&output),
         "error: the pod has several containers: name one of a, b\n"
     );
-    // A container that the pod does not have is no wrong usage.
+    // A container that the pod does not have is not wrong usage.
     let unknown = daemon.refused(&["options", "two", "c", "--format", "env"]);
     assert_eq!(unknown, "error: the pod has no container \"c\"; it has a, b\n");
 }
@@ -396,7 +396,7 @@ fn a_watch_prints_changed_rows_and_survives_a_restart_of_the_daemon() {
     assert_eq!(noted.count(), 0, "one note for each stop");
 }
 
-/// What bash offers for the last of these words.
+/// Returns the completions in bash for the last of these words.
 fn completed(daemon: &Daemon, words: &[&str]) -> Vec<String> {
     let mut command = daemon.command(&[]);
     command
@@ -688,7 +688,7 @@ fn a_mistyped_resource_is_wrong_usage_and_the_near_one_is_named() {
 }
 
 #[test]
-fn a_pod_that_gets_no_device_is_no_surprise() {
+fn a_pod_without_devices_is_reported() {
     let root = root();
     let config = "foreign: [acme.com/*]\n";
     let daemon = Daemon::configured(root.path(), config);

@@ -1,5 +1,5 @@
-//! Who may do what, as other users than root. Only root can become them: for others these tests say on standard error
-//! that they are not run.
+//! The rights of users other than root. Only root can start processes as other users: without root, these tests are
+//! skipped.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -16,7 +16,7 @@ use crate::common::{Daemon, root, stderr, until};
 const STRANGER: u32 = 54_321;
 const GPU: &str = "acme.com/gpu";
 
-/// A node in whose group the stranger is; `None` if we are not root.
+/// Starts a node with sockets that the stranger's group may use. Returns `None` without root.
 fn node(config: &str) -> Option<(TempDir, Daemon)> {
     let root = root();
     if std::fs::metadata(root.path()).unwrap().uid() != 0 {
@@ -34,12 +34,12 @@ fn node(config: &str) -> Option<(TempDir, Daemon)> {
     Some((root, daemon))
 }
 
-/// A copy of a program where everybody can reach it.
+/// Copies a program to a place that every user can reach.
 fn reachable(root: &Path, program: &Path) -> PathBuf {
     let copy = root.join(format!("copy-of-{}", program.file_name().unwrap().display()));
     if !copy.exists() {
-        // Not with our own hands: a child that another test starts meanwhile would keep the file open for writing,
-        // and then it cannot be run.
+        // Another process copies: a child that another test forks meanwhile would inherit a file that we have open for
+        // writing, and the system does not run such a file.
         let mut install = Command::new("install");
         assert!(
             install
@@ -53,7 +53,7 @@ fn reachable(root: &Path, program: &Path) -> PathBuf {
     copy
 }
 
-/// A command of the stranger.
+/// Runs a command as the stranger.
 fn as_stranger(daemon: &Daemon, gid: u32, args: &[&str]) -> Output {
     let program = reachable(&daemon.root, Path::new(env!("CARGO_BIN_EXE_devlet")));
     let mut command = Command::new(program);
@@ -66,7 +66,7 @@ fn as_stranger(daemon: &Daemon, gid: u32, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// A plugin of the stranger.
+/// Starts a plugin as the stranger.
 fn strangers(script: &Script) -> Plugin {
     let program = reachable(&script.root, &std::env::current_exe().unwrap());
     Plugin::start_as(STRANGER, 0, &program, script)
@@ -77,7 +77,7 @@ fn gpu(root: &TempDir) -> Script {
 }
 
 #[test]
-fn strangers_with_the_sockets_group_may_ask_and_nothing_else() {
+fn users_in_the_group_of_the_socket_may_read_and_not_change() {
     let Some((root, daemon)) = node("wait: 1s") else {
         return;
     };
@@ -105,7 +105,7 @@ fn strangers_with_the_sockets_group_may_ask_and_nothing_else() {
 }
 
 #[test]
-fn strangers_without_the_group_do_not_even_reach_the_socket() {
+fn users_outside_the_group_cannot_open_the_socket() {
     let Some((_root, daemon)) = node("") else { return };
     let refused = as_stranger(&daemon, STRANGER, &["get", "resources"]);
     assert_eq!(refused.status.code(), Some(2));
@@ -134,10 +134,10 @@ fn a_user_that_the_configuration_names_may_admit() {
 #[test]
 fn strangers_may_not_register_unless_the_configuration_names_them() {
     let Some((root, daemon)) = node("") else { return };
-    // Not a word is exchanged with them.
+    // The daemon closes the connection without an answer.
     let mut refused = strangers(&gpu(&root));
     refused.refused();
-    // A socket to be found is asked for its name, and then refused by its owner.
+    // A socket in the registry is asked for its name, and then refused because of its owner.
     let found = Script {
         door: Door::Registry,
         ..Script::new(root.path(), "acme.com/found", Vec::new())
@@ -246,7 +246,7 @@ fn without_root_everything_works_in_the_users_own_directory() {
         command
     };
     let daemon = Daemon::started(devlet(&["serve"]), &home.join("devlet"));
-    // Commands look there by themselves.
+    // Commands search there without DEVLET_ROOT.
     assert!(!daemon.banner.contains("DEVLET_ROOT"), "{}", daemon.banner);
     let plugin = Script::new(home.join("devlet"), GPU, vec![Device::new("gpu0")]);
     let test = reachable(root.path(), &std::env::current_exe().unwrap());
@@ -262,7 +262,7 @@ fn without_root_everything_works_in_the_users_own_directory() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// A driver of the stranger's that answers where it registers.
+/// Starts a driver as the stranger that serves on its registration socket.
 fn strange_driver(script: &DriverScript) -> Plugin {
     let program = reachable(&script.root, &std::env::current_exe().unwrap());
     let script = DriverScript {
@@ -288,11 +288,11 @@ fn strangers_may_not_serve_drivers_unless_the_configuration_names_them() {
     assert!(said.contains("user 54321 may not serve nic.acme.com"), "{said}");
     let mut allowed = strange_driver(&driver(&root, "gpu.acme.com"));
     allowed.until(&Event::Registered);
-    // Not even root gets in beside it.
+    // Root may not register beside it either.
     let said = Plugin::driver(&driver(&root, "gpu.acme.com")).refused();
     assert!(said.contains("54321") && said.contains("share: true"), "{said}");
     allowed.exit();
-    // Nor does it get in with what is somebody else's.
+    // It may not register with the socket of another user.
     let roots = driver(&root, "other.acme.com");
     let mut other = Plugin::driver(&roots);
     other.until(&Event::Registered);
@@ -305,7 +305,7 @@ fn strangers_may_not_serve_drivers_unless_the_configuration_names_them() {
     assert!(said.contains("is of user 0, not of user 54321"), "{said}");
 }
 
-/// Fills the registry with what a user may leave there: dead sockets, a wide and a deep tree.
+/// Fills the registry with dead sockets and directories of a user, many in one place and deeply nested.
 fn litter(registry: &Path) {
     let give = |path: &Path| std::os::unix::fs::lchown(path, Some(STRANGER), Some(STRANGER)).unwrap();
     for number in 0..1_100 {
@@ -325,7 +325,7 @@ fn litter(registry: &Path) {
 }
 
 #[test]
-fn sockets_and_directories_of_a_user_keep_no_driver_of_root_out() {
+fn many_sockets_and_directories_of_a_user_do_not_hide_a_driver_of_root() {
     let root = root();
     if std::fs::metadata(root.path()).unwrap().uid() != 0 {
         return skip("only root can start processes as other users");
@@ -335,7 +335,7 @@ fn sockets_and_directories_of_a_user_keep_no_driver_of_root_out() {
     litter(&registry);
     let script = DriverScript::new(root.path(), "gpu.acme.com");
     let mut driver = Plugin::registered_driver(&script);
-    // In a directory of root it is found as well.
+    // The watcher also finds it in a directory of root.
     let nested = registry.join("zzz");
     std::fs::create_dir(&nested).unwrap();
     driver.forget_events();

@@ -1,4 +1,4 @@
-//! Test cases of the kubelet itself, on the built binary, where no other test has them.
+//! Test cases of the kubelet that no other module here covers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn the_newest_list_counts_through_every_door_whatever_the_options() {
                     endpoint.is_some_and(|path| path.as_str().unwrap().ends_with(socket))
                 });
             };
-            // Names of their own, so that no round hears of the one before.
+            // Each round has its own names, so that it does not see the plugins of the round before.
             let name = |number: u32| format!("{door:?}-{pre_start}-{preferred}-{number}.sock");
             let first = started(&name(1), &["a", "b"]);
             daemon.until_capacity(GPU, 2);
@@ -130,7 +130,7 @@ fn all_plugins_of_a_pod_are_called_at_the_same_time() {
     let admit = admit.stdout(Stdio::null()).stderr(Stdio::piped());
     let admission = admit.spawn().unwrap();
 
-    // Nobody is answered before everybody has been called.
+    // No plugin answers before all of them have been called.
     for plugin in &mut plugins {
         plugin.called("Allocate");
     }
@@ -198,7 +198,7 @@ fn a_sidecar_keeps_what_it_takes_over_from_an_init_container() {
 
     let admitted = admit(&daemon, &spec, "job1");
 
-    // Three are enough for all of them: what the init container leaves goes to one of the other two, never to both.
+    // Three devices are enough: one of the other two containers reuses the device of the init container, never both.
     assert!(admitted.status.success(), "{}", stderr(&admitted));
     let pod: serde_json::Value = serde_json::from_slice(&admitted.stdout).unwrap();
     let ids = |container: usize| -> BTreeSet<String> {
@@ -210,7 +210,7 @@ fn a_sidecar_keeps_what_it_takes_over_from_an_init_container() {
     let (prepare, side, main) = (ids(0), ids(1), ids(2));
     assert_eq!((prepare.len(), side.len(), main.len()), (3, 1, 2));
     assert!(side.is_disjoint(&main), "{pod}");
-    // With one more for the main container there is none to take over.
+    // With one more for the main container, no device is left to reuse.
     assert!(daemon.run(&["remove", "job1"]).status.success());
     let refused = admit(&daemon, &spec.replace(&limits(2), &limits(3)), "job2");
     assert_eq!(refused.status.code(), Some(1));
@@ -234,7 +234,7 @@ fn devices_that_a_whole_pod_asks_for_are_refused_with_the_right_place() {
         said.contains("acme.com/gpu") && said.contains("asked for by containers"),
         "{said}"
     );
-    // What is no device may stand there.
+    // A resource that is not a device may be there.
     let spec =
         "{resources: {limits: {cpu: 1}}, containers: [{name: main, resources: {limits: {acme.com/gpu: 1}}}]}";
     assert!(admit(&daemon, spec, "job2").status.success());

@@ -1,5 +1,4 @@
-//! `kill -9` at the instants at which a claim could be forgotten: after the restart it is unprepared, and whoever holds
-//! it keeps it.
+//! `kill -9` at the moments when a claim could be forgotten: after the restart it is unprepared, unless a pod holds it.
 
 use std::collections::BTreeSet;
 use std::process::{Child, Stdio};
@@ -24,7 +23,7 @@ fn driver(root: &std::path::Path) -> Plugin {
     })
 }
 
-/// Writes down a pod and the claim that it uses; the arguments that admit it.
+/// Writes the manifests of a pod and its claim, and returns the arguments that admit it.
 fn manifests(daemon: &Daemon, pod: &str, claim: &str) -> Vec<String> {
     let text = format!(
         "apiVersion: v1
@@ -56,7 +55,7 @@ fn admit(daemon: &Daemon, pod: &str, claim: &str) {
     assert!(output.status.success(), "{}", stderr(&output));
 }
 
-/// A command that nobody waits for.
+/// Starts a command without waiting for its end.
 fn start(daemon: &Daemon, args: &[&str]) -> Child {
     let mut command = daemon.command(args);
     command
@@ -74,13 +73,13 @@ fn until_serving(daemon: &Daemon) {
     });
 }
 
-/// The instants of a call.
+/// Returns the moments of a call to kill the daemon at.
 fn instants() -> [Fault; 3] {
-    // It has been made, and nothing is done; it is done, and not answered; it is answered, and mostly nothing of that on disk.
+    // Before the driver carries the call out, before it answers, and before devlet has stored the answer (mostly).
     [Fault::Hang, Fault::Wait, Fault::KillCaller]
 }
 
-/// Kills the daemon when the call is where the fault lets it go.
+/// Kills the daemon when the call has reached the moment of the fault.
 fn killed(
     mut daemon: Daemon,
     driver: &mut Plugin,
@@ -104,7 +103,7 @@ fn killed(
     driver.forget_events();
 }
 
-/// The names of the pods.
+/// Returns the names of the pods.
 fn names(daemon: &Daemon) -> Vec<String> {
     let pods = daemon.json(&["get", "pods"]);
     let name = |pod: &serde_json::Value| pod["name"].as_str().unwrap().to_owned();
@@ -133,7 +132,7 @@ fn an_admission_that_is_killed_while_a_driver_is_called_is_undone() {
         let daemon = Daemon::on(root.path());
 
         if names(&daemon) == ["a", "b"] {
-            // It was on disk before the kill came.
+            // The admission was on disk before the kill.
             assert!(matches!(fault, Fault::KillCaller), "{fault:?}");
             assert_eq!(driver.prepared(), prepared(&["uid-kept", "uid-lost"]));
             assert_eq!(daemon.stop(), Some(0));
@@ -176,7 +175,7 @@ fn a_removal_that_is_killed_while_a_driver_is_called_is_carried_on() {
         let daemon = Daemon::on(root.path());
 
         assert_eq!(names(&daemon), ["a"], "{fault:?}: the removal was on disk");
-        // With an answer, the claim may have been off the disk before the kill came.
+        // With an answer, the removal of the claim may have been on disk before the kill.
         if !matches!(fault, Fault::KillCaller) {
             let (_, claims) = driver.asked(UNPREPARE);
             assert_eq!(claims[0].uid, "uid-gone", "{fault:?}");
@@ -191,7 +190,7 @@ fn a_removal_that_is_killed_while_a_driver_is_called_is_carried_on() {
 }
 
 #[test]
-fn a_kill_while_a_pod_leaves_takes_nothing_from_who_holds_its_claim() {
+fn a_kill_during_a_removal_leaves_a_shared_claim_to_its_other_pod() {
     let root = root();
     let daemon = Daemon::on(root.path());
     let mut driver = driver(root.path());

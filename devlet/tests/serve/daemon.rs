@@ -1,4 +1,4 @@
-//! `devlet serve` on the built binary: start, refusals, stop, what it says.
+//! The daemon itself: start, refusals, stop, output and files.
 
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Read as _, Write as _};
 use std::net::TcpStream;
@@ -107,7 +107,7 @@ fn a_stale_socket_is_in_nobodys_way() {
     assert_eq!(Daemon::on(root.path()).stop(), Some(0));
 }
 
-// Many plugins watch nothing but their own socket, and register again when it is gone.
+// Many plugins watch only their own socket, and register again when it is gone.
 #[test]
 fn sockets_of_plugins_are_removed_at_start_even_of_live_ones_and_nothing_else_is() {
     let root = root();
@@ -185,7 +185,7 @@ fn the_sample_needs_neither_root_nor_hardware() {
     assert_eq!(container["envs"]["SAMPLE_WIDGETS"], "widget-0,widget-1");
     assert_eq!(container["deviceNodes"][1]["containerPath"], "/dev/widget-1");
     let devices = items(&daemon.json(&["get", "devices"]));
-    // Those of the sample plugin, and of the sample driver.
+    // The sockets of the sample plugin and of the sample driver.
     assert_eq!(devices.len(), 8 + 4);
     let root = daemon.root.clone();
     assert_eq!(daemon.stop(), Some(0));
@@ -230,7 +230,7 @@ fn health_readiness_and_metrics_are_served() {
     assert!(http_get(&address, "/nothing").starts_with("HTTP/1.1 404"));
 }
 
-/// Puts a socket of our own in the place of one of the daemon's, without a moment in which there is none.
+/// Replaces a socket of the daemon by one of this process, in one step.
 fn take_place(socket: &Path) -> UnixListener {
     let aside = socket.with_extension("aside");
     let ours = UnixListener::bind(&aside).unwrap();
@@ -238,7 +238,7 @@ fn take_place(socket: &Path) -> UnixListener {
     ours
 }
 
-/// Waits until `/readyz` says this.
+/// Waits until `/readyz` answers with this status.
 fn until_ready(address: &str, status: &str) -> String {
     until(status, || {
         let answer = http_get(address, "/readyz?verbose");
@@ -267,7 +267,7 @@ fn a_socket_for_plugins_that_is_taken_away_is_missed_and_made_again() {
     for said in [unready, stdout(&status)] {
         assert!(said.contains(socket.to_str().unwrap()), "{said}");
     }
-    // Another's live socket stays, and is named as what is in the way.
+    // The daemon does not remove a live socket of another process. It names that process.
     let blamed = until("the other process is named", || {
         let answer = http_get(&address, "/readyz?verbose");
         answer
@@ -276,7 +276,7 @@ fn a_socket_for_plugins_that_is_taken_away_is_missed_and_made_again() {
     });
     assert!(blamed.starts_with("HTTP/1.1 503"), "{blamed}");
     assert!(stdout(&daemon.run(&["status"])).contains(&format!("pid {}", std::process::id())));
-    // Who is connected goes on.
+    // Open connections still work.
     assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["a"]);
     before.called("Allocate");
 
@@ -287,13 +287,13 @@ fn a_socket_for_plugins_that_is_taken_away_is_missed_and_made_again() {
     let _after = Plugin::registered(&script("acme.com/nic"));
     daemon.until_capacity("acme.com/nic", 1);
 
-    // With nothing in its place.
+    // The socket is removed, not replaced.
     std::fs::remove_file(&socket).unwrap();
     until("the socket is back", || socket.exists().then_some(()));
     let _third = Plugin::registered(&script("acme.com/fpga"));
     daemon.until_capacity("acme.com/fpga", 1);
 
-    // Nor its directory.
+    // Its directory is removed too.
     let directory = socket.parent().unwrap();
     std::fs::remove_dir_all(directory).unwrap();
     until("the socket is back", || socket.exists().then_some(()));
@@ -305,7 +305,7 @@ fn a_socket_for_plugins_that_is_taken_away_is_missed_and_made_again() {
 }
 
 #[test]
-fn the_socket_of_the_api_is_made_again_too_and_who_is_connected_stays() {
+fn the_api_socket_is_made_again_too_and_connections_stay() {
     let root = root();
     let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
     let address = daemon.http();
@@ -348,7 +348,7 @@ fn state_that_cannot_be_read_makes_it_unready_until_an_operator_decides() {
     );
 }
 
-/// The writing end of a pipe that is full, and its reading end.
+/// Returns both ends of a full pipe.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let flags = fcntl_getfl(&writer).unwrap();
@@ -367,7 +367,7 @@ fn full_pipes_as_standard_error_and_output_stop_neither_the_daemon_nor_its_end()
     command.args(["serve", "--log-level", "debug", "--root-dir"]);
     command.arg(root.path()).stdout(stdout).stderr(stderr);
     let mut daemon = Running(command.spawn().unwrap());
-    // The command has descriptors of its own, which would keep the pipes open.
+    // The command has its own descriptors, which would keep the pipes open.
     drop(command);
     until("an answer", || {
         let mut status = devlet();
@@ -478,12 +478,12 @@ fn slow_http_connections_are_closed_and_limited() {
             stream
         })
         .collect();
-    // It is behind all of them.
+    // This request comes after all of them.
     assert!(http_get(&address, "/healthz").starts_with("HTTP/1.1 200"));
     let now = descriptors();
     assert!(now < before + 80, "{before}, then {now}");
     assert!(daemon.run(&["status"]).status.success());
-    // The last one is not pushed out by others: it has had its time.
+    // No other connection displaces the last one: its deadline ends it.
     let mut last = slow.last().unwrap();
     last.set_read_timeout(Some(PATIENCE)).unwrap();
     let ended = last.read_to_end(&mut Vec::new());
@@ -541,18 +541,12 @@ fn http_is_served_on_a_name_and_on_a_port_alone() {
 #[test]
 fn the_log_is_json_if_wanted() {
     let root = root();
-    let mut command = devlet();
-    command
-        .args(["serve", "--log", "json", "--root-dir"])
-        .arg(root.path())
-        .stderr(Stdio::piped());
-    let mut daemon = Daemon::started(command, root.path());
-    let log = daemon.child.stderr.take().unwrap();
+    let (daemon, log) = Daemon::logged(root.path(), &["--log", "json"]);
     assert_eq!(daemon.stop(), Some(0));
-    let log = std::io::read_to_string(log).unwrap();
-    assert!(log.lines().count() >= 2, "{log}");
-    for line in log.lines() {
-        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    let log = log.rest();
+    assert!(log.len() >= 2, "{log:?}");
+    for line in log {
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert!(line["message"].is_string() && line["level"].is_string(), "{line}");
     }
 }
@@ -579,7 +573,7 @@ fn texts_of_peers_cannot_forge_lines_of_the_log() {
             let line: serde_json::Value = serde_json::from_str(&line).unwrap();
             assert!(line["error"].as_str().unwrap().contains(FORGED), "{line}");
         }
-        // So it is with the names of sockets.
+        // The same is true for names of sockets.
         let socket = root.path().join("plugins_registry/x\nERROR forged\u{1b}.sock");
         drop(UnixListener::bind(socket).unwrap());
         let line = log.until(&["x\\n", "ERROR forged"]);
@@ -653,7 +647,7 @@ fn the_configuration_that_is_printed_is_the_one_that_is_read() {
     assert_eq!(stdout(&print(&file)), once);
 }
 
-/// A daemon that was started with SIGHUP handled like this, an option of `env`.
+/// Starts a daemon with a disposition of SIGHUP, given as an option of `env`.
 fn with_hangup(root: &Path, option: &str) -> Daemon {
     let mut command = Command::new("env");
     command.args([option, env!("CARGO_BIN_EXE_devlet"), "serve", "--root-dir"]);
@@ -679,7 +673,7 @@ fn a_hangup_that_was_ignored_at_the_start_stays_ignored() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// A daemon with a plugin of 4 devices, and pod `held`, which has one of them. The mirror says so.
+/// Starts a daemon and a plugin with 4 devices, and admits pod `held` with one of them. The mirror contains it.
 fn daemon_with_a_pod(root: &Path) -> (Daemon, Plugin) {
     let daemon = Daemon::on(root);
     let devices = (0..4)
@@ -691,7 +685,7 @@ fn daemon_with_a_pod(root: &Path) -> (Daemon, Plugin) {
     (daemon, plugin)
 }
 
-/// The file that an operator has to decide about, as `status` and a refused admission name it.
+/// Returns the file that blocks the node, as `status` and a refused admission name it.
 fn to_decide(daemon: &Daemon) -> String {
     let refused = daemon.refused(&["admit", "--name", "new", "--limit", "acme.com/gpu=1"]);
     assert!(
@@ -719,7 +713,7 @@ fn a_database_that_is_gone_is_no_first_start() {
         std::fs::remove_file(root.path().join("devlet/state.redb")).unwrap();
         let mirror = root.path().join("device-plugins/kubelet_internal_checkpoint");
         if !with_mirror {
-            // It may not have been written yet.
+            // The file may not exist yet.
             let _ = std::fs::remove_file(&mirror);
         }
 
@@ -762,7 +756,7 @@ fn import_and_forget_say_what_still_blocks() {
         };
         let is_admitted = || daemon.run(&["status"]).status.success();
 
-        // An import ends the reason of the file, and that of the database only with a file about claims.
+        // An import ends the problem with the file, and the problem with the database only if a claims file is imported too.
         let (said, last) = match choice {
             "import" => {
                 let said = run(&["import", sound.to_str().unwrap()]);
@@ -829,7 +823,7 @@ fn an_older_copy_of_the_database_is_lost_and_gives_no_device_again() {
     let file = to_decide(&daemon);
     assert!(Path::new(&file).is_file(), "{file}");
     assert_eq!(daemon.stop(), Some(0));
-    // The database of the last run is right, and so it stays after a kill.
+    // The database of the last run is valid, also after a kill.
     std::fs::write(&database, newer).unwrap();
     for _ in 0..2 {
         let daemon = Daemon::on(root.path());
@@ -844,7 +838,7 @@ fn devices_of_a_damaged_checkpoint_stay_held_until_its_unknown_pod_is_forgotten(
     let mirror = root.path().join("device-plugins/kubelet_internal_checkpoint");
     std::fs::create_dir(mirror.parent().unwrap()).unwrap();
     let whole = include_str!("../../../crates/kubelet-files/testdata/deviceplugin/v2-one-pod.json");
-    // The UID of the pod is damaged, and the file is cut off behind its entry.
+    // The UID of the pod is damaged, and the file ends after its entry.
     let uid = "\"5b7c6d3e-0d7e-4a7a-9c0e-3f3a8f1f0001\"";
     let damaged = whole.replace(uid, "7");
     let damaged = damaged.split_once("\"RegisteredDevices\"").unwrap().0;
@@ -859,7 +853,7 @@ fn devices_of_a_damaged_checkpoint_stay_held_until_its_unknown_pod_is_forgotten(
     let imported = daemon.run(&["import", out]);
     assert!(imported.status.success(), "{}", stderr(&imported));
 
-    // Parts of the file are lost: an operator decides that no other pod runs.
+    // Parts of the file are lost: an operator confirms that no other pod runs.
     assert_eq!(to_decide(&daemon), aside);
     assert!(daemon.run(&["forget", &aside]).status.success());
     let pod = "devlet-unknown-pod-1";
@@ -1003,7 +997,7 @@ fn directories_and_files_that_others_may_write_are_refused_with_the_command_to_t
         assert!(said.contains(&format!("chmod go-w {}", path.display())), "{said}");
         std::fs::set_permissions(&path, before).unwrap();
     }
-    // Plugins of other users put their sockets there.
+    // Plugins of other users create their sockets there.
     let plugins = root.path().join("device-plugins");
     std::fs::set_permissions(&plugins, std::fs::Permissions::from_mode(0o777)).unwrap();
     for mode in [0o755, 0o1777] {

@@ -1,4 +1,4 @@
-//! Known defects of the kubelet, on the built binary: none of them is here.
+//! Known defects of the kubelet that devlet does not have.
 
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
@@ -15,7 +15,7 @@ fn gpus(root: &Path, count: usize) -> Script {
     Script::new(root, GPU, devices.collect())
 }
 
-/// An admission under way.
+/// Starts an admission.
 fn admitting(daemon: &Daemon, name: &str, limit: &str) -> Child {
     let mut admit = daemon.command(&["admit", "--name", name, "--limit", limit, "-o", "json"]);
     let admit = admit.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -47,14 +47,14 @@ fn a_plugin_that_registers_again_replaces_itself_and_its_death_is_noticed() {
         plugin.until_list_of(2);
     }
     assert_eq!(items(&daemon.json(&["get", "plugins"])).len(), 1);
-    // Its changes still arrive,
+    // Its changes still arrive.
     plugin.list(&[Device::new("gpu0"), Device::new("gpu1"), Device::new("gpu2")]);
     daemon.until_capacity(GPU, 3);
-    // its end is seen,
+    // The daemon notices its end.
     plugin.kill();
     daemon.until_gone(GPU);
     assert_eq!(items(&daemon.json(&["get", "plugins"])).len(), 0);
-    // and its path is not lost to the next one.
+    // The next plugin can use its path.
     let mut next = Plugin::registered(&gpus(root.path(), 2));
     daemon.until_capacity(GPU, 2);
     assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["gpu0"]);
@@ -71,7 +71,7 @@ fn a_new_instance_takes_over_the_path_of_one_that_lives() {
     let mut new = Plugin::registered(&gpus(root.path(), 3));
 
     daemon.until_capacity(GPU, 3);
-    // The old one talks to itself, and nobody misses it.
+    // The old one still serves, without callers.
     old.command(r#"list [{"id":"old"}]"#);
     old.kill();
     assert_eq!(daemon.admit("job1", "acme.com/gpu=3").len(), 3);
@@ -169,7 +169,7 @@ fn failed_calls_leave_nothing_allocated() {
         assert_eq!((&now["held"], &now["free"]), (&0.into(), &3.into()), "{fault:?}");
     }
     plugin.fault("Allocate", None);
-    // Advice is done without, and what is taken is taken once.
+    // Advice is optional, and each device is taken once.
     for (pod, fault) in [("job1", broken), ("job2", Fault::Hang)] {
         plugin.fault("GetPreferredAllocation", Some(&fault));
         daemon.admit(pod, "acme.com/gpu=1");
@@ -186,7 +186,7 @@ fn failed_calls_leave_nothing_allocated() {
 #[test]
 fn a_plugin_that_hangs_in_any_call_holds_nobody_else_up() {
     let root = root();
-    // Nothing here runs out of time: whoever waited for the hung plugin would wait for an hour.
+    // No deadline helps here: a pod of the hung plugin would wait for an hour.
     let config = "deadlines: {options: 1h, preferred: 1h, allocate: 1h, preStart: 1h, info: 1h, notify: 1h}";
     let daemon = Daemon::configured(root.path(), config);
     let _good = Plugin::registered(&gpus(root.path(), 2));
@@ -237,7 +237,7 @@ fn a_plugin_that_hangs_in_any_call_holds_nobody_else_up() {
         assert!(daemon.run(&["remove", "job"]).status.success(), "{method}");
         plugins.push(plugin);
     }
-    // Nor does it keep another plugin out.
+    // It does not prevent another plugin from registering.
     let _late = Plugin::registered(&Script::new(root.path(), "acme.com/late", vec![Device::new("a")]));
     daemon.until_capacity("acme.com/late", 1);
     for mut each in stuck {
@@ -264,7 +264,7 @@ fn of_two_plugins_the_one_that_knows_the_device_is_called() {
 
     leaver.exit();
 
-    // No list comes, and none is needed.
+    // No list comes, and the call does not need one.
     daemon.until_capacity(GPU, 2);
     assert_eq!(daemon.admit("job2", "acme.com/gpu=2"), ["a", "b"]);
     assert_eq!(survivor.called("Allocate"), ["a", "b"]);

@@ -84,7 +84,7 @@ fn a_full_disk_refuses_new_pods_touches_no_others_and_heals() {
     let held = daemon.admit("before", "acme.com/gpu=1");
 
     fill(&root.path().join("filler"));
-    // The write-ahead log has room for some more.
+    // The write-ahead log has space for some more changes.
     let mut number = 0;
     let refused = until("a refusal", || {
         number += 1;
@@ -114,7 +114,7 @@ fn a_full_disk_refuses_new_pods_touches_no_others_and_heals() {
     let pods = items(&daemon.json(&["get", "pods"])).len();
     assert_eq!(pods, number, "the refused pod is on record, or another is not");
 
-    // A restart finds out before it calls a plugin.
+    // After a restart the daemon detects the full disk before it calls a plugin.
     daemon.kill();
     let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
     let address = daemon.http();
@@ -173,7 +173,7 @@ fn a_full_disk_after_a_reboot_does_not_prevent_a_start() {
 
     let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
 
-    // The change of the pod fits into the write-ahead log.
+    // The change to the pod fits into the write-ahead log.
     let ready = http_get(&daemon.http(), "/readyz?verbose");
     assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
     assert_eq!(items(&daemon.json(&["get", "pods"])).len(), 1);
@@ -194,7 +194,7 @@ fn a_full_disk_after_a_reboot_does_not_prevent_a_start() {
     );
 }
 
-/// Delays every sync and every removal of a file by a process by two minutes, from when this returns until it is dropped.
+/// Delays each sync and each removal of a file by a process by two minutes, until it is dropped.
 struct HungDisk {
     strace: Child,
     /// Kept open: strace reports each new thread.
@@ -229,7 +229,7 @@ impl Drop for HungDisk {
 }
 
 #[test]
-fn a_disk_that_hangs_keeps_neither_a_caller_nor_a_stop() {
+fn a_disk_that_hangs_blocks_neither_a_caller_nor_a_stop() {
     let root = root();
     let (mut daemon, log) = Daemon::logged(root.path(), &["--http", "127.0.0.1:0"]);
     let address = daemon.http();
@@ -262,7 +262,7 @@ fn a_disk_that_hangs_keeps_neither_a_caller_nor_a_stop() {
         refused.contains("the change may still be written; try again"),
         "{refused}"
     );
-    // Twice two seconds, and time for two processes.
+    // Two waits of two seconds, and time to start two processes.
     assert!(
         started.elapsed() < Duration::from_secs(10),
         "{:?}",
@@ -298,7 +298,7 @@ fn a_second_signal_ends_a_stop_that_waits_for_a_disk() {
     };
 
     daemon.signal("-TERM");
-    // Waits for the removal of the socket. Signals in the first second count as the same signal.
+    // The daemon waits for the removal of the socket. It ignores further signals in the first second.
     log.until(&["socket not removed yet: the disk does not answer"]);
     let started = Instant::now();
     while started.elapsed() < Duration::from_secs(2) {

@@ -1,11 +1,10 @@
-//! Plugins that answer calls not at all, in part, or with something that is no answer; pods of another plugin do not
-//! notice.
+//! Plugins that do not answer calls, or answer them in part or with invalid data. Pods of another plugin are not affected.
 
 use devlet_testkit::{Answer, Door, Event, Fault, Mount, Options, Plugin, Script};
 
 use crate::hostile::{BAD, IMPATIENT, Neighbourhood};
 
-/// Ways not to answer a call.
+/// Returns the ways not to answer a call.
 fn silences() -> [Fault; 3] {
     [Fault::Hang, Fault::Half, Fault::Drip { pause_ms: 10 }]
 }
@@ -124,7 +123,7 @@ fn a_plugin_in_the_registry_that_does_not_answer_whole_gets_in_all_the_same() {
             plugin.called(call);
             neighbours.pods_go_on();
             plugin.fault(call, None);
-            // Who does not listen to being told that it is in stays in all the same, and is not told again.
+            // A plugin that ignores the notification stays registered, and is not notified again.
             if call == "GetInfo" {
                 plugin.until(&Event::Registered);
             }

@@ -1,4 +1,4 @@
-//! DRA drivers that mean no good; pods of another driver and of a plugin do not notice.
+//! Hostile DRA drivers. Pods of another driver and of a plugin are not affected.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -15,12 +15,12 @@ use crate::hostile::{Caller, Instead, Neighbourhood, pod_with_claim};
 const GOOD: &str = "good.acme.com";
 const BAD: &str = "bad.acme.com";
 
-/// Drivers have so long, and pods of bad ones wait a little longer.
+/// Deadlines for drivers. Pods of bad drivers wait for [`A_WHILE`].
 const IMPATIENT: &str =
     "deadlines: {dial: 300ms, options: 300ms, info: 300ms, notify: 300ms, prepare: 300ms}\n";
 const A_WHILE: Duration = Duration::from_millis(1500);
 
-/// A daemon with a good plugin, a good driver, and pods of both.
+/// A daemon with a good plugin, a good driver and pods of both.
 struct Town {
     neighbours: Neighbourhood,
     caller: Caller,
@@ -70,7 +70,7 @@ impl Town {
             .until_drivers(|drivers| (!is_connected(drivers, name)).then_some(()));
     }
 
-    /// A pod of the good plugin, and one of the good driver.
+    /// Admits and removes a pod of the good plugin and a pod of the good driver.
     fn goes_on(&mut self) {
         self.neighbours.one_pod_goes_on();
         let name = format!("claimed-{}", self.next);
@@ -81,7 +81,7 @@ impl Town {
         self.caller.remove(&name, PATIENCE).unwrap();
     }
 
-    /// A pod of the bad driver, and what it is told.
+    /// Admits a pod of the bad driver, and returns the refusal.
     fn bad_pod(&self, name: &str) -> Result<v1::Pod, String> {
         self.caller
             .admit_manifest(pod_with_claim(name, BAD), Some(A_WHILE))
@@ -99,7 +99,7 @@ fn a_driver_that_registers_and_vanishes_leaves_nothing_behind() {
     for number in 0..6 {
         let driver = Plugin::registered_driver(&town.bad());
         match number % 3 {
-            // At once, or when it is connected.
+            // It vanishes at once, or when it is connected.
             0 => driver.kill(),
             1 => {
                 town.until_connected(BAD);
@@ -156,7 +156,7 @@ fn a_driver_that_does_not_answer_holds_up_its_own_pods_alone() {
             said.contains("NodePrepareResources was not answered within 0.3 s"),
             "{fault:?}: {said}"
         );
-        // What the driver may have done is undone.
+        // devlet has the driver undo a call that may have succeeded.
         driver.fault("NodePrepareResources", None);
         driver.until_prepared(&[].into());
         driver.exit();
@@ -166,13 +166,13 @@ fn a_driver_that_does_not_answer_holds_up_its_own_pods_alone() {
 }
 
 #[test]
-fn a_driver_that_does_not_say_who_it_is_is_not_taken_in_and_one_that_does_not_listen_is() {
+fn a_driver_that_does_not_answer_get_info_is_refused_and_one_that_ignores_its_status_is_not() {
     let mut town = Town::new(IMPATIENT);
     for fault in [Fault::Hang, Fault::Half, Fault::Drip { pause_ms: 10 }] {
         let mut driver = Plugin::driver(&town.bad().with_fault("GetInfo", fault.clone()));
         driver.called("GetInfo");
         town.goes_on();
-        // It is asked again, and has made up its mind.
+        // It is asked again, and answers then.
         driver.fault("GetInfo", None);
         driver.until(&Event::Registered);
         town.until_connected(BAD);
@@ -198,7 +198,7 @@ fn answers_that_are_none_are_refused_and_named() {
     let mut refused = |town: &mut Town, driver: &mut Plugin, fault: Option<&Fault>| {
         number += 1;
         driver.fault("NodePrepareResources", fault);
-        // A long answer takes a driver a while.
+        // A driver needs time for a long answer.
         let wait = match fault {
             Some(Fault::ManyDevices(10_000..)) => 4 * A_WHILE,
             _ => A_WHILE,
@@ -212,7 +212,7 @@ fn answers_that_are_none_are_refused_and_named() {
     for (fault, expected) in [
         (
             Fault::UnknownClaim,
-            "\"nobody-asked\", which it was not asked about",
+            "\"unrequested\", which it was not asked about",
         ),
         (
             Fault::LeaveOut(vec!["bad-2".into()]),
@@ -240,7 +240,7 @@ fn answers_that_are_none_are_refused_and_named() {
         ..device.clone()
     };
     let other = PreparedDevice {
-        device: "somebody-elses".into(),
+        device: "of-another-pod".into(),
         ..device.clone()
     };
     let no_name = PreparedDevice {
@@ -264,7 +264,7 @@ fn answers_that_are_none_are_refused_and_named() {
             "{expected}: {said}"
         );
     }
-    // It is as good as any other once it behaves, and nothing of all that is left.
+    // Once it behaves, it can be used, and nothing of the above is left.
     driver.prepares(&[PreparedDevice::new("pool", "{name}", "acme.com/bad={name}")]);
     driver.until_prepared(&[].into());
     assert_eq!(cdi_devices(&town.bad_pod("fine").unwrap()), ["acme.com/bad=fine"]);
@@ -310,7 +310,7 @@ fn a_flood_of_health_is_heard_slowly_and_in_part() {
     for _ in 0..10 {
         town.goes_on();
     }
-    // A driver that floods is still one that prepares.
+    // A driver that floods can still prepare claims.
     town.caller
         .admit_manifest(pod_with_claim("fine", BAD), Some(PATIENCE))
         .unwrap();
@@ -321,7 +321,7 @@ fn a_flood_of_health_is_heard_slowly_and_in_part() {
 }
 
 #[test]
-fn health_that_does_not_come_or_is_none_harms_nothing() {
+fn missing_or_invalid_health_does_no_harm() {
     let mut town = Town::new(IMPATIENT);
     let endless = Fault::Endless(vec![0x0a, 0x00]);
     for (number, fault) in [
@@ -363,7 +363,7 @@ fn a_driver_whose_socket_becomes_something_else_is_lost_and_nothing_else_is_open
         let aside = socket.with_extension("aside");
         std::fs::rename(&socket, &aside).unwrap();
         kind.put(&socket, &elsewhere);
-        // The connection is as good as before; once it breaks, there is nothing to dial.
+        // The connection still works. Once it breaks, the daemon cannot connect again.
         town.caller
             .admit_manifest(pod_with_claim(name, BAD), Some(PATIENCE))
             .unwrap();
@@ -372,7 +372,7 @@ fn a_driver_whose_socket_becomes_something_else_is_lost_and_nothing_else_is_open
         town.goes_on();
         assert!(
             listener.accept().is_err(),
-            "{kind:?}: somebody came by way of a link"
+            "{kind:?}: a connection came through a link"
         );
         kind.take_away(&socket);
         std::fs::rename(&aside, &socket).unwrap();

@@ -1,4 +1,4 @@
-//! Plugins whose lists are too long, too many, damaged, or lies; pods of another plugin do not notice.
+//! Plugins with lists that are too long, too frequent, damaged or false. Pods of another plugin are not affected.
 
 use devlet_client::v1::ResourceState;
 use devlet_testkit::{Device, Event, Fault, Plugin, Script};
@@ -6,7 +6,7 @@ use devlet_testkit::{Device, Event, Fault, Plugin, Script};
 use crate::hostile::{BAD, Neighbourhood};
 
 #[test]
-fn a_hundred_thousand_devices_are_taken_and_nobody_else_notices() {
+fn a_hundred_thousand_devices_are_accepted_without_effect_on_others() {
     let mut neighbours = Neighbourhood::new();
     let script = Script {
         many: 100_000,
@@ -70,7 +70,7 @@ fn a_list_that_is_not_utf_8_ends_the_connection_and_the_next_one_counts() {
     plugin.until(&Event::Registered);
     plugin.called("ListAndWatch");
     neighbours.pods_go_on();
-    // It is dialled again.
+    // The daemon connects again.
     plugin.called("ListAndWatch");
     assert_eq!(neighbours.resource(BAD).unwrap().capacity, 0);
     plugin.fault("ListAndWatch", None);
@@ -79,7 +79,7 @@ fn a_list_that_is_not_utf_8_ends_the_connection_and_the_next_one_counts() {
 }
 
 #[test]
-fn numa_nodes_that_no_machine_has_are_told_and_do_no_harm() {
+fn numa_nodes_that_no_machine_has_are_shown_and_do_no_harm() {
     let mut neighbours = Neighbourhood::new();
     let devices = [("a", 64), ("b", -5), ("c", i64::MAX), ("d", i64::MIN), ("e", 0)];
     let devices = devices.map(|(id, node)| Device::on(id, node));
@@ -95,7 +95,7 @@ fn numa_nodes_that_no_machine_has_are_told_and_do_no_harm() {
 }
 
 #[test]
-fn health_that_flips_a_thousand_times_a_second_settles_on_its_last_word() {
+fn health_that_flips_a_thousand_times_a_second_ends_with_the_last_list() {
     let mut neighbours = Neighbourhood::new();
     let mut plugin = Plugin::registered(&neighbours.bad(3));
     neighbours.until_capacity(BAD, 3);
@@ -126,7 +126,7 @@ fn lists_without_end_leave_memory_as_it_was() {
 }
 
 #[test]
-fn half_a_list_and_a_list_that_drips_are_no_lists() {
+fn half_a_list_and_a_list_that_drips_are_not_used() {
     for fault in [Fault::Half, Fault::Drip { pause_ms: 10 }] {
         let mut neighbours = Neighbourhood::configured("wait: 200ms");
         let mut plugin = Plugin::start(&neighbours.bad(1).with_fault("ListAndWatch", fault));

@@ -1,4 +1,4 @@
-//! Plugins that register without meaning it; pods of another plugin do not notice.
+//! Plugins that register and do not serve, or register too often. Pods of another plugin are not affected.
 
 use devlet_client::v1::ResourceState;
 use devlet_testkit::{Api, Door, Event, Plugin, Script};
@@ -68,7 +68,7 @@ fn slowed_down_alone(api: Api) {
         "{messages:?}"
     );
     assert!(neighbours.hits("registrationsPerMinute") > 0);
-    // Another plugin still gets in.
+    // Another plugin can still register.
     let _other = Plugin::registered(&Script {
         resource: "acme.com/other".into(),
         ..neighbours.bad(1)

@@ -1,5 +1,5 @@
-//! Peers that speak something else or nothing at all, and sockets and directories that are not what they were; pods
-//! of another plugin do not notice.
+//! Peers with another protocol or without a word, and sockets and directories that are replaced. Pods of another plugin are
+//! not affected.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,7 +12,7 @@ use devlet_testkit::{
 use crate::hostile::{BAD, GOOD, IMPATIENT, Instead, Neighbourhood, throw};
 
 #[test]
-fn nonsense_on_our_sockets_harms_nobody() {
+fn nonsense_on_our_sockets_does_no_harm() {
     let mut neighbours = Neighbourhood::new();
     for socket in neighbours.sockets() {
         let mut open = Vec::new();
@@ -63,11 +63,11 @@ fn nonsense_in_the_registry_is_left_alone() {
     neighbours.unharmed();
 }
 
-/// Waits for the end of a connection; what came before it.
+/// Waits for the end of a connection, and returns the bytes before it.
 fn until_end(mut stream: &UnixStream) -> Vec<u8> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut heard = Vec::new();
-    // A reset is an end, too.
+    // A reset is an end too.
     let ended = stream.read_to_end(&mut heard);
     assert!(
         !matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock),
@@ -91,7 +91,7 @@ fn connections_that_say_nothing_are_closed() {
 fn a_caller_that_sends_a_byte_at_a_time_is_closed() {
     let mut neighbours = Neighbourhood::configured("limits: {preface: 200ms}");
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    // Settings, and the head of a request of 64 bytes.
+    // Settings, and the head of a request with 64 bytes.
     let head = [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 64, 1, 4, 0, 0, 0, 1];
     let [kubelet, own] = neighbours.sockets();
     for (socket, at_once, slowly) in [
@@ -105,7 +105,7 @@ fn a_caller_that_sends_a_byte_at_a_time_is_closed() {
             if stream.write_all(&[*byte]).is_err() {
                 break;
             }
-            // The pods take longer than that.
+            // The pods take longer than the deadline.
             neighbours.one_pod_goes_on();
             stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             if matches!(stream.read(&mut [0; 64]), Ok(0)) {
@@ -139,7 +139,7 @@ fn a_plugin_whose_socket_becomes_something_else_is_lost_and_nothing_else_is_open
             _ => "is not a socket",
         };
         assert!(said.contains(expected), "{kind:?}: {said}");
-        // The old connection is as good as before; once it breaks, there is nothing to dial.
+        // The connection still works. Once it breaks, the daemon cannot connect again.
         plugin.command("end-stream");
         neighbours.until_resource(BAD, |each| each.allocatable == 0);
         plugin.kill();
@@ -149,7 +149,7 @@ fn a_plugin_whose_socket_becomes_something_else_is_lost_and_nothing_else_is_open
 }
 
 #[test]
-fn what_takes_the_place_of_our_socket_is_reported_and_left_alone() {
+fn a_file_in_place_of_our_socket_is_reported_and_left_alone() {
     let mut neighbours = Neighbourhood::configured("limits: {drain: 100ms}");
     let socket = neighbours.kubelet_socket();
     std::fs::remove_file(&socket).unwrap();
@@ -194,7 +194,7 @@ fn more_events_than_the_kernel_keeps_lose_no_socket() {
     let registry = neighbours.root().join("plugins_registry");
     let queue = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
     let queue: usize = queue.trim().parse().unwrap();
-    // While it stands still, nothing is read from the queue.
+    // A stopped daemon does not read the queue of events.
     neighbours.daemon.signal("-STOP");
     let other = registry.join("other");
     for _ in 0..=queue / 2 {

@@ -1,5 +1,4 @@
-//! Each limit of the configuration, hit on the built binary: who hits it is told which one, it is counted, and pods of
-//! another plugin do not notice.
+//! Each limit of the configuration: the refusal names it, a metric counts it, and pods of another plugin are not affected.
 
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
@@ -160,7 +159,7 @@ fn an_answer_over_a_limit_is_refused_and_frees_its_device() {
 }
 
 #[test]
-fn answers_that_pods_keep_take_no_more_memory_than_they_may() {
+fn the_memory_of_answers_that_pods_keep_is_limited() {
     let mut neighbours = Neighbourhood::configured("limits: {bytesPerPlugin: 1700}");
     let _plugin = Plugin::registered(&neighbours.bad(3).with_fault("Allocate", Fault::LargeEnv(600)));
     neighbours.until_capacity(BAD, 3);
@@ -176,7 +175,7 @@ fn answers_that_pods_keep_take_no_more_memory_than_they_may() {
 }
 
 #[test]
-fn what_a_process_makes_us_hold_counts_together_over_its_resources() {
+fn lists_of_a_process_count_together_over_its_resources() {
     let mut neighbours = Neighbourhood::configured("limits: {bytesPerPlugin: 1700}");
     let mut plugin = Plugin::registered(&neighbours.bad(1).with_fault("Allocate", Fault::LargeEnv(600)));
     for resource in ["evil.example/two", "evil.example/three"] {
@@ -194,7 +193,7 @@ fn what_a_process_makes_us_hold_counts_together_over_its_resources() {
     neighbours.remove("two");
     neighbours.remove("three");
 
-    // A list that fits by itself, and not with those of the other resources.
+    // This list alone is within the limit, and together with those of the other resources it is not.
     let long: Vec<Device> = (0..15).map(|number| Device::new(&number.to_string())).collect();
     let hits = neighbours.hits("bytesPerPlugin");
     plugin.list(&long);
@@ -205,7 +204,7 @@ fn what_a_process_makes_us_hold_counts_together_over_its_resources() {
 }
 
 #[test]
-fn a_process_serves_no_more_resources_than_it_may() {
+fn the_number_of_resources_of_a_process_is_limited() {
     let mut neighbours = Neighbourhood::configured("limits: {resourcesPerPlugin: 2}");
     let mut plugin = Plugin::registered(&neighbours.bad(1));
     for (resource, taken_in) in [("evil.example/two", true), ("evil.example/three", false)] {
@@ -222,7 +221,7 @@ fn a_process_serves_no_more_resources_than_it_may() {
         }
         neighbours.pods_go_on();
     }
-    // What it serves already it may register again.
+    // It may register again a resource that it already serves.
     plugin.command("register");
     plugin.until(&Event::Registered);
     assert_eq!(neighbours.hits("resourcesPerPlugin"), 1);
@@ -230,7 +229,7 @@ fn a_process_serves_no_more_resources_than_it_may() {
 }
 
 #[test]
-fn there_are_no_more_plugins_than_there_may_be() {
+fn the_number_of_plugins_is_limited() {
     let neighbours = Neighbourhood::configured("limits: {plugins: 2}");
     let second = Plugin::registered(&neighbours.bad(1));
     let other = Script {
@@ -242,7 +241,7 @@ fn there_are_no_more_plugins_than_there_may_be() {
     assert!(neighbours.hits("plugins") > 0);
     second.exit();
     neighbours.until_resource(BAD, |each| each.state() == ResourceState::Gone);
-    // Its place is free again.
+    // Its slot is free again.
     let _third = Plugin::registered(&other);
     neighbours.until_capacity("evil.example/other", 1);
     neighbours.unharmed();
@@ -269,7 +268,7 @@ fn silent_sockets_in_the_registry_keep_no_plugin_out() {
 }
 
 #[test]
-fn what_a_plugin_says_about_itself_is_short() {
+fn a_registration_has_a_maximum_size() {
     let neighbours = Neighbourhood::configured("limits: {registrationBytes: 100}");
     let script = Script {
         socket: format!("{}.sock", "x".repeat(100)),
@@ -286,7 +285,7 @@ fn what_a_plugin_says_about_itself_is_short() {
 }
 
 #[test]
-fn what_a_plugin_says_about_itself_when_asked_is_short() {
+fn the_answer_to_get_info_has_a_maximum_size() {
     let neighbours = Neighbourhood::configured("limits: {registrationBytes: 100}");
     let long = || Fault::Raw(vec![0; 101]);
     for (door, method) in [
@@ -328,7 +327,7 @@ fn advice_that_is_too_long_is_done_without() {
 }
 
 #[test]
-fn a_request_is_no_longer_than_it_may_be() {
+fn a_request_has_a_maximum_size() {
     let neighbours = Neighbourhood::configured("limits: {requestBytes: 300}");
     let refused = neighbours.admit(&"x".repeat(300), GOOD).unwrap_err();
     assert!(refused.contains("limits.requestBytes allows 300"), "{refused}");
@@ -337,7 +336,7 @@ fn a_request_is_no_longer_than_it_may_be() {
 }
 
 #[test]
-fn a_manifest_is_no_longer_than_it_may_be() {
+fn a_manifest_has_a_maximum_size() {
     let neighbours = Neighbourhood::configured("limits: {manifestBytes: 200}");
     let refused = neighbours.admit(&"x".repeat(200), GOOD).unwrap_err();
     assert!(refused.contains("limits.manifestBytes allows 200"), "{refused}");
@@ -346,14 +345,14 @@ fn a_manifest_is_no_longer_than_it_may_be() {
 }
 
 #[test]
-fn many_who_wait_for_a_plugin_shut_nobody_out() {
+fn many_callers_that_wait_for_a_plugin_do_not_block_others() {
     let mut neighbours = Neighbourhood::configured("");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let waiting: Vec<_> = (0..300)
         .map(|number| {
             let manifest = format!(
                 "apiVersion: v1\nkind: Pod\nmetadata: {{name: w{number}}}\nspec: {{containers: [{{name: c, resources: \
-                 {{limits: {{nobody.example/device: 1}}}}}}]}}"
+                 {{limits: {{unserved.example/device: 1}}}}}}]}}"
             );
             runtime.block_on(async {
                 let client = Client::connect(locate::socket(&neighbours.daemon.root)).await.unwrap();
@@ -363,7 +362,7 @@ fn many_who_wait_for_a_plugin_shut_nobody_out() {
                     ..Default::default()
                 };
                 let mut events = client.admit(request).await.unwrap();
-                // It waits.
+                // It waits for a plugin.
                 events.message().await.unwrap().unwrap();
                 events
             })
@@ -380,13 +379,13 @@ fn many_who_wait_for_a_plugin_shut_nobody_out() {
 fn a_process_with_too_many_connections_makes_room_for_others() {
     let mut neighbours =
         Neighbourhood::configured("limits: {connectionsPerUid: 8, callersPerUid: 8, preface: 1h}");
-    // The neighbours have one connection to one of these sockets.
+    // The good pods use one connection to one of these sockets.
     for socket in neighbours.sockets() {
         let all: Vec<UnixStream> = (0..9).map(|_| UnixStream::connect(&socket).unwrap()).collect();
-        // The oldest that said nothing.
+        // The oldest connection without a request ends.
         let mut oldest = &all[0];
         oldest.set_read_timeout(Some(PATIENCE)).unwrap();
-        // It may have been greeted before it had to go.
+        // The server may have sent its settings first.
         oldest.read_to_end(&mut Vec::new()).unwrap();
         let limit = if socket.ends_with("devlet.sock") {
             "callersPerUid"
@@ -414,7 +413,7 @@ fn others_get_in(neighbours: &mut Neighbourhood) {
 }
 
 #[test]
-fn a_process_that_says_much_and_asks_nothing_waits_alone() {
+fn a_process_that_sends_frames_without_requests_is_throttled_alone() {
     let mut neighbours = Neighbourhood::configured("limits: {framesPerSecond: 1}");
     let pings = pings_of(nonsense_of_a_client());
     for socket in neighbours.sockets() {
@@ -426,7 +425,7 @@ fn a_process_that_says_much_and_asks_nothing_waits_alone() {
         if !socket.ends_with("devlet.sock") {
             continue;
         }
-        // Another connection of it is told why.
+        // Another connection of the process gets the reason.
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let refused = runtime.block_on(async {
             let client = Client::connect(&socket).await.unwrap();
@@ -443,7 +442,7 @@ fn a_process_that_says_much_and_asks_nothing_waits_alone() {
 }
 
 #[test]
-fn a_plugin_that_says_much_and_answers_nothing_is_heard_now_and_then() {
+fn a_plugin_that_sends_frames_without_answers_is_throttled() {
     let mut neighbours = Neighbourhood::configured("limits: {framesPerSecond: 1}");
     let pings = pings_of(nonsense_of_a_server());
     let _babbler = Babbler::at(&neighbours.root().join("plugins_registry/babbler.sock"), pings);
@@ -455,20 +454,20 @@ fn a_plugin_that_says_much_and_answers_nothing_is_heard_now_and_then() {
 }
 
 #[test]
-fn a_command_for_which_there_is_no_place_says_which_limit_it_is() {
+fn a_command_without_a_free_slot_names_the_limit() {
     let mut neighbours = Neighbourhood::configured("limits: {callersPerUid: 3}");
-    // Beside the neighbours, who have a connection.
+    // The good pods use one more connection.
     let mut waiting: Vec<_> = (0..2)
         .map(|number| {
             let name = format!("w{number}");
-            let limit = "nobody.example/device=1";
+            let limit = "unserved.example/device=1";
             let args = ["admit", "--name", &name, "--limit", limit, "--wait", "10m"];
             let mut command = neighbours.daemon.command(&args);
             let command = command.stdout(Stdio::null()).stderr(Stdio::null());
             command.spawn().unwrap()
         })
         .collect();
-    let wait = "devlet_admissions_waiting{resource_name=\"nobody.example/device\",reason=\"not_served\"} 2";
+    let wait = "devlet_admissions_waiting{resource_name=\"unserved.example/device\",reason=\"not_served\"} 2";
     while !neighbours.metrics().contains(wait) {
         neighbours.one_pod_goes_on();
     }
@@ -484,7 +483,7 @@ fn a_command_for_which_there_is_no_place_says_which_limit_it_is() {
 }
 
 #[test]
-fn a_plugin_for_which_there_is_no_place_is_told_which_limit_it_is() {
+fn a_plugin_without_a_free_slot_gets_the_name_of_the_limit() {
     let mut neighbours = Neighbourhood::configured("limits: {connectionsPerUid: 2}");
     let hanging = [0, 1].map(|number| {
         let script = Script {
@@ -505,7 +504,7 @@ fn a_plugin_for_which_there_is_no_place_is_told_which_limit_it_is() {
 }
 
 #[test]
-fn without_descriptors_to_spare_nobody_gets_in_and_pods_go_on() {
+fn without_free_descriptors_new_connections_wait_and_pods_go_on() {
     let mut neighbours = Neighbourhood::new();
     neighbours.limit_descriptors(64);
     let socket = neighbours.kubelet_socket();
@@ -527,7 +526,7 @@ fn with_few_descriptors_one_user_cannot_take_them_all() {
     let all: Vec<UnixStream> = (0..200)
         .map(|number| UnixStream::connect(&sockets[number % 2]).unwrap())
         .collect();
-    // Nobody says when all of them have been looked at.
+    // No event reports that the daemon has handled all of them.
     while neighbours.hits("connectionsPerUid") == 0 || neighbours.hits("callersPerUid") == 0 {
         neighbours.one_pod_goes_on();
     }

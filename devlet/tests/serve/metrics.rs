@@ -1,4 +1,4 @@
-//! What `/metrics` prints is well-formed, and is what `docs/metrics.md` says.
+//! `/metrics` is well-formed OpenMetrics text, and matches `docs/metrics.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use devlet_testkit::{Device, DeviceHealth, Door, DriverScript, Fault, Options, PATIENCE, Plugin, Script};
 
-use crate::common::{Daemon, http_get, root};
+use crate::common::{Daemon, POLL_INTERVAL, http_get, root};
 
 /// A family of series.
 #[derive(Debug, Default)]
@@ -23,14 +23,14 @@ struct Sample {
 }
 
 impl Family {
-    /// Of all series, without the bounds of buckets.
+    /// Returns the labels of all series, without the bounds of buckets.
     fn labels(&self) -> BTreeSet<String> {
         let names = self.samples.iter().flat_map(|sample| sample.labels.keys());
         names.filter(|name| *name != "le").cloned().collect()
     }
 }
 
-/// Reads OpenMetrics text, and panics if it is none.
+/// Parses OpenMetrics text. Panics if it is not well-formed.
 fn parse(text: &str) -> BTreeMap<String, Family> {
     let text = text.strip_suffix("# EOF\n").unwrap();
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
@@ -43,7 +43,7 @@ fn parse(text: &str) -> BTreeMap<String, Family> {
             assert!(helped.insert(name.to_owned()), "{name} has two HELP lines");
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap();
-            assert!(helped.contains(name), "{name} has no HELP before its TYPE");
+            assert!(helped.contains(name), "{name} comes without HELP before its TYPE");
             let family = Family {
                 kind: kind.to_owned(),
                 samples: Vec::new(),
@@ -71,7 +71,7 @@ fn parse(text: &str) -> BTreeMap<String, Family> {
         }
     }
     for (name, family) in &families {
-        assert!(!family.samples.is_empty(), "{name} has no series");
+        assert!(!family.samples.is_empty(), "{name} is without series");
         check(name, family);
     }
     families
@@ -114,7 +114,7 @@ fn sample(line: &str) -> Sample {
     }
 }
 
-/// No series twice; counters do not go below zero; histograms add up.
+/// Checks that each series occurs once, that counters are not negative, and that histograms add up.
 fn check(name: &str, family: &Family) {
     let mut series = BTreeSet::new();
     for Sample { name, labels, value } in &family.samples {
@@ -160,7 +160,7 @@ fn check(name: &str, family: &Family) {
     }
 }
 
-/// Name, kind and labels of everything in the tables.
+/// Returns name, kind and labels of each metric in the tables.
 fn documented() -> BTreeMap<String, (String, BTreeSet<String>)> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let text = std::fs::read_to_string(repository.join("docs/metrics.md")).unwrap();
@@ -178,7 +178,7 @@ fn documented() -> BTreeMap<String, (String, BTreeSet<String>)> {
     found
 }
 
-/// The same of what is printed.
+/// Returns name, kind and labels of each printed metric.
 fn printed(families: &BTreeMap<String, Family>) -> BTreeMap<String, (String, BTreeSet<String>)> {
     let entry = |(name, family): (&String, &Family)| {
         let suffix = if family.kind == "counter" { "_total" } else { "" };
@@ -187,14 +187,14 @@ fn printed(families: &BTreeMap<String, Family>) -> BTreeMap<String, (String, BTr
     families.iter().map(entry).collect()
 }
 
-/// The values in backticks.
+/// Returns the values in backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Everything that the documents name is there before it happens, so that its first time is a step that alerts see.
+/// Each documented counter starts at zero, so that alerts see its first step.
 #[test]
-fn what_can_happen_is_zero_before_it_does() {
+fn counters_exist_and_are_zero_before_the_first_event() {
     let root = root();
     let daemon = Daemon::with(root.path(), &["--http", "127.0.0.1:0"]);
     let families = scrape(&address(&daemon));
@@ -220,7 +220,7 @@ fn what_can_happen_is_zero_before_it_does() {
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
     let limits: BTreeSet<String> = rows
         .filter_map(|row| quoted(row).next())
-        // Nobody is refused because of these.
+        // Refusals never have these reasons.
         .filter(|limit| !["streamsPerConnection", "preface", "drain"].contains(limit))
         .map(str::to_owned)
         .collect();
@@ -267,7 +267,7 @@ fn scrape(address: &str) -> BTreeMap<String, Family> {
     parse(body)
 }
 
-/// Scrapes until something has been counted: what a plugin does shows in lists a moment before.
+/// Scrapes until an event has been counted: lists show it a moment before metrics do.
 fn scrape_until(
     address: &str,
     wanted: impl Fn(&BTreeMap<String, Family>) -> bool,
@@ -279,10 +279,11 @@ fn scrape_until(
             return families;
         }
         assert!(Instant::now() < deadline, "{families:?}");
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// The value of the only series that has these labels.
+/// Returns the value of the only series with these labels.
 fn value(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> f64 {
     let family = name.trim_end_matches("_total").trim_end_matches("_count");
     let samples = families.get(family).map_or(&[][..], |family| &family.samples[..]);
@@ -347,7 +348,7 @@ fn what_is_printed_is_documented_and_the_other_way_round() {
     let driver = DriverScript::new(root.path(), "gpu.acme.com");
     let driver = driver.with_health(vec![DeviceHealth::healthy("pool", "a")]);
     let _driver = Plugin::registered_driver(&driver);
-    // Such drivers are asked what they have.
+    // devlet asks such drivers for their services.
     let old = DriverScript::new(root.path(), "old.acme.com").with_services(&["1.0.0"]);
     let none = DriverScript {
         serves: Some(Vec::new()),
@@ -384,7 +385,7 @@ fn what_is_printed_is_documented_and_the_other_way_round() {
         .collect();
     assert!(missing.is_empty(), "documented and not printed: {missing:?}");
 
-    // It may have been asked more than once.
+    // devlet may have asked more than once.
     let refused = [("driver_name", "none.acme.com"), ("code", "Unimplemented")];
     assert!(value(&families, "devlet_driver_rpc_errors_total", &refused) >= 1.0);
     let gpu = ("resource_name", "acme.com/gpu");
@@ -506,7 +507,7 @@ fn state_that_cannot_be_read_is_told_until_an_operator_decides() {
 }
 
 #[test]
-fn the_alerts_are_about_metrics_that_there_are() {
+fn the_alerts_use_existing_metrics() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let rules = std::fs::read_to_string(repository.join("packaging/prometheus/rules.yaml")).unwrap();
     let documented = documented();
@@ -528,7 +529,7 @@ fn the_alerts_are_about_metrics_that_there_are() {
     }
 }
 
-/// A pod with a claim to a device of `gpu.acme.com`.
+/// Returns the manifests of a pod and its claim of a device of `gpu.acme.com`.
 const POD_WITH_CLAIM: &str = "
 {apiVersion: v1, kind: Pod, metadata: {name: job, uid: job}, spec: {resourceClaims: [{name: mine, resourceClaimName: gpu}],
   containers: [{name: main, resources: {claims: [{name: mine}]}}]}}
@@ -538,7 +539,7 @@ const POD_WITH_CLAIM: &str = "
   allocation: {devices: {results: [{request: one, driver: gpu.acme.com, pool: pool, device: gpu}]}}}}
 ";
 
-/// How many claims are in these states: waiting, preparing, prepared, unpreparing, abandoned.
+/// Returns the number of claims in each state: waiting, preparing, prepared, unpreparing, abandoned.
 fn claims(families: &BTreeMap<String, Family>) -> [f64; 5] {
     ["waiting", "preparing", "prepared", "unpreparing", "abandoned"]
         .map(|state| value(families, "devlet_claims", &[("state", state)]))
@@ -575,7 +576,7 @@ fn claims_are_counted_by_state_and_containers_with_unhealthy_devices_by_driver()
     assert!(!daemon.run(&["remove", "job", "--wait", "100ms"]).status.success());
     let families = scrape(&address);
     assert_eq!(claims(&families), [0.0, 0.0, 0.0, 1.0, 0.0]);
-    assert_eq!(ill(&families), 0.0, "nobody uses it");
+    assert_eq!(ill(&families), 0.0, "no container uses it");
     let abandoned = daemon.run(&["remove", "job", "--abandon-driver", "gpu.acme.com"]);
     assert!(abandoned.status.success(), "{abandoned:?}");
     assert_eq!(claims(&scrape(&address)), [0.0, 0.0, 0.0, 0.0, 1.0]);

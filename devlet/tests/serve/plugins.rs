@@ -1,4 +1,4 @@
-//! Device plugins and pods on the built binary: registration, admission, and restarts of everybody.
+//! Device plugins and pods: registration, admission, and restarts of plugins and of the daemon.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -117,7 +117,7 @@ fn a_pod_is_admitted_shown_started_and_removed() {
     let pod = daemon.json(&["admit", "--name", "job1", "--limit", "acme.com/gpu=2"]);
 
     assert_eq!(pod["pod"]["name"], "job1");
-    // The plugin advises the last ones.
+    // The plugin prefers the last ones.
     assert_eq!(
         pod["containers"][0]["devices"],
         json!([{"resource": GPU, "ids": ["gpu2", "gpu3"]}])
@@ -270,7 +270,7 @@ fn a_plugin_that_hangs_disturbs_nobody_elses_pods() {
         "{}",
         stderr(&stuck)
     );
-    // Nothing of it is left behind.
+    // The refused pod has left nothing behind.
     hung.fault("Allocate", None);
     assert_eq!(daemon.admit("free", "acme.com/hung=1"), ["a"]);
 }
@@ -287,7 +287,7 @@ fn a_plugin_that_refuses_leaves_the_devices_free() {
     daemon.until_capacity(GPU, 1);
     let refused = daemon.refused(&["admit", "--name", "job1", "--limit", "acme.com/gpu=1"]);
     assert!(refused.contains("out of order"), "{refused}");
-    // It is there, and says so itself: there is nothing to wait for.
+    // The plugin runs and has refused: the pod does not wait for another one.
     plugin.fault(
         "Allocate",
         Some(&Fault::Refuse {
@@ -328,7 +328,7 @@ fn an_answer_that_no_runtime_can_carry_out_is_refused_with_the_plugin_named() {
         },
         ..gpus(root.path(), 1)
     };
-    // A kubelet and its runtime accept this: the path is that of the host, and everything is permitted.
+    // A kubelet and its runtime accept this: the host path is used, and all access is permitted.
     let good = Script {
         answer: Answer {
             device_nodes: vec![node("")],
@@ -417,7 +417,7 @@ fn assignments_survive_a_killed_daemon_and_are_given_again_at_once() {
     let daemon = Daemon::on(root.path());
 
     assert!(daemon.banner.contains("1 pod from before"), "{}", daemon.banner);
-    // No plugin is there, and none is needed.
+    // No plugin runs, and the pod does not need one.
     let again = daemon.json(&[
         "admit",
         "--name",
@@ -661,7 +661,7 @@ fn stopping_does_not_wait_for_plugins_or_watchers() {
         started.elapsed()
     );
     assert!(!admit.wait().unwrap().success());
-    // It waits for the daemon to come back.
+    // The watch waits for the daemon to come back.
     watch.kill().unwrap();
     watch.wait().unwrap();
 }
@@ -671,7 +671,7 @@ fn a_list_that_a_kubelet_would_cut_off_is_read() {
     let root = root();
     let daemon = Daemon::on(root.path());
     let mut plugin = Plugin::registered(&gpus(root.path(), 1));
-    // Over 4 MiB, which is where grpc-go stops.
+    // Over 4 MiB, the limit of grpc-go.
     let padding = "x".repeat(100);
     let devices: Vec<Device> = (0..50_000)
         .map(|number| Device::on(&format!("{padding}-{number:05}"), number % 2))
@@ -681,7 +681,7 @@ fn a_list_that_a_kubelet_would_cut_off_is_read() {
     assert_eq!(daemon.admit("job1", "acme.com/gpu=1000").len(), 1000);
 }
 
-/// What is on disk of a pod does not say what its plugin of today wants.
+/// The record of a pod does not contain the options of the plugin that serves now.
 #[test]
 fn the_plugin_that_serves_says_whether_it_wants_to_know_of_a_start() {
     let root = root();
@@ -715,7 +715,7 @@ fn the_plugin_that_serves_says_whether_it_wants_to_know_of_a_start() {
     plugin.exit();
     assert_eq!(daemon.stop(), Some(0));
 
-    // A kubelet's file does not say either.
+    // A kubelet's file does not contain them either.
     std::fs::remove_dir_all(root.path().join("devlet")).unwrap();
     let daemon = Daemon::on(root.path());
     let mut plugin = Plugin::registered(&wanting(true));
@@ -733,7 +733,7 @@ fn a_rejection_is_recorded_although_the_caller_gave_up_before() {
     let config = root.path().join("config.yaml");
     std::fs::write(&config, "deadlines: {dial: 500ms}").unwrap();
     let (daemon, log) = Daemon::logged(root.path(), &["--config", config.to_str().unwrap()]);
-    // It accepts connections and says nothing.
+    // It accepts connections and does not answer.
     let socket = root.path().join("device-plugins/silent.sock");
     let silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let plugin = Plugin::start(&Script {

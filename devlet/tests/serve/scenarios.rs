@@ -1,14 +1,13 @@
-//! What plugins, pods and the daemon do to each other: restarts in all combinations, plugins that hang in each call,
-//! plugins that take each other's place.
+//! Plugins, pods and the daemon together: restarts in all combinations, plugins that hang in each call, and plugins that
+//! replace each other.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 
 use devlet_testkit::{Device, Door, Event, Fault, Options, Plugin, Script};
 use tempfile::TempDir;
 
-use crate::common::{Daemon, devlet, items, root, stderr};
+use crate::common::{Daemon, items, root, stderr};
 
 const GPU: &str = "acme.com/gpu";
 
@@ -17,7 +16,7 @@ fn gpus(root: &Path, count: usize) -> Script {
     Script::new(root, GPU, devices.collect())
 }
 
-/// What restarts in a round.
+/// The parts that restart in a round.
 #[derive(Debug, Clone, Copy)]
 struct Restarts {
     pod: bool,
@@ -25,7 +24,7 @@ struct Restarts {
     plugin: bool,
 }
 
-/// A pod that restarts is admitted again; one that does not is just looked at.
+/// Admits the pod again if `admitted`, and returns its devices.
 fn devices_of_the_pod(daemon: &Daemon, admitted: bool) -> Vec<String> {
     if admitted {
         return daemon.admit("job1", "acme.com/gpu=2");
@@ -50,7 +49,7 @@ fn restarted(root: &TempDir, daemon: Daemon, plugin: Plugin, what: Restarts) -> 
         daemon = Daemon::on(root.path());
     }
     if what.plugin || what.daemon {
-        // As plugins do when they start, or see a new kubelet.sock.
+        // Plugins do this when they start, and when they see a new kubelet.sock.
         plugin.command("register");
         plugin.until(&Event::Registered);
         daemon.until_capacity(GPU, 4);
@@ -165,7 +164,7 @@ fn a_broken_stream_is_taken_up_again() {
     assert_eq!(daemon.admit("job1", "acme.com/gpu=2").len(), 2);
 }
 
-/// A daemon without patience, and a good plugin whose pods must not notice anything.
+/// Starts a daemon with short deadlines, and a good plugin with pods that must not be affected.
 fn impatient() -> (TempDir, Daemon, Plugin) {
     let root = root();
     let config = "deadlines: {options: 300ms, preferred: 300ms, allocate: 300ms, preStart: 300ms, info: 300ms, \
@@ -205,7 +204,7 @@ fn a_plugin_that_hangs_when_asked_for_its_options_is_not_taken_in() {
 }
 
 #[test]
-fn a_plugin_that_never_lists_is_named_by_who_waits_for_it() {
+fn a_plugin_that_never_lists_is_named_to_the_caller_that_waits() {
     let (root, daemon, _good) = impatient();
     let mut plugin = Plugin::start(&gpus(root.path(), 1).with_fault("ListAndWatch", Fault::Hang));
     plugin.until(&Event::Registered);
@@ -323,11 +322,7 @@ fn a_plugin_that_does_not_listen_to_its_registration_serves_all_the_same() {
         let root = root();
         let config = root.path().join("devlet.yaml");
         std::fs::write(&config, "deadlines: {notify: 300ms}").unwrap();
-        let mut command = devlet();
-        let args = ["serve", "--config", config.to_str().unwrap(), "--root-dir"];
-        command.args(args).arg(root.path()).stderr(Stdio::piped());
-        let mut daemon = Daemon::started(command, root.path());
-        let mut log = BufReader::new(daemon.child.stderr.take().unwrap()).lines();
+        let (daemon, log) = Daemon::logged(root.path(), &["--config", config.to_str().unwrap()]);
         let script = Script {
             door: Door::Registry,
             ..gpus(root.path(), 1)
@@ -336,9 +331,8 @@ fn a_plugin_that_does_not_listen_to_its_registration_serves_all_the_same() {
         let mut plugin = Plugin::start(&script.with_fault("NotifyRegistrationStatus", fault));
         plugin.called("NotifyRegistrationStatus");
 
-        // It is told once, and not taken for one that is not taken in, which would be tried again.
-        let warning = log.find_map(|line| line.ok().filter(|line| line.contains("WARN")));
-        let warning = warning.unwrap();
+        // It is notified once, and not treated as a refused plugin, which would be tried again.
+        let warning = log.until(&["WARN"]);
         assert!(
             warning.contains("registered and does not want to know") && warning.contains(said),
             "{warning}"

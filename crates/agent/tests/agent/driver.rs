@@ -1,7 +1,4 @@
-//! DRA drivers inside the test: each has a runtime of its own, and ends as a process does.
-
-// Helpers are not tests to clippy, and not every test file uses all of them.
-#![allow(clippy::unwrap_used, clippy::panic, dead_code)]
+//! DRA drivers inside the test: each has its own runtime, and ends as a process does.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,7 +24,7 @@ use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
-/// How long anything that must happen may take.
+/// The longest time that a test waits for an event, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const DRIVER: &str = "gpu.acme.com";
@@ -63,45 +60,45 @@ pub(crate) fn is_connected(driver: &DriverView) -> bool {
     driver.plugins.iter().any(|plugin| plugin.connected)
 }
 
-/// What happens to a driver.
+/// An event of a driver.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Event {
-    /// It is told whether it is registered.
+    /// devlet has sent the status of the registration.
     Told { registered: bool, error: String },
-    /// It is called: the service, the method, the UIDs of the claims, and the deadline as it came.
+    /// devlet has called a method. The deadline is the text on the wire.
     Called {
         service: &'static str,
         method: &'static str,
         claims: Vec<String>,
         deadline: Option<String>,
     },
-    /// Somebody listens to what it says of its devices.
+    /// devlet has opened a stream of health reports.
     Watched { service: &'static str },
 }
 
-/// What a driver says of its devices: device, health, seconds.
+/// Health reports: device, health, timeout in seconds.
 pub(crate) type Reports = Vec<(String, i32, i64)>;
 
-/// What a driver is like.
+/// The properties of a driver.
 #[derive(Debug, Clone)]
 pub(crate) struct Driver {
     pub(crate) root: PathBuf,
     /// The socket in `plugins_registry`.
     pub(crate) registry: String,
-    /// The socket in `plugins`; none for the same.
+    /// The socket in `plugins`; `None` if the driver serves on the registration socket.
     pub(crate) endpoint: Option<String>,
     pub(crate) name: String,
     pub(crate) listed: Vec<&'static str>,
-    /// The services that it really has.
+    /// The services that it serves. They may differ from the listed ones.
     pub(crate) has: Vec<&'static str>,
-    /// Calls are not answered.
+    /// The driver does not answer calls.
     pub(crate) hangs: bool,
-    /// What it says of its devices first; `None` ends the stream.
+    /// The first health reports; `None` ends the stream.
     pub(crate) reports: Option<Reports>,
 }
 
 impl Driver {
-    /// One of today.
+    /// Returns a driver of a current Kubernetes release.
     pub(crate) fn new(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
@@ -126,14 +123,14 @@ impl Driver {
         }
     }
 
-    /// Makes its sockets and serves.
+    /// Creates the sockets and serves.
     pub(crate) fn start(&self) -> Process {
         let mut process = self.start_unregistered();
         process.register();
         process
     }
 
-    /// Serves at its endpoint alone.
+    /// Serves only on the endpoint.
     pub(crate) fn start_unregistered(&self) -> Process {
         let process = self.start_without_endpoint();
         if self.endpoint.is_some() {
@@ -142,7 +139,7 @@ impl Driver {
         process
     }
 
-    /// A process that does not serve anything yet.
+    /// Starts a process without sockets.
     pub(crate) fn start_without_endpoint(&self) -> Process {
         std::fs::create_dir_all(self.root.join("plugins")).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -166,7 +163,7 @@ impl Driver {
     }
 }
 
-/// A driver that runs. Dropped, it is killed; its sockets stay.
+/// A running driver. A drop kills it and leaves its sockets behind.
 pub(crate) struct Process {
     runtime: Option<Runtime>,
     served: Served,
@@ -178,14 +175,14 @@ impl Process {
         &self.served.0.driver
     }
 
-    /// Makes the socket by which it is found.
+    /// Creates the registration socket.
     pub(crate) fn register(&mut self) {
         self.serve(&self.driver().registry_socket());
     }
 
     pub(crate) fn serve(&self, path: &Path) {
         let served = self.served.clone();
-        // Found with its final name, and listening.
+        // The watcher sees only the final name of the socket, which already accepts connections.
         let hidden = path.with_file_name(format!(".{}", path.file_name().unwrap().display()));
         let _ = std::fs::remove_file(&hidden);
         let runtime = self.runtime.as_ref().unwrap();
@@ -228,7 +225,7 @@ impl Process {
         runtime.spawn(async { server.serve_with_incoming_shutdown(incoming, end).await });
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub(crate) async fn event(&mut self) -> Event {
         tokio::time::timeout(PATIENCE, self.events.recv())
             .await
@@ -236,7 +233,7 @@ impl Process {
             .unwrap()
     }
 
-    /// The next event that is not about calls: whether it was registered, or why not.
+    /// Waits for the status of the registration, and returns the error if it was refused.
     pub(crate) async fn told(&mut self) -> Result<(), String> {
         loop {
             if let Event::Told { registered, error } = self.event().await {
@@ -245,22 +242,22 @@ impl Process {
         }
     }
 
-    /// Says something about its devices; `None` ends the streams.
+    /// Sends health reports; `None` ends the streams.
     pub(crate) fn report(&self, reports: Option<Reports>) {
         self.served.0.reports.send_replace(reports);
     }
 
-    /// Takes no more calls, and ends when those that are under way have ended.
+    /// Accepts no more calls, and ends after the current ones.
     pub(crate) fn shut_down(&self) {
         self.served.0.ends.send_replace(true);
     }
 
-    /// How often it was dialled.
+    /// Returns the number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.served.0.connections.load(Ordering::SeqCst)
     }
 
-    /// Ends and takes its sockets away, as a driver does that is told to.
+    /// Ends the driver and removes its sockets.
     pub(crate) fn exit(self) {
         let driver = self.driver().clone();
         drop(self);
@@ -343,7 +340,7 @@ impl Registration for Served {
         }))
     }
 
-    /// Like the usual helper, it answers bad news with an error.
+    /// Returns an error after a refusal, as the usual helper library does.
     async fn notify_registration_status(
         &self,
         request: Request<RegistrationStatus>,

@@ -1,4 +1,4 @@
-//! DRA drivers on real sockets: how they register, how they are called, and what becomes of their connections.
+//! DRA drivers on real sockets: registration, calls and connections.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn claim(name: &str) -> (ClaimUid, ClaimKey) {
     (format!("uid-{name}").into(), key)
 }
 
-/// A client of a driver that lists these services.
+/// Returns a client for the services that a driver lists.
 async fn client(driver: &Driver) -> DriverClient {
     let dialed = uds::connect(driver.endpoint_socket(), Instant::now() + PATIENCE)
         .await
@@ -112,7 +112,7 @@ async fn a_driver_with_which_nothing_can_be_spoken_is_told_so_in_the_kubelets_wo
              (aka supported versions)"
         )
     );
-    // It says neither, and has not the one that may be meant.
+    // It lists neither, and does not serve the default one.
     assert_eq!(
         start(&["v1.DRAResourceHealth", "1.0.0"])
             .told()
@@ -187,7 +187,7 @@ async fn a_lost_connection_is_noticed_without_a_call_and_made_again() {
     let root = tempfile::tempdir().unwrap();
     let agent = node(root.path()).await;
     let driver = Driver::new(root.path());
-    // Who registers and who serves are two processes.
+    // Two processes: one registers, the other serves.
     let mut registrar = driver.start_without_endpoint();
     let server = driver.start_unregistered();
     registrar.register();
@@ -211,7 +211,7 @@ async fn a_driver_is_registered_until_its_socket_goes() {
     let driver = Driver::new(root.path());
     let process = driver.start();
     until_driver(&agent, is_connected).await;
-    // The endpoint stays, and so does the process.
+    // The endpoint and the process stay.
     std::fs::remove_file(driver.registry_socket()).unwrap();
     let view = until_driver(&agent, |driver| driver.plugins.is_empty()).await;
     assert_eq!(
@@ -322,7 +322,7 @@ async fn a_plugin_that_registers_the_endpoint_of_another_replaces_it() {
     })
     .await;
     assert_eq!(after.plugins.len(), 1);
-    // The first one's socket is not what keeps it registered.
+    // The socket of the first plugin does not keep the second one registered.
     std::fs::remove_file(driver.registry_socket()).unwrap();
     std::fs::remove_file(second.registry_socket()).unwrap();
     until_driver(&agent, |driver| driver.plugins.is_empty()).await;
@@ -480,7 +480,7 @@ fn health(node: &Node, device: &str) -> (DeviceHealth, String) {
         pool: "pool".into(),
         device: device.into(),
     };
-    // Nothing has expired at the beginning of time.
+    // At time zero no report has expired.
     let (health, message) = node.device_health(&DRIVER.into(), &place, Moment::default());
     (health, message.to_owned())
 }
@@ -522,7 +522,7 @@ async fn a_driver_says_how_its_devices_are_on_the_connection_that_it_has() {
         );
         let view = until_driver(&agent, is_connected).await;
         assert_eq!(view.plugins[0].health_service.as_deref(), Some(service));
-        // One to ask who it is, and one for everything else.
+        // One connection for the handshake, and one for all calls.
         assert_eq!(process.connections(), 2);
 
         process.report(Some(vec![("b".into(), 1, 0)]));
@@ -552,7 +552,7 @@ async fn reports_of_health_that_end_are_asked_for_again_and_hold_meanwhile() {
         agent.store().read(|node| health(node, "a")).0,
         DeviceHealth::Healthy
     );
-    // And again: the stream ended at once.
+    // devlet asks again: the stream ended at once.
     watched(&mut process).await;
     process.report(Some(vec![("a".into(), 2, 0)]));
     until_health(&agent, "a", DeviceHealth::Unhealthy).await;
@@ -585,7 +585,7 @@ async fn a_driver_that_takes_no_more_calls_is_let_go_though_its_reports_go_on() 
     process.told().await.unwrap();
     until_health(&agent, "a", DeviceHealth::Healthy).await;
     process.shut_down();
-    // It is not told to anybody else but who calls.
+    // Only a call reveals it.
     let pod = pod_with_claim();
     let refused = agent.admit(&pod, Instant::now() + Duration::from_secs(5), |_| {});
     refused.await.unwrap_err();
@@ -593,7 +593,7 @@ async fn a_driver_that_takes_no_more_calls_is_let_go_though_its_reports_go_on() 
     agent.stop().await.unwrap();
 }
 
-/// A pod with a claim to a device of the driver.
+/// Returns a request of a pod with a claim of a device of the driver.
 fn pod_with_claim() -> PodRequest {
     let claim = AllocatedClaim::new(
         claim("one").1,

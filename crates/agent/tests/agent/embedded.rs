@@ -46,7 +46,7 @@ async fn admit(agent: &Agent, pod: &PodRequest) {
     agent.admit(pod, Instant::now() + PATIENCE, |_| {}).await.unwrap();
 }
 
-/// A source with one and the same list.
+/// Returns a source of pods that always has this list.
 fn list(pods: &[&PodRequest]) -> impl Fn() -> std::future::Ready<Option<BTreeSet<PodUid>>> + use<> {
     let active: BTreeSet<PodUid> = pods.iter().map(|pod| pod.uid.clone()).collect();
     move || std::future::ready(Some(active.clone()))
@@ -72,7 +72,7 @@ async fn pods_that_ended_while_the_node_was_away_are_released_once_the_list_is_i
     let pods = [
         pod("stays", Source::Embedder),
         pod("ended", Source::Embedder),
-        pod("somebody-elses", Source::Api),
+        pod("of-another-source", Source::Api),
     ];
     for pod in &pods {
         admit(&agent, pod).await;
@@ -88,7 +88,7 @@ async fn pods_that_ended_while_the_node_was_away_are_released_once_the_list_is_i
     assert_eq!(agent.reconcile(&list(&[&pods[0]])).await, [pods[1].uid.clone()]);
 
     assert_eq!(held(&agent), 2);
-    // Nobody is there to be asked, and nobody is asked.
+    // No plugin runs, and the admission does not need one.
     let at_once = Instant::now() + Duration::from_millis(1);
     agent.admit(&pods[0], at_once, |_| {}).await.unwrap();
     agent.stop().await.unwrap();
@@ -116,7 +116,7 @@ async fn a_pod_that_is_admitted_while_the_list_is_made_is_not_taken_for_gone() {
 
 const DRIVER: &str = "gpu.acme.com";
 
-/// A pod of one container that uses a claim of the same name.
+/// Returns a request of a pod with one container and a claim of the same name.
 fn claiming(name: &str) -> PodRequest {
     let text = format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: main}}]}}}}"
@@ -224,7 +224,7 @@ async fn a_source_that_is_followed_is_asked_until_the_node_stops() {
         changes.changed().await.unwrap();
     }
 
-    // A source that does not answer keeps nobody.
+    // A source that does not answer does not delay the stop.
     agent.follow_pods(std::future::pending, Duration::from_millis(10));
     agent.stop().await.unwrap();
 }
@@ -236,7 +236,7 @@ async fn capacity_is_told_at_once_and_whenever_it_changes() {
     let (sender, mut told) = mpsc::unbounded_channel();
     let node = agent.clone();
     agent.on_capacity(move |capacities| {
-        // Nothing is locked.
+        // The callback may read the store: devlet holds no lock.
         node.store().read(|_| ());
         let _ = sender.send(capacities.get(GPU).copied());
     });
@@ -267,10 +267,10 @@ async fn capacity_is_told_at_once_and_whenever_it_changes() {
     until(gone).await;
 
     agent.stop().await.unwrap();
-    assert_eq!(told.recv().await, None, "nobody calls back any longer");
+    assert_eq!(told.recv().await, None, "the callback is not called any longer");
 }
 
-/// What an impatient caller is told about a plugin that hangs.
+/// Returns the error for a caller with a short deadline, from a plugin that hangs.
 async fn cut_short(method: &str, options: Options) -> (Agent, tempfile::TempDir, Plugin, String) {
     let root = tempfile::tempdir().unwrap();
     let agent = node(root.path()).await;
@@ -318,7 +318,7 @@ async fn the_callers_deadline_bounds_every_call_and_is_named() {
             root.path().display()
         );
         assert!(error.starts_with(&start), "{error}");
-        // Far below the plugins' own deadlines, even on a machine that is busy.
+        // Far below the deadlines of plugins, even on a busy machine.
         assert!(called.elapsed() < Duration::from_secs(9), "{method}");
         agent.stop().await.unwrap();
     }
@@ -385,7 +385,7 @@ async fn a_removal_that_gives_up_names_the_pod() {
 }
 
 #[tokio::test]
-async fn what_the_system_says_is_said_once() {
+async fn the_text_of_a_system_error_appears_once() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("file");
     std::fs::write(&file, "").unwrap();

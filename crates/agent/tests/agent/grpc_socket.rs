@@ -35,7 +35,7 @@ use tonic::{Code, Request, Response, Status};
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// A directory whose sockets have short paths.
+/// Creates a directory with a short path.
 fn directory() -> TempDir {
     tempfile::Builder::new()
         .prefix("grpc")
@@ -53,10 +53,10 @@ fn me() -> (u32, u32) {
     (metadata.uid(), metadata.gid())
 }
 
-/// Tells who called and with what, and answers when allowed to.
+/// Records each call and its caller, and answers when it may.
 struct Recorder {
     calls: mpsc::UnboundedSender<(PeerCred, String)>,
-    /// With an endpoint of this name, a call waits.
+    /// A call with the endpoint `wait` waits for this.
     go_on: Arc<Notify>,
 }
 
@@ -71,7 +71,7 @@ impl Registration for Recorder {
         let waits = endpoint == "wait";
         self.calls
             .send((peer, endpoint))
-            .map_err(|_| Status::internal("nobody listens"))?;
+            .map_err(|_| Status::internal("the test has ended"))?;
         if waits {
             self.go_on.notified().await;
         }
@@ -241,7 +241,7 @@ async fn a_listener_removes_only_its_own_socket() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_socket_is_left_alone() {
+async fn files_that_are_not_sockets_are_left_alone() {
     let directory = directory();
     std::fs::write(socket(&directory), "precious").expect("writes");
     let refused = listen(socket(&directory), DEFAULT_MODE).expect_err("a file");
@@ -336,7 +336,7 @@ async fn dialling_says_what_was_wrong_until_the_deadline() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_peer_is_told_and_nobody_reconnects() {
+async fn the_end_of_the_peer_is_reported_and_nothing_reconnects() {
     let directory = directory();
     let first = run_at(&socket(&directory));
     let dialed = connect(socket(&directory), soon()).await.expect("dials");
@@ -352,13 +352,13 @@ async fn the_end_of_the_peer_is_told_and_nobody_reconnects() {
         let status = register(&dialed, "b").await.expect_err("gone");
         assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     }
-    // Also for those who ask late, and more than once.
+    // Later waits end at once too.
     dialed.gone().wait().await;
     assert!(second.calls.try_recv().is_err(), "the new process was called");
 }
 
 #[tokio::test]
-async fn a_connection_of_which_nothing_is_left_is_gone() {
+async fn a_connection_ends_with_its_last_handle() {
     let directory = directory();
     let _server = run_at(&socket(&directory));
     let dialed = connect(socket(&directory), soon()).await.expect("dials");
@@ -376,13 +376,13 @@ async fn a_peer_that_floods_and_does_not_read_does_not_keep_its_connection() {
     let flood = std::thread::spawn(move || {
         let (mut peer, _) = listener.accept().expect("accepts");
         peer.write_all(&SETTINGS).expect("is read");
-        // Until nobody is there any longer.
+        // Until the peer is gone.
         while peer.write_all(&PING).is_ok() {}
     });
     let dialed = connect(socket(&directory), soon()).await.expect("dials");
     let gone = dialed.gone();
     let call = tokio::time::timeout(Duration::from_millis(200), register(&dialed, "unheard"));
-    assert!(call.await.is_err(), "nobody answers");
+    assert!(call.await.is_err(), "no peer answers");
 
     drop(dialed);
 
@@ -491,7 +491,7 @@ async fn a_call_that_runs_out_of_time_says_so() {
 }
 
 #[tokio::test]
-async fn what_the_peer_answers_is_left_alone() {
+async fn answers_of_the_peer_are_not_changed() {
     let directory = directory();
     let (mut client, _dialed) = quiet_plugin(&directory).await;
     let status = client
@@ -510,7 +510,7 @@ async fn what_the_peer_answers_is_left_alone() {
 }
 
 #[tokio::test]
-async fn peers_that_are_not_admitted_hear_nothing() {
+async fn peers_that_are_not_admitted_get_no_answer() {
     let directory = directory();
     let (sender, mut asked) = mpsc::unbounded_channel();
     let listener = listen(socket(&directory), DEFAULT_MODE).expect("listens");
@@ -526,7 +526,7 @@ async fn peers_that_are_not_admitted_hear_nothing() {
     assert_eq!(asked.recv().await.map(|peer| peer.uid), Some(me().0));
 }
 
-/// Dials and makes a call that waits.
+/// Connects and makes a call that waits.
 async fn busy(directory: &TempDir, server: &mut Running) -> (Dialed, JoinHandle<Result<(), Status>>) {
     let dialed = connect(socket(directory), soon()).await.expect("dials");
     let caller = dialed.clone();
@@ -536,7 +536,7 @@ async fn busy(directory: &TempDir, server: &mut Running) -> (Dialed, JoinHandle<
 }
 
 #[tokio::test]
-async fn one_user_may_have_so_many_connections_that_wait_and_more_are_told() {
+async fn connections_of_a_user_over_the_limit_are_refused_with_a_reason() {
     let directory = directory();
     let limits = ServerLimits {
         connections_per_uid: 2,
@@ -546,7 +546,7 @@ async fn one_user_may_have_so_many_connections_that_wait_and_more_are_told() {
     let (first, _) = busy(&directory, &mut server).await;
     let (_second, second) = busy(&directory, &mut server).await;
 
-    // A few are answered, with a code and a text; those after them get GOAWAY, and the text in it.
+    // A few get an answer with a code and a text. Later ones get GOAWAY with the text.
     let mut told = Vec::new();
     for _ in 0..8 {
         let next = connect(socket(&directory), soon()).await.expect("dials");
@@ -568,7 +568,7 @@ async fn one_user_may_have_so_many_connections_that_wait_and_more_are_told() {
     }
     let heard = String::from_utf8_lossy(&heard);
     assert!(heard.contains("limits.connectionsPerUid allows 2"), "{heard:?}");
-    // Whoever was told is let go, though it stays.
+    // The server closes refused connections, though the peer keeps them open.
     for each in &told {
         let gone = each.gone();
         let ended = tokio::time::timeout(LONG, gone.wait()).await;
@@ -577,7 +577,7 @@ async fn one_user_may_have_so_many_connections_that_wait_and_more_are_told() {
 
     first.hang_up();
     first.gone().wait().await;
-    // The server notices in its own time.
+    // The server notices the closed connections later.
     loop {
         let next = connect(socket(&directory), soon()).await.expect("dials");
         if register(&next, "a").await.is_ok() {
@@ -613,7 +613,7 @@ async fn at_the_limit_the_oldest_connection_that_waits_for_nothing_makes_room() 
     call.await.expect("ends").expect("a call under way goes on");
 }
 
-/// A connection with a request of which no end comes.
+/// Opens a connection and sends an unfinished request.
 async fn half_a_request(directory: &TempDir) -> UnixStream {
     let mut stream = UnixStream::connect(socket(directory)).await.expect("connects");
     stream.write_all(&opening()).await.expect("writes");
@@ -623,7 +623,7 @@ async fn half_a_request(directory: &TempDir) -> UnixStream {
     stream
 }
 
-/// How a client begins: the preface and empty settings.
+/// Returns the first bytes of a client: the preface and empty settings.
 fn opening() -> Vec<u8> {
     [
         &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
@@ -632,7 +632,7 @@ fn opening() -> Vec<u8> {
     .concat()
 }
 
-/// The HEADERS frame of a `Register`.
+/// Returns the HEADERS frame of a `Register` call.
 fn head_of_a_call(flags: u8) -> Vec<u8> {
     let path = "/v1beta1.Registration/Register";
     let kind = "application/grpc";
@@ -673,10 +673,10 @@ async fn where_a_call_is_expected_a_peer_without_a_whole_one_is_dropped() {
         let mut stream = UnixStream::connect(socket(&directory)).await.expect("connects");
         stream.write_all(&said).await.expect("writes");
         let ended = tokio::time::timeout(LONG, stream.read_to_end(&mut Vec::new())).await;
-        // A reset is an end, too.
+        // A reset is an end too.
         assert!(ended.is_ok(), "{name}: it stays");
     }
-    // One that keeps us busy, and hears nothing.
+    // This peer sends frames and does not read.
     let mut stream = UnixStream::connect(socket(&directory)).await.expect("connects");
     stream.write_all(&opening()).await.expect("writes");
     let ended = tokio::time::timeout(LONG, async { while stream.write_all(&ping).await.is_ok() {} });

@@ -1,4 +1,4 @@
-//! Our own API on a real node with real plugin processes.
+//! The API of devlet, with plugin processes.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,7 +19,7 @@ use tonic::{Request, Response};
 
 const GPU: &str = "acme.com/gpu";
 
-/// A node, and somebody who is connected to it.
+/// A node and a client of its API.
 struct Running {
     root: TempDir,
     agent: Agent,
@@ -44,7 +44,7 @@ impl Running {
         self.root.path()
     }
 
-    /// A plugin that is in when this returns. It talks to us from another process, so the thread may be blocked.
+    /// Starts a plugin process, and returns when it serves.
     async fn plugin(&self, script: Script) -> Plugin {
         let plugin = tokio::task::spawn_blocking(move || Plugin::registered(&script))
             .await
@@ -291,7 +291,7 @@ async fn refusals_have_codes_and_reasons() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_that_leaves_takes_its_admission_along() {
+async fn an_admission_ends_with_its_caller() {
     let node = Running::on(tempfile::tempdir().unwrap(), |config| {
         config.deadlines.allocate = Duration::from_secs(3600);
     })
@@ -340,7 +340,7 @@ async fn a_watch_has_everything_now_and_after_each_change_and_ends_with_the_node
         .unwrap();
     assert_eq!(pods.message().await.unwrap().unwrap().pods, []);
 
-    // It asks for nothing of ours, and is a pod all the same.
+    // The pod asks for no devices, and is admitted.
     node.admit("metadata: {name: plain}\nspec: {containers: [{name: main}]}")
         .await
         .unwrap();
@@ -413,16 +413,16 @@ async fn only_users_that_are_allowed_change_anything() {
             host.list_pods(from(uid, v1::ListPodsRequest::default()))
                 .await
                 .is_ok(),
-            "anybody may ask"
+            "every user may ask"
         );
     }
-    let nobody = host
+    let without_user = host
         .remove_pod(Request::new(v1::RemovePodRequest::default()))
         .await;
-    assert_eq!(code(nobody.map(drop)), Some(Code::PermissionDenied));
+    assert_eq!(code(without_user.map(drop)), Some(Code::PermissionDenied));
 }
 
-/// A request of a user.
+/// Returns a request with the credentials of a user.
 fn from<T>(uid: u32, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.extensions_mut().insert(PeerCred {
@@ -434,7 +434,7 @@ fn from<T>(uid: u32, message: T) -> Request<T> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn state_that_cannot_be_read_is_reported_until_somebody_decides() {
+async fn state_that_cannot_be_read_is_reported_until_an_operator_decides() {
     let root = tempfile::tempdir().unwrap();
     let plugins = root.path().join("device-plugins");
     std::fs::create_dir(&plugins).unwrap();
@@ -545,7 +545,7 @@ async fn a_node_that_does_not_start_leaves_plugins_their_sockets() {
     std::fs::create_dir(root.path().join("device-plugins")).unwrap();
     let socket = root.path().join("device-plugins/plugin.sock");
     let _plugin = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    // A database that others may write is not opened.
+    // devlet does not open a database that other users may write.
     std::fs::create_dir(root.path().join("devlet")).unwrap();
     let database = root.path().join("devlet/state.redb");
     std::fs::write(&database, "").unwrap();

@@ -1,4 +1,4 @@
-//! Claims through our own API. Their devices need nothing done by a driver, so that none has to be there.
+//! Claims in the API of devlet. Their devices need no preparation, so that no driver has to run.
 
 use devlet_agent::agent::Agent;
 use devlet_agent::config::Config;
@@ -7,7 +7,7 @@ use devlet_client::v1::admit_event::Event;
 use devlet_client::{Client, Code, Status, v1};
 use tempfile::TempDir;
 
-/// A node, and somebody who is connected to it.
+/// A node and a client of its API.
 struct Running {
     _root: TempDir,
     _agent: Agent,
@@ -33,7 +33,7 @@ status:
     {request: big, driver: gpu.acme.com, pool: node, device: gpu-0, skipNodeOperations: ['*']}]}}
 ";
 
-/// The same with a device that its driver must prepare.
+/// Returns [`CLAIM`] with a device that its driver must prepare.
 fn claim_of_a_driver() -> String {
     CLAIM.replace(", skipNodeOperations: ['*']", "")
 }
@@ -53,7 +53,7 @@ impl Running {
         }
     }
 
-    /// What became of the pod, and what was waited for.
+    /// Admits a pod, and returns the result and the events of waiting.
     async fn admit(&self, texts: &[&str], wait_ms: u64) -> (Result<v1::Pod, Status>, Vec<v1::Waiting>) {
         let mut texts = texts.iter().map(|text| (*text).to_owned());
         let request = v1::AdmitRequest {
@@ -114,7 +114,7 @@ impl Running {
     }
 }
 
-/// The claim without its age, which grows from answer to answer.
+/// Returns the claim without its age, which changes between answers.
 fn ageless(claim: v1::Claim) -> v1::Claim {
     v1::Claim { age_ms: 0, ..claim }
 }
@@ -134,7 +134,7 @@ async fn a_pod_is_admitted_with_its_claims_shown_and_removed() {
     let containers: Vec<&str> = pod.containers.iter().map(|each| each.name.as_str()).collect();
     assert_eq!(containers, ["main", "log"]);
 
-    // Every way to name it.
+    // All ways to name the pod.
     for name in ["", "gpu", "default/gpu", "claim-1", "uid:claim-1"] {
         let named = node.claims(name).await.unwrap();
         let named: Vec<v1::Claim> = named.into_iter().map(ageless).collect();
@@ -207,7 +207,7 @@ async fn a_driver_that_is_not_there_is_waited_for_by_name() {
 async fn a_claim_that_was_allocated_anew_under_a_pod_is_noticed() {
     let node = Running::start(|_| {}).await;
     node.admit(&[POD, CLAIM], 60_000).await.0.unwrap();
-    // The same again, though others may use it by now and the claim says more.
+    // The same devices, reserved for more pods and with more fields.
     let shared = CLAIM.replace(
         "reservedFor: [",
         "reservedFor: [{resource: pods, name: b, uid: b}, ",
@@ -231,7 +231,7 @@ async fn two_claims_with_one_uid_are_told_apart() {
         ),
         "{refused}"
     );
-    // The other one came with a pod of its own.
+    // The other claim came with another pod.
     node.admit(&[POD, CLAIM], 60_000).await.0.unwrap();
     let pod = POD.replace("resourceClaimName: gpu", "resourceClaimName: nic");
     let pod = pod.replace("name: job, uid: pod-1", "name: other, uid: pod-2");
@@ -245,7 +245,7 @@ async fn two_claims_with_one_uid_are_told_apart() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_manifests_is_told_and_limited() {
+async fn errors_in_manifests_are_reported_and_limited() {
     let node = Running::start(|config| config.limits.manifest_bytes = 2000).await;
     let refused = async |texts: &[&str]| {
         let status = node.admit(texts, 60_000).await.0.unwrap_err();

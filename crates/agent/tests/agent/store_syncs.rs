@@ -1,8 +1,8 @@
-//! How often the kernel is asked to sync, counted by strace: once for a lone admission and once for a removal, less than
-//! once each for admissions that come together, and never for a question. A claim costs one sync more before its driver
-//! is called, and one when it has been unprepared.
+//! The number of syncs, counted by strace: one for a single admission, one for a removal, fewer than one per admission if
+//! many come together, and none for a read. A claim needs one more before its driver is called, and one more when it has
+//! been unprepared.
 //!
-//! The test runs itself again under strace. Between the cases it looks for files whose names say where it is.
+//! The test runs itself again under strace. Between the cases it looks for files with the name of the next case.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -51,7 +51,7 @@ async fn admit(store: Store, uid: String) {
     held.commit(&request, answers).await.unwrap();
 }
 
-/// A pod that asks for a claim besides.
+/// Returns a request of a pod with a device and a claim.
 fn claiming(uid: &str) -> PodRequest {
     let mut request = request(uid);
     request.containers[0].claims.push(ClaimReference {
@@ -80,7 +80,7 @@ fn claiming(uid: &str) -> PodRequest {
     request
 }
 
-/// Leaves a line in the trace.
+/// Writes a line with this name into the trace.
 fn mark(name: &str) {
     let _ = Path::new("/devlet-test").join(name).exists();
 }
@@ -123,7 +123,7 @@ async fn traced() {
         let (connection, _) = node.driver_registered(offer, now).unwrap();
         node.link_up(connection, now);
     });
-    // What there is to be noted goes with the first change.
+    // The first change also writes the known resources.
     admit(store.clone(), "first".into()).await;
     store.release(&"first".into()).await.unwrap();
     mark("lone");
@@ -203,7 +203,7 @@ fn syncs_as_the_kernel_sees_them() {
         if let Some((_, after)) = line.split_once("/devlet-test/") {
             place = after.split('"').next().unwrap();
         }
-        // A call that is interrupted by another thread stands in the trace twice.
+        // A call that another thread interrupts is in the trace twice.
         if line.contains("sync") && !line.contains("resumed>") {
             *syncs.entry(place).or_default() += 1;
         }

@@ -1,4 +1,4 @@
-//! What a caller is told when there is nobody to talk to.
+//! Errors of a client without a daemon to connect to.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! The Rust under `src/generated` is what the `.proto` files generate.
 //!
-//! The generator lives here so that neither it nor `protoc` is part of anyone's build. Running [`REGENERATE`]
+//! The generator lives here so that neither it nor `protoc` is part of a build. Running [`REGENERATE`]
 //! writes the files instead of comparing them. It compiles the crate first; if the files at hand do not even
 //! compile, empty them before.
 

@@ -141,7 +141,7 @@ impl Driver {
                 self.calls.wait().await?;
             }
             Some(Fault::UnknownClaim) => {
-                answer.insert("nobody-asked".to_owned(), Ok(T::default()));
+                answer.insert("unrequested".to_owned(), Ok(T::default()));
             }
             Some(Fault::DieAfterwards) => line.after_the_answer(Afterwards::Die),
             Some(Fault::KillCaller) => line.after_the_answer(Afterwards::KillCaller),
