@@ -29,9 +29,9 @@ const PODS: usize = 10;
 /// The memory in MiB that the daemon may have gained in the end.
 pub(crate) const ROOM_MIB: u64 = 64;
 
-/// Configuration with deadlines that a test can wait for.
+/// Configuration with deadlines that a test can wait for. The good plugin has more time, for busy machines.
 pub(crate) const IMPATIENT: &str = "deadlines: {dial: 300ms, options: 300ms, preferred: 300ms, allocate: 300ms, \
-     preStart: 300ms, info: 300ms, notify: 300ms}\nwait: 300ms\n";
+     allocateByResource: {acme.com/good: 1m}, preStart: 300ms, info: 300ms, notify: 300ms}\nwait: 300ms\n";
 
 pub(crate) struct Neighbourhood {
     pub(crate) daemon: Daemon,

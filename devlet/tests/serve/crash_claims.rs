@@ -210,12 +210,21 @@ impl Kill {
 struct Found {
     /// For each driver, the UIDs of claims that pods hold.
     held: [BTreeSet<String>; 2],
-    /// A driver has prepared a claim that no pod holds: the crash came between the call and the commit.
+    /// At the crash, a driver had prepared a claim that no pod holds: the crash came between the call and the commit.
     answered_in_vain: bool,
 }
 
 /// Compares the answers with the state of devlet and of the drivers, and resolves the doubts.
-async fn check(client: &Client, answers: &Answers, drivers: &mut [Plugin; 2], round: u64) -> Found {
+///
+/// `at_crash` has the UIDs of the claims that each driver had prepared at the crash: since the restart, devlet may have
+/// unprepared some of them.
+async fn check(
+    client: &Client,
+    answers: &Answers,
+    drivers: &mut [Plugin; 2],
+    at_crash: &[BTreeSet<String>; 2],
+    round: u64,
+) -> Found {
     // The claims come first: a claim is recorded before a driver prepares it, and until a driver has unprepared it.
     let claims = client
         .list_claims(v1::ListClaimsRequest::default())
@@ -272,7 +281,7 @@ async fn check(client: &Client, answers: &Answers, drivers: &mut [Plugin; 2], ro
                         "round {round}: {job:?} holds {uid}, which {driver} has not prepared"
                     );
                     held[place].insert(uid.clone());
-                } else if prepared[place].contains(&uid) {
+                } else if at_crash[place].contains(&uid) {
                     wanted_in_vain.insert((place, uid.clone()));
                 }
             }
@@ -309,13 +318,14 @@ fn no_claim_is_forgotten_by_kills_under_load() {
         let _ = std::fs::create_dir(root.path().join(directory));
     }
     let mut drivers = DRIVERS.map(|driver| Plugin::driver(&DriverScript::new(root.path(), driver)));
+    let mut at_crash = [BTreeSet::new(), BTreeSet::new()];
     let (mut half_done, mut in_vain) = (0_u64, 0_u64);
     for round in 0..=all {
         let daemon = Daemon::with(root.path(), &["--log-level", "error"]);
         let client = runtime
             .block_on(Client::connect(locate::socket(root.path())))
             .unwrap();
-        let found = runtime.block_on(check(&client, &answers, &mut drivers, round));
+        let found = runtime.block_on(check(&client, &answers, &mut drivers, &at_crash, round));
         for driver in &mut drivers {
             driver.until(&Event::Registered);
         }
@@ -382,6 +392,7 @@ fn no_claim_is_forgotten_by_kills_under_load() {
         for worker in workers {
             runtime.block_on(worker).unwrap();
         }
+        at_crash = [drivers[0].prepared(), drivers[1].prepared()];
     }
     let answered = *answers.count.borrow();
     assert!(answered >= all, "only {answered} calls were answered in all");
