@@ -5,7 +5,7 @@
 //! and its disk affects both. The result is the median of these ratios. Offenders run with `SCHED_IDLE`, because devlet
 //! cannot limit the processor time that they use themselves; the first rows are controls that only use processor time.
 //! Needs root, and `chrt` of util-linux. The benchmark fails if a behaviour ends early, or if anything is lost or leaked
-//! after it, as in the tests `serve_hostile_*`.
+//! after it, as in the tests `serve/hostile_*`.
 //!
 //! The spread of the ratios gives the confidence of the median. If the error may be nearly as large as the bar allows,
 //! the row is without a verdict. Exit code 1: a behaviour is over the bar; 3: the machine is too busy for a verdict.

@@ -19,13 +19,15 @@
 //! ```
 //!
 //! The messages, client and server under [`v1`] are generated from `proto/devlet/v1/devlet.proto`, which documents
-//! them, and checked in; `tests/generated.rs` generates them.
+//! them, and checked in; `src/tests/generated.rs` generates them.
 
 mod admission;
 pub mod channel;
 mod client;
 mod deadline;
 pub mod locate;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 pub use admission::Admission;

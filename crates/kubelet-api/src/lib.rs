@@ -14,7 +14,7 @@
 //! | [`pod_resources::v1alpha1`] | `v1alpha1` | kubelet |
 //!
 //! The messages, clients and servers are generated from the files under `proto/` and checked in;
-//! `tests/generated.rs` generates them. Only the strings with a meaning in the protocols are written by hand.
+//! `tests/wire/generated.rs` generates them. Only the strings with a meaning in the protocols are written by hand.
 //! Validation and domain types are deliberately absent.
 //!
 //! Map fields are `BTreeMap`s, so that equal messages encode to equal bytes.

@@ -11,7 +11,7 @@
 //! when its standard input ends, so it never outlives the test.
 //!
 //! Cargo does not build the binaries of other packages for a test, so the process is the test's own executable,
-//! started again. Each test file with plugins calls [`plugin_process!`] once. The example `testkit-plugin` offers the
+//! started again. Each test binary with plugins calls [`plugin_process!`] once. The example `testkit-plugin` offers the
 //! same to people and scripts. It is an example, so that `cargo run` runs devlet.
 //!
 //! The crate depends only on the kubelet's protocols, not on devlet.
@@ -24,6 +24,7 @@ mod commands;
 mod driver;
 mod events;
 mod lists;
+mod output;
 mod plugin;
 mod process;
 mod raw;
@@ -34,11 +35,12 @@ mod wire;
 
 pub use driver::{DeviceHealth, DriverEndpoint, DriverScript, PreparedDevice};
 pub use events::{Claim, Event};
+pub use output::{print_lines, skip};
 pub use process::{PATIENCE, Plugin, Role, become_plugin_if_asked, run};
 pub use raw::{Babbler, nonsense_of_a_client, nonsense_of_a_server};
 pub use script::{Answer, Api, Device, DeviceNode, Door, Fault, Faults, Mount, Options, Script};
 
-/// Lets the executable of this test file run as a plugin process.
+/// Lets the executable of this test binary run as a plugin process. Belongs in the root module.
 #[macro_export]
 macro_rules! plugin_process {
     () => {

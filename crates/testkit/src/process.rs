@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::{self, DeviceHealth, DriverScript, PreparedDevice};
 use crate::events::{Claim, Event};
+use crate::output::print_lines;
 use crate::plugin;
 use crate::script::{Answer, Device, Fault, Script};
 
@@ -106,11 +107,13 @@ impl Plugin {
             .args(["--exact", "plugin_process", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, text)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         change(&mut command);
         let mut child = command.spawn().expect("the plugin starts");
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().expect("stdout is piped");
+        print_lines(child.stderr.take().expect("stderr is piped"), |_| {});
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines() {

@@ -1,6 +1,6 @@
-//! A daemon to test: the built binary on a root directory of its own.
+//! A daemon to test: the built binary with its own root directory.
 
-// Helpers are not tests to clippy, and not every test file uses all of them.
+// Clippy does not treat helper functions as tests, and a benchmark uses only some of them.
 #![allow(clippy::unwrap_used, clippy::panic, dead_code)]
 
 use std::borrow::BorrowMut;
@@ -8,13 +8,17 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use devlet_testkit::PATIENCE;
+use devlet_testkit::{PATIENCE, print_lines};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A root directory, short enough for sockets below it.
+/// Interval between two looks at a state that does not report its changes.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Creates a root directory with a path short enough for sockets below it.
 pub(crate) fn root() -> TempDir {
     tempfile::Builder::new()
         .prefix("dl")
@@ -41,7 +45,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon on a root directory, and returns once it says that it runs.
+    /// Starts a daemon with a root directory, and returns once it has printed that it runs.
     pub(crate) fn on(root: &Path) -> Self {
         Self::with(root, &[])
     }
@@ -52,15 +56,27 @@ impl Daemon {
         Self::started(command, root)
     }
 
-    /// The same, with a configuration file.
+    /// Starts a daemon with a configuration file.
     pub(crate) fn configured(root: &Path, config: &str) -> Self {
         let file = root.join("devlet.yaml");
         std::fs::write(&file, config).unwrap();
         Self::with(root, &["--config", file.to_str().unwrap()])
     }
 
-    pub(crate) fn started(mut command: impl BorrowMut<Command>, root: &Path) -> Self {
-        let mut child = command.borrow_mut().stdout(Stdio::piped()).spawn().unwrap();
+    /// Runs a command that starts a daemon. The daemon's log becomes output of the test.
+    pub(crate) fn started(command: impl BorrowMut<Command>, root: &Path) -> Self {
+        Self::spawn(command, root, |_| {})
+    }
+
+    /// Runs a command that starts a daemon, and passes each line of its log to `each`.
+    fn spawn(
+        mut command: impl BorrowMut<Command>,
+        root: &Path,
+        each: impl FnMut(&str) + Send + 'static,
+    ) -> Self {
+        let command = command.borrow_mut().stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        print_lines(child.stderr.take().unwrap(), each);
         let stdout = child.stdout.take().unwrap();
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -81,23 +97,19 @@ impl Daemon {
         daemon
     }
 
-    /// The same as [`Daemon::with`], with its log to follow.
+    /// Starts a daemon as [`Daemon::with`] does, and returns its log too.
     pub(crate) fn logged(root: &Path, args: &[&str]) -> (Self, Log) {
         let mut command = devlet();
         command.arg("serve").arg("--root-dir").arg(root).args(args);
-        let mut daemon = Self::started(command.stderr(Stdio::piped()), root);
-        let log = daemon.child.stderr.take().unwrap();
         let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(log).lines() {
-                // The pipe is read to its end even if nobody listens any longer.
-                let _ = sender.send(line.unwrap_or_default());
-            }
+        let daemon = Self::spawn(command, root, move |line| {
+            // A test may drop the log before the daemon ends.
+            let _ = sender.send(line.to_owned());
         });
         (daemon, Log { lines })
     }
 
-    /// The address after `--http`.
+    /// Returns the address that the daemon serves HTTP at.
     pub(crate) fn http(&self) -> String {
         let line = self.banner.lines().find(|line| line.contains("HTTP")).unwrap();
         let address = line.split("http://").nth(1).unwrap();
@@ -113,7 +125,7 @@ impl Daemon {
         }
     }
 
-    /// A command against this daemon.
+    /// Returns a command for this daemon.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = devlet();
         command.env("DEVLET_ROOT", &self.root).args(args);
@@ -124,14 +136,14 @@ impl Daemon {
         self.command(args).output().unwrap()
     }
 
-    /// A command that must succeed, and what it prints.
+    /// Runs a command that must succeed, and returns its output.
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let output = self.run(&[args, &["-o", "json"]].concat());
         assert!(output.status.success(), "{args:?}: {}", stderr(&output));
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// A command that must be refused, and why.
+    /// Runs a command that must be refused, and returns the reason.
     pub(crate) fn refused(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert_eq!(
@@ -144,16 +156,18 @@ impl Daemon {
         stderr(&output)
     }
 
-    /// Admits a pod of one container; the devices that it got.
+    /// Admits a pod with one container, and returns its devices.
     pub(crate) fn admit(&self, name: &str, limit: &str) -> Vec<String> {
         ids(&self.json(&["admit", "--name", name, "--limit", limit]))
     }
 
-    /// Follows a list until it is as wanted.
+    /// Watches a list until it is as wanted.
     pub(crate) fn until(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + PATIENCE;
         let mut watch = self.command(&["get", what, "--watch", "-o", "json"]);
-        let mut watch = Watch(watch.stdout(Stdio::piped()).spawn().unwrap());
+        let watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut watch = Watch(watch.spawn().unwrap());
+        print_lines(watch.0.stderr.take().unwrap(), |_| {});
         let lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
         let mut last = Value::Null;
         for line in lines {
@@ -195,7 +209,7 @@ impl Daemon {
         );
     }
 
-    /// Stops the daemon well; the exit code.
+    /// Stops the daemon cleanly, and returns its exit code.
     pub(crate) fn stop(mut self) -> Option<i32> {
         self.signal("-TERM");
         self.child.wait().unwrap().code()
@@ -214,19 +228,13 @@ impl Drop for Daemon {
     }
 }
 
-/// Says that this machine does not allow a test. Not by a macro, whose output is kept back when a test passes.
-pub(crate) fn not_tested(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let _ = writeln!(std::io::stderr(), "NOT TESTED: {test}: {why}");
-}
-
 /// The log of a daemon.
 pub(crate) struct Log {
     lines: Receiver<String>,
 }
 
 impl Log {
-    /// The next line with one of these in it.
+    /// Waits for the next line that contains one of these.
     pub(crate) fn until(&self, wanted: &[&str]) -> String {
         loop {
             let line = self.lines.recv_timeout(PATIENCE);
@@ -236,16 +244,14 @@ impl Log {
             }
         }
     }
-}
 
-impl Log {
-    /// All lines that are left, of a daemon that has ended.
+    /// Returns the remaining lines. The daemon must have ended.
     pub(crate) fn rest(self) -> Vec<String> {
         self.lines.iter().collect()
     }
 }
 
-/// Waits for something that nobody tells.
+/// Waits for a state that does not report its changes: looks again after [`POLL_INTERVAL`].
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -253,10 +259,28 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         assert!(Instant::now() < deadline, "{what} does not happen");
-        std::thread::yield_now();
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
+/// Runs a command to its end, and returns its output. Kills it and panics after `limit`.
+pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Output {
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_child(&child);
+    let (sender, ended) = channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output().unwrap()));
+    ended.recv_timeout(limit).unwrap_or_else(|_| {
+        let _ = kill_process(pid, Signal::KILL);
+        panic!("{command:?} has not ended within {limit:?}")
+    })
+}
+
+/// A `get --watch`; killed when dropped.
 struct Watch(Child);
 
 impl Drop for Watch {
@@ -266,7 +290,7 @@ impl Drop for Watch {
     }
 }
 
-/// The list in what `get` prints, whatever it is called.
+/// Returns the list in the output of `get`, under any key.
 pub(crate) fn items(list: &Value) -> Vec<Value> {
     match list {
         Value::Array(items) => items.clone(),
@@ -279,7 +303,7 @@ pub(crate) fn items(list: &Value) -> Vec<Value> {
     }
 }
 
-/// The ids of the only resource of the only container.
+/// Returns the IDs of the only resource of the only container.
 pub(crate) fn ids(pod: &Value) -> Vec<String> {
     let ids = pod["containers"][0]["devices"][0]["ids"].as_array().unwrap();
     ids.iter().map(|id| id.as_str().unwrap().to_owned()).collect()
@@ -293,7 +317,7 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The whole answer to a `GET`, head and body.
+/// Sends a `GET`, and returns the whole answer, head and body.
 pub(crate) fn http_get(address: &str, path: &str) -> String {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     write!(

@@ -1,6 +1,6 @@
-//! A daemon, a good plugin, and pods of it that must not notice what somebody else does meanwhile.
+//! A daemon with a good plugin and its pods, which must not be affected by a hostile peer.
 
-// Helpers are not tests to clippy, and not every test file uses all of them.
+// Clippy does not treat helper functions as tests, and a benchmark uses only some of them.
 #![allow(clippy::unwrap_used, clippy::panic, dead_code)]
 
 use std::io::Write as _;
@@ -16,22 +16,22 @@ use tokio::runtime::Runtime;
 
 use crate::common::{Daemon, http_get, root};
 
-/// What the good plugin offers.
+/// The resource of the good plugin.
 pub(crate) const GOOD: &str = "acme.com/good";
 const GOOD_DEVICES: usize = 4;
 
-/// What the offender offers.
+/// The resource of the hostile plugin.
 pub(crate) const BAD: &str = "evil.example/device";
 
-/// So many pods of the good plugin come and go while something happens.
+/// The number of pods that [`Neighbourhood::pods_go_on`] admits and removes.
 const PODS: usize = 10;
 
-/// How much the daemon may have grown in the end.
+/// The memory in MiB that the daemon may have gained in the end.
 pub(crate) const ROOM_MIB: u64 = 64;
 
-/// Deadlines that a test can wait for.
+/// Configuration with deadlines that a test can wait for. The good plugin has more time, for busy machines.
 pub(crate) const IMPATIENT: &str = "deadlines: {dial: 300ms, options: 300ms, preferred: 300ms, allocate: 300ms, \
-     preStart: 300ms, info: 300ms, notify: 300ms}\nwait: 300ms\n";
+     allocateByResource: {acme.com/good: 1m}, preStart: 300ms, info: 300ms, notify: 300ms}\nwait: 300ms\n";
 
 pub(crate) struct Neighbourhood {
     pub(crate) daemon: Daemon,
@@ -44,7 +44,7 @@ pub(crate) struct Neighbourhood {
     root: TempDir,
 }
 
-/// What a process uses.
+/// The memory, descriptors and processor time of a process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usage {
     pub(crate) mib: u64,
@@ -58,14 +58,14 @@ impl Neighbourhood {
         Self::configured("")
     }
 
-    /// With these lines of configuration.
+    /// Starts the daemon with these lines of configuration.
     pub(crate) fn configured(config: &str) -> Self {
         let root = root();
         let daemon = Daemon::configured(root.path(), &format!("http: 127.0.0.1:0\n{config}"));
         Self::around(root, daemon)
     }
 
-    /// With so many file descriptors and no more.
+    /// Starts the daemon with a limit of file descriptors.
     pub(crate) fn with_descriptors(most: usize) -> Self {
         let root = root();
         let mut command = std::process::Command::new("sh");
@@ -97,13 +97,13 @@ impl Neighbourhood {
             root,
         };
         all.kept = all.admit("kept", GOOD).unwrap();
-        // Buffers and caches that every daemon has after a while are not somebody's doing.
+        // After a while every daemon has filled its buffers and caches.
         all.pods_go_on();
         all.before = all.usage();
         all
     }
 
-    /// From here on, it may open no more files than these.
+    /// Limits the file descriptors of the daemon from now on.
     pub(crate) fn limit_descriptors(&self, most: u64) {
         let pid = Pid::from_raw(self.daemon.child.id() as i32).unwrap();
         let limit = Rlimit {
@@ -125,18 +125,18 @@ impl Neighbourhood {
         [self.kubelet_socket(), self.root().join("devlet/devlet.sock")]
     }
 
-    /// A plugin that offers `count` of [`BAD`].
+    /// Returns a script of a plugin with `count` devices of [`BAD`].
     pub(crate) fn bad(&self, count: usize) -> Script {
         let devices = (0..count).map(|number| Device::new(&format!("bad-{number}")));
         Script::new(self.root(), BAD, devices.collect())
     }
 
-    /// Another one who admits pods.
+    /// Returns a caller with another connection.
     pub(crate) fn caller(&self) -> Caller {
         Caller::of(self.root())
     }
 
-    /// Admits a pod that wants one device; the device, or why not.
+    /// Admits a pod with one device, and returns the device or the refusal.
     pub(crate) fn admit(&self, name: &str, resource: &str) -> Result<String, String> {
         self.caller.admit(name, resource)
     }
@@ -152,14 +152,14 @@ impl Neighbourhood {
             .unwrap();
     }
 
-    /// Pods of the good plugin come and go, each with a device of its own.
+    /// Admits and removes pods of the good plugin.
     pub(crate) fn pods_go_on(&mut self) {
         for _ in 0..PODS {
             self.one_pod_goes_on();
         }
     }
 
-    /// One pod comes and goes; how long its admission took.
+    /// Admits and removes a pod, and returns the duration of the admission.
     pub(crate) fn one_pod_goes_on(&mut self) -> Duration {
         let name = format!("good-{}", self.next);
         self.next += 1;
@@ -175,7 +175,7 @@ impl Neighbourhood {
         usage(self.daemon.child.id())
     }
 
-    /// A resource as the daemon sees it.
+    /// Returns a resource as the daemon lists it.
     pub(crate) fn resource(&self, name: &str) -> Option<v1::Resource> {
         let list = self.caller.client.list_resources(v1::ListResourcesRequest {});
         let list = self.caller.runtime.block_on(list).unwrap();
@@ -214,7 +214,7 @@ impl Neighbourhood {
         http_get(&self.address, "/metrics")
     }
 
-    /// How often a limit was hit.
+    /// Returns the metric that counts the hits of a limit.
     pub(crate) fn hits(&self, limit: &str) -> u64 {
         let metrics = self.metrics();
         let line = format!("devlet_limit_hits_total{{limit=\"{limit}\"}} ");
@@ -222,12 +222,12 @@ impl Neighbourhood {
         number.map_or(0, |number| number.parse().unwrap())
     }
 
-    /// What the daemon says of itself, check by check.
+    /// Returns the checks of the daemon.
     pub(crate) fn ready(&self) -> String {
         http_get(&self.address, "/readyz?verbose")
     }
 
-    /// Nothing is lost, doubled or leaked, and the daemon is ready.
+    /// Checks that the daemon is ready, and has lost, duplicated or leaked nothing.
     pub(crate) fn unharmed(mut self) {
         self.unharmed_within(ROOM_MIB);
     }
@@ -246,7 +246,7 @@ impl Neighbourhood {
             (good.capacity, good.allocatable, good.held),
             (devices, devices, 1)
         );
-        // Connections end when they notice it.
+        // The daemon closes connections when it notices their end.
         let deadline = Instant::now() + PATIENCE;
         while self.usage().descriptors > self.before.descriptors + 4 {
             assert!(
@@ -266,7 +266,7 @@ impl Neighbourhood {
     }
 }
 
-/// One who admits pods, on a connection of its own.
+/// A client that admits pods.
 pub(crate) struct Caller {
     runtime: Runtime,
     client: Client,
@@ -288,7 +288,7 @@ impl Caller {
         Ok(pod.containers[0].devices[0].ids[0].clone())
     }
 
-    /// Admits a pod as it is, within a time of its own.
+    /// Admits a pod from a manifest. The pod waits for at most `wait`.
     pub(crate) fn admit_manifest(&self, manifest: String, wait: Option<Duration>) -> Result<v1::Pod, String> {
         let request = v1::AdmitRequest {
             manifest,
@@ -299,7 +299,7 @@ impl Caller {
         admitted.map_err(|status| status.message().to_owned())
     }
 
-    /// Removes a pod, within a time of its own.
+    /// Removes a pod. The call waits for at most `wait`.
     pub(crate) fn remove(&self, name: &str, wait: Duration) -> Result<(), String> {
         let request = v1::RemovePodRequest {
             pod: name.to_owned(),
@@ -328,7 +328,7 @@ impl Caller {
     }
 }
 
-/// Admits a pod to the end.
+/// Admits a pod, and returns it once it is admitted.
 pub(crate) async fn admitted(client: &Client, request: v1::AdmitRequest) -> Result<v1::Pod, Status> {
     let mut events = client.admit(request).await?;
     while let Some(event) = events.message().await? {
@@ -339,14 +339,14 @@ pub(crate) async fn admitted(client: &Client, request: v1::AdmitRequest) -> Resu
     panic!("the admission ended without an answer");
 }
 
-/// A pod with one device of a resource.
+/// Returns the manifest of a pod with one device of a resource.
 pub(crate) fn pod_with_device(name: &str, resource: &str) -> String {
     format!(
         "{{metadata: {{name: {name}}}, spec: {{containers: [{{name: main, resources: {{limits: {{{resource}: 1}}}}}}]}}}}"
     )
 }
 
-/// A pod with a claim to the device of its own name.
+/// Returns the manifests of a pod and of its claim, which has a device with the name of the pod.
 pub(crate) fn pod_with_claim(name: &str, driver: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, uid: {name}}}, spec: {{resourceClaims: [{{name: mine, \
@@ -357,19 +357,19 @@ pub(crate) fn pod_with_claim(name: &str, driver: &str) -> String {
     )
 }
 
-/// What takes the place of a socket.
+/// A file that replaces a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Instead {
     File,
     Directory,
-    /// To another socket.
+    /// A link to another socket.
     Link,
 }
 
 impl Instead {
     pub(crate) const ALL: [Self; 3] = [Self::File, Self::Directory, Self::Link];
 
-    /// Nothing is at the path.
+    /// Creates the file. The path must be free.
     pub(crate) fn put(self, path: &Path, other_socket: &Path) {
         match self {
             Self::File => std::fs::write(path, "").unwrap(),
@@ -395,7 +395,7 @@ fn usage(pid: u32) -> Usage {
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let (_, after_name) = stat.rsplit_once(')').unwrap();
-    // Its own and the system's, in ticks of which every Linux has 100 a second.
+    // User and system time, in ticks of 10 ms.
     let ticks = after_name.split_whitespace().skip(11).take(2);
     let ticks: u64 = ticks.map(|each| each.parse::<u64>().unwrap()).sum();
     Usage {
@@ -405,13 +405,13 @@ fn usage(pid: u32) -> Usage {
     }
 }
 
-/// Connects and sends, as far as it is taken.
+/// Connects and sends, until the peer closes the connection or stops to read.
 pub(crate) fn throw(socket: &Path, bytes: &[u8]) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream
         .set_write_timeout(Some(Duration::from_millis(100)))
         .unwrap();
-    // Whoever hangs up before the end has heard enough.
+    // The peer may close the connection before the end.
     let _ = stream.write_all(bytes);
     stream
 }

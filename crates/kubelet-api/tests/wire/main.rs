@@ -11,11 +11,13 @@
 //! A varint has seven bits per byte, lowest first, the top bit set on all but the last: 300 is `ac 02`. A map
 //! entry is a message of key (1) and value (2).
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod device_plugin;
 mod dra;
 mod dra_health;
+mod generated;
+mod method_paths;
 mod plugin_registration;
 mod pod_resources;
 

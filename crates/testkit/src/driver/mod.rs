@@ -141,7 +141,7 @@ impl Driver {
                 self.calls.wait().await?;
             }
             Some(Fault::UnknownClaim) => {
-                answer.insert("nobody-asked".to_owned(), Ok(T::default()));
+                answer.insert("unrequested".to_owned(), Ok(T::default()));
             }
             Some(Fault::DieAfterwards) => connection.set_after_answer(AfterAnswer::Die),
             Some(Fault::KillCaller) => connection.set_after_answer(AfterAnswer::KillCaller),

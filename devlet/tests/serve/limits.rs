@@ -1,0 +1,540 @@
+//! Each limit of the configuration: the refusal names it, a metric counts it, and pods of another plugin are not affected.
+
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+
+use devlet_client::v1::ResourceState;
+use devlet_client::{Client, locate, v1};
+use devlet_testkit::{
+    Answer, Babbler, Device, DeviceNode, Door, Event, Fault, Mount, Options, PATIENCE, Plugin, Script,
+    nonsense_of_a_client, nonsense_of_a_server,
+};
+
+use crate::hostile::{BAD, GOOD, Neighbourhood, throw};
+
+#[test]
+fn a_list_over_a_limit_is_refused_whole_and_its_plugin_lost_until_it_is_shorter() {
+    let long = Device::new(&"x".repeat(33));
+    let crowded = Device {
+        numa: (0..32).collect(),
+        ..Device::new("crowded")
+    };
+    for (config, limit, excess) in [
+        (
+            "devicesPerResource: 4",
+            "devicesPerResource",
+            Device::new("fifth"),
+        ),
+        ("idBytes: 32", "idBytes", long),
+        ("listBytes: 200", "listBytes", Device::new(&"x".repeat(200))),
+        ("bytesPerPlugin: 700", "bytesPerPlugin", crowded),
+    ] {
+        let mut neighbours = Neighbourhood::configured(&format!("limits: {{{config}}}"));
+        let list = neighbours.bad(4).devices;
+        let mut plugin = Plugin::registered(&neighbours.bad(4));
+        neighbours.until_capacity(BAD, 4);
+        assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
+
+        let mut more = list.clone();
+        more.push(excess);
+        plugin.list(&more);
+        neighbours.until_resource(BAD, |each| each.state() == ResourceState::Gone);
+        neighbours.pods_go_on();
+
+        assert!(neighbours.hits(limit) > 0, "{limit}: {}", neighbours.metrics());
+        assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0", "{limit}");
+        plugin.list(&list);
+        neighbours.until_capacity(BAD, 4);
+        neighbours.unharmed();
+    }
+}
+
+#[test]
+fn an_answer_over_a_limit_is_refused_and_frees_its_device() {
+    let config = "limits: {answerBytes: 500, entriesPerAnswer: 3, envBytes: 20, pathBytes: 10}";
+    let mut neighbours = Neighbourhood::configured(config);
+    let mut plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    let envs = |number: usize, value: &str| {
+        let env = |number| (format!("E{number}"), value.to_owned());
+        (0..number).map(env).collect()
+    };
+    let mount = |path: &str| Mount {
+        container_path: path.into(),
+        host_path: "/x".into(),
+        read_only: true,
+    };
+    let node = |path: &str| DeviceNode {
+        container_path: "/x".into(),
+        host_path: path.into(),
+        permissions: "rw".into(),
+    };
+    let none = Answer::default();
+    for (limit, answer) in [
+        (
+            "answerBytes",
+            Answer {
+                envs: envs(1, &"x".repeat(500)),
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                envs: envs(4, ""),
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                annotations: envs(4, ""),
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                mounts: vec![mount("/a"); 4],
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                device_nodes: vec![node("/a"); 4],
+                ..none.clone()
+            },
+        ),
+        (
+            "entriesPerAnswer",
+            Answer {
+                cdi_devices: vec!["a.b/c=d".into(); 4],
+                ..none.clone()
+            },
+        ),
+        (
+            "envBytes",
+            Answer {
+                envs: envs(1, &"x".repeat(20)),
+                ..none.clone()
+            },
+        ),
+        (
+            "envBytes",
+            Answer {
+                annotations: envs(1, &"x".repeat(20)),
+                ..none.clone()
+            },
+        ),
+        (
+            "pathBytes",
+            Answer {
+                mounts: vec![mount("/1234567890")],
+                ..none.clone()
+            },
+        ),
+        (
+            "pathBytes",
+            Answer {
+                device_nodes: vec![node("/1234567890")],
+                ..none.clone()
+            },
+        ),
+    ] {
+        let before = neighbours.hits(limit);
+        plugin.answer(&answer);
+        let refused = neighbours.admit("bad", BAD).unwrap_err();
+        assert!(
+            refused.contains(&format!("limits.{limit} allows")),
+            "{limit}: {refused}"
+        );
+        assert_eq!(neighbours.hits(limit), before + 1, "{limit}");
+        neighbours.one_pod_goes_on();
+    }
+    plugin.answer(&none);
+    assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
+    neighbours.unharmed();
+}
+
+#[test]
+fn the_memory_of_answers_that_pods_keep_is_limited() {
+    let mut neighbours = Neighbourhood::configured("limits: {bytesPerPlugin: 1700}");
+    let _plugin = Plugin::registered(&neighbours.bad(3).with_fault("Allocate", Fault::LargeEnv(600)));
+    neighbours.until_capacity(BAD, 3);
+    let kept = ["one", "two"].map(|name| neighbours.admit(name, BAD).unwrap());
+    let refused = neighbours.admit("three", BAD).unwrap_err();
+    assert!(refused.contains("limits.bytesPerPlugin allows 1700"), "{refused}");
+    assert_eq!(neighbours.hits("bytesPerPlugin"), 1);
+    neighbours.pods_go_on();
+    assert_eq!(neighbours.admit("one", BAD).as_ref(), Ok(&kept[0]));
+    neighbours.remove("one");
+    neighbours.admit("three", BAD).unwrap();
+    neighbours.unharmed();
+}
+
+#[test]
+fn lists_of_a_process_count_together_over_its_resources() {
+    let mut neighbours = Neighbourhood::configured("limits: {bytesPerPlugin: 1700}");
+    let mut plugin = Plugin::registered(&neighbours.bad(1).with_fault("Allocate", Fault::LargeEnv(600)));
+    for resource in ["evil.example/two", "evil.example/three"] {
+        plugin.command(&format!("offer {resource}"));
+        plugin.until(&Event::Registered);
+        neighbours.until_resource(resource, |each| each.state() == ResourceState::Serving);
+    }
+    neighbours.admit("one", BAD).unwrap();
+    neighbours.admit("two", "evil.example/two").unwrap();
+    let refused = neighbours.admit("three", "evil.example/three").unwrap_err();
+    assert!(refused.contains("limits.bytesPerPlugin allows 1700"), "{refused}");
+    neighbours.pods_go_on();
+    neighbours.remove("one");
+    neighbours.admit("three", "evil.example/three").unwrap();
+    neighbours.remove("two");
+    neighbours.remove("three");
+
+    // This list alone is within the limit, and together with those of the other resources it is not.
+    let long: Vec<Device> = (0..15).map(|number| Device::new(&number.to_string())).collect();
+    let hits = neighbours.hits("bytesPerPlugin");
+    plugin.list(&long);
+    while neighbours.hits("bytesPerPlugin") == hits {
+        neighbours.one_pod_goes_on();
+    }
+    neighbours.unharmed();
+}
+
+#[test]
+fn the_number_of_resources_of_a_process_is_limited() {
+    let mut neighbours = Neighbourhood::configured("limits: {resourcesPerPlugin: 2}");
+    let mut plugin = Plugin::registered(&neighbours.bad(1));
+    for (resource, taken_in) in [("evil.example/two", true), ("evil.example/three", false)] {
+        plugin.command(&format!("offer {resource}"));
+        if taken_in {
+            plugin.until(&Event::Registered);
+            neighbours.until_resource(resource, |each| each.state() == ResourceState::Serving);
+        } else {
+            let refused = plugin.refused();
+            assert!(
+                refused.contains("limits.resourcesPerPlugin allows 2"),
+                "{refused}"
+            );
+        }
+        neighbours.pods_go_on();
+    }
+    // It may register again a resource that it already serves.
+    plugin.command("register");
+    plugin.until(&Event::Registered);
+    assert_eq!(neighbours.hits("resourcesPerPlugin"), 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn the_number_of_plugins_is_limited() {
+    let neighbours = Neighbourhood::configured("limits: {plugins: 2}");
+    let second = Plugin::registered(&neighbours.bad(1));
+    let other = Script {
+        resource: "evil.example/other".into(),
+        ..neighbours.bad(1)
+    };
+    let refused = Plugin::start(&other).refused();
+    assert!(refused.contains("limits.plugins allows 2"), "{refused}");
+    assert!(neighbours.hits("plugins") > 0);
+    second.exit();
+    neighbours.until_resource(BAD, |each| each.state() == ResourceState::Gone);
+    // Its slot is free again.
+    let _third = Plugin::registered(&other);
+    neighbours.until_capacity("evil.example/other", 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn silent_sockets_in_the_registry_keep_no_plugin_out() {
+    let mut neighbours = Neighbourhood::configured("limits: {plugins: 2}");
+    let script = |resource: &str| Script {
+        door: Door::Registry,
+        resource: resource.into(),
+        ..neighbours.bad(1)
+    };
+    let silent = ["a", "b"].map(|name| {
+        let socket = neighbours.root().join(format!("plugins_registry/{name}.sock"));
+        Babbler::at(&socket, Vec::new())
+    });
+    silent.iter().for_each(Babbler::until_heard);
+    let mut plugin = Plugin::start(&script(BAD));
+    plugin.until(&Event::Registered);
+    neighbours.one_pod_goes_on();
+    drop(silent);
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_registration_has_a_maximum_size() {
+    let neighbours = Neighbourhood::configured("limits: {registrationBytes: 100}");
+    let script = Script {
+        socket: format!("{}.sock", "x".repeat(100)),
+        door: Door::Claim,
+        ..neighbours.bad(1)
+    };
+    let refused = Plugin::start(&script).refused();
+    assert!(
+        refused.contains("limits.registrationBytes allows 100"),
+        "{refused}"
+    );
+    assert_eq!(neighbours.hits("registrationBytes"), 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn the_answer_to_get_info_has_a_maximum_size() {
+    let neighbours = Neighbourhood::configured("limits: {registrationBytes: 100}");
+    let long = || Fault::Raw(vec![0; 101]);
+    for (door, method) in [
+        (Door::Kubelet, "GetDevicePluginOptions"),
+        (Door::Registry, "GetInfo"),
+    ] {
+        let hits = neighbours.hits("registrationBytes");
+        let script = Script {
+            door,
+            ..neighbours.bad(1).with_fault(method, long())
+        };
+        let refused = Plugin::start(&script).refused();
+        assert!(
+            refused.contains(method) && refused.contains("limits.registrationBytes allows 100"),
+            "{refused}"
+        );
+        assert!(neighbours.hits("registrationBytes") > hits, "{method}");
+    }
+    neighbours.unharmed();
+}
+
+#[test]
+fn advice_that_is_too_long_is_done_without() {
+    let neighbours = Neighbourhood::configured("limits: {listBytes: 100}");
+    let script = Script {
+        options: Options {
+            preferred: true,
+            ..Options::default()
+        },
+        ..neighbours.bad(2)
+    };
+    let advice = Fault::Raw(vec![0; 101]);
+    let mut plugin = Plugin::registered(&script.with_fault("GetPreferredAllocation", advice));
+    neighbours.until_capacity(BAD, 2);
+    assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
+    assert!(plugin.was_called("GetPreferredAllocation"));
+    assert_eq!(neighbours.hits("listBytes"), 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_request_has_a_maximum_size() {
+    let neighbours = Neighbourhood::configured("limits: {requestBytes: 300}");
+    let refused = neighbours.admit(&"x".repeat(300), GOOD).unwrap_err();
+    assert!(refused.contains("limits.requestBytes allows 300"), "{refused}");
+    assert_eq!(neighbours.hits("requestBytes"), 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_manifest_has_a_maximum_size() {
+    let neighbours = Neighbourhood::configured("limits: {manifestBytes: 200}");
+    let refused = neighbours.admit(&"x".repeat(200), GOOD).unwrap_err();
+    assert!(refused.contains("limits.manifestBytes allows 200"), "{refused}");
+    assert_eq!(neighbours.hits("manifestBytes"), 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn many_callers_that_wait_for_a_plugin_do_not_block_others() {
+    let mut neighbours = Neighbourhood::configured("");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let waiting: Vec<_> = (0..300)
+        .map(|number| {
+            let manifest = format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: w{number}}}\nspec: {{containers: [{{name: c, resources: \
+                 {{limits: {{unserved.example/device: 1}}}}}}]}}"
+            );
+            runtime.block_on(async {
+                let client = Client::connect(locate::socket(&neighbours.daemon.root)).await.unwrap();
+                let request = v1::AdmitRequest {
+                    manifest,
+                    wait_ms: Some(600_000),
+                    ..Default::default()
+                };
+                let mut events = client.admit(request).await.unwrap();
+                // It waits for a plugin.
+                events.message().await.unwrap().unwrap();
+                events
+            })
+        })
+        .collect();
+
+    neighbours.pods_go_on();
+    assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
+    drop(waiting);
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_process_with_too_many_connections_makes_room_for_others() {
+    let mut neighbours =
+        Neighbourhood::configured("limits: {connectionsPerUid: 8, callersPerUid: 8, preface: 1h}");
+    // The good pods use one connection to one of these sockets.
+    for socket in neighbours.sockets() {
+        let all: Vec<UnixStream> = (0..9).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+        // The oldest connection without a request ends.
+        let mut oldest = &all[0];
+        oldest.set_read_timeout(Some(PATIENCE)).unwrap();
+        // The server may have sent its settings first.
+        oldest.read_to_end(&mut Vec::new()).unwrap();
+        let limit = if socket.ends_with("devlet.sock") {
+            "callersPerUid"
+        } else {
+            "connectionsPerUid"
+        };
+        assert!(neighbours.hits(limit) > 0);
+        others_get_in(&mut neighbours);
+    }
+    neighbours.unharmed();
+}
+
+fn pings_of(nonsense: Vec<(&str, Vec<u8>)>) -> Vec<u8> {
+    let mut all = nonsense.into_iter();
+    let pings = all.find(|(name, _)| *name == "pings without end");
+    pings.unwrap().1
+}
+
+/// Other processes of the same user: a command, and a plugin.
+fn others_get_in(neighbours: &mut Neighbourhood) {
+    assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
+    let _plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    neighbours.pods_go_on();
+}
+
+#[test]
+fn a_process_that_sends_frames_without_requests_is_throttled_alone() {
+    let mut neighbours = Neighbourhood::configured("limits: {framesPerSecond: 1}");
+    let pings = pings_of(nonsense_of_a_client());
+    for socket in neighbours.sockets() {
+        let before = neighbours.hits("framesPerSecond");
+        let _open = throw(&socket, &pings);
+        while neighbours.hits("framesPerSecond") == before {
+            neighbours.one_pod_goes_on();
+        }
+        if !socket.ends_with("devlet.sock") {
+            continue;
+        }
+        // Another connection of the process gets the reason.
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let refused = runtime.block_on(async {
+            let client = Client::connect(&socket).await.unwrap();
+            client
+                .list_pods(v1::ListPodsRequest::default())
+                .await
+                .unwrap_err()
+        });
+        let said = refused.to_string();
+        assert!(said.contains("limits.framesPerSecond allows 1"), "{said}");
+    }
+    others_get_in(&mut neighbours);
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_plugin_that_sends_frames_without_answers_is_throttled() {
+    let mut neighbours = Neighbourhood::configured("limits: {framesPerSecond: 1}");
+    let pings = pings_of(nonsense_of_a_server());
+    let _babbler = Babbler::at(&neighbours.root().join("plugins_registry/babbler.sock"), pings);
+    while neighbours.hits("framesPerSecond") == 0 {
+        neighbours.one_pod_goes_on();
+    }
+    neighbours.pods_go_on();
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_command_without_a_free_slot_names_the_limit() {
+    let mut neighbours = Neighbourhood::configured("limits: {callersPerUid: 3}");
+    // The good pods use one more connection.
+    let mut waiting: Vec<_> = (0..2)
+        .map(|number| {
+            let name = format!("w{number}");
+            let limit = "unserved.example/device=1";
+            let args = ["admit", "--name", &name, "--limit", limit, "--wait", "10m"];
+            let mut command = neighbours.daemon.command(&args);
+            let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+            command.spawn().unwrap()
+        })
+        .collect();
+    let wait = "devlet_admissions_waiting{resource_name=\"unserved.example/device\",reason=\"not_served\"} 2";
+    while !neighbours.metrics().contains(wait) {
+        neighbours.one_pod_goes_on();
+    }
+    let said = neighbours.daemon.refused(&["get", "pods"]);
+    assert!(said.contains("limits.callersPerUid allows 3"), "{said}");
+    assert!(neighbours.hits("callersPerUid") > 0);
+    neighbours.pods_go_on();
+    for each in &mut waiting {
+        each.kill().unwrap();
+        each.wait().unwrap();
+    }
+    neighbours.unharmed();
+}
+
+#[test]
+fn a_plugin_without_a_free_slot_gets_the_name_of_the_limit() {
+    let mut neighbours = Neighbourhood::configured("limits: {connectionsPerUid: 2}");
+    let hanging = [0, 1].map(|number| {
+        let script = Script {
+            resource: format!("evil.example/{number}"),
+            ..neighbours
+                .bad(1)
+                .with_fault("GetDevicePluginOptions", Fault::Hang)
+        };
+        let mut plugin = Plugin::start(&script);
+        plugin.called("GetDevicePluginOptions");
+        plugin
+    });
+    let refused = Plugin::start(&neighbours.bad(1)).refused();
+    assert!(refused.contains("limits.connectionsPerUid allows 2"), "{refused}");
+    neighbours.pods_go_on();
+    drop(hanging);
+    neighbours.unharmed();
+}
+
+#[test]
+fn without_free_descriptors_new_connections_wait_and_pods_go_on() {
+    let mut neighbours = Neighbourhood::new();
+    neighbours.limit_descriptors(64);
+    let socket = neighbours.kubelet_socket();
+    let all: Vec<UnixStream> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    while neighbours.usage().descriptors < 64 {
+        neighbours.one_pod_goes_on();
+    }
+    neighbours.pods_go_on();
+    drop(all);
+    let _plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    neighbours.unharmed();
+}
+
+#[test]
+fn with_few_descriptors_one_user_cannot_take_them_all() {
+    let mut neighbours = Neighbourhood::with_descriptors(64);
+    let sockets = neighbours.sockets();
+    let all: Vec<UnixStream> = (0..200)
+        .map(|number| UnixStream::connect(&sockets[number % 2]).unwrap())
+        .collect();
+    // No event reports that the daemon has handled all of them.
+    while neighbours.hits("connectionsPerUid") == 0 || neighbours.hits("callersPerUid") == 0 {
+        neighbours.one_pod_goes_on();
+    }
+    neighbours.pods_go_on();
+    assert!(neighbours.usage().descriptors < 64, "{:?}", neighbours.usage());
+    let _plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    assert!(neighbours.daemon.run(&["get", "pods"]).status.success());
+    drop(all);
+    neighbours.unharmed();
+}
