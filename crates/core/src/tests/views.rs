@@ -94,21 +94,6 @@ fn healthy_devices_follow_the_active_list() {
     assert_eq!(healthy(&node), None, "the key stays");
 }
 
-// TestUpdatePluginResources
-#[test]
-fn allocatable_for_holders_is_raised_to_what_is_held_and_never_lowered() {
-    let mut node = Node::default();
-    let only = serve(&mut node, GPU, "gpu.sock", &["a", "b", "c"]);
-    admit(&mut node, &gpu_pod("p", 2));
-
-    let serving = node.allocatable_for_holders(&gpu(), START);
-    node.connection_lost(only, START);
-    let away = node.allocatable_for_holders(&gpu(), START);
-
-    assert_eq!((serving, away), (3, 2));
-    assert_eq!(node.allocatable_for_holders(&NIC.into(), START), 0);
-}
-
 #[test]
 fn only_the_pods_of_a_synced_source_are_orphans() {
     let mut node = node_with_gpus(&["a", "b", "c", "d", "e"]);
