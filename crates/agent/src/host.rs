@@ -668,7 +668,7 @@ impl Devlet for Host {
         for conflict in &conflicts {
             let named = self.read(|node| NamedPod::of(node, &pod));
             tracing::warn!(
-                pod = %named.label(), uid = %pod, container = request.container, what = convert::contested(conflict.what), key = conflict.key,
+                pod = %named.label(), uid = %pod, container = request.container, what = convert::contested(conflict.kind), key = conflict.key,
                 kept = %conflict.kept, dropped = %conflict.dropped, "device plugins disagree"
             );
         }

@@ -43,7 +43,7 @@ impl Node {
             recorded_only: false,
             plan: Plan::default(),
             free: BTreeMap::new(),
-            passed_on: BTreeMap::new(),
+            reusable: BTreeMap::new(),
         };
         let devices = planner.run().or_else(|reason| self.or_wait(request, pod, reason));
         let claims = self.plan_claims(request, pod);
@@ -82,7 +82,7 @@ impl Node {
             recorded_only: true,
             plan: Plan::default(),
             free: BTreeMap::new(),
-            passed_on: BTreeMap::new(),
+            reusable: BTreeMap::new(),
         };
         match planner.run() {
             Err(reason) if !reason.waiting_helps() => Err(reason),
@@ -333,12 +333,12 @@ pub(crate) struct Plan {
 fn free_devices(node: &Node, name: &ResourceName, list: &DeviceList, recorded_only: bool) -> BitSet {
     let mut free = node.ledger.free.get(name).cloned().unwrap_or_default();
     if recorded_only {
-        let places = node
+        let indexes = node
             .ledger
             .held_in_flight(name)
-            .filter_map(|id| list.place_of(id.as_str()));
-        for place in places.filter(|place| list.healthy().contains(*place)) {
-            free.insert(place);
+            .filter_map(|id| list.index_of(id.as_str()));
+        for index in indexes.filter(|index| list.healthy().contains(*index)) {
+            free.insert(index);
         }
     }
     free
@@ -357,7 +357,7 @@ struct Planner<'a> {
     /// The free devices of each resource seen so far, without those that the plan takes.
     free: BTreeMap<&'a ResourceName, BitSet>,
     /// Devices of init containers that later containers can reuse.
-    passed_on: BTreeMap<&'a ResourceName, BTreeSet<DeviceId>>,
+    reusable: BTreeMap<&'a ResourceName, BTreeSet<DeviceId>>,
 }
 
 impl<'a> Planner<'a> {
@@ -400,12 +400,12 @@ impl<'a> Planner<'a> {
                         devices
                     }
                 };
-                let passed_on = self.passed_on.entry(resource).or_default();
+                let reusable = self.reusable.entry(resource).or_default();
                 match container.kind {
-                    ContainerKind::Init => passed_on.extend(devices),
+                    ContainerKind::Init => reusable.extend(devices),
                     ContainerKind::Sidecar | ContainerKind::App => {
                         for device in &devices {
-                            passed_on.remove(device);
+                            reusable.remove(device);
                         }
                     }
                 }
@@ -453,30 +453,30 @@ impl<'a> Planner<'a> {
                 total: list.len(),
             });
         }
-        let passed_on = self.passed_on_to(index, name, list);
+        let reusable = self.reusable_by(index, name, list);
         let recorded_only = self.recorded_only;
         let free = self
             .free
             .entry(name)
             .or_insert_with(|| free_devices(node, name, list, recorded_only));
         let preferences = self.preferences.get(&(index, name.clone())).map(Vec::as_slice);
-        let missing = wanted.saturating_sub(passed_on.len());
+        let missing = wanted.saturating_sub(reusable.len());
         let count = free.count();
         // Without a choice, the plugin is not queried.
         let among_free = missing > 0 && missing < count;
-        let among_passed_on = wanted < passed_on.len();
+        let among_reusable = wanted < reusable.len();
         let queries = self.query && preferences.is_none() && plugin.options.preferred_allocation;
-        if queries && (among_free || among_passed_on) {
+        if queries && (among_free || among_reusable) {
             let mut query = PreferenceQuery {
                 container: index,
                 resource: name.clone(),
                 connection,
-                available: passed_on.iter().cloned().collect(),
+                available: reusable.iter().cloned().collect(),
                 must_include: Vec::new(),
                 size: wanted,
             };
             if among_free {
-                let free = free.iter().filter_map(|place| list.id_at(place).cloned());
+                let free = free.iter().filter_map(|index| list.id_at(index).cloned());
                 query.must_include = query.available.clone();
                 query.available.extend(free);
                 query.available.sort();
@@ -484,7 +484,7 @@ impl<'a> Planner<'a> {
             self.plan.query = Some(query);
             return Ok(None);
         }
-        let chosen = select(list, free, &passed_on, preferences.unwrap_or_default(), wanted);
+        let chosen = select(list, free, &reusable, preferences.unwrap_or_default(), wanted);
         let Some(chosen) = chosen else {
             let now = node.ledger.free.get(name).map_or(0, |now| now.count_common(free));
             return Err(ReserveError::Insufficient {
@@ -496,7 +496,7 @@ impl<'a> Planner<'a> {
                 total: list.len(),
             });
         };
-        let fresh = chosen.iter().filter(|id| !passed_on.contains(*id)).cloned();
+        let fresh = chosen.iter().filter(|id| !reusable.contains(*id)).cloned();
         self.plan.taken.entry(name.clone()).or_default().extend(fresh);
         Ok(Some(chosen))
     }
@@ -504,31 +504,31 @@ impl<'a> Planner<'a> {
     /// Returns the healthy devices of earlier init containers that this container can reuse. Devices of containers that may
     /// run at the same time are excluded. The plan removes the devices that it grants from the pool. Devices that the pod
     /// held before are excluded here: an imported file may have a later container, but not this one.
-    fn passed_on_to(&self, index: usize, name: &ResourceName, list: &DeviceList) -> BTreeSet<DeviceId> {
+    fn reusable_by(&self, index: usize, name: &ResourceName, list: &DeviceList) -> BTreeSet<DeviceId> {
         let healthy = |id: &&DeviceId| {
-            let place = list.place_of(id.as_str());
-            place.is_some_and(|place| list.healthy().contains(place))
+            let index = list.index_of(id.as_str());
+            index.is_some_and(|index| list.healthy().contains(index))
         };
-        let pool = self.passed_on.get(name).into_iter().flatten();
-        let mut passed_on: BTreeSet<DeviceId> = pool.filter(healthy).cloned().collect();
-        if passed_on.is_empty() {
-            return passed_on;
+        let pool = self.reusable.get(name).into_iter().flatten();
+        let mut reusable: BTreeSet<DeviceId> = pool.filter(healthy).cloned().collect();
+        if reusable.is_empty() {
+            return reusable;
         }
-        let kind_of = |place: usize| self.request.containers.get(place).map(|each| each.kind);
+        let kind_of = |position: usize| self.request.containers.get(position).map(|each| each.kind);
         let allocations = self.pod.into_iter().flat_map(|pod| &pod.allocations);
         for held in allocations.filter(|held| held.resource == *name) {
             let containers = &self.request.containers;
             let runs_apart = match containers.iter().position(|each| each.name == held.container) {
-                Some(place) => kind_of(place.min(index)) == Some(ContainerKind::Init),
+                Some(position) => kind_of(position.min(index)) == Some(ContainerKind::Init),
                 // The container is not in the spec, so it may run at any time.
                 None => false,
             };
             if !runs_apart {
                 for device in &held.devices {
-                    passed_on.remove(device);
+                    reusable.remove(device);
                 }
             }
         }
-        passed_on
+        reusable
     }
 }

@@ -18,7 +18,7 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 
 use crate::device_plugin::inventory::LastPlugin;
-use crate::dra::health::{Health, cut};
+use crate::dra::health::{Health, truncate};
 use crate::id::{ConnectionId, DriverName, Moment};
 
 /// How long a driver may be away before its slices are wiped.
@@ -226,9 +226,9 @@ impl Drivers {
     /// A plugin was not taken in. Of too many, the one that was refused longest ago is forgotten.
     pub(crate) fn refuse(&mut self, socket: &str, refusal: Refusal, now: Moment) {
         let refusal = Refusal {
-            driver: cut(refusal.driver),
-            reason: cut(refusal.reason),
-            hint: cut(refusal.hint),
+            driver: truncate(refusal.driver),
+            reason: truncate(refusal.reason),
+            hint: truncate(refusal.hint),
         };
         let attempts = self.refused.get(socket).map_or(0, |known| known.attempts);
         let refused = Refused {

@@ -118,7 +118,7 @@ impl Health {
                 changed.extend(self.forget(gone));
             }
             let known = self.devices.get(&report.device);
-            let message = cut(report.message);
+            let message = truncate(report.message);
             let same = |known: &Known| {
                 known.health == report.health && known.message == message && known.lease_ms == lease_ms
             };
@@ -225,7 +225,7 @@ impl Health {
 }
 
 /// Cuts what is too long.
-pub(crate) fn cut(mut message: String) -> String {
+pub(crate) fn truncate(mut message: String) -> String {
     if message.len() > LONGEST_MESSAGE {
         let end = message.floor_char_boundary(LONGEST_MESSAGE - DOTS.len());
         message.truncate(end);

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::device_plugin::inventory::{EVICT_AFTER_MS, GRACE_MS, LastPlugin, MAX_IDLE};
-use crate::device_plugin::rejections::{KEPT_MS, MOST_REJECTIONS, Rejection};
+use crate::device_plugin::rejections::{MAX_REJECTIONS, RETENTION_MS, Rejection};
 use crate::{Availability, Capacity, ConnectError, Restored};
 
 fn counts(node: &Node, now: Moment) -> (usize, usize) {
@@ -642,18 +642,18 @@ fn a_rejection_is_kept_until_the_plugin_registers_or_for_an_hour() {
             .collect::<Vec<_>>()
     };
     assert_eq!(left(&node, later), [NIC]);
-    assert!(left(&node, Moment(later.0 + KEPT_MS)).is_empty());
+    assert!(left(&node, Moment(later.0 + RETENTION_MS)).is_empty());
 }
 
 #[test]
 fn of_too_many_rejections_the_oldest_is_forgotten() {
     let mut node = Node::default();
-    for number in 0..=MOST_REJECTIONS {
+    for number in 0..=MAX_REJECTIONS {
         let now = Moment(START.0 + number as u64);
         node.plugin_rejected(rejection(GPU, &alloc::format!("{number}.sock"), "no"), now);
     }
     let rejected: Vec<_> = node.rejected_plugins(START).collect();
-    assert_eq!(rejected.len(), MOST_REJECTIONS);
+    assert_eq!(rejected.len(), MAX_REJECTIONS);
     assert!(rejected.iter().all(|each| each.rejection.endpoint != "0.sock"));
 }
 
@@ -665,11 +665,11 @@ fn rejections_of_one_user_do_not_displace_those_of_others() {
         ..rejection(NIC, "nic.sock", "no")
     };
     node.plugin_rejected(other, START);
-    for number in 0..2 * MOST_REJECTIONS {
+    for number in 0..2 * MAX_REJECTIONS {
         let now = Moment(START.0 + 1 + number as u64);
         node.plugin_rejected(rejection(GPU, &alloc::format!("{number}.sock"), "no"), now);
     }
     let rejected: Vec<_> = node.rejected_plugins(START).collect();
-    assert_eq!(rejected.len(), MOST_REJECTIONS);
+    assert_eq!(rejected.len(), MAX_REJECTIONS);
     assert!(rejected.iter().any(|each| each.rejection.resource == NIC));
 }

@@ -88,7 +88,7 @@ fn nodes_that_no_machine_has_do_not_steer_the_choice() {
 fn a_device_is_found_by_its_name_only() {
     let list = list(&["a", "c"]);
 
-    assert_eq!((list.place_of("c"), list.place_of("b")), (Some(1), None));
+    assert_eq!((list.index_of("c"), list.index_of("b")), (Some(1), None));
     assert!(list.get("").is_none());
     assert!(!list.is_empty() && DeviceList::default().is_empty());
 }

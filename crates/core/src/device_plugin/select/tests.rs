@@ -12,13 +12,13 @@ use crate::tests::{healthy, healthy_on, ids, list, list_of};
 fn choose(list: &DeviceList, passed_on: &[&str], advice: &[&str], wanted: usize) -> Option<Vec<String>> {
     let mut free = list.healthy().clone();
     for id in passed_on {
-        free.remove(list.place_of(id).unwrap_or(usize::MAX));
+        free.remove(list.index_of(id).unwrap_or(usize::MAX));
     }
     let passed_on: BTreeSet<DeviceId> = ids(passed_on).into_iter().collect();
     let chosen = select(list, &mut free, &passed_on, &ids(advice), wanted)?;
     assert!(
         chosen.iter().all(|id| list
-            .place_of(id.as_str())
+            .index_of(id.as_str())
             .is_none_or(|place| !free.contains(place))),
         "what was chosen is not free any longer"
     );

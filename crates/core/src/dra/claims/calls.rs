@@ -11,7 +11,7 @@ use super::{
 };
 use crate::dra::answers::{self, InvalidAnswer};
 use crate::dra::drivers::Drivers;
-use crate::dra::health::cut;
+use crate::dra::health::truncate;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, Moment, PodUid};
 
 impl Claims {
@@ -292,7 +292,7 @@ impl Claims {
         self.answered(id, drivers, now, |_, driver, _| {
             Err(Failure::Call {
                 driver: driver.clone(),
-                reason: cut(reason.into()),
+                reason: truncate(reason.into()),
             })
         });
     }
@@ -349,7 +349,7 @@ fn result<T>(
         Some(Err(reason)) => Err(Failure::Driver {
             driver,
             claim: key,
-            reason: cut(reason),
+            reason: truncate(reason),
         }),
         Some(Ok(answer)) => Ok(answer),
     }

@@ -172,7 +172,7 @@ fn messages_are_cut_between_characters() {
         ("ä".repeat(LONGEST_MESSAGE), LONGEST_MESSAGE - 1),
     ] {
         let is_cut = message.len() > LONGEST_MESSAGE;
-        let cut = cut(message);
+        let cut = truncate(message);
         assert_eq!((cut.len(), cut.ends_with(DOTS)), (length, is_cut));
     }
 }
