@@ -4,10 +4,11 @@ use super::*;
 use crate::device_plugin::ledger::Commit;
 use crate::dra::HealthChange;
 use crate::dra::claims::{
-    AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, FIRST_PAUSE_MS, Failure,
-    MOST_CALLS, MOST_CLAIMS, NotForgotten, Operation, Preparation, PreparationState, PreparedDevice,
+    AllocatedClaim, AllocatedDevice, AllocationResult, BeginForgetError, Call, Claim, ClaimKey, Failure,
+    MAX_BACKGROUND_CALLS, MAX_CLAIMS, MIN_BACKOFF_MS, Operation, Preparation, PreparationState,
+    PreparedDevice,
 };
-use crate::dra::drivers::{DriverOffer, MOST_GONE, MOST_REFUSED, Refusal, WIPE_DELAY_MS};
+use crate::dra::drivers::{DriverOffer, MAX_GONE, MAX_REFUSED, Refusal, WIPE_DELAY_MS};
 use crate::dra::health::{DEFAULT_LEASE_MS, DeviceHealth, HealthReport, PoolDevice};
 use crate::dra::view::{Phase, Reason};
 use crate::{
@@ -574,7 +575,7 @@ fn what_succeeded_stays_known_and_what_failed_is_repeated_alone_after_a_pause() 
         ]
     );
     assert_eq!(phase(&node, "a"), Some(Phase::Prepared));
-    let later = START.after(FIRST_PAUSE_MS);
+    let later = START.after(MIN_BACKOFF_MS);
     assert_eq!(node.waiting_for(id)[0].reason, Reason::Due(later));
     assert_eq!(node.waiting_for(id)[0].failure.as_ref(), failures.first());
     assert_eq!(node.prepare_calls(id, START), []);
@@ -585,7 +586,7 @@ fn what_succeeded_stays_known_and_what_failed_is_repeated_alone_after_a_pause() 
     }
     assert_eq!(
         node.waiting_for(id)[0].reason,
-        Reason::Due(later.after(2 * FIRST_PAUSE_MS))
+        Reason::Due(later.after(2 * MIN_BACKOFF_MS))
     );
 }
 
@@ -707,7 +708,7 @@ fn a_claim_is_unprepared_with_the_last_pod_only() {
     node.finish_release(&"q".into());
 
     assert!(node.might_need_unprepare(&"q".into()));
-    assert_eq!(node.remaining(&"q".into())[0].driver.as_str(), "d0");
+    assert_eq!(node.pending_unprepare(&"q".into())[0].driver.as_str(), "d0");
     let calls = node.unprepare_calls(&"q".into(), START);
     assert_eq!(asked(&calls), [("d0", vec!["c"])]);
     assert_eq!(node.due_calls(START), [], "one call at a time");
@@ -869,11 +870,11 @@ fn a_driver_that_was_given_up_on_during_a_call_stays_so() {
     intend(&mut node, id);
     let call = node.prepare_calls(id, START).remove(0);
     node.abort(id);
-    assert_eq!(node.remaining(&"p".into())[0].reason, Reason::Calling);
+    assert_eq!(node.pending_unprepare(&"p".into())[0].reason, Reason::Calling);
     node.abandon(&"p".into(), &"d0".into());
     answer(&mut node, &call);
     assert_eq!(phase(&node, "c"), Some(Phase::Abandoned));
-    assert_eq!(node.remaining(&"p".into()), []);
+    assert_eq!(node.pending_unprepare(&"p".into()), []);
 }
 
 #[test]
@@ -888,8 +889,8 @@ fn one_claim_that_fails_holds_up_no_other() {
     let results = [("c".into(), Ok(())), ("c1".into(), Err("busy".into()))];
     node.unprepared(calls[0].id, results.into(), START);
     assert_eq!(node.begin_record().unwrap().delete, ["c".into()]);
-    assert_eq!(node.next_call(), Some(START.after(FIRST_PAUSE_MS)));
-    let waits = node.remaining(&"p".into());
+    assert_eq!(node.next_call(), Some(START.after(MIN_BACKOFF_MS)));
+    let waits = node.pending_unprepare(&"p".into());
     assert_eq!(
         waits.iter().map(|wait| wait.driver.as_str()).collect::<Vec<_>>(),
         ["d0", "d1"]
@@ -903,10 +904,10 @@ fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
     admit_with(&mut node, &pod_with("p", &[on("d0")]));
     node.driver_deregistered(connection, START);
     release(&mut node, "p");
-    assert_eq!(node.remaining(&"p".into())[0].reason, Reason::NoDriver);
+    assert_eq!(node.pending_unprepare(&"p".into())[0].reason, Reason::NoDriver);
     assert_eq!(node.abandon(&"p".into(), &"other".into()), []);
     assert_eq!(node.abandon(&"p".into(), &"d0".into()), ["c".into()]);
-    assert_eq!(node.remaining(&"p".into()), []);
+    assert_eq!(node.pending_unprepare(&"p".into()), []);
     assert!(!node.might_need_unprepare(&"p".into()));
     assert_eq!(phase(&node, "c"), Some(Phase::Abandoned));
     let lost = node.begin_record().unwrap();
@@ -1040,10 +1041,10 @@ fn a_claim_that_was_abandoned_can_be_used_again_without_that_driver() {
 #[test]
 fn a_claim_that_was_abandoned_can_be_forgotten() {
     let mut node = abandoned_at_d0();
-    assert_eq!(node.begin_forget(&"x".into()), Err(NotForgotten::Unknown));
+    assert_eq!(node.begin_forget(&"x".into()), Err(BeginForgetError::Unknown));
     let lost = node.begin_forget(&"c".into()).unwrap();
     let twice = node.begin_forget(&"c".into());
-    assert_eq!(twice, Err(NotForgotten::InFlight { claim: key("k") }));
+    assert_eq!(twice, Err(BeginForgetError::InFlight { claim: key("k") }));
     let other = pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]);
     assert!(refusal(&mut node, &other).waiting_helps(), "it is being deleted");
     node.cancel_record(lost.id);
@@ -1088,11 +1089,11 @@ fn a_claim_that_somebody_wants_or_a_driver_has_to_unprepare_is_not_forgotten() {
     connect_driver(&mut node, "d0", "0.sock");
     let calls = node.due_calls(START);
     let busy = node.begin_forget(&"c".into());
-    assert_eq!(busy, Err(NotForgotten::InFlight { claim: key("k") }));
+    assert_eq!(busy, Err(BeginForgetError::InFlight { claim: key("k") }));
     answer_all(&mut node, calls);
     let done = node.begin_forget(&"c".into()).unwrap_err();
     assert!(
-        matches!(done, NotForgotten::NotAbandoned { .. }),
+        matches!(done, BeginForgetError::NotAbandoned { .. }),
         "it is to be deleted anyway"
     );
 }
@@ -1110,7 +1111,7 @@ fn an_abandoned_claim_that_is_given_up_again_is_as_it_was() {
     let claim = node.claim(&"c".into()).unwrap().claim;
     let drivers: Vec<&str> = claim.preparations.keys().map(DriverName::as_str).collect();
     assert_eq!(drivers, ["d0"], "d1 was not called");
-    assert_eq!(node.remaining(&"q".into()), []);
+    assert_eq!(node.pending_unprepare(&"q".into()), []);
 }
 
 #[test]
@@ -1140,7 +1141,7 @@ fn a_kubelets_file_does_not_forget_who_was_given_up_on() {
     let node = abandoned_at_d0();
     let known = node.claim(&"c".into()).unwrap().claim.clone();
     let mut imported = Claim::imported(key("k"), "c".into(), "q".into(), []);
-    imported.remember(&known);
+    imported.merge_earlier(&known);
     assert_eq!(
         imported.abandoned().map(DriverName::as_str).collect::<Vec<_>>(),
         ["d0"]
@@ -1169,10 +1170,10 @@ fn plugins_that_are_refused_are_remembered_while_they_are_there_and_not_too_many
     let before = node.changes();
     node.refusal_ended("a.sock");
     assert!(node.refused_drivers().next().is_none() && node.changes() > before);
-    for number in 0..MOST_REFUSED as u64 + 10 {
+    for number in 0..MAX_REFUSED as u64 + 10 {
         refuse(&mut node, &format!("{number:03}.sock"), START.after(number));
     }
-    assert_eq!(node.refused_drivers().count(), MOST_REFUSED);
+    assert_eq!(node.refused_drivers().count(), MAX_REFUSED);
     let (oldest, _) = node.refused_drivers().next().unwrap();
     assert_eq!(oldest, "010.sock", "the oldest are forgotten");
 }
@@ -1235,7 +1236,7 @@ fn containers_with_unhealthy_devices_are_counted_once_each() {
 
 #[test]
 fn background_calls_of_a_driver_are_bounded() {
-    let claims: Vec<Claim> = (0..MOST_CLAIMS * MOST_CALLS + 1)
+    let claims: Vec<Claim> = (0..MAX_CLAIMS * MAX_BACKGROUND_CALLS + 1)
         .map(|number| imported_claim(&format!("c{number}"), &[]))
         .collect();
     let mut node = Node::restore(Restored {
@@ -1244,8 +1245,8 @@ fn background_calls_of_a_driver_are_bounded() {
     });
     connect_driver(&mut node, "d0", "0.sock");
     let calls = node.due_calls(START);
-    assert_eq!(calls.len(), MOST_CALLS);
-    assert!(calls.iter().all(|call| call.claims.len() == MOST_CLAIMS));
+    assert_eq!(calls.len(), MAX_BACKGROUND_CALLS);
+    assert!(calls.iter().all(|call| call.claims.len() == MAX_CLAIMS));
     assert_eq!(node.due_calls(START), []);
     answer_all(&mut node, calls);
     assert_eq!(node.due_calls(START).len(), 1);
@@ -1296,7 +1297,7 @@ fn what_one_driver_has_unprepared_is_known_after_a_restart_while_another_is_gone
         claims: record.put,
         ..Restored::default()
     });
-    let remaining = node.remaining(&"p".into());
+    let remaining = node.pending_unprepare(&"p".into());
     let drivers: Vec<&str> = remaining.iter().map(|wait| wait.driver.as_str()).collect();
     assert_eq!(drivers, ["d0"]);
     connect_driver(&mut node, "d0", "0.sock");
@@ -1779,7 +1780,7 @@ fn of_drivers_that_are_gone_only_the_last_are_remembered() {
     let mut node = Node::default();
     let (kept, _) = node.driver_registered(offer_of("kept", "k.sock"), START).unwrap();
     node.link_up(kept, START);
-    for number in 0..2 * MOST_GONE {
+    for number in 0..2 * MAX_GONE {
         let now = START.after(number as u64);
         let name = format!("d{number:04}");
         let (id, _) = node.driver_registered(offer_of(&name, "d.sock"), now).unwrap();
@@ -1789,9 +1790,9 @@ fn of_drivers_that_are_gone_only_the_last_are_remembered() {
         }
     }
     let drivers = node.drivers();
-    assert_eq!(drivers.len(), MOST_GONE + 1);
+    assert_eq!(drivers.len(), MAX_GONE + 1);
     assert!(node.driver(&"kept".into()).is_some());
-    let last = format!("d{:04}", 2 * MOST_GONE - 1);
+    let last = format!("d{:04}", 2 * MAX_GONE - 1);
     assert!(node.driver(&last.as_str().into()).is_some() && node.driver(&"d0000".into()).is_none());
 }
 

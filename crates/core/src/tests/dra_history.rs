@@ -360,7 +360,7 @@ impl World {
             }
             Step::Abandon(pod, driver) => {
                 self.node.abandon(&uid(pod), &DRIVERS[driver].into());
-                let remaining = self.node.remaining(&uid(pod));
+                let remaining = self.node.pending_unprepare(&uid(pod));
                 assert!(
                     remaining
                         .iter()
@@ -1038,7 +1038,7 @@ impl World {
         let admitted = self.admissions.iter().any(|each| each.request.uid == pod.uid);
         let claims = self.admissions.iter().filter(|each| each.request.uid == pod.uid);
         let joins = admitted && claims.flat_map(|each| &each.request.claims).next().is_some();
-        !pod.claims.is_empty() || joins || !self.node.remaining(&pod.uid).is_empty()
+        !pod.claims.is_empty() || joins || !self.node.pending_unprepare(&pod.uid).is_empty()
     }
 
     /// Drivers are well and answer, the disk writes, and time passes, until nothing happens any longer.

@@ -71,11 +71,11 @@ fn what_was_not_allocated_is_refused_with_the_driver_and_the_claim_named() {
     let cases = [
         (
             prepared(&["six"], "a", &[]),
-            "prepared a device of ResourceClaim ns/claim for request \"six\", which the claim has not",
+            "prepared a device of ResourceClaim ns/claim for request \"six\", which the claim does not have",
         ),
         (
             prepared(&["two/other"], "b", &[]),
-            "prepared a device of ResourceClaim ns/claim for request \"two/other\", which the claim has not",
+            "prepared a device of ResourceClaim ns/claim for request \"two/other\", which the claim does not have",
         ),
         (
             prepared(&["one", "two"], "a", &[]),
