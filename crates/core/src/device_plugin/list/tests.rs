@@ -5,7 +5,7 @@ use super::{Device, DeviceList};
 use crate::tests::{healthy, healthy_on, list, list_of, unhealthy};
 
 #[test]
-fn devices_are_sorted_whatever_order_the_plugin_sends() {
+fn devices_in_any_order_are_sorted() {
     assert_eq!(list(&["c", "a", "b"]), list(&["a", "b", "c"]));
 }
 
@@ -20,7 +20,7 @@ fn of_a_device_that_is_named_twice_the_last_entry_counts() {
 }
 
 #[test]
-fn a_list_is_the_same_whatever_way_it_is_built_and_compared() {
+fn stepwise_building_and_comparing_gives_equal_results() {
     let ids: Vec<_> = (0..100)
         .map(|number| alloc::format!("{}", number * 37 % 101))
         .collect();

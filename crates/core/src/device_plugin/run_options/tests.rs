@@ -90,7 +90,7 @@ fn cdi_devices_are_named_once_in_the_order_of_resources() {
 
 // Spec §27.12: in the kubelet the winner is random.
 #[test]
-fn the_first_resource_by_name_wins_whatever_order_they_come_in() {
+fn the_first_resource_by_name_wins_in_any_order_of_answers() {
     let (gpu, nic) = (allocation(GPU, env("gpu")), allocation(NIC, env("nic")));
 
     let merged = merge([&nic, &gpu]);
@@ -101,7 +101,7 @@ fn the_first_resource_by_name_wins_whatever_order_they_come_in() {
 }
 
 #[test]
-fn the_same_value_twice_is_no_conflict() {
+fn equal_values_do_not_conflict() {
     let (merged, conflicts) = merge(&[
         allocation(GPU, mounts(vec![mount("/lib", "/usr/lib", true)])),
         allocation(NIC, mounts(vec![mount("/lib", "/usr/lib", true)])),

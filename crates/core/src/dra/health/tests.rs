@@ -58,7 +58,7 @@ fn a_report_holds_for_its_lease() {
 }
 
 #[test]
-fn the_same_again_prolongs_the_lease_and_is_no_change() {
+fn a_repeated_report_extends_the_lease_and_changes_nothing() {
     let mut health = Health::default();
     health.reported(OLD, vec![healthy("a")], START);
     let later = START.after(DEFAULT_LEASE_MS - 1);
@@ -72,7 +72,7 @@ fn the_same_again_prolongs_the_lease_and_is_no_change() {
 }
 
 #[test]
-fn what_expires_is_a_change_unless_it_was_unknown() {
+fn an_expired_report_is_a_change_unless_it_was_unknown() {
     let mut health = Health::default();
     let unknown = report("u", DeviceHealth::Unknown, 0);
     health.reported(OLD, vec![healthy("a"), unknown], START);
@@ -101,7 +101,7 @@ fn the_newest_plugin_that_reports_is_believed() {
     assert_eq!(
         of(&health, "b", START),
         DeviceHealth::Unhealthy,
-        "one stream ends, all that was said holds"
+        "one stream ends, all reports stay valid"
     );
     health.stream_ended(NEW);
     assert_eq!(of(&health, "a", START), DeviceHealth::Healthy);
@@ -131,7 +131,7 @@ fn no_lease_is_longer_than_the_longest() {
 }
 
 #[test]
-fn what_a_plugin_left_that_reports_no_longer_makes_room() {
+fn reports_of_ended_streams_are_replaced_in_a_full_table() {
     let mut health = Health::default();
     let flood = (1..MAX_DEVICES)
         .map(|number| healthy(&format!("{number}")))
