@@ -463,7 +463,7 @@ impl Agent {
         let removals = orphans.into_iter().map(async |pod| {
             // It may have been admitted again since we looked.
             let label = store.read(|node| NamedPod::of(node, &pod)).label();
-            let still = |node: &Node| node.list_speaks_for(&pod, Source::Embedder, asked);
+            let still = |node: &Node| node.list_covers(&pod, Source::Embedder, asked);
             match store.release_if(&pod, still).await {
                 Ok(()) => {
                     tracing::info!(pod = %label, uid = %pod, "inactive pod removed");

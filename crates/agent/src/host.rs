@@ -441,7 +441,7 @@ fn find_elsewhere(node: &Node, name: &str) -> Option<PodUid> {
     };
     // A pod on record that has that UID and another name, or none, is not meant.
     let is_elsewhere =
-        |uid: &PodUid| node.pod(uid).is_none() && (node.is_in_flight(uid) || !node.remaining(uid).is_empty());
+        |uid: &PodUid| node.pod(uid).is_none() && (node.is_in_flight(uid) || !node.pending_unprepare(uid).is_empty());
     (uid.map(PodUid::from).into_iter().chain([derived]))
         .find(is_elsewhere)
         .or_else(|| claims::pod_that_left(node, name))
@@ -668,7 +668,7 @@ impl Devlet for Host {
         for conflict in &conflicts {
             let named = self.read(|node| NamedPod::of(node, &pod));
             tracing::warn!(
-                pod = %named.label(), uid = %pod, container = request.container, what = convert::contested(conflict.what), key = conflict.key,
+                pod = %named.label(), uid = %pod, container = request.container, what = convert::contested(conflict.kind), key = conflict.key,
                 kept = %conflict.kept, dropped = %conflict.dropped, "device plugins disagree"
             );
         }
@@ -841,7 +841,7 @@ impl Devlet for Host {
                 Err(PodLookupError::Unknown { .. }) => find_elsewhere(node, name),
                 found => Some(found?),
             };
-            let waits = pod.as_ref().map(|pod| node.remaining(pod));
+            let waits = pod.as_ref().map(|pod| node.pending_unprepare(pod));
             Ok::<_, PodLookupError>(v1::MightNeedUnprepareResponse {
                 might_need_unprepare: pod.is_some_and(|pod| node.might_need_unprepare(&pod)),
                 waits: waits.iter().flatten().map(claims::wait).collect(),

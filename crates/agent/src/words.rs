@@ -71,7 +71,7 @@ pub(crate) fn since_when(before: &str, since: Moment) -> String {
 /// What a claim waits for, and since when.
 pub(crate) fn wait(wait: &Wait) -> String {
     let since = wait.since.map(|since| since_when(" since ", since));
-    wait.told(&since.unwrap_or_default())
+    wait.describe(&since.unwrap_or_default())
 }
 
 /// All of that, unless it is a lot.

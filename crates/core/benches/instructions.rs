@@ -1,8 +1,7 @@
-//! How many instructions a transition takes on a small node and on a full one, counted by callgrind.
+//! Instruction counts of transitions on a small and a full node, measured by callgrind.
 //!
-//! Counts do not depend on what else the machine does, so they can be held to what they were:
-//! `instructions.txt` has what is expected. `cargo bench -p devlet-core --bench instructions` compares, with
-//! `-- --update` it writes the file anew. The process starts itself again below valgrind, once per case.
+//! Counts do not depend on other load of the machine. `cargo bench -p devlet-core --bench instructions` compares them with
+//! `instructions.txt`, and `-- --update` rewrites that file. The process runs itself under valgrind, once per case.
 
 mod nodes;
 
@@ -17,7 +16,7 @@ use devlet_core::{ClaimRequest, Moment, Node, PodRequest, Preferences};
 
 use nodes::{GPU, admit, devices, node, pod, release, reserve};
 
-/// More than this much over what is expected is too much. Compilers differ by less.
+/// The maximum relative excess over the expected count. Compilers differ by less.
 const TOLERANCE: f64 = 0.10;
 
 const FULL: usize = 10_000;
@@ -26,7 +25,7 @@ const OFFERED: usize = 20_000;
 type Work = Box<dyn FnMut()>;
 type Case = (&'static str, fn(usize) -> Work);
 
-/// Each is made ready on a node on which so many pods hold a device, and then measured.
+/// The cases. Each function takes the number of pods that hold a device, prepares a node, and returns the measured work.
 const CASES: [Case; 6] = [
     ("reserve_commit", reserve_commit),
     ("release", release_one),
@@ -38,7 +37,7 @@ const CASES: [Case; 6] = [
 
 const DRIVER: &str = "gpu.acme.com";
 
-/// A claim is prepared for a pod and unprepared after it, on a node with so many claims.
+/// A claim is prepared for a pod and unprepared after it, on a node with this many claims.
 fn claim(held: usize) -> Work {
     let mut node = node(0, 0, false);
     let offer = DriverOffer {
@@ -150,7 +149,7 @@ fn admit_again(held: usize) -> Work {
     Box::new(move || drop(node.reserve(&request, &Preferences::new())))
 }
 
-/// A list that has been decoded and sorted takes the place of a longer one.
+/// A decoded and sorted list replaces a longer one.
 fn list_of_1000(held: usize) -> Work {
     let mut node = node(OFFERED, held, false);
     let Some(connection) = node.serving(&GPU.into()) else {
@@ -164,7 +163,7 @@ fn list_of_1000(held: usize) -> Work {
     })
 }
 
-/// Callgrind counts in here only.
+/// Callgrind counts only in this function.
 #[inline(never)]
 fn measured(work: &mut dyn FnMut()) {
     work();
@@ -177,7 +176,7 @@ fn main() -> ExitCode {
         ["case", name, held] => one(name, held),
         [] => check(),
         ["--update"] => update(),
-        _ => Err(format!("what is {args:?}? Nothing, or --update")),
+        _ => Err(format!("unknown arguments {args:?}; expected none or --update")),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -193,7 +192,7 @@ fn one(name: &str, held: &str) -> Result<(), String> {
         .iter()
         .find(|(case, _)| *case == name)
         .ok_or("no such case")?;
-    let held = held.parse().map_err(|_| "how many are held?")?;
+    let held = held.parse().map_err(|_| "the number of pods is not a number")?;
     measured(&mut *prepare(held));
     Ok(())
 }
@@ -226,14 +225,14 @@ fn count_one(name: &str, held: usize) -> Result<u64, String> {
         .arg(this)
         .args(["case", name, &held.to_string()])
         .output()
-        .map_err(|error| format!("valgrind cannot be run, is it installed? {error}"))?;
+        .map_err(|error| format!("valgrind cannot be run: {error}; install it"))?;
     let found = std::fs::read_to_string(&out).unwrap_or_default();
     let _ = std::fs::remove_file(&out);
     let totals = found.lines().find_map(|line| line.strip_prefix("totals:"));
     let count = totals.and_then(|total| total.trim().parse().ok()).unwrap_or(0);
     match count {
         0 => Err(format!(
-            "callgrind counts nothing in {name}:\n{}",
+            "callgrind counted no instructions in {name}:\n{}",
             String::from_utf8_lossy(&ran.stderr)
         )),
         count => Ok(count),
@@ -254,7 +253,7 @@ fn expected() -> Result<Counts, String> {
     };
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
-        .map(|line| parsed(line).ok_or_else(|| format!("{}: what is {line:?}?", path.display())))
+        .map(|line| parsed(line).ok_or_else(|| format!("{}: invalid line {line:?}", path.display())))
         .collect()
 }
 
@@ -279,7 +278,7 @@ fn check() -> Result<(), String> {
         return Ok(());
     }
     wrong.push(
-        "if that is what it is worth: cargo bench -p devlet-core --bench instructions -- --update".to_owned(),
+        "to accept the new counts: cargo bench -p devlet-core --bench instructions -- --update".to_owned(),
     );
     Err(wrong.join("\n"))
 }

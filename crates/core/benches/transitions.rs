@@ -1,4 +1,4 @@
-//! What a transition costs on a small node and on a full one.
+//! Run times of transitions on a small and a full node.
 
 mod nodes;
 
@@ -12,7 +12,7 @@ fn main() {
     divan::main();
 }
 
-/// One pod with one device comes and goes beside this many others, of 20,000 devices.
+/// One pod with one device is admitted and removed, with this many other pods and 20,000 devices.
 #[divan::bench(args = [0, 10_000])]
 fn reserve_commit_release(bencher: Bencher, pods: usize) {
     let mut node = node(20_000, pods, false);
@@ -53,7 +53,7 @@ fn admit_again(bencher: Bencher, pods: usize) {
     bencher.bench_local(|| node.reserve(&request, &Preferences::new()));
 }
 
-/// A plugin is to be asked which of nearly 20,000 devices it prefers.
+/// A preference query with nearly 20,000 devices is built.
 #[divan::bench]
 fn query(bencher: Bencher) {
     let node = node(20_000, 0, true);

@@ -1,4 +1,4 @@
-//! Names and numbers that must not be mixed up.
+//! Identifier types and points in time.
 
 use alloc::sync::Arc;
 use core::borrow::Borrow;
@@ -11,7 +11,7 @@ macro_rules! names {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// The text.
+            /// Returns the text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -54,30 +54,29 @@ names! {
     PodUid,
     /// A container's name, unique within its pod.
     ContainerName,
-    /// An extended resource, `acme.com/gpu`.
+    /// An extended resource, such as `acme.com/gpu`.
     ResourceName,
-    /// A device, unique within its resource only.
+    /// A device ID, unique within its resource only.
     DeviceId,
     /// A ResourceClaim's UID.
     ClaimUid,
-    /// The name that DRA plugins serve, `gpu.acme.com`.
+    /// The name of a DRA driver, such as `gpu.acme.com`.
     DriverName,
 }
 
-/// One dial of a plugin's endpoint. A number is never used twice, so a late message of a connection that has
-/// been replaced can be told from one that counts.
+/// One connection to a plugin. A number is never reused, so late messages of a replaced connection are recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub(crate) u64);
 
-/// Devices set aside while plugins are called.
+/// One reservation of devices and claims during an admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReservationId(pub(crate) u64);
 
-/// One call of a DRA plugin. A number is never used twice.
+/// One call of a DRA plugin. A number is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub(crate) u64);
 
-/// Changes of claims on their way to disk.
+/// One write of claim records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordId(pub(crate) u64);
 
@@ -92,12 +91,12 @@ impl fmt::Display for ConnectionId {
 pub struct Moment(pub u64);
 
 impl Moment {
-    /// The moment so many milliseconds later.
+    /// Returns the moment this many milliseconds later.
     pub fn after(self, milliseconds: u64) -> Self {
         Self(self.0.saturating_add(milliseconds))
     }
 
-    /// Milliseconds from `earlier` to this moment; 0 if the clock was set back.
+    /// Returns the milliseconds since `earlier`; 0 if the clock was set back.
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }

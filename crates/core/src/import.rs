@@ -1,4 +1,4 @@
-//! What a kubelet's file is about to say: until that is on disk nobody else changes it.
+//! Pods and claims that an import is writing. Other operations on them wait until the write ends.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
@@ -6,17 +6,17 @@ use crate::dra::claims::ClaimKey;
 use crate::id::{ClaimUid, PodUid};
 use crate::node::Node;
 
-/// Pods and claims of a file that is being written down.
+/// Pods and claims of a kubelet's file that is being imported.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Importing {
     /// All pods of the file.
     pub pods: BTreeSet<PodUid>,
-    /// Its claims that were not known.
+    /// The claims of the file that were unknown before.
     pub claims: BTreeMap<ClaimUid, ClaimKey>,
 }
 
 impl Node {
-    /// A file is about to be written down. None of its pods may be in flight, none of its claims known or
+    /// Begins an import. Its pods must not be in flight, and its claims must be neither known nor
     /// [being imported](Node::is_importing). Ends with [`Node::end_import`].
     pub fn begin_import(&mut self, importing: &Importing) {
         self.importing.pods.extend(importing.pods.iter().cloned());
@@ -26,7 +26,7 @@ impl Node {
         self.changes += 1;
     }
 
-    /// It is on disk, to be followed by [`Node::put_claim`] and [`Node::put`]; or it could not be written.
+    /// Ends an import. If it is on disk, [`Node::put_claim`] and [`Node::put`] follow.
     pub fn end_import(&mut self, importing: &Importing) {
         for pod in &importing.pods {
             self.importing.pods.remove(pod);
@@ -37,7 +37,7 @@ impl Node {
         self.changes += 1;
     }
 
-    /// Whether a claim, or another one of its name, is being imported: nobody knows yet what it would be to join it.
+    /// Returns `true` if a claim, or another claim of its name, is being imported. No pod can join it until that ends.
     pub fn is_importing(&self, uid: &ClaimUid, key: &ClaimKey) -> bool {
         let claims = &self.importing.claims;
         claims.contains_key(uid) || claims.values().any(|each| each == key)

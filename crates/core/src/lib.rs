@@ -1,20 +1,20 @@
-//! The rules of the node: who holds which device.
+//! State machine of a node: which pods hold which devices and claims.
 //!
 //! A node is one value, [`Node`], that changes only through named, synchronous transitions. Every change is a
-//! function of the state, plain input and `now`; same history, same state. Around it others listen to sockets,
-//! call plugins and write to disk; none of them decides anything.
+//! function of the state, plain input and `now`, so equal histories lead to equal states. Other crates listen to
+//! sockets, call plugins and write to disk. All decisions are made here.
 //!
-//! Two shapes of transition:
-//! - **facts**: the world changed ([`Node::plugin_connected`], [`Node::devices_listed`],
+//! There are two kinds of transitions:
+//! - **facts** record an event that has happened ([`Node::plugin_connected`], [`Node::devices_listed`],
 //!   [`Node::connection_lost`]);
-//! - **two-phase operations**: we want to change the world ([`Node::reserve`], then [`Node::begin_commit`] and
+//! - **two-phase operations** change pods and claims ([`Node::reserve`], then [`Node::begin_commit`] and
 //!   [`Node::finish_commit`], or [`Node::abort`]; [`Node::begin_release`], then [`Node::finish_release`]). The
-//!   first phase says what is to be written; the second runs when it is on disk. For claims, see [`dra`].
+//!   first phase returns the records to write; the second runs when they are on disk. For claims, see [`dra`].
 //!
-//! Questions are views: they take `&self` and change nothing.
+//! Queries are views: they take `&self` and change nothing.
 //!
-//! Deliberately absent: IO, clocks, async, logging, gRPC, Kubernetes objects, paths. The crate is `no_std`, so
-//! that none of them can creep in.
+//! The crate does not use IO, clocks, async, logging, gRPC, Kubernetes objects or paths. It is `no_std`, so that the
+//! compiler rejects most of them.
 #![no_std]
 
 extern crate alloc;

@@ -1,8 +1,8 @@
-//! What a pod would get: a decision for the whole pod that changes nothing yet.
+//! Plan of an admission: the devices and claims that a whole pod would get. Planning changes nothing.
 //!
-//! Devices are chosen container by container, in the order in which they run, since a plain init container passes its
-//! devices on. Claims are joined all or none. What waiting would help against counts only if nothing else stands in the
-//! way.
+//! Devices are chosen for each container in the order in which containers run, because later containers can reuse the
+//! devices of a plain init container. A pod joins all of its claims or none. A final error takes precedence over an error
+//! that waiting can resolve.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ impl Node {
         &self,
         request: &'r PodRequest,
         preferences: &Preferences,
-        ask: bool,
+        query: bool,
     ) -> Result<(Plan, PlannedClaims<'r>), ReserveError> {
         if self.is_in_flight(&request.uid) {
             return Err(ReserveError::InFlight);
@@ -39,15 +39,15 @@ impl Node {
             request,
             pod,
             preferences,
-            ask,
+            query,
             recorded_only: false,
             plan: Plan::default(),
             free: BTreeMap::new(),
-            passed_on: BTreeMap::new(),
+            reusable: BTreeMap::new(),
         };
         let devices = planner.run().or_else(|reason| self.or_wait(request, pod, reason));
         let claims = self.plan_claims(request, pod);
-        // What waiting would help against counts only if nothing else stands in the way.
+        // A final error takes precedence over an error that waiting can resolve.
         match (devices, claims) {
             (Err(reason), _) if !reason.waiting_helps() => Err(reason),
             (_, Err(reason)) if !reason.waiting_helps() => Err(reason),
@@ -56,8 +56,8 @@ impl Node {
         }
     }
 
-    /// A pod that finds too few devices free is refused only if the pods on record leave too few. Otherwise it waits for
-    /// the admissions and removals that hold the others: an admission that fails later must not refuse another one.
+    /// Replaces `Insufficient` by `Reserved` if the recorded pods leave enough devices. The pod then waits for the
+    /// admissions and removals that hold the other devices: an admission that fails later must not cause a refusal.
     fn or_wait(
         &self,
         request: &PodRequest,
@@ -78,11 +78,11 @@ impl Node {
             request,
             pod,
             preferences: &Preferences::new(),
-            ask: false,
+            query: false,
             recorded_only: true,
             plan: Plan::default(),
             free: BTreeMap::new(),
-            passed_on: BTreeMap::new(),
+            reusable: BTreeMap::new(),
         };
         match planner.run() {
             Err(reason) if !reason.waiting_helps() => Err(reason),
@@ -103,7 +103,7 @@ impl Node {
         }
     }
 
-    /// The pod's claims, each once, if it can join all of them now.
+    /// Returns the pod's claims, each once, if it can join all of them now.
     fn plan_claims<'r>(
         &self,
         request: &'r PodRequest,
@@ -182,7 +182,7 @@ impl Node {
         reason
     }
 
-    /// Returns why a claim cannot have a device that a claim on record holds.
+    /// Returns the error if a recorded claim holds a device of this claim.
     fn device_conflict(&self, request: &PodRequest, claim: &AllocatedClaim) -> Option<ReserveError> {
         let is_leaving = |pod: &PodUid| self.ledger.releasing.contains_key(pod);
         let (device, DeviceConflict { holder, state }) =
@@ -209,7 +209,7 @@ impl Node {
         })))
     }
 
-    /// Returns why claims of one pod cannot have a device twice. Records that share one are kept as they are.
+    /// Returns the error if two claims of the pod have the same device. Recorded claims that share a device are allowed.
     fn conflict_in_pod<'r>(
         &self,
         request: &PodRequest,
@@ -243,7 +243,7 @@ impl Node {
         None
     }
 
-    /// Whether the pod has all its claims, prepared and on disk.
+    /// Returns `true` if all claims of the pod are prepared and on disk.
     pub(crate) fn has_its_claims(&self, request: &PodRequest) -> bool {
         let held = self.ledger.pods.get(&request.uid);
         held.is_some_and(|pod| {
@@ -289,8 +289,7 @@ impl Node {
     }
 }
 
-/// The claims of a pod as they are recorded. What it holds but does not ask for any longer stays with it until it
-/// is removed.
+/// Returns the claims to record for a pod. It keeps claims that it no longer requests until it is removed.
 pub(crate) fn pod_claims(request: &PodRequest, held: Option<&Pod>) -> Vec<PodClaim> {
     let claim = |each: &crate::pod::ClaimRequest| PodClaim {
         name: each.name.clone(),
@@ -318,10 +317,10 @@ pub(crate) fn claim_uses(request: &PodRequest) -> Vec<ClaimUse> {
     uses.collect()
 }
 
-/// The claims of a request, each once.
+/// The claims of a request by UID.
 pub(crate) type PlannedClaims<'r> = BTreeMap<&'r ClaimUid, &'r AllocatedClaim>;
 
-/// A decision for a whole pod that has not been carried out.
+/// The devices that a pod would get, or the next query for a plugin.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) grants: Vec<Grant>,
@@ -329,41 +328,42 @@ pub(crate) struct Plan {
     pub(crate) query: Option<PreferenceQuery>,
 }
 
-/// The healthy devices of a resource that no pod holds; with `recorded_only`, that no pod on record holds for longer.
+/// Returns the free healthy devices of a resource. With `recorded_only`, devices that only admissions and removals in
+/// flight hold count as free.
 fn free_devices(node: &Node, name: &ResourceName, list: &DeviceList, recorded_only: bool) -> BitSet {
     let mut free = node.ledger.free.get(name).cloned().unwrap_or_default();
     if recorded_only {
-        let places = node
+        let indexes = node
             .ledger
             .held_in_flight(name)
-            .filter_map(|id| list.place_of(id.as_str()));
-        for place in places.filter(|place| list.healthy().contains(*place)) {
-            free.insert(place);
+            .filter_map(|id| list.index_of(id.as_str()));
+        for index in indexes.filter(|index| list.healthy().contains(*index)) {
+            free.insert(index);
         }
     }
     free
 }
 
-/// Goes through a pod's containers in the order in which they run.
+/// Plans a pod's containers in the order in which they run.
 struct Planner<'a> {
     node: &'a Node,
     request: &'a PodRequest,
     pod: Option<&'a Pod>,
     preferences: &'a Preferences,
-    ask: bool,
-    /// Whether devices count as free that only admissions and removals in flight hold. Such a plan is never carried out.
+    query: bool,
+    /// `true` if devices that only admissions and removals in flight hold count as free. Such a plan is never applied.
     recorded_only: bool,
     plan: Plan,
-    /// What is free of each resource that has been looked at, less what the plan takes.
+    /// The free devices of each resource seen so far, without those that the plan takes.
     free: BTreeMap<&'a ResourceName, BitSet>,
-    /// Devices of init containers that later containers may take over.
-    passed_on: BTreeMap<&'a ResourceName, BTreeSet<DeviceId>>,
+    /// Devices of init containers that later containers can reuse.
+    reusable: BTreeMap<&'a ResourceName, BTreeSet<DeviceId>>,
 }
 
 impl<'a> Planner<'a> {
     fn run(mut self) -> Result<Plan, ReserveError> {
         let request = self.request;
-        // What waiting would help against counts only if nothing else stands in the way.
+        // A final error of a later container takes precedence.
         let mut awaited = None;
         for (index, container) in request.containers.iter().enumerate() {
             for (resource, &wanted) in container.wants.iter().filter(|&(_, &wanted)| wanted > 0) {
@@ -386,7 +386,7 @@ impl<'a> Planner<'a> {
                             Ok(None) => return Ok(self.plan),
                             Err(reason) if reason.waiting_helps() => {
                                 awaited.get_or_insert(reason);
-                                self.ask = false;
+                                self.query = false;
                                 continue;
                             }
                             Err(reason) => return Err(reason),
@@ -400,12 +400,12 @@ impl<'a> Planner<'a> {
                         devices
                     }
                 };
-                let passed_on = self.passed_on.entry(resource).or_default();
+                let reusable = self.reusable.entry(resource).or_default();
                 match container.kind {
-                    ContainerKind::Init => passed_on.extend(devices),
+                    ContainerKind::Init => reusable.extend(devices),
                     ContainerKind::Sidecar | ContainerKind::App => {
                         for device in &devices {
-                            passed_on.remove(device);
+                            reusable.remove(device);
                         }
                     }
                 }
@@ -414,7 +414,7 @@ impl<'a> Planner<'a> {
         awaited.map_or(Ok(self.plan), Err)
     }
 
-    /// Devices for one container, or `None` if a plugin should be asked first.
+    /// Returns devices for one container, or `None` if a plugin must be queried first.
     fn choose(
         &mut self,
         index: usize,
@@ -453,30 +453,30 @@ impl<'a> Planner<'a> {
                 total: list.len(),
             });
         }
-        let passed_on = self.passed_on_to(index, name, list);
+        let reusable = self.reusable_by(index, name, list);
         let recorded_only = self.recorded_only;
         let free = self
             .free
             .entry(name)
             .or_insert_with(|| free_devices(node, name, list, recorded_only));
         let preferences = self.preferences.get(&(index, name.clone())).map(Vec::as_slice);
-        let missing = wanted.saturating_sub(passed_on.len());
+        let missing = wanted.saturating_sub(reusable.len());
         let count = free.count();
-        // With nothing to choose, there is nothing to ask.
+        // Without a choice, the plugin is not queried.
         let among_free = missing > 0 && missing < count;
-        let among_passed_on = wanted < passed_on.len();
-        let asks = self.ask && preferences.is_none() && plugin.options.preferred_allocation;
-        if asks && (among_free || among_passed_on) {
+        let among_reusable = wanted < reusable.len();
+        let queries = self.query && preferences.is_none() && plugin.options.preferred_allocation;
+        if queries && (among_free || among_reusable) {
             let mut query = PreferenceQuery {
                 container: index,
                 resource: name.clone(),
                 connection,
-                available: passed_on.iter().cloned().collect(),
+                available: reusable.iter().cloned().collect(),
                 must_include: Vec::new(),
                 size: wanted,
             };
             if among_free {
-                let free = free.iter().filter_map(|place| list.id_at(place).cloned());
+                let free = free.iter().filter_map(|index| list.id_at(index).cloned());
                 query.must_include = query.available.clone();
                 query.available.extend(free);
                 query.available.sort();
@@ -484,7 +484,7 @@ impl<'a> Planner<'a> {
             self.plan.query = Some(query);
             return Ok(None);
         }
-        let chosen = select(list, free, &passed_on, preferences.unwrap_or_default(), wanted);
+        let chosen = select(list, free, &reusable, preferences.unwrap_or_default(), wanted);
         let Some(chosen) = chosen else {
             let now = node.ledger.free.get(name).map_or(0, |now| now.count_common(free));
             return Err(ReserveError::Insufficient {
@@ -496,39 +496,39 @@ impl<'a> Planner<'a> {
                 total: list.len(),
             });
         };
-        let fresh = chosen.iter().filter(|id| !passed_on.contains(*id)).cloned();
+        let fresh = chosen.iter().filter(|id| !reusable.contains(*id)).cloned();
         self.plan.taken.entry(name.clone()).or_default().extend(fresh);
         Ok(Some(chosen))
     }
 
-    /// The devices that earlier init containers pass on to this one: healthy ones, and none of a container that may
-    /// run beside it. What the plan gives to such a container leaves the pool by itself. What the pod held before
-    /// must be looked for: a file may know a later container and not this one.
-    fn passed_on_to(&self, index: usize, name: &ResourceName, list: &DeviceList) -> BTreeSet<DeviceId> {
+    /// Returns the healthy devices of earlier init containers that this container can reuse. Devices of containers that may
+    /// run at the same time are excluded. The plan removes the devices that it grants from the pool. Devices that the pod
+    /// held before are excluded here: an imported file may have a later container, but not this one.
+    fn reusable_by(&self, index: usize, name: &ResourceName, list: &DeviceList) -> BTreeSet<DeviceId> {
         let healthy = |id: &&DeviceId| {
-            let place = list.place_of(id.as_str());
-            place.is_some_and(|place| list.healthy().contains(place))
+            let index = list.index_of(id.as_str());
+            index.is_some_and(|index| list.healthy().contains(index))
         };
-        let pool = self.passed_on.get(name).into_iter().flatten();
-        let mut passed_on: BTreeSet<DeviceId> = pool.filter(healthy).cloned().collect();
-        if passed_on.is_empty() {
-            return passed_on;
+        let pool = self.reusable.get(name).into_iter().flatten();
+        let mut reusable: BTreeSet<DeviceId> = pool.filter(healthy).cloned().collect();
+        if reusable.is_empty() {
+            return reusable;
         }
-        let kind_of = |place: usize| self.request.containers.get(place).map(|each| each.kind);
+        let kind_of = |position: usize| self.request.containers.get(position).map(|each| each.kind);
         let allocations = self.pod.into_iter().flat_map(|pod| &pod.allocations);
         for held in allocations.filter(|held| held.resource == *name) {
             let containers = &self.request.containers;
-            let ends_before_the_other = match containers.iter().position(|each| each.name == held.container) {
-                Some(place) => kind_of(place.min(index)) == Some(ContainerKind::Init),
-                // The spec does not say when it runs.
+            let runs_apart = match containers.iter().position(|each| each.name == held.container) {
+                Some(position) => kind_of(position.min(index)) == Some(ContainerKind::Init),
+                // The container is not in the spec, so it may run at any time.
                 None => false,
             };
-            if !ends_before_the_other {
+            if !runs_apart {
                 for device in &held.devices {
-                    passed_on.remove(device);
+                    reusable.remove(device);
                 }
             }
         }
-        passed_on
+        reusable
     }
 }

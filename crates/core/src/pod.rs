@@ -1,4 +1,4 @@
-//! Pods: what they ask for, and what they hold.
+//! Pods: their requests and their allocations.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -8,18 +8,18 @@ use crate::device_plugin::run_options::Answer;
 use crate::dra::claims::{AllocatedClaim, ClaimKey};
 use crate::id::{ClaimUid, ContainerName, DeviceId, Moment, PodUid, ResourceName};
 
-/// Who says that a pod exists, and so who can say that it is gone.
+/// The authority on whether a pod exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
-    /// Somebody who called our API: until they remove it.
+    /// A client of the API: the pod exists until a client removes it.
     Api,
-    /// A program that embeds the node: while its list has it.
+    /// A program that embeds the node: the pod exists while the program lists it.
     Embedder,
-    /// A kubelet's file: until a synced source or an operator says otherwise.
+    /// A kubelet's file: the pod exists until a complete list of a source lacks it, or an operator removes it.
     Imported,
 }
 
-/// What people call a pod. Imported pods have no name.
+/// The namespace and name of a pod. Imported pods do not have a name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PodName {
     /// Empty for an imported pod.
@@ -28,36 +28,36 @@ pub struct PodName {
     pub name: String,
 }
 
-/// Facts about a pod for its users. No decision depends on them.
+/// Metadata of a pod for display. No decision depends on it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodMetadata {
     /// The labels of its manifest.
     pub labels: BTreeMap<String, String>,
-    /// When it was admitted first; `None` if that is not known.
+    /// The time of the first admission; `None` if unknown.
     pub admitted_at: Option<Moment>,
 }
 
-/// When a container runs, as far as devices are concerned.
+/// The kind of a container, which determines the containers that may run at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerKind {
-    /// Ends before the next container starts, so it passes its devices on.
+    /// Ends before the next container starts, so later containers can reuse its devices.
     Init,
-    /// A restartable init container: runs beside all later ones.
+    /// A restartable init container: runs at the same time as all later containers.
     Sidecar,
-    /// Runs beside the other app containers and the sidecars.
+    /// Runs at the same time as the other app containers and the sidecars.
     App,
 }
 
-/// What a whole pod asks for: one decision for all of it.
+/// The request of a whole pod, which is granted or refused as a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodRequest {
     /// Its UID.
     pub uid: PodUid,
     /// Its name.
     pub name: PodName,
-    /// Who asks.
+    /// The source of the request.
     pub source: Source,
-    /// A hash of its spec: the same UID with another spec is another pod under a stolen name.
+    /// A hash of its spec. A request with the UID of a recorded pod and another hash is refused.
     pub fingerprint: u64,
     /// Its labels, and the time of the request.
     pub metadata: PodMetadata,
@@ -67,34 +67,34 @@ pub struct PodRequest {
     pub claims: Vec<ClaimRequest>,
 }
 
-/// A claim that a pod brings.
+/// A claim that a pod requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimRequest {
-    /// What the pod calls it; empty for the claim behind its extended resources.
+    /// The name of the claim within the pod; empty for the claim of its extended resources.
     pub name: String,
     /// The claim.
     pub claim: AllocatedClaim,
 }
 
-/// What one container asks for.
+/// The request of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerRequest {
     /// Its name.
     pub name: ContainerName,
-    /// When it runs.
+    /// The kind of the container.
     pub kind: ContainerKind,
-    /// How many devices of each resource. A resource that is wanted zero times is not wanted.
+    /// The number of devices of each resource. 0 is the same as an absent entry.
     pub wants: BTreeMap<ResourceName, usize>,
-    /// Which of the pod's claims, in the order of the spec.
+    /// The claims of the pod that the container uses, in the order of the spec.
     pub claims: Vec<ClaimReference>,
 }
 
-/// A claim that a container names.
+/// A reference of a container to a claim of its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimReference {
-    /// What the pod calls it.
+    /// The name of the claim within the pod.
     pub claim: String,
-    /// Which of its requests; `None` for all of it.
+    /// The request within the claim; `None` for the whole claim.
     pub request: Option<String>,
 }
 
@@ -105,29 +105,28 @@ pub struct Pod {
     pub uid: PodUid,
     /// Its name.
     pub name: PodName,
-    /// Who says that it exists.
+    /// The authority on whether it exists.
     pub source: Source,
-    /// A hash of its spec; 0 when that is not known.
+    /// A hash of its spec; 0 if unknown.
     pub fingerprint: u64,
-    /// For its users.
+    /// Metadata for display.
     pub metadata: PodMetadata,
-    /// It was admitted before the machine last booted.
+    /// `true` if it was admitted before the last boot of the machine.
     pub before_reboot: bool,
-    /// All of its containers, also those that hold nothing, in the order of the spec; empty when the spec is not
-    /// known.
+    /// All containers, including those without devices, in the order of the spec; empty if the spec is unknown.
     pub containers: Vec<ContainerName>,
-    /// What its containers hold, in the order of the spec.
+    /// The allocations of its containers, in the order of the spec.
     pub allocations: Vec<Allocation>,
     /// The claims that it holds, in the order of the spec. Two of them may be the same claim.
     pub claims: Vec<PodClaim>,
-    /// What its containers use of them, in the order of the spec; nothing is known of an imported pod.
+    /// The claims that its containers use, in the order of the spec; empty for an imported pod.
     pub claim_uses: Vec<ClaimUse>,
 }
 
 /// A claim that a pod holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodClaim {
-    /// What the pod calls it; empty for the claim behind its extended resources, and for an imported pod.
+    /// The name of the claim within the pod; empty for the claim of its extended resources, and for an imported pod.
     pub name: String,
     /// The claim's name.
     pub key: ClaimKey,
@@ -140,33 +139,33 @@ pub struct PodClaim {
 pub struct ClaimUse {
     /// The container.
     pub container: ContainerName,
-    /// What the pod calls the claim.
+    /// The name of the claim within the pod.
     pub claim: String,
-    /// Which of its requests; `None` for all of it.
+    /// The request within the claim; `None` for the whole claim.
     pub request: Option<String>,
 }
 
-/// What one container holds of one resource.
+/// The devices of one resource that one container holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocation {
     /// The container.
     pub container: ContainerName,
-    /// When it runs; `None` for an imported pod, whose spec is not known.
+    /// The kind of the container; `None` for an imported pod, which does not have a spec on record.
     pub kind: Option<ContainerKind>,
     /// The resource.
     pub resource: ResourceName,
     /// The devices, sorted.
     pub devices: Vec<DeviceId>,
-    /// Where they were when they were allocated: devices by NUMA node, ascending, -1 for those without one.
+    /// The devices by NUMA node at the time of the allocation, ascending, with -1 for devices without a node.
     pub nodes: Vec<(i64, Vec<DeviceId>)>,
-    /// What the plugin answered.
+    /// The answer of the plugin to `Allocate`.
     pub answer: Answer,
-    /// The plugin wants to be called before each start of the container.
+    /// `true` if the plugin requires `PreStartContainer` before each start of the container.
     pub pre_start_required: bool,
 }
 
 impl Pod {
-    /// Whether it may have a container of this name: one that it is known to have, or any if its spec is not known.
+    /// Returns `true` if the pod may have a container of this name. With an unknown spec, any name is possible.
     pub fn may_have(&self, container: &str) -> bool {
         let known = |name: &ContainerName| name.as_str() == container;
         self.containers.is_empty()
@@ -174,7 +173,7 @@ impl Pod {
             || self.allocations_of(container).next().is_some()
     }
 
-    /// What a container holds.
+    /// Returns the allocations of a container.
     pub fn allocations_of<'a>(&'a self, container: &'a str) -> impl Iterator<Item = &'a Allocation> {
         self.allocations
             .iter()
@@ -191,13 +190,13 @@ impl Pod {
             .find(|allocation| allocation.container == *container && allocation.resource == *resource)
     }
 
-    /// The UIDs of its claims, each once.
+    /// Returns the UIDs of its claims, each once.
     pub fn claim_uids(&self) -> Vec<ClaimUid> {
         let uids: BTreeSet<&ClaimUid> = self.claims.iter().map(|claim| &claim.uid).collect();
         uids.into_iter().cloned().collect()
     }
 
-    /// What a container uses of the pod's claims.
+    /// Returns the claims of the pod that a container uses.
     pub fn claim_uses_of<'a>(
         &'a self,
         container: &'a str,
@@ -212,7 +211,7 @@ impl Pod {
         })
     }
 
-    /// Every device once, by resource: within a pod, containers may pass devices on.
+    /// Returns the devices by resource. Each appears once, also if several containers use it one after the other.
     pub fn devices(&self) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
         let mut devices: BTreeMap<&ResourceName, BTreeSet<&DeviceId>> = BTreeMap::new();
         for allocation in &self.allocations {

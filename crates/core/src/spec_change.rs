@@ -1,4 +1,4 @@
-//! How a pod that is admitted again differs from the one that is on record.
+//! Differences between a request and the recorded pod of the same UID.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
@@ -14,11 +14,11 @@ use crate::pod::{Pod, PodName, PodRequest};
 pub struct SpecChange {
     /// The UID of the pod.
     pub uid: PodUid,
-    /// The name that it was admitted under.
+    /// The recorded name.
     pub name: PodName,
-    /// What it holds, for people.
+    /// The devices and claims that it holds, as text.
     pub held: Vec<String>,
-    /// What differs, for people; empty if that is not on record, because only a hash of the spec is.
+    /// The differences as text; empty if only the hash of the spec shows the change.
     pub differences: Vec<String>,
 }
 

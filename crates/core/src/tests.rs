@@ -1,4 +1,4 @@
-//! What the tests of the node have in common: words to describe nodes and pods with.
+//! Unit tests of the node, and their common helpers.
 
 extern crate std;
 
@@ -125,7 +125,7 @@ pub(crate) fn named(name: &str) -> PodName {
     }
 }
 
-/// A pod of our API whose name is its UID.
+/// A pod of the API with its UID as its name.
 pub(crate) fn pod(uid: &str, containers: Vec<ContainerRequest>) -> PodRequest {
     PodRequest {
         uid: uid.into(),
@@ -195,7 +195,7 @@ pub(crate) fn commit(node: &mut Node, id: ReservationId, request: &PodRequest) -
     pod
 }
 
-/// From the request to the pod that holds its devices.
+/// Admits a pod and returns it.
 pub(crate) fn admit(node: &mut Node, request: &PodRequest) -> Pod {
     let id = reserve(node, request);
     commit(node, id, request)
@@ -235,7 +235,7 @@ pub(crate) fn gpu() -> ResourceName {
     GPU.into()
 }
 
-/// Everything that the node knows, to see whether something changed; how many admissions there were is not.
+/// Returns the whole state of the node for comparison, without the number of admissions.
 pub(crate) fn everything(node: &Node) -> String {
     let ledger = &node.ledger;
     let pods = (&ledger.pods, &ledger.names, &ledger.releasing);

@@ -1,4 +1,4 @@
-//! Questions about a node. Asking changes nothing.
+//! Read-only queries about device plugins, devices and pods.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -14,7 +14,7 @@ use crate::id::{ConnectionId, DeviceId, Moment, PodUid, ResourceName};
 use crate::node::{Blocked, Node};
 use crate::pod::{Pod, PodName, Source};
 
-/// How many devices of a resource there are.
+/// Device counts of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capacity {
     /// All devices, healthy or not.
@@ -23,11 +23,11 @@ pub struct Capacity {
     pub allocatable: usize,
     /// Devices that pods or reservations hold, listed or not.
     pub held: usize,
-    /// Healthy devices that nobody holds.
+    /// Healthy devices without a holder.
     pub free: usize,
 }
 
-/// Whether a resource can be had now.
+/// The availability of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Availability {
     /// A plugin has listed its devices.
@@ -43,9 +43,9 @@ pub enum Availability {
 pub struct ResourceView {
     /// Its name.
     pub name: ResourceName,
-    /// How many devices it has.
+    /// Its device counts.
     pub capacity: Capacity,
-    /// Whether it can be had now.
+    /// Its availability.
     pub availability: Availability,
     /// Its plugins, oldest connection first.
     pub plugins: Vec<ConnectionId>,
@@ -58,13 +58,13 @@ pub struct DeviceView {
     pub resource: ResourceName,
     /// Its id.
     pub id: DeviceId,
-    /// Whether a connected plugin lists it.
+    /// `true` if a connected plugin lists it.
     pub listed: bool,
-    /// Whether a connected plugin calls it healthy.
+    /// `true` if a connected plugin lists it as healthy.
     pub healthy: bool,
-    /// Its NUMA nodes, if any plugin has said.
+    /// Its NUMA nodes; empty if the plugin does not report them.
     pub nodes: Vec<i64>,
-    /// Who holds it: one, unless an imported file says otherwise.
+    /// The pods that hold it: more than one only if an imported file says so.
     pub holders: Vec<PodUid>,
 }
 
@@ -73,41 +73,41 @@ pub struct DeviceView {
 pub struct PluginView {
     /// Its connection.
     pub connection: ConnectionId,
-    /// What it serves.
+    /// Its resource.
     pub resource: ResourceName,
-    /// Where it answers.
+    /// Its socket.
     pub endpoint: String,
-    /// The user that it runs as.
+    /// The user ID of its process.
     pub uid: u32,
-    /// What it wants to be asked.
+    /// Its options.
     pub options: PluginOptions,
-    /// Since when it is connected.
+    /// The time of the connection.
     pub connected_at: Moment,
-    /// How many devices it listed last; `None` before its first list.
+    /// The length of its last list; `None` before its first list.
     pub devices: Option<usize>,
-    /// Whether its list counts.
+    /// `true` if its list is the active one.
     pub is_active: bool,
 }
 
 impl Node {
-    /// Why nobody is admitted.
+    /// Returns the first reason why admissions are refused.
     pub fn blocked(&self) -> Option<&Blocked> {
         self.blocked.first()
     }
 
-    /// All the reasons.
+    /// Returns all reasons why admissions are refused.
     pub fn blocked_by(&self) -> &[Blocked] {
         &self.blocked
     }
 
-    /// The contested file that leaves open what a pod holds.
+    /// Returns the contested file that concerns a pod.
     pub fn contested_by(&self, pod: &PodUid) -> Option<&Blocked> {
         let is_open =
             |reason: &&Blocked| matches!(reason, Blocked::ContestedFile { pods, .. } if pods.contains(pod));
         self.blocked.iter().find(is_open)
     }
 
-    /// How many devices of each known resource there are.
+    /// Returns the device counts of each known resource.
     pub fn capacity(&self, now: Moment) -> BTreeMap<ResourceName, Capacity> {
         let names: BTreeSet<&ResourceName> = self.resources.keys().chain(self.ledger.held.keys()).collect();
         names
@@ -116,7 +116,7 @@ impl Node {
             .collect()
     }
 
-    /// How many devices of one resource there are.
+    /// Returns the device counts of one resource.
     pub fn capacity_of(&self, name: &ResourceName, now: Moment) -> Capacity {
         let held = self.ledger.held.get(name).map_or(0, BTreeMap::len);
         let Some(resource) = self.resources.get(name) else {
@@ -146,14 +146,7 @@ impl Node {
         }
     }
 
-    /// Allocatable devices, raised to what is held: for the fit check of a pod that holds its devices already,
-    /// while its plugin is away.
-    pub fn allocatable_for_holders(&self, name: &ResourceName, now: Moment) -> usize {
-        let capacity = self.capacity_of(name, now);
-        capacity.allocatable.max(capacity.held)
-    }
-
-    /// Whether a resource can be had now.
+    /// Returns the availability of a resource.
     pub fn availability(&self, name: &ResourceName) -> Availability {
         let Some(resource) = self.resources.get(name) else {
             return Availability::Gone(None);
@@ -167,7 +160,7 @@ impl Node {
         }
     }
 
-    /// All known resources, by name.
+    /// Returns all known resources, by name.
     pub fn resources(&self, now: Moment) -> Vec<ResourceView> {
         let view = |(name, capacity): (ResourceName, Capacity)| ResourceView {
             capacity,
@@ -183,7 +176,7 @@ impl Node {
         self.capacity(now).into_iter().map(view).collect()
     }
 
-    /// All devices of a resource, listed or held, by id.
+    /// Returns all listed or held devices of a resource, by id.
     pub fn devices(&self, name: &ResourceName) -> Vec<DeviceView> {
         let resource = self.resources.get(name);
         let list = resource
@@ -217,7 +210,7 @@ impl Node {
         views.into_values().collect()
     }
 
-    /// Whether the plugin that serves a resource calls a device healthy.
+    /// Returns `true` if the active list of a resource has the device as healthy.
     pub fn is_healthy(&self, name: &ResourceName, device: &DeviceId) -> bool {
         let healthy = |resource: &crate::device_plugin::inventory::Resource| {
             let listed = resource.list.get(device.as_str());
@@ -226,7 +219,7 @@ impl Node {
         self.resources.get(name).is_some_and(healthy)
     }
 
-    /// The list of every resource, if it is in force. Not what is in it, which takes longer to say.
+    /// Returns the active list of every resource without copying the devices; `None` if no list is active.
     pub fn active_lists(&self) -> BTreeMap<ResourceName, Option<Arc<DeviceList>>> {
         let list = |resource: &crate::device_plugin::inventory::Resource| {
             let list = resource.active.map(|_| &resource.list);
@@ -238,7 +231,7 @@ impl Node {
             .collect()
     }
 
-    /// Devices that more than one pod holds. Only an imported file can bring that about.
+    /// Returns devices that more than one pod holds. Only imported files cause this.
     pub fn doubly_held(&self) -> Vec<DeviceView> {
         let has_any = |held: &BTreeMap<DeviceId, Vec<PodUid>>| held.values().any(|holders| holders.len() > 1);
         let resources = self.ledger.held.iter().filter(|(_, held)| has_any(held));
@@ -248,7 +241,7 @@ impl Node {
             .collect()
     }
 
-    /// All connected plugins, oldest first.
+    /// Returns all connected plugins, oldest first.
     pub fn plugins(&self) -> Vec<PluginView> {
         self.connections
             .keys()
@@ -256,12 +249,12 @@ impl Node {
             .collect()
     }
 
-    /// Plugins that were rejected lately and have not registered since, by resource and endpoint.
+    /// Returns recently rejected plugins that have not registered since then, by resource and endpoint.
     pub fn rejected_plugins(&self, now: Moment) -> impl Iterator<Item = &Rejected> {
         self.rejections.iter(now)
     }
 
-    /// A connected plugin.
+    /// Returns a connected plugin.
     pub fn plugin(&self, connection: ConnectionId) -> Option<PluginView> {
         let name = self.connections.get(&connection)?;
         let resource = self.resources.get(name)?;
@@ -278,12 +271,12 @@ impl Node {
         })
     }
 
-    /// The plugin to call for a resource.
+    /// Returns the plugin to call for a resource.
     pub fn serving(&self, name: &ResourceName) -> Option<ConnectionId> {
         self.resources.get(name)?.serving().map(|(id, _)| id)
     }
 
-    /// The last plugin of every known resource, for the record.
+    /// Returns the last plugin of every known resource, to be recorded.
     pub fn known_resources(&self) -> BTreeMap<ResourceName, Option<LastPlugin>> {
         self.resources
             .iter()
@@ -291,27 +284,28 @@ impl Node {
             .collect()
     }
 
-    /// All pods that hold devices, by UID.
+    /// Returns all recorded pods, by UID.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.ledger.pods.values()
     }
 
-    /// How many pods hold devices.
+    /// Returns the number of recorded pods.
     pub fn pod_count(&self) -> usize {
         self.ledger.pods.len()
     }
 
-    /// A pod by UID.
+    /// Returns a pod by UID.
     pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
         self.ledger.pods.get(uid)
     }
 
-    /// A pod by name.
+    /// Returns a pod by name.
     pub fn pod_named(&self, name: &PodName) -> Option<&Pod> {
         self.ledger.pods.get(self.ledger.names.get(name)?)
     }
 
-    /// What the runtime must add to a container, and where plugins disagree. CDI devices of claims come first.
+    /// Returns the changes that the runtime must apply to a container, and conflicts between plugins. CDI devices of
+    /// claims come first.
     pub fn run_options(&self, pod: &PodUid, container: &str) -> (RunOptions, Vec<Conflict>) {
         let allocations = self.ledger.pods.get(pod).into_iter();
         let (mut options, conflicts) =
@@ -326,26 +320,25 @@ impl Node {
         (options, conflicts)
     }
 
-    /// Pods of a source that its list, which is complete, does not have. The list was asked for after `asked`
-    /// admissions ([`Node::admissions`]), and does not speak for pods that were admitted, again or for the first time,
-    /// since.
+    /// Returns the pods of a source that are missing in its complete list, `active`. The list was requested after `asked`
+    /// admissions ([`Node::admissions`]). Pods that were admitted after that are not returned.
     pub fn orphans(&self, source: Source, active: &BTreeSet<PodUid>, asked: u64) -> Vec<PodUid> {
         let pods = self.ledger.pods.values();
         let missing = pods.filter(|pod| !active.contains(&pod.uid));
         missing
-            .filter(|pod| self.list_speaks_for(&pod.uid, source, asked))
+            .filter(|pod| self.list_covers(&pod.uid, source, asked))
             .map(|pod| pod.uid.clone())
             .collect()
     }
 
-    /// Whether a list of this source that was asked for after `asked` admissions says if this pod is still there.
-    pub fn list_speaks_for(&self, pod: &PodUid, source: Source, asked: u64) -> bool {
+    /// Returns `true` if a list of this source, requested after `asked` admissions, covers this pod.
+    pub fn list_covers(&self, pod: &PodUid, source: Source, asked: u64) -> bool {
         let answers = |pod: &Pod| pod.source == source || pod.source == Source::Imported;
         let admitted = self.ledger.admitted.get(pod);
         self.ledger.pods.get(pod).is_some_and(answers) && admitted.is_none_or(|number| *number < asked)
     }
 
-    /// When the next grace period ends of a plugin that left, unless [`Node::grace_ended`] was called for it.
+    /// Returns the next end of a grace period, without those that [`Node::grace_ended`] has ended.
     pub fn next_grace_end(&self) -> Option<Moment> {
         let ends = self
             .resources
@@ -354,18 +347,18 @@ impl Node {
         ends.min()
     }
 
-    /// How much memory the answers take that pods keep of a resource's plugins, roughly.
+    /// Returns the approximate memory of all recorded `Allocate` answers of a resource, in bytes.
     pub fn memory_of_answers(&self, resource: &str) -> usize {
         self.ledger.answers.get(resource).copied().unwrap_or_default()
     }
 
-    /// Whether there is a list of a resource's devices, whoever sent it and however long ago.
+    /// Returns `true` if a non-empty device list of a resource is in memory, active or not.
     pub fn keeps_list(&self, resource: &str) -> bool {
         let resource = self.resources.get(resource);
         resource.is_some_and(|resource| !resource.list.is_empty())
     }
 
-    /// Whether a pod is being admitted, removed or imported.
+    /// Returns `true` if a pod is being admitted, removed or imported.
     pub fn is_in_flight(&self, pod: &PodUid) -> bool {
         let Ledger {
             in_flight, releasing, ..

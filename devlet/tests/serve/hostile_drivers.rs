@@ -255,7 +255,7 @@ fn answers_that_are_none_are_refused_and_named() {
         (twice, "twice for device"),
         (other, "which is not allocated to"),
         (no_name, "which is not of the form"),
-        (no_request, "which the claim has not"),
+        (no_request, "which the claim does not have"),
     ] {
         driver.prepares(&[device]);
         let said = refused(&mut town, &mut driver, None);

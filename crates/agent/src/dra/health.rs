@@ -203,7 +203,7 @@ fn take_now(
         let now = store.now();
         let change = store.update(|node| node.health_reported(id, portion, now));
         taken.changed += change.devices.len();
-        taken.left_out += change.left_out;
+        taken.left_out += change.dropped;
         if reports.len() == 0 {
             return Ok(taken);
         }

@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 
-use devlet_core::dra::claims::NotForgotten;
+use devlet_core::dra::claims::BeginForgetError;
 use devlet_core::{LastSeen, PodName, ReserveError};
 use tonic::{Code, Status};
 
@@ -186,9 +186,9 @@ impl Coded for ForgetError {
 impl Coded for ForgetClaimError {
     fn code(&self) -> Code {
         match self {
-            Self::Refused(NotForgotten::Unknown) => Code::NotFound,
-            Self::Refused(NotForgotten::InFlight { .. }) => Code::Aborted,
-            Self::Refused(NotForgotten::Held { .. } | NotForgotten::NotAbandoned { .. }) => {
+            Self::Refused(BeginForgetError::Unknown) => Code::NotFound,
+            Self::Refused(BeginForgetError::InFlight { .. }) => Code::Aborted,
+            Self::Refused(BeginForgetError::Held { .. } | BeginForgetError::NotAbandoned { .. }) => {
                 Code::FailedPrecondition
             }
             Self::Write(error) => error.code(),

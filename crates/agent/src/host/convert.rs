@@ -3,7 +3,7 @@
 use devlet_client::v1;
 use devlet_core::device_plugin::inventory::LastPlugin;
 use devlet_core::device_plugin::rejections::Rejected;
-use devlet_core::device_plugin::run_options::{self, Conflict, Contested, RunOptions};
+use devlet_core::device_plugin::run_options::{self, Conflict, ConflictKind, RunOptions};
 use devlet_core::{
     Allocation, Availability, ContainerKind, ContainerName, ContainerRequest, Moment, Node, PluginView, Pod,
     PodUid, ResourceName, ResourceView, Source,
@@ -200,7 +200,7 @@ pub(super) fn container(
         .collect();
     held.sort_by(|one, other| one.resource.cmp(&other.resource));
     let conflict = |conflict: Conflict| v1::Conflict {
-        what: contested(conflict.what).to_owned(),
+        what: contested(conflict.kind).to_owned(),
         key: conflict.key,
         kept: conflict.kept.to_string(),
         dropped: conflict.dropped.to_string(),
@@ -258,11 +258,11 @@ fn run_options_message(options: RunOptions) -> v1::RunOptions {
     }
 }
 
-pub(super) fn contested(what: Contested) -> &'static str {
+pub(super) fn contested(what: ConflictKind) -> &'static str {
     match what {
-        Contested::Env => "env",
-        Contested::Mount => "mount",
-        Contested::DeviceNode => "deviceNode",
-        Contested::Annotation => "annotation",
+        ConflictKind::Env => "env",
+        ConflictKind::Mount => "mount",
+        ConflictKind::DeviceNode => "deviceNode",
+        ConflictKind::Annotation => "annotation",
     }
 }

@@ -64,5 +64,5 @@ fn read(raw: &[u8]) -> Result<RunOptions, InvalidResponse> {
 /// The same for an answer that is on record already: one that says nothing intelligible adds nothing to a
 /// container, but its bytes are kept.
 pub(crate) fn recorded(raw: impl Into<Arc<[u8]>>) -> Answer {
-    Answer::read_by(raw, |raw| read(raw).unwrap_or_default())
+    Answer::lazy(raw, |raw| read(raw).unwrap_or_default())
 }

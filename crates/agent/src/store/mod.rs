@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::dra::claims::{Claim, ClaimKey, NotForgotten};
+use devlet_core::dra::claims::{Claim, ClaimKey, BeginForgetError};
 use devlet_core::dra::view::ClaimView;
 use devlet_core::{
     Blocked, ClaimUid, Importing, Moment, Node, Pod, PodRequest, PodUid, Preferences,
@@ -120,7 +120,7 @@ pub enum ReleaseError {
 pub enum ForgetClaimError {
     /// It is more than an operator may forget.
     #[error(transparent)]
-    Refused(#[from] NotForgotten),
+    Refused(#[from] BeginForgetError),
     /// It could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -947,7 +947,7 @@ impl Store {
         let written = self.begin(|state| {
             let record = state.node.begin_forget(claim)?;
             let rows = record.delete.into_iter().map(|uid| Row::Claim(uid, None));
-            Ok::<_, NotForgotten>(Some((rows.collect(), Phase::Record(record.id))))
+            Ok::<_, BeginForgetError>(Some((rows.collect(), Phase::Record(record.id))))
         })?;
         Ok(done(written).await?)
     }

@@ -1188,7 +1188,7 @@ fn adopt_claims(contents: &mut Contents, imported: &ImportedClaims) {
     let mut claims = imported.claims.clone();
     for (uid, known) in std::mem::take(&mut contents.claims) {
         match claims.entry(uid) {
-            Entry::Occupied(mut claim) => claim.get_mut().remember(&known),
+            Entry::Occupied(mut claim) => claim.get_mut().merge_earlier(&known),
             Entry::Vacant(vacant) => _ = vacant.insert(known),
         }
     }

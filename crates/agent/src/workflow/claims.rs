@@ -244,7 +244,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
     /// Has the claims unprepared that a pod was the last to leave, by `deadline`; connected drivers get at least
     /// [`LEAST`]. Claims that are not unprepared by then are returned, and retried in the background.
     pub async fn unprepare(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
-        if self.inner.store.read(|node| node.remaining(pod)).is_empty() {
+        if self.inner.store.read(|node| node.pending_unprepare(pod)).is_empty() {
             return Ok(());
         }
         let operation = self.inner.metrics.claims(ClaimOperation::Unprepare);
@@ -263,7 +263,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
             let now = store.now();
             let (calls, waits) = store.update(|node| {
                 let calls = node.unprepare_calls(pod, now);
-                (calls, node.remaining(pod))
+                (calls, node.pending_unprepare(pod))
             });
             if waits.is_empty() {
                 return Ok(());

@@ -196,7 +196,7 @@ async fn claims_of_pods_that_are_gone_are_unprepared_in_batches_and_one_holds_up
     assert!(calls < PODS / 2, "they share calls: {calls}");
     let stuck = PodUid::from(pods[7].uid.as_str());
     let mut changes = agent.store().changed();
-    let left = |uid: &PodUid| agent.store().read(|node| node.remaining(uid).len());
+    let left = |uid: &PodUid| agent.store().read(|node| node.pending_unprepare(uid).len());
     while pods[1..].iter().map(|pod| left(&pod.uid)).sum::<usize>() > 1 {
         changes.changed().await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Nodes to measure on.
+//! Nodes for benchmarks.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) fn devices(count: usize) -> Vec<Device> {
     (0..count).map(device).collect()
 }
 
-pub(crate) fn offer(advises: bool) -> Offer {
+pub(crate) fn offer(prefers: bool) -> Offer {
     Offer {
         resource: GPU.into(),
         endpoint: "gpu.sock".into(),
@@ -29,7 +29,7 @@ pub(crate) fn offer(advises: bool) -> Offer {
         may_share: false,
         options: PluginOptions {
             pre_start_required: false,
-            preferred_allocation: advises,
+            preferred_allocation: prefers,
         },
     }
 }
@@ -72,9 +72,9 @@ pub(crate) fn release(node: &mut Node, request: &PodRequest) {
     node.finish_release(&request.uid);
 }
 
-pub(crate) fn node(devices_offered: usize, pods: usize, advises: bool) -> Node {
+pub(crate) fn node(devices_offered: usize, pods: usize, prefers: bool) -> Node {
     let mut node = Node::default();
-    if let Ok((connection, _)) = node.plugin_connected(offer(advises), Moment(0)) {
+    if let Ok((connection, _)) = node.plugin_connected(offer(prefers), Moment(0)) {
         node.devices_listed(connection, DeviceList::new(devices(devices_offered)).0);
     }
     for number in 0..pods {

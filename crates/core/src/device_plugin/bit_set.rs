@@ -1,8 +1,8 @@
-//! A set of small numbers: places in a device list.
+//! Bit set of indexes into a device list.
 
 use alloc::vec::Vec;
 
-/// A set of places in a list.
+/// A set of indexes into a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BitSet {
     words: Vec<u64>,
@@ -10,7 +10,7 @@ pub struct BitSet {
 }
 
 impl BitSet {
-    /// Nothing, of a list of `length`.
+    /// Returns an empty set for a list of this length.
     pub fn none(length: usize) -> Self {
         Self {
             words: alloc::vec![0; length.div_ceil(64)],
@@ -18,40 +18,40 @@ impl BitSet {
         }
     }
 
-    /// How long the list is.
+    /// Returns the length of the list.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Whether `place` is in the set.
-    pub fn contains(&self, place: usize) -> bool {
+    /// Returns `true` if `index` is in the set.
+    pub fn contains(&self, index: usize) -> bool {
         self.words
-            .get(place / 64)
-            .is_some_and(|word| word & (1 << (place % 64)) != 0)
+            .get(index / 64)
+            .is_some_and(|word| word & (1 << (index % 64)) != 0)
     }
 
-    /// Puts `place` in; places beyond the list are ignored.
-    pub fn insert(&mut self, place: usize) {
-        if place < self.length
-            && let Some(word) = self.words.get_mut(place / 64)
+    /// Adds `index`; indexes beyond the list are ignored.
+    pub fn insert(&mut self, index: usize) {
+        if index < self.length
+            && let Some(word) = self.words.get_mut(index / 64)
         {
-            *word |= 1 << (place % 64);
+            *word |= 1 << (index % 64);
         }
     }
 
-    /// Takes `place` out.
-    pub fn remove(&mut self, place: usize) {
-        if let Some(word) = self.words.get_mut(place / 64) {
-            *word &= !(1 << (place % 64));
+    /// Removes `index`.
+    pub fn remove(&mut self, index: usize) {
+        if let Some(word) = self.words.get_mut(index / 64) {
+            *word &= !(1 << (index % 64));
         }
     }
 
-    /// How many are in the set.
+    /// Returns the number of indexes in the set.
     pub fn count(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// How many are in both sets.
+    /// Returns the number of indexes in both sets.
     pub fn count_common(&self, other: &Self) -> usize {
         self.words
             .iter()
@@ -60,18 +60,16 @@ impl BitSet {
             .sum()
     }
 
-    /// All places in the set, ascending.
+    /// Returns all indexes in the set, ascending.
     pub fn iter(&self) -> impl Iterator<Item = usize> {
-        self.words
-            .iter()
-            .enumerate()
-            .flat_map(|(index, &word)| ones(word).map(move |bit| index * 64 + bit))
+        let words = self.words.iter().enumerate();
+        words.flat_map(|(word_index, &word)| ones(word).map(move |bit| word_index * 64 + bit))
     }
 
-    /// All places in both sets, ascending.
+    /// Returns all indexes in both sets, ascending.
     pub fn iter_common(&self, other: &Self) -> impl Iterator<Item = usize> {
         let words = self.words.iter().zip(&other.words).enumerate();
-        words.flat_map(|(index, (one, two))| ones(one & two).map(move |bit| index * 64 + bit))
+        words.flat_map(|(word_index, (one, two))| ones(one & two).map(move |bit| word_index * 64 + bit))
     }
 }
 

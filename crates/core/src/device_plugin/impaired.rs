@@ -1,5 +1,4 @@
-//! Devices that pods hold although no plugin calls them healthy any longer: a pod keeps what it holds, but somebody
-//! should know.
+//! Held devices that no plugin lists as healthy. Pods keep them, and devlet reports them.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -7,7 +6,7 @@ use alloc::vec::Vec;
 use crate::id::{DeviceId, PodUid, ResourceName};
 use crate::node::Node;
 
-/// What is wrong with a device that a pod holds.
+/// Reasons why a held device is impaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Impairment {
     /// No plugin of its resource is connected.
@@ -18,28 +17,28 @@ pub enum Impairment {
     Unhealthy,
 }
 
-/// Devices of one resource that pods hold, with the same thing wrong.
+/// Held devices of one resource with the same impairment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impaired {
-    /// What is wrong.
+    /// The reason.
     pub impairment: Impairment,
     /// The resource.
     pub resource: ResourceName,
     /// The devices, by id.
     pub devices: BTreeSet<DeviceId>,
-    /// The pods on record that hold them, by UID.
+    /// The recorded pods that hold them, by UID.
     pub pods: BTreeSet<PodUid>,
 }
 
 impl Node {
-    /// Devices of every resource that pods hold and that no plugin calls healthy.
+    /// Returns the impaired devices of every resource.
     pub fn all_impaired(&self) -> Vec<Impaired> {
         let resources = self.ledger.held.keys();
         resources.flat_map(|name| self.impaired(name)).collect()
     }
 
-    /// The same of one resource. A plugin that is connected and has not listed its devices yet may still list them:
-    /// that counts for nothing.
+    /// Returns the impaired devices of one resource. None is impaired while a connected plugin has not listed its devices
+    /// yet.
     pub fn impaired(&self, name: &ResourceName) -> Vec<Impaired> {
         let Some(held) = self.ledger.held.get(name) else {
             return Vec::new();
@@ -51,7 +50,7 @@ impl Node {
         let healthy = list.map_or(0, |list| list.healthy().count());
         let free = self.ledger.free.get(name).map_or(0, |free| free.count());
         if !is_gone && (list.is_none() || held.len() == healthy.saturating_sub(free)) {
-            // All that is held is healthy: there may be many, so they are not looked at one by one.
+            // The counts show that all held devices are healthy, so the long list is not walked.
             return Vec::new();
         }
         let mut found: Vec<Impaired> = Vec::new();
@@ -65,7 +64,7 @@ impl Node {
             let pods = holders.iter().filter(|pod| self.ledger.pods.contains_key(*pod));
             let mut pods = pods.cloned().peekable();
             if pods.peek().is_none() {
-                // It is only reserved.
+                // The device is only reserved.
                 continue;
             }
             let group = match found.iter_mut().find(|group| group.impairment == impairment) {

@@ -1,8 +1,8 @@
-//! What plugins currently offer.
+//! Connected device plugins and the active device list of each resource.
 //!
-//! Several plugins may serve one resource, during an update for example. The newest list counts as a whole; when
-//! its plugin leaves, the newest list of one that is still connected counts again. When the last one leaves,
-//! the list stays, to be counted as unhealthy, until the grace period is over.
+//! Several plugins may serve one resource, during an update for example. The newest list is active as a whole. When its
+//! plugin leaves, the newest list of a connected plugin becomes active. When the last plugin leaves, capacity counts the
+//! devices as unhealthy until the grace period ends.
 //!
 //! ```text
 //!              connected                listed
@@ -14,7 +14,8 @@
 //!
 //! A plugin is *ready* once it has listed a healthy device on its connection. Some plugins first send an empty list, or
 //! one in which every device is unhealthy, while they look for their devices: until the plugin is ready, such a list
-//! makes admissions wait. Afterwards the same list means that the devices are gone, and admissions are refused.
+//! makes admissions wait. Once the plugin is ready, such a list means that the devices are gone, and admissions are
+//! refused.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -23,36 +24,36 @@ use alloc::sync::Arc;
 use super::list::DeviceList;
 use crate::id::{ConnectionId, Moment, ResourceName};
 
-/// How long the devices of a plugin that left count towards capacity.
+/// The period in which capacity counts the devices of a resource after its last plugin left, in milliseconds.
 pub const GRACE_MS: u64 = 5 * 60 * 1000;
 
-/// How long a resource is remembered that nobody serves and nobody holds.
+/// The period after which an idle resource, without plugins and holders, is removed, in milliseconds.
 pub const EVICT_AFTER_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// How many such resources are remembered at most.
+/// The maximum number of idle resources. Beyond it, the oldest are removed.
 pub const MAX_IDLE: usize = 1024;
 
-/// A well-formed wish to serve a resource, from a plugin that answers.
+/// A valid registration of a plugin that accepts connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The resource.
     pub resource: ResourceName,
-    /// The socket at which the plugin answers.
+    /// The plugin's socket.
     pub endpoint: String,
-    /// The user that it runs as.
+    /// The user ID of its process.
     pub uid: u32,
-    /// Whether it may serve the resource beside a plugin of another user.
+    /// `true` if it may serve the resource together with a plugin of another user.
     pub may_share: bool,
-    /// What it wants to be asked.
+    /// Its options.
     pub options: PluginOptions,
 }
 
-/// What a plugin wants to be asked.
+/// The optional calls of a plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PluginOptions {
-    /// Before each start of a container.
+    /// `true` if `PreStartContainer` is required before each start of a container.
     pub pre_start_required: bool,
-    /// Before devices are chosen.
+    /// `true` if `GetPreferredAllocation` is available.
     pub preferred_allocation: bool,
 }
 
@@ -63,46 +64,45 @@ pub(crate) struct Plugin {
     pub(crate) uid: u32,
     pub(crate) options: PluginOptions,
     pub(crate) connected_at: Moment,
-    /// Whether it has listed a healthy device since it connected.
+    /// `true` if it has listed a healthy device since it connected.
     pub(crate) ready: bool,
     /// Its last list, and the list's number among all lists.
     pub(crate) list: Option<(u64, Arc<DeviceList>)>,
 }
 
-/// What is known of a resource.
+/// The plugins and devices of a resource.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Resource {
     pub(crate) plugins: BTreeMap<ConnectionId, Plugin>,
-    /// The list that counts; without a plugin, the last one.
+    /// The active list; without a plugin, the last active list.
     pub(crate) list: Arc<DeviceList>,
-    /// Whose list that is.
+    /// The plugin of the active list.
     pub(crate) active: Option<ConnectionId>,
-    /// When the list was last in force, if it is not: plugins that come and go without a list do not prolong the
-    /// grace period.
+    /// When the last active list ended. Plugins that connect and leave without a list do not extend the grace period.
     pub(crate) idle_since: Option<Moment>,
-    /// The plugin that was seen last, and when it left.
+    /// The plugin that left last.
     pub(crate) last: Option<LastPlugin>,
-    /// Since when it is known to be unused, if no plugin has ever served it here.
+    /// When it was first found unused, if no plugin has ever served it.
     pub(crate) unused_since: Option<Moment>,
 }
 
-/// The trace of a plugin that left.
+/// A plugin that has left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastPlugin {
-    /// Where it answered.
+    /// Its socket.
     pub endpoint: String,
-    /// Since when it does not.
+    /// When it left.
     pub gone_since: Moment,
 }
 
 impl Resource {
-    /// The plugin whose list counts.
+    /// Returns the plugin of the active list.
     pub(crate) fn serving(&self) -> Option<(ConnectionId, &Plugin)> {
         let id = self.active?;
         Some((id, self.plugins.get(&id)?))
     }
 
-    /// Makes the newest list of a connected plugin count. Whether another list counts than before.
+    /// Activates the newest list of a connected plugin. Returns `true` if the active list changed.
     pub(crate) fn recompute(&mut self) -> bool {
         let newest = self
             .plugins
@@ -120,13 +120,13 @@ impl Resource {
         }
     }
 
-    /// When its devices do not count any longer, if no plugin lists them until then.
+    /// Returns the end of the grace period, if no list is active.
     pub(crate) fn grace_end(&self) -> Option<Moment> {
         let since = self.idle_since.filter(|_| self.active.is_none())?;
         Some(Moment(since.0.saturating_add(GRACE_MS)))
     }
 
-    /// Whether capacity still counts the list.
+    /// Returns `true` if capacity counts the list: it is active, or in its grace period.
     pub(crate) fn counts(&self, now: Moment) -> bool {
         let in_grace = |since: Moment| now.since(since) <= GRACE_MS;
         self.active.is_some() || self.idle_since.is_some_and(in_grace)

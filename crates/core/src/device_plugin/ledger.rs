@@ -1,7 +1,7 @@
-//! Who holds which device.
+//! Record of device ownership.
 //!
-//! The ledger is the only record of ownership. A device is free, reserved by an allocation in flight, or
-//! allocated to a pod:
+//! The ledger is the only record of ownership. A device is free, reserved by an admission in flight, or allocated to a
+//! pod:
 //!
 //! ```text
 //!          reserve              begin_commit               finish_commit
@@ -10,11 +10,11 @@
 //!     └────── abort ─────┴────────────────────────┘◄───── finish_release ─────┘ (cancel_release: back)
 //! ```
 //!
-//! From `committing` on a change is being written; it becomes true here when it is on disk, and never was if
-//! that fails.
+//! In `committing`, the change is being written. It takes effect here when it is on disk, and is dropped if the write
+//! fails.
 //!
-//! `held`, `free` and `answers` are derived from pods and reservations. They exist because a node may hold ten thousand
-//! devices; `check` recomputes them, and runs after every step of the history tests.
+//! `held`, `free` and `answers` are indexes derived from pods and reservations, for nodes with 10,000 held devices.
+//! `check` recomputes them after every step of the history tests.
 
 use alloc::collections::btree_map::Entry;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -27,28 +27,28 @@ use crate::dra::claims::Claim;
 use crate::id::{ClaimUid, DeviceId, PodUid, ReservationId, ResourceName};
 use crate::pod::{ContainerKind, Pod, PodName};
 
-/// Devices set aside for a pod while its plugins are called.
+/// Devices and claims reserved for a pod while its plugins are called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
-    /// For whom.
+    /// The UID of the pod.
     pub pod: PodUid,
     pub(crate) name: PodName,
-    /// What each container gets in addition to what it holds already, in the order of the request.
+    /// The new devices of each container, in the order of the request.
     pub grants: Vec<Grant>,
     /// The devices that the pod did not hold before.
     pub(crate) taken: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
     /// The claims that the pod has joined.
     pub claims: Vec<ClaimUid>,
-    /// What is being written; from then on it cannot be aborted.
+    /// The commit that is being written. From then on the reservation cannot be aborted.
     pub(crate) committing: Option<Commit>,
 }
 
-/// A pod with everything that it gets, to be written in one piece.
+/// A pod and its claims, to be written in one transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Commit {
     /// The pod.
     pub pod: Pod,
-    /// Those of its claims of which the disk does not know everything.
+    /// The claims that differ from their records on disk.
     pub claims: Vec<Claim>,
 }
 
@@ -57,7 +57,7 @@ pub struct Commit {
 pub struct Grant {
     /// The container's name.
     pub container: crate::id::ContainerName,
-    /// When it runs.
+    /// The kind of the container.
     pub kind: ContainerKind,
     /// The resource.
     pub resource: ResourceName,
@@ -72,22 +72,22 @@ pub(crate) struct Ledger {
     pub(crate) reservations: BTreeMap<ReservationId, Reservation>,
     /// Pods with a reservation in flight.
     pub(crate) in_flight: BTreeMap<PodUid, ReservationId>,
-    /// Who has which name, reservations included. Imported pods have none.
+    /// Pods and reservations by name. Imported pods do not have a name.
     pub(crate) names: BTreeMap<PodName, PodUid>,
-    /// When a pod was last admitted, for those that were since the node started: the number of its admission.
+    /// The number of the last admission of each pod since the node started.
     pub(crate) admitted: BTreeMap<PodUid, u64>,
-    /// Pods whose release is being written, and the claims that are written with it.
+    /// Pods whose removal is being written, with the claims in the same transaction.
     pub(crate) releasing: BTreeMap<PodUid, Vec<ClaimUid>>,
-    /// Holders of each device: one, unless a file that we imported says otherwise.
+    /// Holders of each device: more than one only if an imported file says so.
     pub(crate) held: BTreeMap<ResourceName, BTreeMap<DeviceId, Vec<PodUid>>>,
-    /// Healthy devices of the list in force that nobody holds.
+    /// Healthy devices of the active list without a holder.
     pub(crate) free: BTreeMap<ResourceName, BitSet>,
-    /// Memory that the answers of each resource's plugins take, in all pods.
+    /// Memory of all recorded answers by resource, in bytes.
     pub(crate) answers: BTreeMap<ResourceName, usize>,
 }
 
 impl Ledger {
-    /// A ledger with these pods. What is derived from them is made in one go.
+    /// Returns a ledger with these pods. The indexes are built in one pass.
     pub(crate) fn restore(pods: BTreeMap<PodUid, Pod>) -> Self {
         let named = pods.values().filter(|pod| !pod.name.name.is_empty());
         let names = named.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
@@ -103,7 +103,7 @@ impl Ledger {
         let held = holders.into_iter().filter(|(_, holders)| !holders.is_empty());
         let held = held.map(|(name, mut holders)| {
             holders.sort();
-            // Within a pod, containers may pass devices on.
+            // Several containers of a pod may use the same device.
             holders.dedup();
             let by_device = holders.chunk_by(|(one, _), (other, _)| one == other);
             let by_device = by_device.filter_map(|same| {
@@ -127,7 +127,7 @@ impl Ledger {
         }
     }
 
-    /// Another list counts: which of its devices are free?
+    /// Recomputes the free devices after a change of the active list.
     pub(crate) fn list_changed(&mut self, name: &ResourceName, resource: &Resource) {
         self.free.insert(name.clone(), self.free_of(name, resource));
     }
@@ -138,15 +138,15 @@ impl Ledger {
         }
         let mut free = resource.list.healthy().clone();
         for device in self.held.get(name).into_iter().flat_map(BTreeMap::keys) {
-            if let Some(place) = resource.list.place_of(device.as_str()) {
-                free.remove(place);
+            if let Some(index) = resource.list.index_of(device.as_str()) {
+                free.remove(index);
             }
         }
         free
     }
 
-    /// Devices of a resource that are held only by admissions and removals that have not ended. An admission may still
-    /// be aborted, and a removal frees its devices.
+    /// Returns devices of a resource that only admissions and removals in flight hold. An admission may still be aborted,
+    /// and a removal frees its devices.
     pub(crate) fn held_in_flight<'a>(&'a self, name: &'a ResourceName) -> impl Iterator<Item = &'a DeviceId> {
         let taken = self.reservations.values().filter_map(|each| each.taken.get(name));
         let leaving = self.releasing.keys().filter_map(|pod| self.pods.get(pod));
@@ -167,7 +167,7 @@ impl Ledger {
         })
     }
 
-    /// Puts a pod among those that hold something; the one that had its UID.
+    /// Adds a pod. Returns the pod that it replaces.
     pub(crate) fn insert(&mut self, pod: Pod) -> Option<Pod> {
         for allocation in &pod.allocations {
             let memory = allocation.answer.memory();
@@ -176,18 +176,18 @@ impl Ledger {
             }
         }
         let earlier = self.pods.insert(pod.uid.clone(), pod);
-        self.forget_answers(earlier.as_ref());
+        self.subtract_answers(earlier.as_ref());
         earlier
     }
 
-    /// Takes a pod out again.
+    /// Removes a pod.
     pub(crate) fn remove(&mut self, pod: &PodUid) -> Option<Pod> {
         let pod = self.pods.remove(pod);
-        self.forget_answers(pod.as_ref());
+        self.subtract_answers(pod.as_ref());
         pod
     }
 
-    fn forget_answers(&mut self, pod: Option<&Pod>) {
+    fn subtract_answers(&mut self, pod: Option<&Pod>) {
         for allocation in pod.into_iter().flat_map(|pod| &pod.allocations) {
             let Some(memory) = self.answers.get_mut(&allocation.resource) else {
                 continue;
@@ -199,14 +199,14 @@ impl Ledger {
         }
     }
 
-    /// Gives a name to a pod; one without a name gets none.
+    /// Indexes a pod by its name, if it has one.
     pub(crate) fn name(&mut self, name: &PodName, pod: &PodUid) {
         if !name.name.is_empty() {
             self.names.insert(name.clone(), pod.clone());
         }
     }
 
-    /// Takes a name back, if it is this pod's.
+    /// Removes a name from the index, if it belongs to this pod.
     pub(crate) fn unname(&mut self, name: &PodName, pod: &PodUid) {
         if self.names.get(name) == Some(pod) {
             self.names.remove(name);
@@ -228,13 +228,13 @@ impl Ledger {
         let held = self.held.entry(name.clone()).or_default();
         for device in devices {
             if let Some(resource) = resource
-                && let Some(place) = resource.list.place_of(device.as_str())
+                && let Some(index) = resource.list.index_of(device.as_str())
                 && let Some(free) = self.free.get_mut(name)
             {
-                free.remove(place);
+                free.remove(index);
             }
             match held.entry(device) {
-                // Room for one: there are many, and there is hardly ever a second.
+                // `vec!` allocates room for one holder. A second one is rare.
                 Entry::Vacant(device) => {
                     device.insert(vec![pod.clone()]);
                 }
@@ -246,7 +246,7 @@ impl Ledger {
         }
     }
 
-    /// `pod` holds the devices no longer.
+    /// Removes `pod` from the holders of the devices.
     pub(crate) fn release<'a>(
         &mut self,
         pod: &PodUid,
@@ -268,11 +268,11 @@ impl Ledger {
             held.remove(device);
             if let Some(resource) = resource
                 && resource.active.is_some()
-                && let Some(place) = resource.list.place_of(device.as_str())
-                && resource.list.healthy().contains(place)
+                && let Some(index) = resource.list.index_of(device.as_str())
+                && resource.list.healthy().contains(index)
                 && let Some(free) = self.free.get_mut(name)
             {
-                free.insert(place);
+                free.insert(index);
             }
         }
         if held.is_empty() {
@@ -280,11 +280,11 @@ impl Ledger {
         }
     }
 
-    /// Recomputes what is derived, and compares. For tests.
+    /// Recomputes the indexes and compares them.
     #[cfg(test)]
     pub(crate) fn check(&self, resources: &BTreeMap<ResourceName, Resource>) {
         let mut held: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<PodUid>>> = BTreeMap::new();
-        let mut note = |pod: &PodUid, resource: &ResourceName, device: &DeviceId| {
+        let mut add = |pod: &PodUid, resource: &ResourceName, device: &DeviceId| {
             let devices = held.entry(resource.clone()).or_default();
             devices.entry(device.clone()).or_default().insert(pod.clone());
         };
@@ -292,14 +292,14 @@ impl Ledger {
             for (resource, devices) in pod.devices() {
                 devices
                     .into_iter()
-                    .for_each(|device| note(&pod.uid, resource, device));
+                    .for_each(|device| add(&pod.uid, resource, device));
             }
         }
         for reservation in self.reservations.values() {
             for (resource, devices) in &reservation.taken {
                 devices
                     .iter()
-                    .for_each(|device| note(&reservation.pod, resource, device));
+                    .for_each(|device| add(&reservation.pod, resource, device));
             }
         }
         let recorded: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<PodUid>>> = self
@@ -312,13 +312,13 @@ impl Ledger {
                 (resource.clone(), sets.collect())
             })
             .collect();
-        assert_eq!(recorded, held, "the index of holders is out of step");
+        assert_eq!(recorded, held, "the index of holders is inconsistent");
         for (name, resource) in resources {
             let free = self.free.get(name).cloned().unwrap_or_default();
             assert_eq!(
                 free.iter().collect::<Vec<_>>(),
                 self.free_of(name, resource).iter().collect::<Vec<_>>(),
-                "the index of free devices of {name} is out of step"
+                "the index of free devices of {name} is inconsistent"
             );
         }
         let mut answers: BTreeMap<ResourceName, usize> = BTreeMap::new();
@@ -326,7 +326,7 @@ impl Ledger {
             *answers.entry(allocation.resource.clone()).or_default() += allocation.answer.memory();
         }
         answers.retain(|_, memory| *memory > 0);
-        assert_eq!(self.answers, answers, "the memory of answers is out of step");
+        assert_eq!(self.answers, answers, "the memory of answers is inconsistent");
         let in_flight: BTreeMap<PodUid, ReservationId> = self
             .reservations
             .iter()
@@ -342,6 +342,6 @@ impl Ledger {
             .filter(|(name, _)| !name.name.is_empty())
             .map(|(name, uid)| (name.clone(), uid.clone()))
             .collect();
-        assert_eq!(self.names, names, "the index of names is out of step");
+        assert_eq!(self.names, names, "the index of names is inconsistent");
     }
 }

@@ -1,4 +1,4 @@
-//! A plugin's list of devices, as it last said it.
+//! Device list of a plugin.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -6,43 +6,43 @@ use alloc::vec::Vec;
 use super::bit_set::BitSet;
 use crate::id::DeviceId;
 
-/// NUMA nodes from here on steer no choice: no machine has them, and a plugin that named a node per device would
-/// make every choice slow. The kubelet's limit is the same.
-const NODES: i64 = 64;
+/// NUMA nodes with this number or a higher one are ignored when devices are selected. A plugin that named a node per device
+/// would make every selection slow. The kubelet has the same limit.
+const MAX_NODES: i64 = 64;
 
-/// So many nodes of a device are as good as a step.
+/// The number of NUMA nodes of a device that count as one step.
 const NODES_PER_STEP: usize = 64;
 
 /// One device of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Its name.
+    /// Its ID.
     pub id: DeviceId,
-    /// Only what the plugin calls exactly `Healthy` is.
+    /// `true` only if the plugin reports exactly `Healthy`.
     pub healthy: bool,
-    /// NUMA nodes; empty when the plugin names none.
+    /// NUMA nodes; empty if the plugin does not report them.
     pub nodes: Vec<i64>,
 }
 
 /// The devices of a resource, sorted by id, each once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceList {
-    // First, because lists are compared in this order, and mostly differ here.
+    // First, because `eq` compares fields in order, and lists differ mostly in health.
     healthy: BitSet,
     by_node: BTreeMap<i64, BitSet>,
     devices: Vec<Device>,
 }
 
 impl DeviceList {
-    /// A list from a plugin's message. Of a device that is named twice the last entry counts. The second value
-    /// is the number of entries that were left out.
+    /// Builds the list of a plugin's message. Of several entries with the same ID, the last one is used. The second value
+    /// is the number of dropped entries.
     pub fn new(devices: Vec<Device>) -> (Self, usize) {
         Self::stepwise(devices, &mut || {})
     }
 
-    /// The same, step by step: a long list takes a while, and whoever builds it may want to pause between two steps.
+    /// Builds the list like [`DeviceList::new`], calling `step` so that the caller can yield.
     pub fn stepwise(mut devices: Vec<Device>, step: &mut impl FnMut()) -> (Self, usize) {
-        let named = devices.len();
+        let entries = devices.len();
         sort(&mut devices, step);
         devices.dedup_by(|later, kept| {
             step();
@@ -55,32 +55,32 @@ impl DeviceList {
         let length = devices.len();
         let mut healthy = BitSet::none(length);
         let mut by_node: BTreeMap<i64, BitSet> = BTreeMap::new();
-        for (place, device) in devices.iter_mut().enumerate() {
+        for (index, device) in devices.iter_mut().enumerate() {
             (0..=device.nodes.len() / NODES_PER_STEP).for_each(|_| step());
             if device.healthy {
-                healthy.insert(place);
+                healthy.insert(index);
             }
             device.nodes.sort_unstable();
             device.nodes.dedup();
-            for node in device.nodes.iter().filter(|node| (0..NODES).contains(*node)) {
+            for node in device.nodes.iter().filter(|node| (0..MAX_NODES).contains(*node)) {
                 by_node
                     .entry(*node)
                     .or_insert_with(|| BitSet::none(length))
-                    .insert(place);
+                    .insert(index);
             }
         }
-        let left_out = named - length;
+        let dropped = entries - length;
         (
             Self {
                 healthy,
                 by_node,
                 devices,
             },
-            left_out,
+            dropped,
         )
     }
 
-    /// Whether another list says the same, step by step.
+    /// Returns `true` if the lists are equal, calling `step` so that the caller can yield.
     pub fn says_the_same(&self, other: &Self, step: &mut impl FnMut()) -> bool {
         let Self {
             healthy,
@@ -97,78 +97,78 @@ impl DeviceList {
             })
     }
 
-    /// All devices, sorted by id; the list is no more.
+    /// Converts the list into its devices, sorted by id.
     pub fn into_devices(self) -> Vec<Device> {
         self.devices
     }
 
-    /// All devices, sorted by id.
+    /// Returns all devices, sorted by id.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub fn len(&self) -> usize {
         self.devices.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the list is empty.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }
 
-    /// The places of the healthy devices.
+    /// Returns the indexes of the healthy devices.
     pub fn healthy(&self) -> &BitSet {
         &self.healthy
     }
 
-    /// The names of the healthy devices.
+    /// Returns the IDs of the healthy devices.
     pub fn healthy_ids(&self) -> impl Iterator<Item = &DeviceId> {
-        self.healthy.iter().filter_map(|place| self.id_at(place))
+        self.healthy.iter().filter_map(|index| self.id_at(index))
     }
 
-    /// The places of the devices on each NUMA node that counts. Devices without one are in none.
+    /// Returns the indexes of the devices on each NUMA node below 64.
     pub fn by_node(&self) -> &BTreeMap<i64, BitSet> {
         &self.by_node
     }
 
-    /// A device's place in the list.
-    pub fn place_of(&self, id: &str) -> Option<usize> {
+    /// Returns the index of a device in the list.
+    pub fn index_of(&self, id: &str) -> Option<usize> {
         self.devices
             .binary_search_by(|device| device.id.as_str().cmp(id))
             .ok()
     }
 
-    /// The name of the device at a place.
-    pub(crate) fn id_at(&self, place: usize) -> Option<&DeviceId> {
-        self.devices.get(place).map(|device| &device.id)
+    /// Returns the ID of the device at an index.
+    pub(crate) fn id_at(&self, index: usize) -> Option<&DeviceId> {
+        self.devices.get(index).map(|device| &device.id)
     }
 
-    /// A device by name.
+    /// Returns a device by ID.
     pub fn get(&self, id: &str) -> Option<&Device> {
-        self.devices.get(self.place_of(id)?)
+        self.devices.get(self.index_of(id)?)
     }
 }
 
-/// Sorts devices by id, step by step; of equal ids the last one named stays last. What is moved about are small numbers
-/// first, each device once in the end: long lists are mostly moves otherwise, and those of a whole run are one step.
+/// Sorts devices by id, calling `step`. The sort is stable. It sorts indexes first and then moves each device once: otherwise
+/// most time is spent on moves, and one step moves a whole run of devices.
 fn sort(devices: &mut [Device], step: &mut impl FnMut()) {
     let mut order: Vec<usize> = (0..devices.len()).collect();
     order.sort_by(|one, other| {
         step();
         devices[*one].id.cmp(&devices[*other].id)
     });
-    // Where each place is filled from, round by round, until all are.
+    // Applies the permutation cycle by cycle.
     for start in 0..order.len() {
-        let mut place = start;
+        let mut index = start;
         loop {
             step();
-            let from = core::mem::replace(&mut order[place], place);
+            let from = core::mem::replace(&mut order[index], index);
             if from == start {
                 break;
             }
-            devices.swap(place, from);
-            place = from;
+            devices.swap(index, from);
+            index = from;
         }
     }
 }

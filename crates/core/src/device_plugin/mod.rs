@@ -1,4 +1,4 @@
-//! Device plugins: what they offer, who holds it, and what their answers mean for a container.
+//! Device plugins: their device lists, the holders of devices, and the run options of containers.
 
 pub mod bit_set;
 pub mod impaired;

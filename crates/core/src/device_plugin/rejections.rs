@@ -1,43 +1,43 @@
-//! Device plugins that were rejected when they registered, for people who wonder why a plugin does not serve.
+//! Rejected registrations of device plugins, kept for diagnosis.
 //!
-//! The newest rejection of each resource and endpoint is kept for an hour, or until that plugin registers.
+//! The newest rejection of each resource and endpoint is kept for [`RETENTION_MS`], or until that plugin registers.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 
-use crate::dra::health::cut;
+use crate::dra::health::truncate;
 use crate::id::Moment;
 
-/// How long a rejection is kept.
-pub const KEPT_MS: u64 = 60 * 60 * 1000;
+/// The period for which a rejection is kept, in milliseconds.
+pub const RETENTION_MS: u64 = 60 * 60 * 1000;
 
-/// How many rejections are kept. When there are more, the oldest one of the user with the most goes, so that one user
-/// cannot hide the rejections of others.
-pub const MOST_REJECTIONS: usize = 64;
+/// The maximum number of rejections. Beyond it, the oldest rejection of the user with the most rejections is removed, so
+/// that one user cannot displace the rejections of others.
+pub const MAX_REJECTIONS: usize = 64;
 
-/// A registration that was rejected. The texts are the plugin's own and may be anything.
+/// A rejected registration. The plugin controls the texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// The resource that it wanted to serve.
+    /// The requested resource.
     pub resource: String,
-    /// Where it answers.
+    /// The plugin's socket.
     pub endpoint: String,
-    /// The user that it runs as, if known.
+    /// The user ID of its process, if known.
     pub uid: Option<u32>,
-    /// Its process, if visible.
+    /// The process ID, if visible.
     pub pid: Option<i32>,
-    /// Why, in words for people.
+    /// The reason as text.
     pub reason: String,
 }
 
 /// The newest rejection of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejected {
-    /// What was rejected.
+    /// The rejected registration.
     pub rejection: Rejection,
-    /// When.
+    /// The time of the newest rejection.
     pub at: Moment,
-    /// How often, since it last registered.
+    /// The number of rejections since it last registered.
     pub attempts: u64,
 }
 
@@ -46,20 +46,20 @@ pub struct Rejected {
 pub(crate) struct Rejections(BTreeMap<(String, String), Rejected>);
 
 impl Rejections {
-    /// Keeps a rejection. Returns whether the plugin was not rejected before, or for another reason.
+    /// Adds a rejection. Returns `false` if the plugin was rejected before for the same reason.
     pub(crate) fn insert(&mut self, rejection: Rejection, now: Moment) -> bool {
         self.0.retain(|_, rejected| is_kept(rejected, now));
         let rejection = Rejection {
-            resource: cut(rejection.resource),
-            endpoint: cut(rejection.endpoint),
-            reason: cut(rejection.reason),
+            resource: truncate(rejection.resource),
+            endpoint: truncate(rejection.endpoint),
+            reason: truncate(rejection.reason),
             ..rejection
         };
         let key = (rejection.resource.clone(), rejection.endpoint.clone());
         let earlier = self.0.get(&key);
         let is_new = earlier.is_none_or(|earlier| earlier.rejection.reason != rejection.reason);
         let attempts = earlier.map_or(1, |earlier| earlier.attempts.saturating_add(1));
-        if earlier.is_none() && self.0.len() >= MOST_REJECTIONS {
+        if earlier.is_none() && self.0.len() >= MAX_REJECTIONS {
             self.remove_one(rejection.uid);
         }
         self.0.insert(
@@ -73,7 +73,7 @@ impl Rejections {
         is_new
     }
 
-    /// Removes the oldest rejection of the user with the most, after one more of user `next`.
+    /// Removes the oldest rejection of the user with the most rejections, counting one more for user `next`.
     fn remove_one(&mut self, next: Option<u32>) {
         let mut counts: BTreeMap<Option<u32>, usize> = BTreeMap::from([(next, 1)]);
         for rejected in self.0.values() {
@@ -88,10 +88,10 @@ impl Rejections {
         }
     }
 
-    /// Forgets the rejection of a plugin that has registered. Returns whether there was one.
+    /// Removes the rejection of a plugin that has registered. Returns `true` if there was one.
     pub(crate) fn remove(&mut self, resource: &str, endpoint: &str) -> bool {
         self.0
-            .remove(&(cut(resource.into()), cut(endpoint.into())))
+            .remove(&(truncate(resource.into()), truncate(endpoint.into())))
             .is_some()
     }
 
@@ -101,5 +101,5 @@ impl Rejections {
 }
 
 fn is_kept(rejected: &Rejected, now: Moment) -> bool {
-    now.since(rejected.at) < KEPT_MS
+    now.since(rejected.at) < RETENTION_MS
 }

@@ -1,8 +1,8 @@
-//! What the runtime must add to a container, from the answers of all plugins involved.
+//! Run options of a container, merged from the `Allocate` answers of its plugins.
 //!
-//! Answers are merged in the order of resource names. The first to set a variable, an annotation or a path in
-//! the container wins; another value for the same key, or the same path to be used otherwise, is a [`Conflict`],
-//! reported and left out. CDI devices are named once each.
+//! Answers are merged in the order of resource names. The first value of a variable, an annotation or a container path
+//! wins. A different value, or the same path with other access, is a [`Conflict`]: it is reported and dropped. Each CDI
+//! device is named once.
 
 use alloc::borrow::Cow;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -16,56 +16,56 @@ use crate::pod::Allocation;
 
 /// A plugin's answer to `Allocate`, for one container.
 ///
-/// What it means is found out when somebody asks: a node holds ten thousand of them, and few are asked for.
+/// Decoded lazily: few of 10,000 recorded answers are read.
 #[derive(Clone, Default)]
 pub struct Answer {
-    /// As it came, with everything that we do not know.
+    /// The encoded answer, including unknown fields.
     pub raw: Arc<[u8]>,
-    meaning: Meaning,
+    source: OptionsSource,
 }
 
 #[derive(Clone)]
-enum Meaning {
-    Given(Arc<RunOptions>),
-    Read(fn(&[u8]) -> RunOptions),
+enum OptionsSource {
+    Decoded(Arc<RunOptions>),
+    Lazy(fn(&[u8]) -> RunOptions),
 }
 
-impl Default for Meaning {
+impl Default for OptionsSource {
     fn default() -> Self {
-        Self::Read(|_| RunOptions::default())
+        Self::Lazy(|_| RunOptions::default())
     }
 }
 
 impl Answer {
-    /// An answer that means this.
+    /// Returns an answer with these options.
     pub fn new(raw: impl Into<Arc<[u8]>>, options: RunOptions) -> Self {
         Self {
             raw: raw.into(),
-            meaning: Meaning::Given(Arc::new(options)),
+            source: OptionsSource::Decoded(Arc::new(options)),
         }
     }
 
-    /// An answer that means what `read` makes of it.
-    pub fn read_by(raw: impl Into<Arc<[u8]>>, read: fn(&[u8]) -> RunOptions) -> Self {
+    /// Returns an answer that `decode` decodes when the options are needed.
+    pub fn lazy(raw: impl Into<Arc<[u8]>>, decode: fn(&[u8]) -> RunOptions) -> Self {
         Self {
             raw: raw.into(),
-            meaning: Meaning::Read(read),
+            source: OptionsSource::Lazy(decode),
         }
     }
 
-    /// What it means.
+    /// Returns the decoded options.
     pub fn options(&self) -> Cow<'_, RunOptions> {
-        match &self.meaning {
-            Meaning::Given(options) => Cow::Borrowed(options),
-            Meaning::Read(read) => Cow::Owned(read(&self.raw)),
+        match &self.source {
+            OptionsSource::Decoded(options) => Cow::Borrowed(options),
+            OptionsSource::Lazy(decode) => Cow::Owned(decode(&self.raw)),
         }
     }
 
-    /// How much memory it takes, roughly: it is kept as it came.
+    /// Returns the approximate memory of the encoded answer, in bytes.
     pub fn memory(&self) -> usize {
-        // What an allocation takes around that.
-        const AROUND: usize = 64;
-        self.raw.len() + AROUND
+        // The overhead of the allocation.
+        const OVERHEAD: usize = 64;
+        self.raw.len() + OVERHEAD
     }
 }
 
@@ -86,7 +86,7 @@ impl fmt::Debug for Answer {
     }
 }
 
-/// What the runtime must add to a container.
+/// The changes that the runtime must apply to a container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RunOptions {
     /// Environment variables.
@@ -101,44 +101,44 @@ pub struct RunOptions {
     pub cdi_devices: Vec<String>,
 }
 
-/// A path of the host in the container.
+/// A mount of a host path into a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Where in the container.
+    /// The path in the container.
     pub container_path: String,
-    /// Where on the host.
+    /// The path on the host.
     pub host_path: String,
-    /// Not to be written to.
+    /// `true` for a read-only mount.
     pub read_only: bool,
 }
 
-/// A device node of the host in the container.
+/// A device node of the host that the container gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceNode {
-    /// Where in the container.
+    /// The path in the container.
     pub container_path: String,
-    /// Where on the host.
+    /// The path on the host.
     pub host_path: String,
-    /// Of `r`, `w` and `m`.
+    /// A subset of `r`, `w` and `m`.
     pub permissions: String,
 }
 
-/// Two plugins want different things for the same place.
+/// Different values of two plugins for the same key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// What it is about.
-    pub what: Contested,
+    /// The kind of the key.
+    pub kind: ConflictKind,
     /// The variable, annotation or path in the container.
     pub key: String,
-    /// Whose wish was followed.
+    /// The resource of the value that was kept.
     pub kept: ResourceName,
-    /// Whose was not.
+    /// The resource of the value that was dropped.
     pub dropped: ResourceName,
 }
 
-/// What a [`Conflict`] is about.
+/// The kind of key in a [`Conflict`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Contested {
+pub enum ConflictKind {
     /// An environment variable.
     Env,
     /// A mount.
@@ -156,61 +156,67 @@ pub fn merge<'a>(allocations: impl IntoIterator<Item = &'a Allocation>) -> (RunO
         .map(|allocation| (&allocation.resource, allocation.answer.options()))
         .collect();
     let mut merged = RunOptions::default();
-    let mut claims = Claims::default();
+    let mut merger = Merger::default();
     for (&resource, options) in &by_resource {
         for (name, value) in &options.envs {
-            if claims.first(Contested::Env, name, (value, ""), resource) {
+            if merger.first(ConflictKind::Env, name, (value, ""), resource) {
                 merged.envs.insert(name.clone(), value.clone());
             }
         }
         for mount in &options.mounts {
             let access = if mount.read_only { "ro" } else { "rw" };
             let value = (mount.host_path.as_str(), access);
-            if claims.first(Contested::Mount, &mount.container_path, value, resource) {
+            if merger.first(ConflictKind::Mount, &mount.container_path, value, resource) {
                 merged.mounts.push(mount.clone());
             }
         }
         for node in &options.device_nodes {
             let value = (node.host_path.as_str(), node.permissions.as_str());
-            if claims.first(Contested::DeviceNode, &node.container_path, value, resource) {
+            if merger.first(ConflictKind::DeviceNode, &node.container_path, value, resource) {
                 merged.device_nodes.push(node.clone());
             }
         }
         for (key, value) in &options.annotations {
-            if claims.first(Contested::Annotation, key, (value, ""), resource) {
+            if merger.first(ConflictKind::Annotation, key, (value, ""), resource) {
                 merged.annotations.insert(key.clone(), value.clone());
             }
         }
         for name in &options.cdi_devices {
-            if claims.cdi_devices.insert(name) {
+            if merger.cdi_devices.insert(name) {
                 merged.cdi_devices.push(name.clone());
             }
         }
     }
-    (merged, claims.conflicts)
+    (merged, merger.conflicts)
 }
 
-/// What is wanted for a key: the value or path, and how it may be used.
+/// The value of a key: a text or host path, and the access.
 type Value<'a> = (&'a str, &'a str);
 
 #[derive(Default)]
-struct Claims<'a> {
-    values: BTreeMap<(Contested, &'a str), (Value<'a>, &'a ResourceName)>,
+struct Merger<'a> {
+    values: BTreeMap<(ConflictKind, &'a str), (Value<'a>, &'a ResourceName)>,
     cdi_devices: BTreeSet<&'a str>,
     conflicts: Vec<Conflict>,
 }
 
-impl<'a> Claims<'a> {
-    /// Whether nobody has set this before. Somebody who set something else makes a conflict.
-    fn first(&mut self, what: Contested, key: &'a str, value: Value<'a>, resource: &'a ResourceName) -> bool {
-        let Some(&(earlier, kept)) = self.values.get(&(what, key)) else {
-            self.values.insert((what, key), (value, resource));
+impl<'a> Merger<'a> {
+    /// Returns `true` for the first value of a key. A later, different value is recorded as a conflict.
+    fn first(
+        &mut self,
+        kind: ConflictKind,
+        key: &'a str,
+        value: Value<'a>,
+        resource: &'a ResourceName,
+    ) -> bool {
+        let Some(&(earlier, kept)) = self.values.get(&(kind, key)) else {
+            self.values.insert((kind, key), (value, resource));
             return true;
         };
         if earlier != value {
             let (key, kept, dropped) = (key.into(), kept.clone(), resource.clone());
             self.conflicts.push(Conflict {
-                what,
+                kind,
                 key,
                 kept,
                 dropped,

@@ -1,13 +1,13 @@
-//! Which of the free devices a container gets.
+//! Selection of devices for a container.
 //!
-//! In this order:
-//! 1. devices that an earlier init container of the pod passes on;
-//! 2. devices that the plugin advises, in its order;
-//! 3. devices on as few NUMA nodes as possible, beginning with those that the container already has devices on:
-//!    the node with the least devices left that still has enough of them, or else the one with the most;
+//! Devices are taken in this order:
+//! 1. devices of earlier init containers of the pod that the container can reuse;
+//! 2. devices that the plugin prefers, in its order;
+//! 3. devices on as few NUMA nodes as possible, beginning with the nodes that the container already uses: then the
+//!    node with the fewest free devices that still has enough of them, or else the node with the most;
 //! 4. devices without a NUMA node.
 //!
-//! Within a node, in the order of ids. Same input, same choice.
+//! Within a node, devices are taken in the order of ids. Equal inputs lead to equal choices.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -16,19 +16,19 @@ use super::bit_set::BitSet;
 use super::list::DeviceList;
 use crate::id::DeviceId;
 
-/// Picks `wanted` devices and takes them out of `free`, or `None` if there are too few. No device that is passed
-/// on is free.
+/// Picks `wanted` devices and removes them from `free`. Returns `None` if there are too few. `reusable` and `free` must
+/// not have a device in common.
 pub(crate) fn select(
     list: &DeviceList,
     free: &mut BitSet,
-    passed_on: &BTreeSet<DeviceId>,
-    advice: &[DeviceId],
+    reusable: &BTreeSet<DeviceId>,
+    preferences: &[DeviceId],
     wanted: usize,
 ) -> Option<Vec<DeviceId>> {
-    if wanted.saturating_sub(passed_on.len()) > free.count() {
+    if wanted.saturating_sub(reusable.len()) > free.count() {
         return None;
     }
-    let mut chosen = reuse(passed_on, advice, wanted);
+    let mut chosen = reuse(reusable, preferences, wanted);
     if chosen.len() < wanted {
         let mut picks = Picks {
             list,
@@ -36,30 +36,30 @@ pub(crate) fn select(
             chosen: &mut chosen,
             wanted,
         };
-        picks.take(advice.iter().filter_map(|id| list.place_of(id.as_str())));
+        picks.take(preferences.iter().filter_map(|id| list.index_of(id.as_str())));
         picks.take_by_node();
         let rest: Vec<usize> = picks.free.iter().take(picks.missing()).collect();
         picks.take(rest);
     }
-    debug_assert_eq!(chosen.len(), wanted, "what is passed on is not free");
+    debug_assert_eq!(chosen.len(), wanted, "reusable devices are not free");
     chosen.sort();
     Some(chosen)
 }
 
-/// As many as possible of the devices that are passed on, advised ones first.
-fn reuse(passed_on: &BTreeSet<DeviceId>, advice: &[DeviceId], wanted: usize) -> Vec<DeviceId> {
-    if passed_on.len() <= wanted {
-        return passed_on.iter().cloned().collect();
+/// Returns as many reusable devices as possible, preferred devices first.
+fn reuse(reusable: &BTreeSet<DeviceId>, preferences: &[DeviceId], wanted: usize) -> Vec<DeviceId> {
+    if reusable.len() <= wanted {
+        return reusable.iter().cloned().collect();
     }
-    let mut left: BTreeSet<&DeviceId> = passed_on.iter().collect();
-    let advised = advice.iter().filter_map(|id| left.take(id)).take(wanted);
-    let mut chosen: Vec<DeviceId> = advised.cloned().collect();
+    let mut left: BTreeSet<&DeviceId> = reusable.iter().collect();
+    let preferred = preferences.iter().filter_map(|id| left.take(id)).take(wanted);
+    let mut chosen: Vec<DeviceId> = preferred.cloned().collect();
     let missing = wanted - chosen.len();
     chosen.extend(left.into_iter().take(missing).cloned());
     chosen
 }
 
-/// A choice that is being made.
+/// An incomplete selection.
 struct Picks<'a> {
     list: &'a DeviceList,
     free: &'a mut BitSet,
@@ -72,24 +72,24 @@ impl Picks<'_> {
         self.wanted.saturating_sub(self.chosen.len())
     }
 
-    /// Takes those of the places that are free, until there are enough.
-    fn take(&mut self, places: impl IntoIterator<Item = usize>) {
-        for place in places {
+    /// Takes free devices at these indexes until there are enough.
+    fn take(&mut self, indexes: impl IntoIterator<Item = usize>) {
+        for index in indexes {
             if self.missing() == 0 {
                 return;
             }
-            if self.free.contains(place)
-                && let Some(id) = self.list.id_at(place)
+            if self.free.contains(index)
+                && let Some(id) = self.list.id_at(index)
             {
-                self.free.remove(place);
+                self.free.remove(index);
                 self.chosen.push(id.clone());
             }
         }
     }
 
-    /// Fills up with devices that have a NUMA node.
+    /// Takes devices with a NUMA node until there are enough.
     fn take_by_node(&mut self) {
-        // Nodes that the container is on already cost nothing.
+        // Nodes that the container already uses come first.
         let mut started: BTreeSet<i64> = self
             .chosen
             .iter()
@@ -98,21 +98,21 @@ impl Picks<'_> {
             .collect();
         while self.missing() > 0 {
             let missing = self.missing();
-            let candidates = self.list.by_node().iter().filter_map(|(&node, places)| {
-                let count = self.free.count_common(places);
-                (count > 0).then_some((node, count, places))
+            let candidates = self.list.by_node().iter().filter_map(|(&node, indexes)| {
+                let count = self.free.count_common(indexes);
+                (count > 0).then_some((node, count, indexes))
             });
-            // Sorted ascending, the first is best.
+            // The smallest rank is the best.
             let rank = |&(node, count, _): &(i64, usize, &BitSet)| {
                 let enough = count >= missing;
                 let size = if enough { count } else { usize::MAX - count };
                 (!started.contains(&node), !enough, size, node)
             };
-            let Some((node, _, places)) = candidates.min_by_key(rank) else {
+            let Some((node, _, indexes)) = candidates.min_by_key(rank) else {
                 return;
             };
-            let places: Vec<usize> = places.iter_common(self.free).take(missing).collect();
-            self.take(places);
+            let indexes: Vec<usize> = indexes.iter_common(self.free).take(missing).collect();
+            self.take(indexes);
             started.insert(node);
         }
     }

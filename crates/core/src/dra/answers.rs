@@ -1,4 +1,4 @@
-//! Whether a plugin's answer is one: what it prepared must be what was allocated.
+//! Validation of `NodePrepareResources` answers: prepared devices must be allocated devices.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -7,10 +7,10 @@ use alloc::vec::Vec;
 use crate::dra::claims::{AllocatedDevice, ClaimKey, PreparedDevice};
 use crate::id::{ClaimUid, DriverName};
 
-/// Why what a plugin answered does not count.
+/// Reasons why an answer is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidAnswer {
-    /// It answers for a claim that it was not asked about: nothing of the answer counts.
+    /// The answer has a claim that the call did not have. The whole answer is rejected.
     #[error("driver {driver} answered for claim UID {uid:?}, which it was not asked about")]
     UnknownClaim {
         /// The driver.
@@ -18,7 +18,7 @@ pub enum InvalidAnswer {
         /// The claim.
         uid: ClaimUid,
     },
-    /// It says nothing about a claim.
+    /// The answer lacks a claim.
     #[error("driver {driver} did not answer for ResourceClaim {claim}")]
     Missing {
         /// The driver.
@@ -26,19 +26,19 @@ pub enum InvalidAnswer {
         /// The claim.
         claim: ClaimKey,
     },
-    /// The claim has no such request.
+    /// The claim does not have this request.
     #[error(
-        "driver {driver} prepared a device of ResourceClaim {claim} for request {request:?}, which the claim has not"
+        "driver {driver} prepared a device of ResourceClaim {claim} for request {request:?}, which the claim does not have"
     )]
     UnknownRequest {
         /// The driver.
         driver: DriverName,
         /// The claim.
         claim: ClaimKey,
-        /// What it calls the request.
+        /// The request that the driver named.
         request: String,
     },
-    /// The claim has no such device.
+    /// The device is not allocated to the claim.
     #[error(
         "driver {driver} prepared device {device:?} of pool {pool:?}, which is not allocated to ResourceClaim {claim}"
     )]
@@ -52,7 +52,7 @@ pub enum InvalidAnswer {
         /// The device.
         device: String,
     },
-    /// The claim has another share of the device.
+    /// Another share of the device is allocated to the claim.
     #[error(
         "driver {driver} prepared share {share:?} of device {device:?}, which is not allocated to ResourceClaim {claim}"
     )]
@@ -66,7 +66,7 @@ pub enum InvalidAnswer {
         /// The share.
         share: String,
     },
-    /// The claim has the request and the device, but not the one for the other.
+    /// The device is allocated to another request of the claim.
     #[error(
         "driver {driver} prepared device {device:?} for request {request:?} of ResourceClaim {claim}, for which it is not allocated"
     )]
@@ -77,10 +77,10 @@ pub enum InvalidAnswer {
         claim: ClaimKey,
         /// The device.
         device: String,
-        /// What it calls the request.
+        /// The request that the driver named.
         request: String,
     },
-    /// A device comes more often than it is allocated.
+    /// A device appears more often than it is allocated.
     #[error(
         "driver {driver} prepared device {device:?} of pool {pool:?} more often than it is allocated to ResourceClaim {claim}"
     )]
@@ -94,7 +94,7 @@ pub enum InvalidAnswer {
         /// The device.
         device: String,
     },
-    /// A runtime could not use the name.
+    /// The name is not a qualified CDI device name.
     #[error(
         "driver {driver} named the CDI device {id:?} for ResourceClaim {claim}, which is not of the form vendor/class=device"
     )]
@@ -106,7 +106,7 @@ pub enum InvalidAnswer {
         /// The name.
         id: String,
     },
-    /// One device has the same name twice. That several devices share one is fine.
+    /// One device has the same CDI name twice. Several devices may share a name.
     #[error(
         "driver {driver} named the CDI device {id:?} twice for device {device:?} of ResourceClaim {claim}"
     )]
@@ -123,7 +123,7 @@ pub enum InvalidAnswer {
 }
 
 impl InvalidAnswer {
-    /// The claim that the answer is about, if the driver was called for it.
+    /// Returns the claim, unless the driver was not called for it.
     pub fn claim(&self) -> Option<&ClaimKey> {
         match self {
             Self::UnknownClaim { .. } => None,
@@ -139,21 +139,20 @@ impl InvalidAnswer {
     }
 }
 
-/// The name of a request without that of its subrequest.
+/// Returns the name of a request without its subrequest.
 pub(crate) fn base(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }
 
-/// Whether a plugin's name for a request means the one that a device is allocated for: a plugin may leave out the
-/// subrequest.
+/// Returns `true` if the device is allocated for this request. A plugin may omit the subrequest.
 fn is_for(each: &AllocatedDevice, request: &str) -> bool {
     each.request == request || base(&each.request) == request
 }
 
-/// Checks one driver's devices of one claim. A share that the plugin does not name, because it speaks a service
-/// that cannot, is filled in where only one is possible.
+/// Checks one driver's devices of one claim. If the plugin does not name a share, because its API version lacks the field,
+/// the share is set if only one is possible.
 ///
-/// A device that is allocated for several requests may come once with all of their names, or once for each.
+/// A device that is allocated for several requests may appear once with all of their names, or once for each.
 pub(crate) fn check(
     driver: &DriverName,
     claim: &ClaimKey,
@@ -164,7 +163,7 @@ pub(crate) fn check(
     let named = || (driver.clone(), claim.clone());
     let mut times: BTreeMap<(String, String, Option<String>), usize> = BTreeMap::new();
     for prepared in &mut devices {
-        // An imported claim whose allocation nobody has told us.
+        // The allocation of an imported claim is unknown.
         if let Some(allocated) = allocated {
             let is_known = |name: &String| allocated.iter().any(|each| is_for(each, name));
             if let Some(request) = prepared.requests.iter().find(|name| !is_known(name)) {
@@ -238,7 +237,7 @@ fn check_device(
     }
 }
 
-/// Checks what a device that is allocated was prepared for. `times` is how often each device has come.
+/// Checks the requests of a prepared device. `times` counts the occurrences of each device.
 fn check_requests(
     driver: &DriverName,
     claim: &ClaimKey,

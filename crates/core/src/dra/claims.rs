@@ -1,4 +1,4 @@
-//! Which claims are on the node, who holds them, and what their drivers still have to do.
+//! Claims of the node: their holders, and the pending work of their drivers.
 //!
 //! ```text
 //!                begin_intent               every driver answered
@@ -6,27 +6,27 @@
 //!                                   │  ▲   another pod joins   ▲       │
 //!                                   │  └───────────────────────┘       │ the last pod leaves
 //!                                   └───────────► unpreparing ◄────────┘
-//!                                                      │ every driver agreed, and the record is gone
+//!                                                      │ every driver unprepared it, and the record is deleted
 //!                                                      ▼
 //!                                                  (unknown)
 //! ```
 //!
-//! Who holds a claim is on record with the pods, and nowhere else: a claim that no pod holds and no admission has
-//! joined is being unprepared. So nothing is written when a pod leaves but that the pod is gone, and after a crash
-//! an admission that never was answered has left.
+//! Only the records of pods say which pods hold a claim. A claim that no pod holds and no admission has joined is being
+//! unprepared. So the removal of a pod usually writes only the pod, and an admission that was in flight at a crash has left
+//! its claims.
 //!
-//! A [`Claim`] is what is on record. It is written as an intent before the first driver is called, and with what
-//! drivers answered together with the pod. What comes after that is written by and by (`Claims::begin_record`),
-//! and a record is deleted when nothing is left to unprepare. In between memory may know more than the disk: it
-//! costs a repeated call after a crash, and drivers are used to that.
+//! A [`Claim`] is the record. It is written as an intent before the first driver is called, and with the drivers' answers
+//! together with the pod. Later changes are written in the background (`Claims::begin_record`). The record is deleted when
+//! every driver has unprepared the claim. Memory may be newer than the disk, so calls may be repeated after a crash; calls
+//! are idempotent.
 //!
-//! For each driver of a claim there is at most one call at a time. Calls that failed are repeated with a growing
-//! pause, and alone, so that one claim holds up no other.
+//! For each driver of a claim, at most one call is in flight. A failed call is retried with exponential backoff and with
+//! only one claim, so that a failing claim does not delay other claims.
 //!
-//! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices`, `holders`, `in_use`, `phases` and `preparing` are derived:
-//! no question looks through all claims. `Claims::reindex` keeps them, and `check` recomputes them, after
-//! every step of the history tests (`indexes.rs`). Pods join in `joining.rs`; drivers are called in `calls.rs`; what nobody
-//! waits for is written in `records.rs`.
+//! `by_key`, `left`, `due`, `failing`, `to_write`, `done`, `devices`, `holders`, `in_use`, `phases` and `preparing` are indexes:
+//! no query scans all claims. `Claims::reindex` updates them, and `check` recomputes them after every step of the history
+//! tests (`indexes.rs`). `joining.rs` has the joining of pods, `calls.rs` the calls of drivers, and `records.rs` the
+//! background writes.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -45,8 +45,8 @@ mod reallocation;
 mod records;
 
 pub use claim::{
-    Allocated, AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, Failure, Intent,
-    NotForgotten, Operation, Preparation, PreparationState, PreparedDevice, Record,
+    Allocated, AllocatedClaim, AllocatedDevice, AllocationResult, BeginForgetError, Call, Claim, ClaimKey,
+    Failure, Intent, Operation, Preparation, PreparationState, PreparedDevice, Record,
 };
 pub(crate) use device_holders::DeviceConflict;
 use device_holders::DeviceHolders;
@@ -56,24 +56,24 @@ pub(crate) use entry::{Entry, InUse, Task};
 use indexes::{DeviceIndex, index_devices};
 pub use reallocation::Reallocation;
 
-/// How many claims are put into one call.
-pub const MOST_CLAIMS: usize = 256;
-/// How many calls of one driver run at a time for which nobody waits.
-pub const MOST_CALLS: usize = 8;
-/// The pause after the first failure; it doubles with each.
-pub const FIRST_PAUSE_MS: u64 = 1000;
-/// The longest pause.
-pub const LONGEST_PAUSE_MS: u64 = 60 * 1000;
+/// The maximum number of claims in one call.
+pub const MAX_CLAIMS: usize = 256;
+/// The maximum number of background calls of one driver in flight.
+pub const MAX_BACKGROUND_CALLS: usize = 8;
+/// The delay before the first retry, in milliseconds. It doubles with each failure.
+pub const MIN_BACKOFF_MS: u64 = 1000;
+/// The maximum delay before a retry, in milliseconds.
+pub const MAX_BACKOFF_MS: u64 = 60 * 1000;
 
 /// All claims.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     pub(crate) entries: BTreeMap<ClaimUid, Entry>,
-    /// The claim that has a name; older ones that were given up on do not count.
+    /// The current claim of each name, without older abandoned claims.
     pub(crate) by_key: BTreeMap<ClaimKey, ClaimUid>,
-    /// Unused claims by the pod that left last.
+    /// Unused claims by the pod that was the last to leave.
     pub(crate) left: BTreeMap<PodUid, BTreeSet<ClaimUid>>,
-    /// Claims for which a driver is to be called without anybody waiting for it, and from when on.
+    /// Claims with a due background call of a driver, by the time of the call.
     due: BTreeMap<DriverName, BTreeSet<(Moment, ClaimUid)>>,
     /// Claims for which the last call of a driver failed.
     failing: BTreeMap<DriverName, BTreeSet<ClaimUid>>,
@@ -94,7 +94,7 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// Takes in a claim from disk or from a kubelet's file. One that is known stays as it is.
+    /// Adds a claim from disk or from a kubelet's file. A known claim stays unchanged.
     pub(crate) fn put(&mut self, claim: Claim) {
         if self.entries.contains_key(&claim.uid) {
             return;
@@ -103,7 +103,7 @@ impl Claims {
         for (driver, preparation) in &claim.preparations {
             index_devices(&mut self.devices, &uid, driver, &preparation.devices);
         }
-        // Of several claims of one name, at most one counts: the others were given up on.
+        // At most one of several claims with the same name is not abandoned.
         let named = self.by_key.get(&claim.key).and_then(|uid| self.entries.get(uid));
         if named.is_none_or(|other| other.is_unused() && other.blocking().next().is_none()) {
             self.by_key.insert(claim.key.clone(), uid.clone());
@@ -112,7 +112,7 @@ impl Claims {
         self.reindex(&uid);
     }
 
-    /// A pod on record holds a claim.
+    /// Adds a recorded pod to the holders of a claim.
     pub(crate) fn hold(&mut self, pod: &PodUid, uid: &ClaimUid) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.joiners.remove(pod);
@@ -122,7 +122,7 @@ impl Claims {
         }
     }
 
-    /// A pod on record is gone.
+    /// Removes a pod from the holders of a claim.
     pub(crate) fn release(&mut self, pod: &PodUid, name: &PodName, uid: &ClaimUid) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.holders.remove(pod);
@@ -130,7 +130,7 @@ impl Claims {
         }
     }
 
-    /// A pod is to leave. The records of the claims that it is the last to leave, as far as they do not say so.
+    /// Begins the removal of a pod. Returns the records of claims that it is the last to leave and that name another pod.
     pub(crate) fn begin_release(
         &mut self,
         pod: &PodUid,
@@ -138,7 +138,7 @@ impl Claims {
         uids: &[ClaimUid],
         is_leaving: impl Fn(&PodUid) -> bool,
     ) -> Vec<Claim> {
-        let mut last_words = Vec::new();
+        let mut written = Vec::new();
         for uid in uids {
             let Some(entry) = self.entries.get_mut(uid) else {
                 continue;
@@ -147,31 +147,31 @@ impl Claims {
             let is_last = entry.joiners.is_empty() && !entry.holders.iter().any(stays);
             if is_last && entry.claim.pod != *pod {
                 entry.writing += 1;
-                last_words.push(Claim {
+                written.push(Claim {
                     pod: pod.clone(),
                     pod_name: name.clone(),
                     ..entry.claim.clone()
                 });
             }
         }
-        last_words
+        written
     }
 
-    /// What [`Claims::begin_release`] said is on disk, or will never be. To be called before the pod is gone.
+    /// Ends the write of the claims that [`Claims::begin_release`] returned. Must be called before the pod is removed.
     pub(crate) fn end_release(
         &mut self,
         pod: &PodUid,
         name: &PodName,
-        last_words: &[ClaimUid],
+        written: &[ClaimUid],
         is_written: bool,
     ) {
-        for uid in last_words {
+        for uid in written {
             if let Some(entry) = self.entries.get_mut(uid) {
                 entry.writing = entry.writing.saturating_sub(1);
                 if is_written {
                     entry.claim.pod = pod.clone();
                     entry.claim.pod_name = name.clone();
-                    // Somebody came after all, who may have learned something.
+                    // A pod joined meanwhile, and its changes may not be in the record.
                     entry.dirty |= entry.pods() != [pod.clone()];
                 }
             }
@@ -179,7 +179,7 @@ impl Claims {
         }
     }
 
-    /// An admission ended in nothing.
+    /// Removes an admission that did not commit from a claim.
     pub(crate) fn leave(&mut self, pod: &PodUid, name: &PodName, uid: &ClaimUid) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.joiners.remove(pod);
@@ -196,8 +196,8 @@ impl Claims {
                 entry.claim.pod_name = name.clone();
                 entry.dirty = true;
             }
-            Self::unuse(entry);
-            // Unpreparing starts afresh, whatever happened to preparing.
+            Self::undo_reuse(entry);
+            // Failures of prepare calls do not delay unprepare calls.
             entry.tasks.values_mut().for_each(Task::succeeded);
         }
         self.reindex(uid);

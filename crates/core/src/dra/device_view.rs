@@ -32,28 +32,27 @@ pub struct DeviceClaimView<'a> {
     pub claim: ClaimView<'a>,
     /// The share ID; `None` for the whole device.
     pub share: Option<String>,
-    /// Whether other claims may have the device too.
+    /// `true` if other claims may have the device too.
     pub admin_access: bool,
-    /// Whether the driver has prepared the device for the claim.
+    /// `true` if the driver has prepared the device for the claim.
     pub prepared: bool,
 }
 
 impl Preparation {
-    /// Returns the allocated devices that the driver answered without: it said that the claim is prepared, and did not
-    /// list them.
+    /// Returns the allocated devices that are missing in the answer of a driver that has prepared the claim.
     pub fn missing_devices(&self) -> impl Iterator<Item = &AllocatedDevice> {
         let is_prepared = self.state == PreparationState::Prepared && !self.skips_prepare();
         let allocated = self.allocated.iter().flatten().filter(move |_| is_prepared);
         allocated.filter(|each| !self.devices.iter().any(|device| is_for(device, each)))
     }
 
-    /// Returns each device of the claim once, with whether it is prepared.
+    /// Returns each device of the claim once: device, share, admin access, and `true` if it is prepared.
     fn all_devices(&self) -> Vec<(PoolDevice, Option<String>, bool, bool)> {
         let is_prepared = self.state == PreparationState::Prepared;
         let Some(allocated) = &self.allocated else {
             let named = self.devices.iter().filter(|device| !device.device.is_empty());
             return named
-                .map(|device| (device.place(), device.share.clone(), false, is_prepared))
+                .map(|device| (device.pool_device(), device.share.clone(), false, is_prepared))
                 .collect();
         };
         let mut devices: Vec<_> = allocated
@@ -81,9 +80,15 @@ fn is_for(device: &PreparedDevice, allocated: &AllocatedDevice) -> bool {
 impl Node {
     /// Returns the devices of all drivers, or of one: by driver, pool and name.
     pub fn dra_devices(&self, of: Option<&DriverName>, now: Moment) -> Vec<DraDeviceView<'_>> {
-        let is_meant = |driver: &DriverName| of.is_none_or(|of| of == driver);
+        let is_selected = |driver: &DriverName| of.is_none_or(|of| of == driver);
         let mut devices: BTreeMap<(DriverName, PoolDevice), Vec<DeviceClaimView<'_>>> = BTreeMap::new();
-        for (name, driver) in self.dra.drivers.drivers.iter().filter(|(name, _)| is_meant(name)) {
+        for (name, driver) in self
+            .dra
+            .drivers
+            .drivers
+            .iter()
+            .filter(|(name, _)| is_selected(name))
+        {
             for device in driver.health.devices() {
                 devices.entry((name.clone(), device.clone())).or_default();
             }
@@ -91,7 +96,7 @@ impl Node {
         for view in self.claims().filter(|view| view.phase != Phase::Unprepared) {
             let preparations = view.claim.preparations.iter();
             let preparations = preparations
-                .filter(|(driver, each)| is_meant(driver) && each.state != PreparationState::Unprepared);
+                .filter(|(driver, each)| is_selected(driver) && each.state != PreparationState::Unprepared);
             for (driver, preparation) in preparations {
                 for (device, share, admin_access, prepared) in preparation.all_devices() {
                     let claims = devices.entry((driver.clone(), device)).or_default();

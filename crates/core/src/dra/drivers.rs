@@ -1,7 +1,7 @@
-//! Which plugins serve which driver.
+//! Registered plugins of DRA drivers.
 //!
-//! A driver may have several plugins at once, during an update for example; the newest one that is connected is
-//! called. A plugin is registered until its socket goes, and connected while its transport is up:
+//! A driver may have several plugins, during an update for example. The newest connected plugin is called. A plugin is
+//! registered until its socket is removed, and connected while its transport is up:
 //!
 //! ```text
 //!               registered                     link_up
@@ -10,87 +10,86 @@
 //!        └────────────────────────┴─────── deregistered ────────┘
 //! ```
 //!
-//! A driver is usable while one of its plugins is connected. What it has published is out of date when it has not
-//! been usable for [`WIPE_DELAY_MS`]. Of drivers without a plugin the last [`MOST_GONE`] are remembered, of plugins that
-//! were not taken in the last [`MOST_REFUSED`], as long as they are there.
+//! A driver is usable while one of its plugins is connected. Its slices are outdated after it has been unusable for
+//! [`WIPE_DELAY_MS`]. At most [`MAX_GONE`] drivers without a plugin and [`MAX_REFUSED`] refused plugins are kept.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 
 use crate::device_plugin::inventory::LastPlugin;
-use crate::dra::health::{Health, cut};
+use crate::dra::health::{Health, truncate};
 use crate::id::{ConnectionId, DriverName, Moment};
 
-/// How long a driver may be away before its slices are wiped.
+/// The period after which the slices of an unusable driver are deleted, in milliseconds.
 pub const WIPE_DELAY_MS: u64 = 30 * 1000;
 
-/// How many drivers without a plugin are remembered.
-pub const MOST_GONE: usize = 256;
+/// The maximum number of drivers without a plugin. Beyond it, the oldest is removed.
+pub const MAX_GONE: usize = 256;
 
-/// How many plugins that were refused are remembered.
-pub const MOST_REFUSED: usize = 64;
+/// The maximum number of refused plugins. Beyond it, the oldest is removed.
+pub const MAX_REFUSED: usize = 64;
 
-/// A well-formed wish to serve a driver, from a plugin that answers.
+/// A valid registration of a plugin that accepts connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverOffer {
     /// The driver.
     pub driver: DriverName,
-    /// The socket at which the plugin answers.
+    /// The plugin's socket.
     pub endpoint: String,
-    /// The user that it runs as.
+    /// The user ID of its process.
     pub uid: u32,
-    /// Whether it may serve the driver beside a plugin of another user.
+    /// `true` if it may serve the driver together with a plugin of another user.
     pub may_share: bool,
-    /// What is spoken with it.
+    /// The gRPC service that is used.
     pub service: String,
-    /// Why that, in words for people.
+    /// The reason for this service, as text.
     pub service_reason: String,
-    /// How it reports the health of devices, in words for people; `None` if it does not.
+    /// The gRPC service of its health reports; `None` if it does not report health.
     pub health_service: Option<String>,
 }
 
-/// Why a plugin is not taken in.
+/// Reasons why a plugin cannot register.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// The driver is served by somebody else.
+    /// A plugin of another user serves the driver.
     #[error("{driver} is served by a plugin of user {first} at {endpoint}; user {uid} may not serve it too")]
     OtherUser {
         /// The driver.
         driver: DriverName,
-        /// The user that serves it.
+        /// The user ID of the plugin that serves it.
         first: u32,
-        /// Where.
+        /// The endpoint of that plugin.
         endpoint: String,
-        /// The user that wants to.
+        /// The user ID of the rejected plugin.
         uid: u32,
     },
 }
 
-/// A plugin that is not taken in.
+/// The refusal of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The driver that it says it is of: any text.
+    /// The driver name that the plugin reports. It may be any text.
     pub driver: String,
-    /// Why, in words for people.
+    /// The reason as text.
     pub reason: String,
-    /// What to do about it; may be empty.
+    /// A hint for the operator; may be empty.
     pub hint: String,
 }
 
-/// What is remembered of a plugin that is not taken in.
+/// A refused plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// The last time that it was.
+    /// The last refusal.
     pub refusal: Refusal,
-    /// When that was.
+    /// The time of the last refusal.
     pub at: Moment,
-    /// How often it was.
+    /// The number of refusals.
     pub attempts: u64,
 }
 
 /// A plugin that is registered.
 #[derive(Debug, Clone)]
-pub(crate) struct Plugin {
+pub(crate) struct DriverPlugin {
     pub(crate) endpoint: String,
     pub(crate) uid: u32,
     pub(crate) service: String,
@@ -100,14 +99,14 @@ pub(crate) struct Plugin {
     pub(crate) connected: bool,
 }
 
-/// What is known of a driver.
+/// The plugins and device health of a driver.
 #[derive(Debug, Default)]
 pub(crate) struct Driver {
     /// Oldest first.
-    pub(crate) plugins: BTreeMap<ConnectionId, Plugin>,
-    /// Since when no plugin is connected, and whether its slices have been wiped since.
+    pub(crate) plugins: BTreeMap<ConnectionId, DriverPlugin>,
+    /// Set while no plugin is connected.
     pub(crate) unusable: Option<Unusable>,
-    /// The plugin that was seen last, and when it left.
+    /// The plugin that left last.
     pub(crate) last: Option<LastPlugin>,
     pub(crate) health: Health,
 }
@@ -119,14 +118,14 @@ pub(crate) struct Unusable {
 }
 
 impl Driver {
-    /// The plugin to call.
-    pub(crate) fn serving(&self) -> Option<(ConnectionId, &Plugin)> {
-        let connected = |(_, plugin): &(&ConnectionId, &Plugin)| plugin.connected;
+    /// Returns the plugin to call.
+    pub(crate) fn serving(&self) -> Option<(ConnectionId, &DriverPlugin)> {
+        let connected = |(_, plugin): &(&ConnectionId, &DriverPlugin)| plugin.connected;
         let newest = self.plugins.iter().rev().find(connected);
         newest.map(|(id, plugin)| (*id, plugin))
     }
 
-    /// Plugins or connections came or went.
+    /// Updates `unusable` after a change of plugins or connections.
     fn recompute(&mut self, now: Moment) {
         if self.serving().is_some() {
             self.unusable = None;
@@ -139,12 +138,12 @@ impl Driver {
     }
 }
 
-/// All drivers that have ever registered since the start.
+/// All drivers that have registered since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Drivers {
     pub(crate) drivers: BTreeMap<DriverName, Driver>,
     pub(crate) connections: BTreeMap<ConnectionId, DriverName>,
-    /// Plugins that are not taken in, by the socket where they were found.
+    /// Refused plugins by socket.
     pub(crate) refused: BTreeMap<String, Refused>,
 }
 
@@ -167,12 +166,12 @@ impl Drivers {
             });
         }
         let driver = self.drivers.entry(offer.driver.clone()).or_default();
-        let in_place = driver
+        let existing = driver
             .plugins
             .iter()
             .find(|(_, plugin)| plugin.endpoint == offer.endpoint);
-        let replaced = in_place.map(|(id, _)| *id);
-        let plugin = Plugin {
+        let replaced = existing.map(|(id, _)| *id);
+        let plugin = DriverPlugin {
             endpoint: offer.endpoint,
             uid: offer.uid,
             service: offer.service,
@@ -190,7 +189,7 @@ impl Drivers {
         Ok(replaced)
     }
 
-    /// The driver, if that was news.
+    /// Removes a plugin. Returns its driver if the plugin was registered.
     pub(crate) fn deregister(&mut self, id: ConnectionId, now: Moment) -> Option<DriverName> {
         let name = self.connections.remove(&id)?;
         let driver = self.drivers.get_mut(&name)?;
@@ -201,17 +200,18 @@ impl Drivers {
         });
         driver.health.stream_ended(id);
         driver.recompute(now);
-        self.forget();
+        self.limit_gone();
         Some(name)
     }
 
-    /// Forgets who has been gone for longest, if there are too many of them; those whose slices are wiped first.
-    fn forget(&mut self) {
+    /// Removes the driver that has been gone longest, if there are more than [`MAX_GONE`]. Drivers without slices are
+    /// removed first.
+    fn limit_gone(&mut self) {
         let gone = self
             .drivers
             .iter()
             .filter(|(_, driver)| driver.plugins.is_empty());
-        if gone.clone().count() <= MOST_GONE {
+        if gone.clone().count() <= MAX_GONE {
             return;
         }
         let away = |(_, driver): &(&DriverName, &Driver)| {
@@ -223,12 +223,12 @@ impl Drivers {
         }
     }
 
-    /// A plugin was not taken in. Of too many, the one that was refused longest ago is forgotten.
+    /// Records a refusal. Beyond [`MAX_REFUSED`], the oldest refusal is removed.
     pub(crate) fn refuse(&mut self, socket: &str, refusal: Refusal, now: Moment) {
         let refusal = Refusal {
-            driver: cut(refusal.driver),
-            reason: cut(refusal.reason),
-            hint: cut(refusal.hint),
+            driver: truncate(refusal.driver),
+            reason: truncate(refusal.reason),
+            hint: truncate(refusal.hint),
         };
         let attempts = self.refused.get(socket).map_or(0, |known| known.attempts);
         let refused = Refused {
@@ -237,7 +237,7 @@ impl Drivers {
             attempts: attempts.saturating_add(1),
         };
         self.refused.insert(socket.into(), refused);
-        if self.refused.len() > MOST_REFUSED {
+        if self.refused.len() > MAX_REFUSED {
             let others = self.refused.iter().filter(|(other, _)| *other != socket);
             let oldest = others.min_by_key(|(_, refused)| refused.at);
             if let Some(oldest) = oldest.map(|(socket, _)| socket.clone()) {
@@ -246,7 +246,7 @@ impl Drivers {
         }
     }
 
-    /// The driver, if that was news.
+    /// Sets whether a plugin is connected. Returns its driver if that changed.
     pub(crate) fn link(&mut self, id: ConnectionId, is_up: bool, now: Moment) -> Option<DriverName> {
         let name = self.connections.get(&id)?;
         let driver = self.drivers.get_mut(name)?;
@@ -263,13 +263,13 @@ impl Drivers {
         self.drivers.get(name)?.serving().map(|(id, _)| id)
     }
 
-    /// Since when none of a driver's plugins is connected.
+    /// Returns when the last connection of a driver was lost, if none is connected.
     pub(crate) fn unusable_since(&self, name: &DriverName) -> Option<Moment> {
         let unusable = self.drivers.get(name)?.unusable?;
         Some(unusable.since)
     }
 
-    /// When slices of drivers are to be wiped that have not been.
+    /// Returns the drivers whose slices have not been deleted, with the time when they are outdated.
     pub(crate) fn wipes(&self) -> impl Iterator<Item = (Moment, &DriverName)> {
         self.drivers.iter().filter_map(|(name, driver)| {
             let unusable = driver.unusable.filter(|unusable| !unusable.wiped)?;

@@ -1,12 +1,12 @@
-//! What plugins say about the health of their devices.
+//! Health of devices as DRA plugins report it.
 //!
-//! Each report of a device holds for its lease, whatever becomes of the plugin meanwhile: a driver may restart
-//! without its devices becoming unknown. A device of which nothing is known, or nothing any longer, is unknown.
-//! If several plugins of a driver report the same device, the newest plugin that still reports is believed.
+//! A report is valid for its lease, independent of the plugin's connection: a driver may restart without its devices
+//! becoming unknown. A device without a valid report is unknown. If several plugins of a driver report the same device,
+//! the newest plugin with an open stream takes precedence.
 //!
-//! Memory is bounded: [`MOST_DEVICES`] of a driver are kept, for [`LONGEST_LEASE_MS`] at most, and
-//! [`LONGEST_MESSAGE`] bytes of each message. When the places are taken, what a plugin has left that reports no
-//! longer makes room, what expires first before the rest.
+//! Memory is bounded: at most [`MAX_DEVICES`] devices of a driver are kept, for at most [`MAX_LEASE_MS`], with
+//! [`MAX_MESSAGE`] bytes of each message. A new device in a full table replaces a report of a plugin whose stream has
+//! ended, beginning with the report that expires first.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -14,25 +14,25 @@ use alloc::vec::Vec;
 
 use crate::id::{ConnectionId, Moment};
 
-/// How long a report holds that does not say.
+/// The lease of a report that does not have one, in milliseconds.
 pub const DEFAULT_LEASE_MS: u64 = 30 * 1000;
-/// How long a report holds at most, whatever it says.
-pub const LONGEST_LEASE_MS: u64 = 60 * 60 * 1000;
-/// How many devices of one driver are kept.
-pub const MOST_DEVICES: usize = 16_384;
-/// How long a message may be, in bytes; what is longer is cut and ends in dots.
-pub const LONGEST_MESSAGE: usize = 1024;
-const DOTS: &str = "...";
+/// The maximum lease, in milliseconds. Longer leases are shortened.
+pub const MAX_LEASE_MS: u64 = 60 * 60 * 1000;
+/// The maximum number of devices of one driver. Reports beyond it are dropped.
+pub const MAX_DEVICES: usize = 16_384;
+/// The maximum length of a message, in bytes. Longer messages are truncated and end in dots.
+pub const MAX_MESSAGE: usize = 1024;
+const ELLIPSIS: &str = "...";
 
-/// How a device is.
+/// The health of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum DeviceHealth {
-    /// Nobody knows.
+    /// No valid report exists.
     #[default]
     Unknown,
-    /// Well.
+    /// Reported as healthy.
     Healthy,
-    /// Not well.
+    /// Reported as unhealthy.
     Unhealthy,
 }
 
@@ -45,21 +45,21 @@ pub struct PoolDevice {
     pub device: String,
 }
 
-/// What a plugin says about one device.
+/// A report of a plugin about one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthReport {
-    /// Which one.
+    /// The device.
     pub device: PoolDevice,
-    /// How it is.
+    /// The health.
     pub health: DeviceHealth,
-    /// Why, for people.
+    /// The reason as text.
     pub message: String,
-    /// How long that holds, in milliseconds; 0 stands for the default, and more than the longest for the longest.
+    /// The lease in milliseconds; 0 means [`DEFAULT_LEASE_MS`], and the maximum is [`MAX_LEASE_MS`].
     pub lease_ms: u64,
 }
 
 #[derive(Debug)]
-struct Known {
+struct StoredReport {
     by: ConnectionId,
     health: DeviceHealth,
     message: String,
@@ -70,24 +70,24 @@ struct Known {
 /// The health of a driver's devices.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
-    devices: BTreeMap<PoolDevice, Known>,
-    /// When each of them expires.
+    devices: BTreeMap<PoolDevice, StoredReport>,
+    /// The devices by the expiry of their reports.
     expiries: BTreeSet<(Moment, PoolDevice)>,
-    /// Plugins that are reporting.
+    /// Plugins with an open stream.
     reporting: BTreeSet<ConnectionId>,
-    /// How many devices each plugin has said last how they are.
-    said: BTreeMap<ConnectionId, usize>,
-    /// How many devices are how.
+    /// The number of stored reports of each plugin.
+    reports: BTreeMap<ConnectionId, usize>,
+    /// The number of devices by health.
     counts: BTreeMap<DeviceHealth, usize>,
 }
 
 impl Health {
-    /// The devices that plugins report.
+    /// Returns the devices with reports.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &PoolDevice> {
         self.devices.keys()
     }
 
-    /// The devices that changed, and how many reports there was no room for.
+    /// Stores reports. Returns the devices that changed, and the number of dropped reports.
     pub(crate) fn reported(
         &mut self,
         by: ConnectionId,
@@ -96,30 +96,31 @@ impl Health {
     ) -> (Vec<PoolDevice>, usize) {
         self.reporting.insert(by);
         let mut changed = self.expire(now);
-        let mut left_out = 0;
-        let mut left_behind = None;
+        let mut dropped = 0;
+        let mut replaceable = None;
         for report in reports {
             let lease_ms = match report.lease_ms {
                 0 => DEFAULT_LEASE_MS,
-                lease => lease.min(LONGEST_LEASE_MS),
+                lease => lease.min(MAX_LEASE_MS),
             };
             let known = self.devices.get(&report.device);
-            let outranked =
-                |known: &Known| known.by > by && self.reporting.contains(&known.by) && known.until > now;
-            if known.is_some_and(outranked) {
+            let has_precedence = |known: &StoredReport| {
+                known.by > by && self.reporting.contains(&known.by) && known.until > now
+            };
+            if known.is_some_and(has_precedence) {
                 continue;
             }
-            if known.is_none() && self.devices.len() >= MOST_DEVICES {
-                let left_behind = left_behind.get_or_insert_with(|| self.left_behind().into_iter());
-                let Some(gone) = left_behind.find(|place| self.is_left_behind(place)) else {
-                    left_out += 1;
+            if known.is_none() && self.devices.len() >= MAX_DEVICES {
+                let replaceable = replaceable.get_or_insert_with(|| self.replaceable().into_iter());
+                let Some(gone) = replaceable.find(|entry| self.is_replaceable(entry)) else {
+                    dropped += 1;
                     continue;
                 };
-                changed.extend(self.forget(gone));
+                changed.extend(self.remove(gone));
             }
             let known = self.devices.get(&report.device);
-            let message = cut(report.message);
-            let same = |known: &Known| {
+            let message = truncate(report.message);
+            let same = |known: &StoredReport| {
                 known.health == report.health && known.message == message && known.lease_ms == lease_ms
             };
             if !known.is_some_and(same) {
@@ -130,7 +131,7 @@ impl Health {
             }
             let until = now.after(lease_ms);
             self.expiries.insert((until, report.device.clone()));
-            let known = Known {
+            let known = StoredReport {
                 by,
                 health: report.health,
                 message,
@@ -138,63 +139,63 @@ impl Health {
                 until,
             };
             *self.counts.entry(known.health).or_default() += 1;
-            *self.said.entry(by).or_default() += 1;
+            *self.reports.entry(by).or_default() += 1;
             if let Some(before) = self.devices.insert(report.device, known) {
                 self.uncount(&before);
             }
         }
-        (changed, left_out)
+        (changed, dropped)
     }
 
-    /// A plugin says nothing any longer; what it said holds until it expires.
+    /// Records the end of a plugin's stream. Its reports stay valid until they expire.
     pub(crate) fn stream_ended(&mut self, by: ConnectionId) {
         self.reporting.remove(&by);
     }
 
-    /// Forgets what has expired: the devices that are unknown from now on.
+    /// Removes expired reports. Returns the devices that become unknown.
     pub(crate) fn expire(&mut self, now: Moment) -> Vec<PoolDevice> {
         let mut changed = Vec::new();
         while let Some(expired) = self.expiries.first().filter(|(until, _)| *until <= now).cloned() {
-            changed.extend(self.forget(expired));
+            changed.extend(self.remove(expired));
         }
         changed
     }
 
-    /// What plugins have said that report no longer, by when it expires.
-    fn left_behind(&self) -> Vec<(Moment, PoolDevice)> {
-        // Mostly there is none, and a plugin that says too much would have it looked for again and again.
-        if self.said.keys().all(|by| self.reporting.contains(by)) {
+    /// Returns the reports of plugins without an open stream, by expiry.
+    fn replaceable(&self) -> Vec<(Moment, PoolDevice)> {
+        // Usually there is none. Then a plugin that reports too many devices does not cause repeated scans.
+        if self.reports.keys().all(|by| self.reporting.contains(by)) {
             return Vec::new();
         }
-        let places = self.expiries.iter();
-        places
-            .filter(|place| self.is_left_behind(place))
+        let entries = self.expiries.iter();
+        entries
+            .filter(|entry| self.is_replaceable(entry))
             .cloned()
             .collect()
     }
 
-    fn is_left_behind(&self, (until, device): &(Moment, PoolDevice)) -> bool {
+    fn is_replaceable(&self, (until, device): &(Moment, PoolDevice)) -> bool {
         let known = self.devices.get(device);
         known.is_some_and(|known| known.until == *until && !self.reporting.contains(&known.by))
     }
 
-    /// Nothing is known of a device any longer. The device, if that changes how it is.
-    fn forget(&mut self, place: (Moment, PoolDevice)) -> Option<PoolDevice> {
-        self.expiries.remove(&place);
-        let (_, device) = place;
+    /// Removes the report of a device. Returns the device if its health changes.
+    fn remove(&mut self, entry: (Moment, PoolDevice)) -> Option<PoolDevice> {
+        self.expiries.remove(&entry);
+        let (_, device) = entry;
         let known = self.devices.remove(&device)?;
         self.uncount(&known);
         (known.health != DeviceHealth::Unknown).then_some(device)
     }
 
-    fn uncount(&mut self, known: &Known) {
+    fn uncount(&mut self, known: &StoredReport) {
         if let Some(count) = self.counts.get_mut(&known.health) {
             *count = count.saturating_sub(1);
         }
-        if let Some(count) = self.said.get_mut(&known.by) {
+        if let Some(count) = self.reports.get_mut(&known.by) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                self.said.remove(&known.by);
+                self.reports.remove(&known.by);
             }
         }
     }
@@ -215,7 +216,7 @@ impl Health {
         self.expiries.first().map(|(until, _)| *until)
     }
 
-    /// How a device is, and why.
+    /// Returns the health of a device, and the reason.
     pub(crate) fn of(&self, device: &PoolDevice, now: Moment) -> (DeviceHealth, &str) {
         let known = self.devices.get(device).filter(|known| known.until > now);
         known.map_or((DeviceHealth::Unknown, ""), |known| {
@@ -224,12 +225,12 @@ impl Health {
     }
 }
 
-/// Cuts what is too long.
-pub(crate) fn cut(mut message: String) -> String {
-    if message.len() > LONGEST_MESSAGE {
-        let end = message.floor_char_boundary(LONGEST_MESSAGE - DOTS.len());
+/// Truncates a message to [`MAX_MESSAGE`] bytes.
+pub(crate) fn truncate(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE {
+        let end = message.floor_char_boundary(MAX_MESSAGE - ELLIPSIS.len());
         message.truncate(end);
-        message.push_str(DOTS);
+        message.push_str(ELLIPSIS);
         message.shrink_to_fit();
     }
     message

@@ -1,20 +1,20 @@
 //! Dynamic resource allocation: drivers, the claims that they prepare for pods, and the health of their devices.
 //!
-//! An admission, from the request to the pod that has its devices and its claims:
+//! An admission runs in these steps:
 //!
-//! 1. [`Node::reserve`] checks everything, takes the devices and joins the claims, or does nothing.
-//! 2. [`Node::begin_intent`]: what must be on disk before a driver is called; then [`Node::finish_intent`]. It is
-//!    empty if another admission is writing the same.
-//! 3. [`Node::prepare_calls`]; a call ends with [`Node::prepared`] or [`Node::call_failed`]. 2 and 3 again after
-//!    each change, until [`Node::waiting_for`] says that nothing is missing.
+//! 1. [`Node::reserve`] reserves the devices and joins the claims, or changes nothing.
+//! 2. [`Node::begin_intent`] returns the records that must be on disk before a driver is called; then
+//!    [`Node::finish_intent`]. The intent is empty if another admission is writing the same records.
+//! 3. [`Node::prepare_calls`]; a call ends with [`Node::prepared`] or [`Node::call_failed`]. Steps 2 and 3 are repeated
+//!    after each change, until [`Node::waiting_for`] is empty.
 //! 4. [`Node::begin_commit`] and [`Node::finish_commit`].
 //!
-//! A removal: [`Node::begin_release`] and [`Node::finish_release`]; then [`Node::unprepare_calls`], again after
-//! each change, until [`Node::remaining`] says that nobody is waited for. An admission that is aborted leaves its
-//! claims in the same way.
+//! A removal calls [`Node::begin_release`] and [`Node::finish_release`]. Then it repeats [`Node::unprepare_calls`] after
+//! each change, until [`Node::pending_unprepare`] is empty. The claims of an aborted admission are unprepared in the same
+//! way.
 //!
-//! What nobody waits for: [`Node::due_calls`] unprepares claims that no pod holds, and prepares those of pods
-//! again after a reboot. [`Node::begin_record`] is what is to be written of that.
+//! In the background, [`Node::due_calls`] unprepares claims that no pod holds, and prepares claims of pods again after a
+//! reboot. [`Node::begin_record`] returns the records of that.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -30,7 +30,7 @@ pub mod drivers;
 pub mod health;
 pub mod view;
 
-use claims::{Call, Claim, Claims, Failure, Intent, NotForgotten, PreparedDevice, Record};
+use claims::{BeginForgetError, Call, Claim, Claims, Failure, Intent, PreparedDevice, Record};
 use drivers::{DriverOffer, Drivers, Refusal, RegisterError};
 use health::{HealthReport, PoolDevice};
 
@@ -41,23 +41,23 @@ pub(crate) struct Dra {
     pub(crate) claims: Claims,
 }
 
-/// What a report of health changed.
+/// The devices and pods that a health report changed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HealthChange {
     /// The devices.
     pub devices: Vec<(DriverName, PoolDevice)>,
     /// The pods that use them.
     pub pods: Vec<PodUid>,
-    /// How many devices there was no room for.
-    pub left_out: usize,
+    /// The number of reports dropped because the table is full.
+    pub dropped: usize,
 }
 
 impl Node {
     // ---- facts
 
-    /// A plugin of a driver has registered; [`Node::link_up`] says when it is connected. A plugin of the same
-    /// driver and endpoint is replaced: its connection is returned, and whatever still comes from it changes
-    /// nothing. Another user does not get in beside a plugin, nor in its place, unless that is allowed.
+    /// Adds a registered plugin of a driver, which [`Node::link_up`] marks as connected. Returns its connection, and the
+    /// connection that it replaces, which had the same driver and endpoint. Later messages of a replaced connection
+    /// change nothing. A plugin of another user can neither join nor replace a plugin unless `may_share` is set.
     pub fn driver_registered(
         &mut self,
         offer: DriverOffer,
@@ -70,43 +70,43 @@ impl Node {
         Ok((id, replaced))
     }
 
-    /// A plugin's transport is up. Whether that was news.
+    /// Marks a plugin as connected. Returns `false` if nothing changed.
     pub fn link_up(&mut self, connection: ConnectionId, now: Moment) -> bool {
         let Some(driver) = self.dra.drivers.link(connection, true, now) else {
             return false;
         };
-        self.dra.claims.driver_is_back(&driver);
+        self.dra.claims.driver_connected(&driver);
         self.changes += 1;
         true
     }
 
-    /// A plugin's transport is down; it stays registered. Whether that was news.
+    /// Marks a plugin as not connected; it stays registered. Returns `false` if nothing changed.
     pub fn link_lost(&mut self, connection: ConnectionId, now: Moment) -> bool {
-        let news = self.dra.drivers.link(connection, false, now).is_some();
-        self.changes += u64::from(news);
-        news
+        let has_changed = self.dra.drivers.link(connection, false, now).is_some();
+        self.changes += u64::from(has_changed);
+        has_changed
     }
 
-    /// A plugin has gone. Whether that was news.
+    /// Removes a plugin. Returns `false` if nothing changed.
     pub fn driver_deregistered(&mut self, connection: ConnectionId, now: Moment) -> bool {
-        let news = self.dra.drivers.deregister(connection, now).is_some();
-        self.changes += u64::from(news);
-        news
+        let has_changed = self.dra.drivers.deregister(connection, now).is_some();
+        self.changes += u64::from(has_changed);
+        has_changed
     }
 
-    /// A plugin that was found at a socket was not taken in.
+    /// Records that the plugin at a socket was refused.
     pub fn driver_refused(&mut self, socket: &str, refusal: Refusal, now: Moment) {
         self.dra.drivers.refuse(socket, refusal, now);
         self.changes += 1;
     }
 
-    /// The plugin at a socket was taken in, or the socket is gone.
+    /// Removes the refusal of a plugin that has registered, or whose socket is gone.
     pub fn refusal_ended(&mut self, socket: &str) {
         let known = self.dra.drivers.refused.remove(socket);
         self.changes += u64::from(known.is_some());
     }
 
-    /// What a driver that is gone had published has been wiped.
+    /// Records that the slices of a driver have been deleted.
     pub fn slices_wiped(&mut self, driver: &DriverName) {
         let driver = self.dra.drivers.drivers.get_mut(driver);
         if let Some(unusable) = driver.and_then(|driver| driver.unusable.as_mut()) {
@@ -115,7 +115,7 @@ impl Node {
         }
     }
 
-    /// A plugin says how devices are. One that has been replaced or has gone has no say.
+    /// Records health reports of a plugin. Reports of a replaced or deregistered plugin are ignored.
     pub fn health_reported(
         &mut self,
         connection: ConnectionId,
@@ -128,13 +128,13 @@ impl Node {
         let Some(driver) = self.dra.drivers.drivers.get_mut(&name) else {
             return HealthChange::default();
         };
-        let (changed, left_out) = driver.health.reported(connection, reports, now);
+        let (changed, dropped) = driver.health.reported(connection, reports, now);
         let devices = changed.into_iter().map(|device| (name.clone(), device)).collect();
         let change = self.health_changed(devices);
-        HealthChange { left_out, ..change }
+        HealthChange { dropped, ..change }
     }
 
-    /// A plugin reports no longer; what it said holds until it expires.
+    /// Records the end of a plugin's health stream. Its reports stay valid until they expire.
     pub fn health_stream_ended(&mut self, connection: ConnectionId) {
         let drivers = &mut self.dra.drivers;
         let name = drivers.connections.get(&connection);
@@ -143,7 +143,7 @@ impl Node {
         }
     }
 
-    /// Time has passed: what has been reported too long ago is not known any longer.
+    /// Removes expired health reports.
     pub fn tick(&mut self, now: Moment) -> HealthChange {
         let mut devices = Vec::new();
         for (name, driver) in &mut self.dra.drivers.drivers {
@@ -166,14 +166,14 @@ impl Node {
         HealthChange {
             devices,
             pods,
-            left_out: 0,
+            dropped: 0,
         }
     }
 
-    // ---- preparing
+    // ---- prepare
 
-    /// What must be on disk before a driver is called for the pod's claims; nothing if it is there already.
-    /// Ends with [`Node::finish_intent`] or [`Node::cancel_intent`], also if the admission has ended meanwhile.
+    /// Returns the records that must be on disk before a driver is called for the pod's claims; empty if they are. Ends
+    /// with [`Node::finish_intent`] or [`Node::cancel_intent`], also if the admission has ended meanwhile.
     pub fn begin_intent(&mut self, id: ReservationId) -> Intent {
         let Some(reservation) = self.ledger.reservations.get(&id) else {
             return Intent::default();
@@ -181,19 +181,19 @@ impl Node {
         self.dra.claims.begin_intent(id, &reservation.claims)
     }
 
-    /// The intent is on disk.
+    /// Completes an intent that is on disk.
     pub fn finish_intent(&mut self, id: ReservationId) {
         self.dra.claims.end_intent(id, true);
         self.changes += 1;
     }
 
-    /// The intent could not be written. To be followed by [`Node::abort`].
+    /// Cancels an intent that could not be written. [`Node::abort`] must follow.
     pub fn cancel_intent(&mut self, id: ReservationId) {
         self.dra.claims.end_intent(id, false);
         self.changes += 1;
     }
 
-    /// Calls to make now for the claims of an admission. What another admission has asked for is not asked again.
+    /// Returns the calls to make now for the claims of an admission, without those that another admission has started.
     pub fn prepare_calls(&mut self, id: ReservationId, now: Moment) -> Vec<Call> {
         let Some(reservation) = self.ledger.reservations.get(&id) else {
             return Vec::new();
@@ -204,9 +204,8 @@ impl Node {
         calls
     }
 
-    /// A driver has answered: for each claim its devices, or why it has none. What is wrong with the answer is
-    /// returned. An answer of a plugin that has been replaced or has gone changes nothing but that the call has
-    /// ended.
+    /// Ends a prepare call with the driver's answer: for each claim its devices or an error. Returns the failures. An
+    /// answer of a replaced or deregistered plugin only ends the call.
     pub fn prepared(
         &mut self,
         call: CallId,
@@ -220,16 +219,16 @@ impl Node {
         failures
     }
 
-    /// There was no answer.
+    /// Ends a call without an answer.
     pub fn call_failed(&mut self, call: CallId, reason: &str, now: Moment) {
         let Dra { drivers, claims } = &mut self.dra;
         claims.call_failed(call, reason, drivers, now);
         self.changes += 1;
     }
 
-    // ---- unpreparing
+    // ---- unprepare
 
-    /// Calls to make now for the claims that a pod was the last to leave.
+    /// Returns the calls to make now for the claims that the pod was the last to leave.
     pub fn unprepare_calls(&mut self, pod: &PodUid, now: Moment) -> Vec<Call> {
         let Dra { drivers, claims } = &mut self.dra;
         let calls = claims.unprepare_calls(pod, drivers, now);
@@ -237,8 +236,7 @@ impl Node {
         calls
     }
 
-    /// A driver has answered: for each claim that it is done, or why not. What is wrong with the answer is
-    /// returned.
+    /// Ends an unprepare call with the driver's answer: for each claim success or an error. Returns the failures.
     pub fn unprepared(
         &mut self,
         call: CallId,
@@ -251,33 +249,33 @@ impl Node {
         failures
     }
 
-    /// Gives up on a driver, for the claims that a pod was the last to leave: nobody waits for it any longer. The
-    /// claims stay on record until the driver comes back and unprepares them. True when [`Node::begin_record`] has
-    /// written it. The claims that this is about.
+    /// Abandons a driver for the claims that the pod was the last to leave: operations no longer wait for it. The claims
+    /// stay on record until the driver comes back and unprepares them. Durable after [`Node::begin_record`] has been
+    /// written. Returns the claims.
     pub fn abandon(&mut self, pod: &PodUid, driver: &DriverName) -> Vec<ClaimUid> {
         let abandoned = self.dra.claims.abandon(pod, driver);
         self.changes += u64::from(!abandoned.is_empty());
         abandoned
     }
 
-    /// The same for one claim that no pod wants, whoever left it. Whether the driver had something to do for it.
+    /// Abandons a driver for one unused claim. Returns `false` if the claim did not wait for the driver.
     pub fn abandon_claim(&mut self, claim: &ClaimUid, driver: &DriverName) -> bool {
         let is_abandoned = self.dra.claims.abandon_claim(claim, driver);
         self.changes += u64::from(is_abandoned);
         is_abandoned
     }
 
-    /// The record of a claim that was abandoned is to be deleted, and with it what drivers that were given up on have not
-    /// unprepared: nobody asks them any longer. Ends with [`Node::finish_record`] or [`Node::cancel_record`].
-    pub fn begin_forget(&mut self, claim: &ClaimUid) -> Result<Record, NotForgotten> {
+    /// Begins to delete the record of an abandoned claim. Its abandoned drivers are then never called to unprepare it. Ends
+    /// with [`Node::finish_record`] or [`Node::cancel_record`].
+    pub fn begin_forget(&mut self, claim: &ClaimUid) -> Result<Record, BeginForgetError> {
         let record = self.dra.claims.begin_forget(claim)?;
         self.changes += 1;
         Ok(record)
     }
 
-    // ---- what nobody waits for
+    // ---- background work
 
-    /// Calls to make now that nobody waits for, of all drivers that can be called.
+    /// Returns the background calls to make now, of all connected drivers.
     pub fn due_calls(&mut self, now: Moment) -> Vec<Call> {
         let Dra { drivers, claims } = &mut self.dra;
         let calls = claims.due_calls(drivers, now);
@@ -285,32 +283,32 @@ impl Node {
         calls
     }
 
-    /// Records of claims to write and to delete, in one piece. Ends with [`Node::finish_record`] or
+    /// Returns claim records to write and to delete in one transaction. Ends with [`Node::finish_record`] or
     /// [`Node::cancel_record`].
     pub fn begin_record(&mut self) -> Option<Record> {
         self.dra.claims.begin_record()
     }
 
-    /// It is on disk.
+    /// Completes a record that is on disk.
     pub fn finish_record(&mut self, id: RecordId) {
         self.dra.claims.end_record(id, true);
         self.changes += 1;
     }
 
-    /// It could not be written.
+    /// Cancels a record that could not be written.
     pub fn cancel_record(&mut self, id: RecordId) {
         self.dra.claims.end_record(id, false);
         self.changes += 1;
     }
 
-    /// Takes in a claim from a kubelet's file, before the pods that hold it; it is on disk. One that is known
-    /// stays as it is: [`Node::begin_import`] sees to it that nobody joins it meanwhile.
+    /// Adds a claim of a kubelet's file, which is on disk, before the pods that hold it. A known claim stays unchanged.
+    /// [`Node::begin_import`] prevents that a pod joins it meanwhile.
     pub fn put_claim(&mut self, claim: Claim) {
         self.dra.claims.put(claim);
         self.changes += 1;
     }
 
-    /// Compares who holds claims with what pods and reservations say. For tests.
+    /// Compares the holders of claims with the pods and reservations.
     #[cfg(test)]
     pub(crate) fn check_members(&self) {
         use alloc::collections::BTreeSet;
@@ -330,10 +328,10 @@ impl Node {
             held.extend(entry.holders.iter().map(|pod| (uid.clone(), pod.clone())));
             in_flight.extend(entry.joiners.iter().map(|pod| (uid.clone(), pod.clone())));
         }
-        assert_eq!(held, holders, "who holds a claim is out of step with the pods");
+        assert_eq!(held, holders, "the holders of claims differ from the pods");
         assert_eq!(
             in_flight, joiners,
-            "who has joined a claim is out of step with the reservations"
+            "the joiners of claims differ from the reservations"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Questions about drivers and claims. Asking changes nothing.
+//! Read-only queries about drivers and claims.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
@@ -24,7 +24,7 @@ pub struct DriverView {
     pub name: DriverName,
     /// Its plugins, oldest first.
     pub plugins: Vec<DriverPluginView>,
-    /// Since when none of them is connected.
+    /// When the last connection was lost, if none is connected.
     pub unusable_since: Option<Moment>,
     /// The plugin that left last.
     pub last: Option<LastPlugin>,
@@ -35,49 +35,49 @@ pub struct DriverView {
 pub struct DriverPluginView {
     /// Its connection.
     pub connection: ConnectionId,
-    /// Where it answers.
+    /// Its socket.
     pub endpoint: String,
-    /// The user that it runs as.
+    /// The user ID of its process.
     pub uid: u32,
-    /// What is spoken with it.
+    /// The gRPC service that is used.
     pub service: String,
-    /// Why that.
+    /// The reason for this service.
     pub service_reason: String,
-    /// How it reports health.
+    /// The gRPC service of its health reports.
     pub health_service: Option<String>,
-    /// Since when it is registered.
+    /// The time of the registration.
     pub registered_at: Moment,
-    /// Whether its transport is up.
+    /// `true` if it is connected.
     pub connected: bool,
-    /// Whether it is the one to be called.
+    /// `true` if it is the plugin to call.
     pub serving: bool,
 }
 
-/// How far a claim is.
+/// The phase of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// A pod wants it, and not every driver has prepared it.
+    /// A pod uses it, and not every driver has prepared it.
     Preparing,
     /// Every driver has prepared it.
     Prepared,
-    /// No pod wants it any longer.
+    /// No pod uses it, and a driver has not unprepared it.
     Unpreparing,
-    /// The same, and nobody waits for the drivers that have not unprepared it.
+    /// No pod uses it, and only abandoned drivers have not unprepared it.
     Abandoned,
-    /// Every driver has unprepared it, and its record is to be deleted. It is in nobody's way.
+    /// Every driver has unprepared it, and its record is to be deleted. It does not block other claims.
     Unprepared,
 }
 
 /// A claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimView<'a> {
-    /// The claim as it is, or will be, on record.
+    /// The claim in memory, which may be newer than its record.
     pub claim: &'a Claim,
-    /// How far it is.
+    /// Its phase.
     pub phase: Phase,
-    /// Who holds it or is being admitted with it.
+    /// The pods that hold it or are being admitted with it.
     pub pods: Vec<PodUid>,
-    /// What it waits for.
+    /// The drivers that it waits for.
     pub waits: Vec<Wait>,
 }
 
@@ -90,17 +90,17 @@ pub struct Wait {
     pub uid: ClaimUid,
     /// The driver.
     pub driver: DriverName,
-    /// Why it is not done.
+    /// The state of the driver's work.
     pub reason: Reason,
-    /// What went wrong last.
+    /// The last failure.
     pub failure: Option<Failure>,
-    /// Since when the driver is not connected, if that is why.
+    /// When the driver's last connection was lost, for [`Reason::NoDriver`].
     pub since: Option<Moment>,
 }
 
 impl Wait {
-    /// In words, with `since` after "is not connected": how to say a moment is not known here.
-    pub fn told(&self, since: &str) -> String {
+    /// Returns the text, with `since` after "is not connected". The caller formats the time.
+    pub fn describe(&self, since: &str) -> String {
         let Self { claim, driver, .. } = self;
         match (&self.failure, self.reason) {
             (Some(Failure::Call { reason, .. }), Reason::Due(_)) => {
@@ -124,50 +124,50 @@ impl Wait {
 
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.told(""))
+        f.write_str(&self.describe(""))
     }
 }
 
-/// What is waited for, for people: not all of it if that is a lot.
+/// Returns the first 8 waits and the number of others, as text.
 pub fn listed(waits: &[Wait]) -> String {
     listed_as(waits, Wait::to_string)
 }
 
-/// The same in other words.
-pub fn listed_as(waits: &[Wait], told: impl Fn(&Wait) -> String) -> String {
-    const MOST: usize = 8;
+/// Returns the text of [`listed`] with another text for each wait.
+pub fn listed_as(waits: &[Wait], describe: impl Fn(&Wait) -> String) -> String {
+    const MAX: usize = 8;
     let mut text = String::new();
-    for (place, wait) in waits.iter().take(MOST).enumerate() {
-        if place > 0 {
+    for (index, wait) in waits.iter().take(MAX).enumerate() {
+        if index > 0 {
             text.push_str("; ");
         }
-        text.push_str(&told(wait));
+        text.push_str(&describe(wait));
     }
-    if waits.len() > MOST {
-        text.push_str(&format!("; and {} more", waits.len() - MOST));
+    if waits.len() > MAX {
+        text.push_str(&format!("; and {} more", waits.len() - MAX));
     }
     text
 }
 
-/// Why a driver is not done with a claim.
+/// Reasons why a driver has not finished its work for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// What is to be done is not on disk yet.
+    /// The intent is not on disk yet.
     NotWritten,
     /// None of its plugins is connected.
     NoDriver,
-    /// It is being called.
+    /// A call is in flight.
     Calling,
-    /// It is to be called, at once or at this moment, if the last call failed.
+    /// A call is due at this time, which is in the future if the last call failed.
     Due(Moment),
 }
 
 /// The health of a device that a container uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimedDeviceView {
-    /// What the pod calls the claim.
+    /// The name of the claim within the pod.
     pub claim: String,
-    /// Which request of it the container names.
+    /// The request that the container names.
     pub request: Option<String>,
     /// The claim's name.
     pub key: ClaimKey,
@@ -177,43 +177,43 @@ pub struct ClaimedDeviceView {
     pub driver: DriverName,
     /// The device as the driver prepared it.
     pub device: PreparedDevice,
-    /// How it is.
+    /// Its health.
     pub health: DeviceHealth,
-    /// Why.
+    /// The reason for its health.
     pub message: String,
 }
 
 impl Node {
-    /// All drivers that have registered since the start, by name.
+    /// Returns all drivers that have registered since the start, by name.
     pub fn drivers(&self) -> Vec<DriverView> {
         let drivers = self.dra.drivers.drivers.iter();
         drivers.map(|(name, driver)| driver_view(name, driver)).collect()
     }
 
-    /// A driver.
+    /// Returns a driver.
     pub fn driver(&self, name: &DriverName) -> Option<DriverView> {
         let driver = self.dra.drivers.drivers.get(name)?;
         Some(driver_view(name, driver))
     }
 
-    /// Plugins of drivers that are there and are not taken in, by their sockets.
+    /// Returns refused plugins of drivers by socket.
     pub fn refused_drivers(&self) -> impl Iterator<Item = (&str, &Refused)> {
         let refused = self.dra.drivers.refused.iter();
         refused.map(|(socket, refused)| (socket.as_str(), refused))
     }
 
-    /// The plugin to call for a driver.
+    /// Returns the plugin to call for a driver.
     pub fn serving_driver(&self, name: &DriverName) -> Option<ConnectionId> {
         self.dra.drivers.serving(name)
     }
 
-    /// Drivers whose slices are out of date, because none of their plugins has been connected for a while.
+    /// Returns drivers with outdated slices: none of their plugins has been connected for [`WIPE_DELAY_MS`].
     pub fn slices_to_wipe(&self, now: Moment) -> Vec<DriverName> {
         let wipes = self.dra.drivers.wipes().filter(|(at, _)| *at <= now);
         wipes.map(|(_, driver)| driver.clone()).collect()
     }
 
-    /// When [`Node::slices_to_wipe`] next has one more.
+    /// Returns the next time when [`Node::slices_to_wipe`] gets another driver.
     pub fn next_wipe(&self, now: Moment) -> Option<Moment> {
         self.dra
             .drivers
@@ -223,8 +223,8 @@ impl Node {
             .min()
     }
 
-    /// Whether slices of a driver that were there when the node started are to be left alone: its plugins may
-    /// still come.
+    /// Returns `true` if slices that existed when the node started must be kept, because plugins of the driver may still
+    /// connect.
     pub fn keeps_slices(&self, driver: &DriverName, started: Moment, now: Moment) -> bool {
         let since = match self.dra.drivers.drivers.get(driver) {
             Some(driver) => match driver.unusable {
@@ -236,7 +236,7 @@ impl Node {
         now.since(since) < WIPE_DELAY_MS
     }
 
-    /// All claims, by UID.
+    /// Returns all claims, by UID.
     pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
         self.dra
             .claims
@@ -245,23 +245,23 @@ impl Node {
             .map(|entry| self.claim_view(entry))
     }
 
-    /// What is on disk of all claims, or may as well be, by UID.
+    /// Returns the claims that have a record on disk, by UID.
     pub fn recorded_claims(&self) -> impl Iterator<Item = &Claim> {
         let entries = self.dra.claims.entries.values();
         entries.filter(|entry| entry.on_disk).map(|entry| &entry.claim)
     }
 
-    /// A claim.
+    /// Returns a claim.
     pub fn claim(&self, uid: &ClaimUid) -> Option<ClaimView<'_>> {
         Some(self.claim_view(self.dra.claims.entries.get(uid)?))
     }
 
-    /// A claim by name.
+    /// Returns a claim by name.
     pub fn claim_named(&self, key: &ClaimKey) -> Option<ClaimView<'_>> {
         self.claim(self.dra.claims.by_key.get(key)?)
     }
 
-    /// Devices that several claims hold, with the claims: state that was imported or restored. No other claim gets them.
+    /// Returns devices that several claims hold, with the claims. Only imported or restored records cause this.
     pub fn shared_claim_devices(&self) -> Vec<(DeviceShare, Vec<ClaimView<'_>>)> {
         let shared = self.dra.claims.shared_devices();
         shared
@@ -281,7 +281,7 @@ impl Node {
         }
     }
 
-    /// The drivers that a claim waits for: to prepare it, or to unprepare it if no pod wants it any longer.
+    /// Returns the drivers that a claim waits for: to prepare it, or to unprepare it if it is unused.
     fn waits(&self, entry: &Entry) -> Vec<Wait> {
         let pending = |driver: &&DriverName| {
             let preparation = entry.claim.preparations.get(*driver);
@@ -320,7 +320,7 @@ impl Node {
         drivers.into_iter().map(wait).collect()
     }
 
-    /// What an admission still waits for before it can be committed.
+    /// Returns the drivers and claims that an admission waits for before it can be committed.
     pub fn waiting_for(&self, id: ReservationId) -> Vec<Wait> {
         let reservation = self.ledger.reservations.get(&id);
         let uids = reservation
@@ -330,7 +330,7 @@ impl Node {
         entries.flat_map(|entry| self.waits(entry)).collect()
     }
 
-    /// Whether the pod of an admission holds all that it asks for: there is only something to be noted about it.
+    /// Returns `true` if the pod already holds all devices and claims of the admission, so that only its record changes.
     pub fn has_everything(&self, id: ReservationId) -> bool {
         let Some(reservation) = self.ledger.reservations.get(&id) else {
             return false;
@@ -340,7 +340,8 @@ impl Node {
         reservation.grants.is_empty() && held.is_some_and(holds) && self.waiting_for(id).is_empty()
     }
 
-    /// What a pod on record waits for before its containers can start: nothing, unless the machine was booted.
+    /// Returns the drivers and claims that a recorded pod waits for before its containers can start. It is empty unless the
+    /// machine was rebooted.
     pub fn unprepared_claims(&self, pod: &PodUid) -> Vec<Wait> {
         let uids = self.ledger.pods.get(pod).map(|pod| pod.claim_uids());
         let uids = uids.unwrap_or_default();
@@ -348,14 +349,14 @@ impl Node {
         entries.flat_map(|entry| self.waits(entry)).collect()
     }
 
-    /// What the removal of a pod still waits for. Drivers that were given up on do not count.
-    pub fn remaining(&self, pod: &PodUid) -> Vec<Wait> {
+    /// Returns the drivers and claims that the removal of a pod waits for, without abandoned drivers.
+    pub fn pending_unprepare(&self, pod: &PodUid) -> Vec<Wait> {
         let uids = self.dra.claims.left.get(pod).into_iter().flatten();
         let entries = uids.filter_map(|uid| self.dra.claims.entries.get(uid));
         entries.flat_map(|entry| self.waits(entry)).collect()
     }
 
-    /// What a pod is called that is on record, is being admitted, or was the last to leave a claim.
+    /// Returns the name of a pod that is on record, is being admitted, or was the last to leave a claim.
     pub fn name_of(&self, pod: &PodUid) -> Option<&PodName> {
         let is_known = |name: &&PodName| !name.name.is_empty();
         let on_record = self.ledger.pods.get(pod).map(|pod| &pod.name);
@@ -371,7 +372,7 @@ impl Node {
         on_record.or_else(admitted).filter(is_known).or_else(gone)
     }
 
-    /// Returns `true` if a pod that is gone was the last to leave a claim that is not unprepared.
+    /// Returns `true` if the pod was the last to leave a claim that is not unprepared.
     pub fn has_left(&self, pod: &PodUid) -> bool {
         let mut left = self.dra.claims.left.get(pod).into_iter().flatten();
         left.any(|uid| {
@@ -380,8 +381,8 @@ impl Node {
         })
     }
 
-    /// Whether a pod may still have to be unprepared: it holds claims, is being admitted with some, or was the
-    /// last to leave some that are not unprepared.
+    /// Returns `true` if a pod may need unprepare calls: it holds claims, is being admitted with claims, or was the last to
+    /// leave claims that are not unprepared.
     pub fn might_need_unprepare(&self, pod: &PodUid) -> bool {
         let holds = self
             .ledger
@@ -391,22 +392,22 @@ impl Node {
         let reservation = self.ledger.in_flight.get(pod);
         let reservation = reservation.and_then(|id| self.ledger.reservations.get(id));
         let joins = reservation.is_some_and(|reservation| !reservation.claims.is_empty());
-        holds || joins || !self.remaining(pod).is_empty()
+        holds || joins || !self.pending_unprepare(pod).is_empty()
     }
 
-    /// How many claims that pods hold are prepared, by driver; and in all.
+    /// Returns the number of prepared claims that pods hold, by driver and in total.
     pub fn claims_in_use(&self) -> (BTreeMap<DriverName, usize>, usize) {
         let in_use = &self.dra.claims.in_use;
         (in_use.by_driver.clone(), in_use.all)
     }
 
-    /// What memory a driver would fill with these devices for a claim, and all that it has prepared for others.
+    /// Returns the memory of a driver's prepared devices if these were its devices of the claim, in bytes.
     pub fn memory_with(&self, driver: &DriverName, claim: &ClaimUid, devices: &[PreparedDevice]) -> usize {
         self.dra.claims.memory_with(driver, claim, devices)
     }
 
-    /// How many claims there are, by how far they are; and how many of those that are being prepared wait for a driver that
-    /// is not connected.
+    /// Returns the number of claims by phase, and the number of claims being prepared that wait for a driver that is not
+    /// connected.
     pub fn claim_counts(&self) -> (BTreeMap<Phase, usize>, usize) {
         let claims = &self.dra.claims;
         let is_away = |(driver, preparation): (&DriverName, &Preparation)| {
@@ -417,7 +418,7 @@ impl Node {
         (claims.phases.clone(), waiting.count())
     }
 
-    /// How many containers use a device that its driver calls unhealthy.
+    /// Returns the number of containers that use a device that the driver reports as unhealthy.
     pub fn containers_with_unhealthy_devices(&self, driver: &DriverName) -> usize {
         let known = self.dra.drivers.drivers.get(driver);
         let mut containers = BTreeSet::new();
@@ -436,29 +437,29 @@ impl Node {
         containers.len()
     }
 
-    /// How many devices a driver reports, by how they are; those that have expired meanwhile count until [`Node::tick`].
+    /// Returns the number of reported devices of a driver by health. Expired reports count until [`Node::tick`].
     pub fn health_counts(&self, driver: &DriverName) -> BTreeMap<DeviceHealth, usize> {
         let driver = self.dra.drivers.drivers.get(driver);
         driver.map_or_else(BTreeMap::new, |driver| driver.health.counts().clone())
     }
 
-    /// When [`Node::due_calls`] has calls that it would not have earlier.
+    /// Returns the next time when [`Node::due_calls`] has a call.
     pub fn next_call(&self) -> Option<Moment> {
         self.dra.claims.next_retry(&self.dra.drivers)
     }
 
-    /// Whether [`Node::begin_record`] has something.
+    /// Returns `true` if [`Node::begin_record`] has records to write.
     pub fn has_unrecorded(&self) -> bool {
         self.dra.claims.has_unrecorded()
     }
 
-    /// When [`Node::tick`] next changes something.
+    /// Returns the next time when [`Node::tick`] removes a report.
     pub fn next_expiry(&self) -> Option<Moment> {
         let drivers = self.dra.drivers.drivers.values();
         drivers.filter_map(|driver| driver.health.next_expiry()).min()
     }
 
-    /// How a device is, and why.
+    /// Returns the health of a device, and the reason.
     pub fn device_health(
         &self,
         driver: &DriverName,
@@ -471,11 +472,11 @@ impl Node {
         })
     }
 
-    /// The devices of claims that a container uses, in the order in which it names them.
+    /// Returns the devices of claims that a container uses, in the order in which it names them.
     pub fn claimed_devices(&self, pod: &PodUid, container: &str, now: Moment) -> Vec<ClaimedDeviceView> {
         let used = self.used_devices(pod, container);
         let view = |(usage, claim, driver, device): Used<'_>| {
-            let (health, message) = self.device_health(driver, &device.place(), now);
+            let (health, message) = self.device_health(driver, &device.pool_device(), now);
             ClaimedDeviceView {
                 claim: usage.claim.clone(),
                 request: usage.request.clone(),
@@ -490,8 +491,8 @@ impl Node {
         used.map(view).collect()
     }
 
-    /// The CDI devices of exactly the requests that a container names, each once: in the order in which it names
-    /// them, then by driver, then as the driver has them.
+    /// Returns the CDI devices of the requests that a container names, each once. They are ordered by the container's
+    /// references, then by driver, then by the driver's order.
     pub fn cdi_devices(&self, pod: &PodUid, container: &str) -> Vec<String> {
         let mut seen = BTreeSet::new();
         let devices = self.used_devices(pod, container).map(|(.., device)| device);

@@ -11,30 +11,30 @@ use crate::id::{ClaimUid, ConnectionId, DeviceId, PodUid, ReservationId, Resourc
 use crate::plan::{claim_uses, pod_claims};
 use crate::pod::{Allocation, Pod, PodMetadata, PodRequest};
 
-/// What a plugin advises: for a container (by its place in the request) and a resource, devices in the order of
-/// preference.
+/// Answers of `GetPreferredAllocation`: for each container (by its index in the request) and resource, the devices in
+/// order of preference.
 pub type Preferences = BTreeMap<(usize, ResourceName), Vec<DeviceId>>;
 
-/// A query to put to a plugin before devices are chosen.
+/// A `GetPreferredAllocation` call to make before devices are chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreferenceQuery {
-    /// The container's place in the request.
+    /// The container's index in the request.
     pub container: usize,
     /// The resource.
     pub resource: ResourceName,
-    /// Whom to ask.
+    /// The connection of the plugin to call.
     pub connection: ConnectionId,
     /// The devices to choose from, sorted.
     pub available: Vec<DeviceId>,
-    /// Of these, the ones that the container gets in any case.
+    /// The available devices that the container gets in any case.
     pub must_include: Vec<DeviceId>,
-    /// How many it gets in all.
+    /// The total number of devices for the container.
     pub size: usize,
 }
 
 impl Node {
-    /// The next query to put to a plugin for this request, given what plugins have advised so far. A request
-    /// that cannot be granted has no questions: [`Node::reserve`] says why.
+    /// Returns the next query for this request, given the preferences that plugins have returned so far. Returns `None`
+    /// for a request that cannot be granted: [`Node::reserve`] returns the reason.
     pub fn preference_query(
         &self,
         request: &PodRequest,
@@ -45,25 +45,25 @@ impl Node {
         Some(query)
     }
 
-    /// Sets aside every device that the pod needs, or nothing at all.
+    /// Reserves all devices and joins all claims that the pod needs, or changes nothing.
     ///
-    /// What the pod holds already is kept as it is, which makes admitting it again a matter of course, whatever
-    /// its plugins do: the answer is then `Ok(None)`, or a reservation without grants if there is something new
-    /// to be written about the pod (it was imported, or admitted before a reboot).
+    /// The pod keeps the devices that it holds already. So it can be admitted again in any state of its plugins. Then the
+    /// result is `Ok(None)`, or a reservation without grants if the record of the pod changes (it was imported, or
+    /// admitted before a reboot).
     pub fn reserve(
         &mut self,
         request: &PodRequest,
         preferences: &Preferences,
     ) -> Result<Option<ReservationId>, ReserveError> {
         let (plan, claims) = self.plan(request, preferences, false)?;
-        let settled = self.ledger.pods.get(&request.uid).is_some_and(|pod| {
+        let is_recorded = self.ledger.pods.get(&request.uid).is_some_and(|pod| {
             pod.source == request.source
                 && pod.name == request.name
                 && pod.fingerprint == request.fingerprint
                 && pod.metadata.labels == request.metadata.labels
                 && !pod.before_reboot
         });
-        if plan.grants.is_empty() && settled && self.has_its_claims(request) {
+        if plan.grants.is_empty() && is_recorded && self.has_its_claims(request) {
             self.admitted(&request.uid);
             return Ok(None);
         }
@@ -97,12 +97,12 @@ impl Node {
         self.next_admission += 1;
     }
 
-    /// What is set aside.
+    /// Returns a reservation that has not ended.
     pub fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
         self.ledger.reservations.get(&id)
     }
 
-    /// Frees what was set aside. Does nothing once [`Node::begin_commit`] was called.
+    /// Frees the devices and leaves the claims of a reservation. Does nothing after [`Node::begin_commit`].
     pub fn abort(&mut self, id: ReservationId) {
         let committing = self
             .ledger
@@ -114,9 +114,9 @@ impl Node {
         }
     }
 
-    /// The plugins have agreed, and all claims are prepared: the pod as it is to be written, in one piece with
-    /// its claims. `answers` are the plugins', in the order of the grants, each with whether the plugin wants to
-    /// be called before each start.
+    /// Begins the commit after all plugins have answered and all claims are prepared. Returns the pod and its claims, to be
+    /// written in one transaction. `answers` has the answers of the plugins in the order of the grants, each with `true`
+    /// if the plugin requires `PreStartContainer`.
     pub fn begin_commit(
         &mut self,
         id: ReservationId,
@@ -168,7 +168,7 @@ impl Node {
         if !granted.is_empty() {
             return Err(CommitError::Mismatch);
         }
-        // What the pod holds but does not ask for any longer stays with it until it is removed.
+        // The pod keeps allocations that it no longer requests until it is removed.
         for kept in held.into_iter().flat_map(|pod| &pod.allocations) {
             let known =
                 |each: &Allocation| each.container == kept.container && each.resource == kept.resource;
@@ -201,7 +201,7 @@ impl Node {
         Ok(commit)
     }
 
-    /// The pod is on disk. Does nothing unless [`Node::begin_commit`] was called.
+    /// Completes a commit that is on disk. Does nothing unless [`Node::begin_commit`] was called.
     pub fn finish_commit(&mut self, id: ReservationId) {
         let Entry::Occupied(mut entry) = self.ledger.reservations.entry(id) else {
             return;
@@ -216,7 +216,7 @@ impl Node {
         for uid in &reservation.claims {
             self.dra.claims.hold(&pod.uid, uid);
         }
-        // The devices are held already, and the name is taken.
+        // The reservation already holds the devices and the name.
         if let Some(earlier) = self.ledger.insert(pod)
             && earlier.name != reservation.name
         {
@@ -225,7 +225,7 @@ impl Node {
         self.changes += 1;
     }
 
-    /// The pod could not be written.
+    /// Cancels a commit that could not be written.
     pub fn cancel_commit(&mut self, id: ReservationId) {
         self.drop_reservation(id);
     }
@@ -256,8 +256,8 @@ impl Node {
         self.changes += 1;
     }
 
-    /// Where devices are, for the record: by NUMA node, -1 for those without one. A device that has left the
-    /// list since it was reserved counts as one without.
+    /// Returns devices by NUMA node, with -1 for devices without one. A device that has left the list since it was
+    /// reserved counts as a device without a node.
     fn nodes_of(&self, name: &ResourceName, devices: &[DeviceId]) -> Vec<(i64, Vec<DeviceId>)> {
         let mut nodes: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
         for id in devices {

@@ -11,76 +11,76 @@ use crate::id::{ClaimUid, ContainerName, DriverName, Moment, PodUid, ResourceNam
 use crate::pod::PodName;
 use crate::spec_change::SpecChange;
 
-/// Why no pod is admitted at all.
+/// Reasons why the node refuses all admissions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Blocked {
-    /// There is state that could not be read.
+    /// State about pods could not be read.
     #[error(
         "the state in {file} cannot be used: {reason}; so it is not known which devices are held; if a kubelet of this node wrote \
          it, repair and import it (devlet checkpoint repair {file} --out REPAIRED; devlet import REPAIRED), otherwise \
          declare that it held nothing more (devlet forget {file})"
     )]
     UnreadableState {
-        /// Where it was set aside.
+        /// The path of the quarantined file.
         file: String,
-        /// What is wrong with it.
+        /// Why the state cannot be used.
         reason: String,
     },
-    /// There is state about claims that could not be read.
+    /// State about claims could not be read.
     #[error(
         "the state in {file} cannot be used: {reason}; so it is not known which claims are prepared; if a kubelet of this node wrote \
          it, repair and import it (devlet checkpoint repair {file} --out REPAIRED; devlet import REPAIRED), otherwise \
          declare that it held nothing more (devlet forget {file})"
     )]
     UnreadableClaims {
-        /// Where it was set aside.
+        /// The path of the quarantined file.
         file: String,
-        /// What is wrong with it.
+        /// Why the state cannot be used.
         reason: String,
     },
-    /// There is a database that could not be read, and that cannot be repaired.
+    /// The database could be neither read nor repaired.
     #[error(
         "the database {file} could not be read, so it is not certain which devices and claims are held; import {files} \
          of this node (devlet import FILE), or declare that what is known is all (devlet forget {file})"
     )]
     UnreadableDatabase {
-        /// Where it was set aside.
+        /// The path of the quarantined file.
         file: String,
-        /// The kubelet's files that have not been imported since.
+        /// The kubelet's files that have not been imported since then.
         files: String,
     },
-    /// The database of this node is not there.
+    /// The database of this node is missing.
     #[error(
         "the database {file} is lost: {reason}; so it is not certain which devices and claims are held; stop devlet, put \
          the database back and start again, or import {files} of this node (devlet import FILE), or declare that what \
          is known is all (devlet forget {file})"
     )]
     LostDatabase {
-        /// Where it should be, or where the file in its place was set aside.
+        /// The path of the database, or of the quarantined file that was found there.
         file: String,
-        /// What was found instead.
+        /// The content found at that path.
         reason: String,
-        /// The kubelet's files that have not been imported since.
+        /// The kubelet's files that have not been imported since then.
         files: String,
     },
-    /// A kubelet's file would take devices or claims from pods on record, or give their devices to other pods, too.
+    /// A kubelet's file would take devices or claims from recorded pods, or also give their devices to other pods.
     #[error(
         "{file} disagrees with devlet's record: {difference}; adopt the file (devlet import {file}), or keep the \
          record (devlet forget {file})"
     )]
     ContestedFile {
-        /// Where a copy of it is.
+        /// The path of a copy of the file.
         file: String,
-        /// What it says that the record does not, in words.
+        /// The difference between the file and the record, as text.
         difference: String,
-        /// Pods that are not answered until then: those that the file adds or changes, and those that hold the same
-        /// devices.
+        /// Pods that stay blocked until an operator decides: those that the file adds or changes, and those that hold
+        /// the same devices.
         pods: Vec<PodUid>,
     },
 }
 
 impl Blocked {
-    /// The file that an operator has to decide about.
+    /// Returns the file that an operator has to decide about.
     pub fn file(&self) -> &str {
         match self {
             Self::UnreadableState { file, .. }
@@ -92,18 +92,18 @@ impl Blocked {
     }
 }
 
-/// Why a pod cannot have what it asks for.
+/// Reasons why a pod cannot get its devices or claims.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReserveError {
-    /// Nobody is admitted.
+    /// The node refuses all admissions.
     #[error(transparent)]
     Blocked(#[from] Blocked),
-    /// No plugin serves the resource now. One may come: waiting helps.
+    /// No plugin serves the resource. Waiting helps: a plugin may connect.
     #[error("no device plugin offers {resource}{}", last_seen(.last.as_ref()))]
     NotServed {
         /// The resource.
         resource: ResourceName,
-        /// The plugin that did.
+        /// The plugin that served it last.
         last: Option<LastPlugin>,
     },
     /// A plugin is connected, but has not listed its devices yet. Waiting helps.
@@ -111,7 +111,7 @@ pub enum ReserveError {
     NotListed {
         /// The resource.
         resource: ResourceName,
-        /// The plugin.
+        /// The endpoint of the plugin.
         endpoint: String,
     },
     /// A plugin is connected, but has not listed a healthy device since it connected: it may still be starting.
@@ -123,12 +123,12 @@ pub enum ReserveError {
     NoHealthyDevice {
         /// The resource.
         resource: ResourceName,
-        /// The plugin.
+        /// The endpoint of the plugin.
         endpoint: String,
-        /// How many devices it lists.
+        /// The number of listed devices.
         total: usize,
     },
-    /// Too few devices are left by the pods on record. Waiting does not help.
+    /// The recorded pods leave too few devices. Waiting does not help.
     #[error(
         "{wanted} {resource} requested, {free} free{} ({healthy} of {total} healthy)",
         match reserved { 0 => String::new(), reserved => alloc::format!(" and {reserved} reserved for other pods") }
@@ -136,36 +136,36 @@ pub enum ReserveError {
     Insufficient {
         /// The resource.
         resource: ResourceName,
-        /// How many more are wanted.
+        /// The number of additional devices requested.
         wanted: usize,
-        /// How many are free.
+        /// The number of free devices.
         free: usize,
-        /// How many more are held only by admissions and removals that have not ended.
+        /// The number of devices held only by admissions and removals that have not ended.
         reserved: usize,
-        /// How many are healthy.
+        /// The number of healthy devices.
         healthy: usize,
-        /// How many there are.
+        /// The number of listed devices.
         total: usize,
     },
-    /// The pods on record leave enough devices, but other admissions have reserved some of them, or a pod that
-    /// holds some of them is being removed. Waiting helps.
+    /// The recorded pods leave enough devices, but other admissions have reserved some of them, or a pod that holds some
+    /// of them is being removed. Waiting helps.
     #[error(
         "{wanted} {resource} requested, {free} free; {reserved} held by admissions or removals that have not ended"
     )]
     Reserved {
         /// The resource.
         resource: ResourceName,
-        /// How many more are wanted.
+        /// The number of additional devices requested.
         wanted: usize,
-        /// How many are free.
+        /// The number of free devices.
         free: usize,
-        /// How many more are held only by admissions and removals that have not ended.
+        /// The number of devices held only by admissions and removals that have not ended.
         reserved: usize,
     },
     /// Another admission or removal of the same pod, or an import of it or its claims, has not ended yet.
     #[error("another operation for this pod is in flight")]
     InFlight,
-    /// The pod, of which a kubelet's file does not have the spec, holds a different number of devices.
+    /// An imported pod, which does not have a spec on record, holds a different number of devices.
     #[error(
         "pod {}/{} ({pod}) holds {held} {resource} in container {container}, but now requests {wanted}; remove it first",
         .name.namespace, .name.name
@@ -179,69 +179,69 @@ pub enum ReserveError {
         container: ContainerName,
         /// The resource.
         resource: ResourceName,
-        /// How many it wants now.
+        /// The number of devices requested.
         wanted: usize,
-        /// How many it holds.
+        /// The number of devices held.
         held: usize,
     },
     /// The pod was admitted with another spec, or under another name.
     #[error("{0}")]
     SpecChanged(Box<SpecChange>),
-    /// Containers could not be told apart.
+    /// Two containers have the same name.
     #[error("two containers are called {container}")]
     DuplicateContainer {
-        /// Their name.
+        /// The name.
         container: ContainerName,
     },
     /// Another pod has the name.
     #[error("pod {other} has this name and another UID; remove it first")]
     NameTaken {
-        /// That pod.
+        /// The UID of that pod.
         other: PodUid,
     },
     /// Another pod of that name is being admitted or removed. Waiting helps.
     #[error("pod {other}, which has this name and another UID, is being admitted or removed")]
     NameReserved {
-        /// That pod.
+        /// The UID of that pod.
         other: PodUid,
     },
-    /// No plugin of a driver is connected. One may come: waiting helps.
+    /// No plugin of a driver is connected. Waiting helps: a plugin may connect.
     #[error("ResourceClaim {claim}: DRA driver {driver} is not {seen}")]
     NoDriver {
         /// The driver.
         driver: DriverName,
         /// A claim that needs it.
         claim: ClaimKey,
-        /// What is known of its plugins.
+        /// The last known state of its plugins.
         seen: LastSeen,
     },
-    /// The claim, or an earlier one of that name, is on its way out. Waiting helps.
+    /// The claim, or an earlier claim of the same name, is being unprepared. Waiting helps.
     #[error(
         "ResourceClaim {claim} (UID {uid}) is being unprepared{}{}",
         listed(" by ", .drivers),
-        given_up_on(.abandoned)
+        abandoned_at(.abandoned)
     )]
     Unpreparing {
         /// The claim.
         claim: ClaimKey,
         /// Its UID.
         uid: ClaimUid,
-        /// By whom.
+        /// The drivers that have not unprepared it.
         drivers: Vec<DriverName>,
-        /// Who was given up on, if that is in the way.
+        /// Abandoned drivers that the pod needs.
         abandoned: Vec<DriverName>,
     },
     /// Another claim has a device that one of its claims needs. Waiting helps, unless pods hold it.
     #[error(transparent)]
     DeviceInUse(#[from] Box<DeviceInUse>),
-    /// Drivers have not prepared its claims. Waiting helps.
+    /// Drivers have not prepared the pod's claims. Waiting helps.
     #[error("{}", waits_listed(.waits))]
     NotPrepared {
-        /// Which drivers, and which claims.
+        /// The drivers and claims that the pod waits for.
         waits: Vec<Wait>,
     },
-    /// Another claim has its name or UID, or it was allocated otherwise, and all pods that use that are being admitted or
-    /// removed. Waiting helps.
+    /// Another claim has the name or UID, or the claim was allocated differently, and all pods that use that version are
+    /// being admitted or removed. Waiting helps.
     #[error(
         "ResourceClaim {claim} cannot be used while pods with another version of it, or of its UID {uid}, are being admitted or removed{}",
         listed(": ", .pods)
@@ -254,14 +254,14 @@ pub enum ReserveError {
         /// The pods.
         pods: Vec<PodUid>,
     },
-    /// Pods hold the claim as it was allocated earlier.
+    /// Pods hold the claim with an earlier allocation.
     #[error("{}", .change.text(.claim))]
     Reallocated {
         /// The claim.
         claim: ClaimKey,
         /// The pods.
         pods: Vec<PodUid>,
-        /// What differs.
+        /// The difference between the allocations.
         change: Box<Reallocation>,
     },
     /// A claim of another name has the UID.
@@ -271,7 +271,7 @@ pub enum ReserveError {
     ClaimUidTaken {
         /// The claim.
         claim: ClaimKey,
-        /// The other one.
+        /// The other claim.
         other: ClaimKey,
         /// Their UID.
         uid: ClaimUid,
@@ -292,7 +292,7 @@ pub enum ReserveError {
 }
 
 impl ReserveError {
-    /// Returns `true` if the reason passes as soon as it is on disk what drivers have done.
+    /// Returns `true` if the error ends as soon as completed work of drivers is on disk.
     pub fn awaits_record(&self) -> bool {
         match self {
             Self::Unpreparing {
@@ -303,7 +303,7 @@ impl ReserveError {
         }
     }
 
-    /// Whether the reason may pass by itself.
+    /// Returns `true` if the error can end without an action of the caller.
     pub fn waiting_helps(&self) -> bool {
         if let Self::DeviceInUse(conflict) = self {
             let is_final = matches!(
@@ -328,19 +328,19 @@ impl ReserveError {
     }
 }
 
-/// What is known of the plugins of a driver of which none is connected.
+/// The last known state of the plugins of a driver that does not have a connected plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LastSeen {
-    /// There was none.
+    /// No plugin has registered.
     Never,
-    /// One is registered.
+    /// A plugin is registered.
     NotConnected {
-        /// Where it should answer.
+        /// The endpoint of the plugin.
         endpoint: String,
-        /// Since when none is connected.
+        /// When the last connection was lost.
         since: Moment,
     },
-    /// None is registered any longer.
+    /// All plugins have left.
     Gone(LastPlugin),
 }
 
@@ -365,7 +365,7 @@ pub(crate) fn listed<T: core::fmt::Display>(before: &str, names: &[T]) -> String
     text
 }
 
-fn given_up_on(drivers: &[DriverName]) -> String {
+fn abandoned_at(drivers: &[DriverName]) -> String {
     if drivers.is_empty() {
         return String::new();
     }
@@ -380,13 +380,13 @@ fn last_seen(last: Option<&LastPlugin>) -> String {
     })
 }
 
-/// Why an allocation cannot be committed.
+/// Reasons why an allocation cannot be committed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommitError {
-    /// It was aborted, or committed already.
+    /// The reservation was aborted or is already committed.
     #[error("the reservation has ended")]
     Ended,
-    /// The request or the answers are not those of the reservation.
+    /// The request or the answers belong to another reservation.
     #[error("the request or the answers do not match the reservation")]
     Mismatch,
     /// A driver has not prepared a claim.
@@ -394,7 +394,7 @@ pub enum CommitError {
     NotPrepared,
 }
 
-/// Why a pod is not taken in.
+/// Reasons why a pod cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PutError {
     /// An admission, removal or import of the same pod has not ended yet.
@@ -402,10 +402,10 @@ pub enum PutError {
     InFlight,
 }
 
-/// Why a pod cannot be released now.
+/// Reasons why a pod cannot be removed now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseError {
-    /// It holds nothing.
+    /// The pod is not on record.
     #[error("no such pod")]
     Unknown,
     /// Another admission, removal or import of the same pod has not ended yet.
@@ -413,21 +413,21 @@ pub enum ReleaseError {
     InFlight,
 }
 
-/// Why a plugin is not taken in.
+/// Reasons why a plugin cannot connect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// The resource is served by somebody else.
+    /// A plugin of another user serves the resource.
     #[error(
         "{resource} is served by a plugin of user {first} at {endpoint}; user {uid} may not serve it too"
     )]
     OtherUser {
         /// The resource.
         resource: ResourceName,
-        /// The user that serves it.
+        /// The user ID of the plugin that serves it.
         first: u32,
-        /// Where.
+        /// The endpoint of that plugin.
         endpoint: String,
-        /// The user that wants to.
+        /// The user ID of the rejected plugin.
         uid: u32,
     },
 }

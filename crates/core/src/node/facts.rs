@@ -11,9 +11,9 @@ use crate::device_plugin::rejections::Rejection;
 use crate::id::{ConnectionId, Moment, ResourceName};
 
 impl Node {
-    /// A plugin answers. A plugin of the same resource and endpoint is replaced: its connection is returned, and
-    /// whatever still comes from it changes nothing. Another user does not get in beside a connected plugin, nor
-    /// in its place, unless that is allowed.
+    /// Adds a plugin that has connected. Returns its connection, and the connection that it replaces, which had the same
+    /// resource and endpoint. Later messages of a replaced connection change nothing. A plugin of another user can
+    /// neither join nor replace a connected plugin unless `may_share` is set.
     pub fn plugin_connected(
         &mut self,
         offer: Offer,
@@ -31,12 +31,12 @@ impl Node {
                 uid,
             });
         }
-        let same_place = |plugin: &Plugin| plugin.endpoint == offer.endpoint;
+        let is_replaced = |plugin: &Plugin| plugin.endpoint == offer.endpoint;
         let resource = self.resources.entry(offer.resource.clone()).or_default();
         let replaced = resource
             .plugins
             .iter()
-            .find(|(_, plugin)| same_place(plugin))
+            .find(|(_, plugin)| is_replaced(plugin))
             .map(|(id, _)| *id);
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
@@ -68,18 +68,19 @@ impl Node {
         Ok((id, replaced))
     }
 
-    /// A plugin asked to register and was rejected. Returns whether that is news: the same rejection again is not.
+    /// Records that a plugin asked to register and was rejected. Returns `false` if the same rejection is recorded
+    /// already.
     pub fn plugin_rejected(&mut self, rejection: Rejection, now: Moment) -> bool {
-        let is_news = self.rejections.insert(rejection, now);
-        self.changes += u64::from(is_news);
-        is_news
+        let is_new = self.rejections.insert(rejection, now);
+        self.changes += u64::from(is_new);
+        is_new
     }
 
-    /// A plugin says which devices there are. Whether that changed anything: a connection that has been replaced
-    /// or lost has no say, and neither has one that repeats itself.
+    /// Records the device list of a plugin. Returns `true` if that changed anything. A list of a replaced or lost
+    /// connection changes nothing, and neither does a repeated list.
     ///
-    /// A long list takes a while to compare and to free. Whoever has many waiting for the node compares it with
-    /// [`Node::lists_before`], hands over the one that is equal, and keeps the others until the node is free again.
+    /// Long lists take time to compare and to free. To keep a lock on the node short, a caller compares the list with
+    /// [`Node::lists_before`] first, passes the equal one, and frees the others after it releases the lock.
     pub fn devices_listed(&mut self, connection: ConnectionId, list: impl Into<Arc<DeviceList>>) -> bool {
         let list = list.into();
         let Some((name, resource)) = self.resource_of(connection) else {
@@ -109,13 +110,12 @@ impl Node {
         true
     }
 
-    /// Whether this connection is one still.
+    /// Returns `true` if this connection has been neither lost nor replaced.
     pub fn is_connected(&self, connection: ConnectionId) -> bool {
         self.connections.contains_key(&connection)
     }
 
-    /// The lists that the next one of this connection may take the place of: the plugin's last one, and the one
-    /// that counts.
+    /// Returns the lists that the next list of this connection may replace: the plugin's last list, and the active list.
     pub fn lists_before(&self, connection: ConnectionId) -> Vec<Arc<DeviceList>> {
         let name = self.connections.get(&connection);
         let Some(resource) = name.and_then(|name| self.resources.get(name)) else {
@@ -126,7 +126,7 @@ impl Node {
         own.into_iter().chain([&resource.list]).cloned().collect()
     }
 
-    /// A plugin answers no longer. Whether that was news.
+    /// Removes a plugin whose connection is lost. Returns `false` if the connection was unknown.
     pub fn connection_lost(&mut self, connection: ConnectionId, now: Moment) -> bool {
         let Some(name) = self.connections.remove(&connection) else {
             return false;
@@ -153,7 +153,7 @@ impl Node {
         true
     }
 
-    /// These resources exist, whether a plugin serves them or not.
+    /// Adds resources that no plugin need serve.
     pub fn add_resources(&mut self, names: impl IntoIterator<Item = ResourceName>) {
         for name in names {
             self.resources.entry(name).or_default();
@@ -163,8 +163,8 @@ impl Node {
         self.limit_idle();
     }
 
-    /// Forgets resources that no plugin has served for a day and no pod holds. A resource that came with a kubelet's
-    /// file, and that no plugin has served since, is forgotten a day after the first call that finds it unused.
+    /// Removes resources that no pod holds and no plugin has served for [`EVICT_AFTER_MS`]. For an imported resource that
+    /// no plugin has ever served, the period begins with the first call that finds it unused.
     pub fn evict_idle(&mut self, now: Moment) {
         let mut old = Vec::new();
         let idle: BTreeSet<ResourceName> = self.idle().into_iter().map(|(_, name)| name.clone()).collect();
@@ -181,10 +181,10 @@ impl Node {
                 old.push(name.clone());
             }
         }
-        self.forget(old);
+        self.remove_resources(old);
     }
 
-    /// Whoever may register can invent names: those that were left first are forgotten first.
+    /// Removes the oldest idle resources beyond [`MAX_IDLE`]. Plugins can register any number of names.
     fn limit_idle(&mut self) {
         if self.resources.len() <= MAX_IDLE {
             return;
@@ -194,10 +194,10 @@ impl Node {
         idle.sort();
         let oldest = idle.into_iter().take(surplus);
         let oldest = oldest.map(|(_, name)| name.clone()).collect();
-        self.forget(oldest);
+        self.remove_resources(oldest);
     }
 
-    /// Resources that nobody serves and nobody holds, and since when no plugin is there.
+    /// Returns resources without plugins and holders, with the time when the last plugin left.
     fn idle(&self) -> Vec<(Option<Moment>, &ResourceName)> {
         let is_idle = |(name, resource): &(&ResourceName, &Resource)| {
             resource.plugins.is_empty() && !self.ledger.held.contains_key(*name)
@@ -207,7 +207,7 @@ impl Node {
             .collect()
     }
 
-    fn forget(&mut self, names: Vec<ResourceName>) {
+    fn remove_resources(&mut self, names: Vec<ResourceName>) {
         for name in names {
             self.resources.remove(&name);
             self.ledger.free.remove(&name);
@@ -216,18 +216,17 @@ impl Node {
         }
     }
 
-    /// The grace period of every plugin whose period ends by then is over, whatever the clock of those who ask says.
-    /// Whether that was news.
+    /// Ends every grace period that ends by `end`, for later queries with any clock. Returns `true` if there was one.
     pub fn grace_ended(&mut self, end: Moment) -> bool {
-        let mut news = false;
+        let mut has_changed = false;
         for resource in self.resources.values_mut() {
             if resource.grace_end().is_some_and(|own| own <= end) {
                 resource.idle_since = None;
-                news = true;
+                has_changed = true;
             }
         }
-        self.changes += u64::from(news);
-        news
+        self.changes += u64::from(has_changed);
+        has_changed
     }
 
     fn resource_of(&mut self, connection: ConnectionId) -> Option<(ResourceName, &mut Resource)> {

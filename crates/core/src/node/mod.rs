@@ -23,7 +23,7 @@ use crate::id::{ConnectionId, PodUid, ResourceName};
 use crate::import::Importing;
 use crate::pod::Pod;
 
-/// What durable records say at start.
+/// The state that durable records describe at start.
 #[derive(Debug, Clone, Default)]
 pub struct Restored {
     /// Pods with their allocations, by UID.
@@ -34,7 +34,7 @@ pub struct Restored {
     pub claims: Vec<Claim>,
 }
 
-/// The node.
+/// The state of one node.
 #[derive(Debug, Default)]
 pub struct Node {
     pub(crate) resources: BTreeMap<ResourceName, Resource>,
@@ -53,7 +53,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node as durable records describe it: allocations whole, resources known but without devices.
+    /// Returns a node with the pods, claims and resources of durable records. The resources do not have devices until
+    /// plugins list them.
     pub fn restore(restored: Restored) -> Self {
         let mut node = Self::default();
         for (name, last) in restored.resources {
@@ -78,45 +79,45 @@ impl Node {
         node
     }
 
-    /// Counts admissions, so that a list of pods can be told from those that were admitted while it was made: see
-    /// [`Node::orphans`].
+    /// Returns the number of admissions. [`Node::orphans`] uses it to find pods that were admitted after a list of pods
+    /// was requested.
     pub fn admissions(&self) -> u64 {
         self.next_admission
     }
 
-    /// Counts every change, so that those who wait know when to look again.
+    /// Returns the number of changes. Waiting operations check their condition again when it grows.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Counts changes of [`Node::known_resources`], and those of plugins that are connected.
+    /// Returns the number of changes of [`Node::known_resources`] and of the set of connected plugins.
     pub fn resource_changes(&self) -> u64 {
         self.resource_changes
     }
 
-    /// Admits nobody until `unblock`. There may be several reasons.
+    /// Refuses all admissions until [`Node::unblock`]. Several reasons may apply at once.
     pub fn block(&mut self, reason: Blocked) {
         self.changes += 1;
         self.blocked.push(reason);
     }
 
-    /// These reasons are no more. Without any, pods are admitted again.
+    /// Removes the reasons for which `is_over` returns `true`. Pods are admitted again when none is left.
     pub fn unblock(&mut self, is_over: impl Fn(&Blocked) -> bool) {
         self.changes += 1;
         self.blocked.retain(|reason| !is_over(reason));
     }
 
-    /// Takes in a pod as durable records or a kubelet's file describe it. A device that another pod holds too
-    /// gets a second holder, and is free only when both are gone.
+    /// Adds or replaces a pod that durable records or a kubelet's file describe. A device that another pod holds gets a
+    /// second holder. It is free only after both pods are removed.
     pub fn put(&mut self, pod: Pod) -> Result<(), PutError> {
         if self.is_in_flight(&pod.uid) {
             return Err(PutError::InFlight);
         }
-        self.take_in(pod);
+        self.replace_pod(pod);
         Ok(())
     }
 
-    fn take_in(&mut self, pod: Pod) {
+    fn replace_pod(&mut self, pod: Pod) {
         let earlier = self.ledger.remove(&pod.uid);
         let claims = pod.claim_uids();
         for uid in earlier.iter().flat_map(Pod::claim_uids) {

@@ -8,8 +8,8 @@ use crate::id::PodUid;
 use crate::pod::{Pod, PodName};
 
 impl Node {
-    /// The pod is to be removed; until [`Node::finish_release`] it keeps what it holds. The claims that are to be
-    /// written in one piece with that: those that it is the last to hold, unless they say so already.
+    /// Begins the removal of a pod, which keeps its devices and claims until [`Node::finish_release`]. Returns the claims
+    /// to write in the same transaction: those that only this pod holds and whose record names another pod.
     pub fn begin_release(&mut self, pod: &PodUid) -> Result<Vec<Claim>, ReleaseError> {
         if self.is_in_flight(pod) {
             return Err(ReleaseError::InFlight);
@@ -24,13 +24,13 @@ impl Node {
         Ok(claims)
     }
 
-    /// The removal is on disk.
+    /// Completes a removal that is on disk.
     pub fn finish_release(&mut self, pod: &PodUid) {
-        let Some(last_words) = self.ledger.releasing.remove(pod) else {
+        let Some(claims) = self.ledger.releasing.remove(pod) else {
             return;
         };
         if let Some(Pod { name, .. }) = self.ledger.pods.get(pod) {
-            self.dra.claims.end_release(pod, name, &last_words, true);
+            self.dra.claims.end_release(pod, name, &claims, true);
         }
         let Some(pod) = self.ledger.remove(pod) else {
             return;
@@ -47,11 +47,11 @@ impl Node {
         self.changes += 1;
     }
 
-    /// The removal could not be written.
+    /// Cancels a removal that could not be written.
     pub fn cancel_release(&mut self, pod: &PodUid) {
-        if let Some(last_words) = self.ledger.releasing.remove(pod) {
+        if let Some(claims) = self.ledger.releasing.remove(pod) {
             let name = PodName::default();
-            self.dra.claims.end_release(pod, &name, &last_words, false);
+            self.dra.claims.end_release(pod, &name, &claims, false);
             self.changes += 1;
         }
     }

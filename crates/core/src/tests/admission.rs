@@ -1,4 +1,4 @@
-//! Who is admitted, and why not.
+//! Tests of admission and of the errors that refuse it.
 
 use alloc::string::ToString;
 use alloc::vec;
@@ -171,7 +171,7 @@ fn an_absurd_count_is_refused() {
 
 // TestPodContainerDeviceToAllocate, "Admission error in case resource is not registered"
 #[test]
-fn a_resource_that_nobody_ever_served_is_named() {
+fn a_resource_without_a_plugin_is_named() {
     let refused = refusal(&mut Node::default(), &gpu_pod("p", 1));
 
     assert_eq!(refused.to_string(), "no device plugin offers acme.com/gpu");
@@ -273,7 +273,7 @@ fn zero_devices_need_no_plugin() {
 }
 
 #[test]
-fn admitting_a_pod_again_is_a_matter_of_course() {
+fn admitting_a_pod_again_changes_nothing() {
     let mut node = node_with_gpus(&["a", "b"]);
     admit(&mut node, &gpu_pod("p", 1));
     let before = everything(&node);
@@ -331,7 +331,7 @@ fn a_holder_is_admitted_again_after_a_restart() {
 }
 
 #[test]
-fn a_pod_from_before_a_reboot_is_written_anew() {
+fn a_pod_from_before_a_reboot_is_written_again() {
     let mut node = node_with_gpus(&["a"]);
     let mut before = admit(&mut node, &gpu_pod("p", 1));
     before.before_reboot = true;

@@ -1,4 +1,4 @@
-//! Reservations and removals, in every order in which they can end.
+//! Tests of commits and removals, in every order in which they can end.
 
 use alloc::vec;
 
@@ -89,7 +89,7 @@ fn aborting_twice_changes_nothing() {
 }
 
 #[test]
-fn what_is_being_written_cannot_be_aborted() {
+fn a_commit_that_is_being_written_cannot_be_aborted() {
     let mut node = node_with_gpus(&["a"]);
     let id = reserve(&mut node, &gpu_pod("p", 1));
     begin_commit(&mut node, id, &gpu_pod("p", 1));
@@ -221,7 +221,7 @@ fn finishing_twice_changes_nothing() {
 }
 
 #[test]
-fn whatever_comes_after_the_end_changes_nothing() {
+fn operations_on_an_ended_reservation_change_nothing() {
     let mut node = node_with_gpus(&["a"]);
     let id = reserve(&mut node, &gpu_pod("p", 1));
     commit(&mut node, id, &gpu_pod("p", 1));
@@ -403,7 +403,7 @@ fn both_holders_of_a_device_are_adopted() {
 }
 
 #[test]
-fn what_is_put_again_replaces_what_was_there() {
+fn putting_a_pod_again_replaces_it() {
     let mut node = node_with_gpus(&["a", "b"]);
     node.put(imported("p", &[("main", GPU, &["a"])])).unwrap();
 

@@ -1,13 +1,14 @@
-//! Claims and drivers, rule by rule.
+//! Tests of claims, drivers and device health.
 
 use super::*;
 use crate::device_plugin::ledger::Commit;
 use crate::dra::HealthChange;
 use crate::dra::claims::{
-    AllocatedClaim, AllocatedDevice, AllocationResult, Call, Claim, ClaimKey, FIRST_PAUSE_MS, Failure,
-    MOST_CALLS, MOST_CLAIMS, NotForgotten, Operation, Preparation, PreparationState, PreparedDevice,
+    AllocatedClaim, AllocatedDevice, AllocationResult, BeginForgetError, Call, Claim, ClaimKey, Failure,
+    MAX_BACKGROUND_CALLS, MAX_CLAIMS, MIN_BACKOFF_MS, Operation, Preparation, PreparationState,
+    PreparedDevice,
 };
-use crate::dra::drivers::{DriverOffer, MOST_GONE, MOST_REFUSED, Refusal, WIPE_DELAY_MS};
+use crate::dra::drivers::{DriverOffer, MAX_GONE, MAX_REFUSED, Refusal, WIPE_DELAY_MS};
 use crate::dra::health::{DEFAULT_LEASE_MS, DeviceHealth, HealthReport, PoolDevice};
 use crate::dra::view::{Phase, Reason};
 use crate::{
@@ -56,7 +57,7 @@ pub(crate) fn offer_of(driver: &str, endpoint: &str) -> DriverOffer {
     }
 }
 
-/// What a driver that does its work answers.
+/// Returns the devices that a working driver answers.
 pub(crate) fn answer_of(claim: &Claim, driver: &DriverName) -> Vec<PreparedDevice> {
     let allocated = claim.preparations[driver].allocated.iter().flatten();
     let device = |each: &AllocatedDevice| PreparedDevice {
@@ -151,7 +152,7 @@ fn admit_with(node: &mut Node, request: &PodRequest) -> Commit {
     commit
 }
 
-/// What nobody waits for is done, until nothing is left.
+/// Runs background calls and writes until none is left.
 fn rest(node: &mut Node) {
     loop {
         let calls = node.due_calls(START);
@@ -450,7 +451,7 @@ fn a_driver_that_is_not_connected_is_waited_for() {
 }
 
 #[test]
-fn what_waiting_does_not_help_against_is_said_first() {
+fn a_final_error_takes_precedence_over_one_that_waiting_resolves() {
     let mut node = node_with(&["d0"]);
     admit_with(&mut node, &pod_with("p", &[on("d0")]));
     let other = claim_of("k", "other", &[("d0", "a", &[])]);
@@ -554,7 +555,7 @@ fn a_claim_without_devices_needs_no_driver() {
 }
 
 #[test]
-fn what_succeeded_stays_known_and_what_failed_is_repeated_alone_after_a_pause() {
+fn a_failed_claim_is_retried_alone_after_a_pause_and_the_others_stay_prepared() {
     let mut node = node_with(&["d0"]);
     let claims = ["a", "b", "c"].map(|name| claim_of(name, name, &[("d0", name, &[])]));
     let id = reserve(&mut node, &pod_with("p", &claims));
@@ -574,7 +575,7 @@ fn what_succeeded_stays_known_and_what_failed_is_repeated_alone_after_a_pause() 
         ]
     );
     assert_eq!(phase(&node, "a"), Some(Phase::Prepared));
-    let later = START.after(FIRST_PAUSE_MS);
+    let later = START.after(MIN_BACKOFF_MS);
     assert_eq!(node.waiting_for(id)[0].reason, Reason::Due(later));
     assert_eq!(node.waiting_for(id)[0].failure.as_ref(), failures.first());
     assert_eq!(node.prepare_calls(id, START), []);
@@ -585,7 +586,7 @@ fn what_succeeded_stays_known_and_what_failed_is_repeated_alone_after_a_pause() 
     }
     assert_eq!(
         node.waiting_for(id)[0].reason,
-        Reason::Due(later.after(2 * FIRST_PAUSE_MS))
+        Reason::Due(later.after(2 * MIN_BACKOFF_MS))
     );
 }
 
@@ -660,7 +661,7 @@ fn skipped_operations_need_no_driver() {
     let mut node = node_with(&["d1"]);
     let skips_all = claim_of("k", "c", &[("d0", "a", &["*"])]);
     let commit = admit_with(&mut node, &pod_with("p", &[skips_all]));
-    assert_eq!(commit.claims, [], "the intent said it all");
+    assert_eq!(commit.claims, [], "the intent has all claims");
     release(&mut node, "p");
     rest(&mut node);
     assert_eq!(phase(&node, "c"), None);
@@ -674,7 +675,7 @@ fn skipped_operations_need_no_driver() {
 }
 
 #[test]
-fn nobody_joins_a_claim_while_state_is_unreadable() {
+fn no_pod_joins_a_claim_while_state_is_unreadable() {
     let mut node = node_with(&["d0"]);
     admit_with(&mut node, &pod_with("p", &[on("d0")]));
     node.block(Blocked::UnreadableState {
@@ -702,12 +703,12 @@ fn a_claim_is_unprepared_with_the_last_pod_only() {
     assert_eq!(node.due_calls(START), []);
     assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
 
-    let last_words = node.begin_release(&"q".into()).unwrap();
-    assert_eq!(last_words[0].pod.as_str(), "q", "p was on record");
+    let written = node.begin_release(&"q".into()).unwrap();
+    assert_eq!(written[0].pod.as_str(), "q", "p was on record");
     node.finish_release(&"q".into());
 
     assert!(node.might_need_unprepare(&"q".into()));
-    assert_eq!(node.remaining(&"q".into())[0].driver.as_str(), "d0");
+    assert_eq!(node.pending_unprepare(&"q".into())[0].driver.as_str(), "d0");
     let calls = node.unprepare_calls(&"q".into(), START);
     assert_eq!(asked(&calls), [("d0", vec!["c"])]);
     assert_eq!(node.due_calls(START), [], "one call at a time");
@@ -736,7 +737,7 @@ fn a_pod_that_joins_while_the_last_one_leaves_keeps_the_claim() {
 }
 
 #[test]
-fn nobody_joins_a_claim_that_is_being_unprepared() {
+fn no_pod_joins_a_claim_that_is_being_unprepared() {
     let mut node = node_with(&["d0"]);
     admit_with(&mut node, &pod_with("p", &[on("d0")]));
     release(&mut node, "p");
@@ -791,7 +792,7 @@ fn a_claim_that_only_an_admission_in_flight_uses_otherwise_can_be_waited_for() {
 }
 
 #[test]
-fn a_claim_that_was_allocated_anew_is_unprepared_first() {
+fn a_reallocated_claim_is_unprepared_first() {
     let mut node = node_with(&["d0", "d1"]);
     admit_with(&mut node, &pod_with("p", &[on("d0")]));
     let others: [&[(&str, &str, &[&str])]; 4] = [
@@ -814,9 +815,9 @@ fn a_claim_that_was_allocated_anew_is_unprepared_first() {
         "the allocation of ResourceClaim default/k has changed since pods were admitted with it: it had pool/a of d0 then, and \
          has pool/b of d0 now; pods that hold it: default/p (p); remove them first: devlet remove default/p"
     );
-    let anew = pod_with("q", &[claim_of("k", "c", others[1])]);
+    let new_pod = pod_with("q", &[claim_of("k", "c", others[1])]);
     release(&mut node, "p");
-    assert!(refusal(&mut node, &anew).waiting_helps());
+    assert!(refusal(&mut node, &new_pod).waiting_helps());
     let calls = node.due_calls(START);
     assert_eq!(
         (calls[0].operation, calls[0].driver.as_str()),
@@ -824,12 +825,12 @@ fn a_claim_that_was_allocated_anew_is_unprepared_first() {
     );
     answer_all(&mut node, calls);
     rest(&mut node);
-    let commit = admit_with(&mut node, &anew);
+    let commit = admit_with(&mut node, &new_pod);
     assert!(commit.claims[0].preparations.contains_key("d1"));
 }
 
 #[test]
-fn an_admission_that_called_nobody_leaves_without_a_call() {
+fn an_admission_that_called_no_driver_leaves_without_a_call() {
     let mut node = node_with(&["d0"]);
     let request = pod_with("p", &[on("d0")]);
     let id = reserve(&mut node, &request);
@@ -857,7 +858,7 @@ fn an_admission_that_is_given_up_during_a_call_is_unprepared_after_it() {
     assert!(node.might_need_unprepare(&"p".into()));
     assert_eq!(node.due_calls(START), []);
     answer(&mut node, &call);
-    assert_eq!(node.begin_record(), None, "nobody wants to know");
+    assert_eq!(node.begin_record(), None, "no record changes");
     let calls = node.due_calls(START);
     assert_eq!(calls[0].operation, Operation::Unprepare);
 }
@@ -869,11 +870,11 @@ fn a_driver_that_was_given_up_on_during_a_call_stays_so() {
     intend(&mut node, id);
     let call = node.prepare_calls(id, START).remove(0);
     node.abort(id);
-    assert_eq!(node.remaining(&"p".into())[0].reason, Reason::Calling);
+    assert_eq!(node.pending_unprepare(&"p".into())[0].reason, Reason::Calling);
     node.abandon(&"p".into(), &"d0".into());
     answer(&mut node, &call);
     assert_eq!(phase(&node, "c"), Some(Phase::Abandoned));
-    assert_eq!(node.remaining(&"p".into()), []);
+    assert_eq!(node.pending_unprepare(&"p".into()), []);
 }
 
 #[test]
@@ -888,8 +889,8 @@ fn one_claim_that_fails_holds_up_no_other() {
     let results = [("c".into(), Ok(())), ("c1".into(), Err("busy".into()))];
     node.unprepared(calls[0].id, results.into(), START);
     assert_eq!(node.begin_record().unwrap().delete, ["c".into()]);
-    assert_eq!(node.next_call(), Some(START.after(FIRST_PAUSE_MS)));
-    let waits = node.remaining(&"p".into());
+    assert_eq!(node.next_call(), Some(START.after(MIN_BACKOFF_MS)));
+    let waits = node.pending_unprepare(&"p".into());
     assert_eq!(
         waits.iter().map(|wait| wait.driver.as_str()).collect::<Vec<_>>(),
         ["d0", "d1"]
@@ -903,10 +904,10 @@ fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
     admit_with(&mut node, &pod_with("p", &[on("d0")]));
     node.driver_deregistered(connection, START);
     release(&mut node, "p");
-    assert_eq!(node.remaining(&"p".into())[0].reason, Reason::NoDriver);
+    assert_eq!(node.pending_unprepare(&"p".into())[0].reason, Reason::NoDriver);
     assert_eq!(node.abandon(&"p".into(), &"other".into()), []);
     assert_eq!(node.abandon(&"p".into(), &"d0".into()), ["c".into()]);
-    assert_eq!(node.remaining(&"p".into()), []);
+    assert_eq!(node.pending_unprepare(&"p".into()), []);
     assert!(!node.might_need_unprepare(&"p".into()));
     assert_eq!(phase(&node, "c"), Some(Phase::Abandoned));
     let lost = node.begin_record().unwrap();
@@ -942,7 +943,7 @@ fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
 }
 
 #[test]
-fn what_a_driver_has_unprepared_is_not_prepared() {
+fn an_unprepared_claim_is_not_prepared() {
     let mut node = node_with(&["d0", "d1"]);
     let both = claim_of("k", "c", &[("d0", "x", &[]), ("d1", "x", &[])]);
     admit_with(&mut node, &pod_with("p", &[both]));
@@ -974,8 +975,8 @@ fn only_the_last_pod_to_leave_writes_that_it_did() {
         "another pod holds it"
     );
     node.finish_release(&"p".into());
-    let last_words = node.begin_release(&"q".into()).unwrap();
-    assert_eq!((last_words.len(), last_words[0].pod.as_str()), (1, "q"));
+    let written = node.begin_release(&"q".into()).unwrap();
+    assert_eq!((written.len(), written[0].pod.as_str()), (1, "q"));
 }
 
 /// A claim of two drivers, prepared for pod p, which has left; d0 is gone and was given up on.
@@ -1019,7 +1020,11 @@ fn a_claim_that_was_abandoned_can_be_used_again_without_that_driver() {
     assert_sound(&node);
     assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
     let claim = node.claim(&"c".into()).unwrap().claim;
-    assert_eq!(claim.preparations["d0"].devices, [], "nobody gets its devices");
+    assert_eq!(
+        claim.preparations["d0"].devices,
+        [],
+        "no container gets its devices"
+    );
 
     let mut node = Node::restore(restart(&node));
     connect_driver(&mut node, "d0", "0.sock");
@@ -1040,10 +1045,10 @@ fn a_claim_that_was_abandoned_can_be_used_again_without_that_driver() {
 #[test]
 fn a_claim_that_was_abandoned_can_be_forgotten() {
     let mut node = abandoned_at_d0();
-    assert_eq!(node.begin_forget(&"x".into()), Err(NotForgotten::Unknown));
+    assert_eq!(node.begin_forget(&"x".into()), Err(BeginForgetError::Unknown));
     let lost = node.begin_forget(&"c".into()).unwrap();
     let twice = node.begin_forget(&"c".into());
-    assert_eq!(twice, Err(NotForgotten::InFlight { claim: key("k") }));
+    assert_eq!(twice, Err(BeginForgetError::InFlight { claim: key("k") }));
     let other = pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]);
     assert!(refusal(&mut node, &other).waiting_helps(), "it is being deleted");
     node.cancel_record(lost.id);
@@ -1060,13 +1065,13 @@ fn a_claim_that_was_abandoned_can_be_forgotten() {
     assert_sound(&node);
     assert_eq!(phase(&node, "c"), None);
     connect_driver(&mut node, "d0", "0.sock");
-    assert_eq!(node.due_calls(START), [], "nobody asks the driver");
-    let anew = pod_with("q", &[claim_of("k", "c", &[("d0", "x", &[])])]);
-    reserve(&mut node, &anew);
+    assert_eq!(node.due_calls(START), [], "the driver is not called");
+    let new_pod = pod_with("q", &[claim_of("k", "c", &[("d0", "x", &[])])]);
+    reserve(&mut node, &new_pod);
 }
 
 #[test]
-fn a_claim_that_somebody_wants_or_a_driver_has_to_unprepare_is_not_forgotten() {
+fn a_claim_that_a_pod_uses_or_a_driver_has_to_unprepare_is_not_forgotten() {
     let mut node = node_with(&["d1"]);
     let connection = connect_driver(&mut node, "d0", "0.sock");
     let both = claim_of("k", "c", &[("d0", "x", &[]), ("d1", "x", &[])]);
@@ -1088,11 +1093,11 @@ fn a_claim_that_somebody_wants_or_a_driver_has_to_unprepare_is_not_forgotten() {
     connect_driver(&mut node, "d0", "0.sock");
     let calls = node.due_calls(START);
     let busy = node.begin_forget(&"c".into());
-    assert_eq!(busy, Err(NotForgotten::InFlight { claim: key("k") }));
+    assert_eq!(busy, Err(BeginForgetError::InFlight { claim: key("k") }));
     answer_all(&mut node, calls);
     let done = node.begin_forget(&"c".into()).unwrap_err();
     assert!(
-        matches!(done, NotForgotten::NotAbandoned { .. }),
+        matches!(done, BeginForgetError::NotAbandoned { .. }),
         "it is to be deleted anyway"
     );
 }
@@ -1110,7 +1115,7 @@ fn an_abandoned_claim_that_is_given_up_again_is_as_it_was() {
     let claim = node.claim(&"c".into()).unwrap().claim;
     let drivers: Vec<&str> = claim.preparations.keys().map(DriverName::as_str).collect();
     assert_eq!(drivers, ["d0"], "d1 was not called");
-    assert_eq!(node.remaining(&"q".into()), []);
+    assert_eq!(node.pending_unprepare(&"q".into()), []);
 }
 
 #[test]
@@ -1136,11 +1141,11 @@ fn a_late_answer_of_a_driver_that_was_given_up_on_prepares_nothing() {
 }
 
 #[test]
-fn a_kubelets_file_does_not_forget_who_was_given_up_on() {
+fn an_import_keeps_abandoned_drivers() {
     let node = abandoned_at_d0();
     let known = node.claim(&"c".into()).unwrap().claim.clone();
     let mut imported = Claim::imported(key("k"), "c".into(), "q".into(), []);
-    imported.remember(&known);
+    imported.merge_earlier(&known);
     assert_eq!(
         imported.abandoned().map(DriverName::as_str).collect::<Vec<_>>(),
         ["d0"]
@@ -1169,10 +1174,10 @@ fn plugins_that_are_refused_are_remembered_while_they_are_there_and_not_too_many
     let before = node.changes();
     node.refusal_ended("a.sock");
     assert!(node.refused_drivers().next().is_none() && node.changes() > before);
-    for number in 0..MOST_REFUSED as u64 + 10 {
+    for number in 0..MAX_REFUSED as u64 + 10 {
         refuse(&mut node, &format!("{number:03}.sock"), START.after(number));
     }
-    assert_eq!(node.refused_drivers().count(), MOST_REFUSED);
+    assert_eq!(node.refused_drivers().count(), MAX_REFUSED);
     let (oldest, _) = node.refused_drivers().next().unwrap();
     assert_eq!(oldest, "010.sock", "the oldest are forgotten");
 }
@@ -1235,7 +1240,7 @@ fn containers_with_unhealthy_devices_are_counted_once_each() {
 
 #[test]
 fn background_calls_of_a_driver_are_bounded() {
-    let claims: Vec<Claim> = (0..MOST_CLAIMS * MOST_CALLS + 1)
+    let claims: Vec<Claim> = (0..MAX_CLAIMS * MAX_BACKGROUND_CALLS + 1)
         .map(|number| imported_claim(&format!("c{number}"), &[]))
         .collect();
     let mut node = Node::restore(Restored {
@@ -1244,8 +1249,8 @@ fn background_calls_of_a_driver_are_bounded() {
     });
     connect_driver(&mut node, "d0", "0.sock");
     let calls = node.due_calls(START);
-    assert_eq!(calls.len(), MOST_CALLS);
-    assert!(calls.iter().all(|call| call.claims.len() == MOST_CLAIMS));
+    assert_eq!(calls.len(), MAX_BACKGROUND_CALLS);
+    assert!(calls.iter().all(|call| call.claims.len() == MAX_CLAIMS));
     assert_eq!(node.due_calls(START), []);
     answer_all(&mut node, calls);
     assert_eq!(node.due_calls(START).len(), 1);
@@ -1274,7 +1279,7 @@ fn an_admission_that_was_never_answered_is_unprepared_after_a_restart() {
 }
 
 #[test]
-fn what_one_driver_has_unprepared_is_known_after_a_restart_while_another_is_gone() {
+fn an_unprepare_of_one_driver_is_recorded_while_another_driver_is_gone() {
     let mut node = node_with(&["d1"]);
     let gone = connect_driver(&mut node, "d0", "0.sock");
     let claim = claim_of("k", "c", &[("d0", "a", &[]), ("d1", "b", &[])]);
@@ -1296,7 +1301,7 @@ fn what_one_driver_has_unprepared_is_known_after_a_restart_while_another_is_gone
         claims: record.put,
         ..Restored::default()
     });
-    let remaining = node.remaining(&"p".into());
+    let remaining = node.pending_unprepare(&"p".into());
     let drivers: Vec<&str> = remaining.iter().map(|wait| wait.driver.as_str()).collect();
     assert_eq!(drivers, ["d0"]);
     connect_driver(&mut node, "d0", "0.sock");
@@ -1352,12 +1357,12 @@ fn claims_of_pods_are_prepared_again_after_a_reboot() {
 }
 
 #[test]
-fn what_is_learned_while_the_last_pod_leaves_is_written_again() {
+fn a_change_during_the_removal_of_the_last_pod_is_written_again() {
     let mut claim = imported_claim("c", &["a"]);
-    claim.pod = "somebody".into();
+    claim.pod = "other".into();
     let mut node = node_that_imported(claim);
-    let last_words = node.begin_release(&"p".into()).unwrap();
-    assert_eq!(last_words[0].preparations["d0"].allocated, None);
+    let written = node.begin_release(&"p".into()).unwrap();
+    assert_eq!(written[0].preparations["d0"].allocated, None);
     let request = pod_with("q", &[claim_of("c", "c", &[("d0", "a", &[])])]);
     let id = reserve(&mut node, &request);
     node.begin_commit(id, &request, Vec::new()).unwrap();
@@ -1410,7 +1415,7 @@ fn node_that_imported(claim: Claim) -> Node {
 }
 
 #[test]
-fn nobody_joins_a_claim_that_is_being_imported() {
+fn no_pod_joins_a_claim_that_is_being_imported() {
     let mut node = node_with(&["d0"]);
     let importing = Importing {
         pods: ["p".into()].into(),
@@ -1446,7 +1451,7 @@ fn nobody_joins_a_claim_that_is_being_imported() {
         uid: "c".into(),
     });
     node.put(pod).unwrap();
-    // A pod joins it now, and gives up: it is prepared and on disk as before.
+    // A pod joins it and aborts: it is prepared and on disk as before.
     assert_eq!(joins(&mut node, &pods[1]), Ok(true));
     assert_sound(&node);
     assert_eq!(phase(&node, "c"), Some(Phase::Prepared));
@@ -1498,7 +1503,7 @@ fn an_imported_claim_that_lacks_a_device_is_prepared_again() {
     assert_sound(&node);
     assert_eq!(node.cdi_devices(&"p".into(), "main"), ["d0/dev=a", "d0/dev=b"]);
 
-    // An old file does not name devices: nobody can say that one is missing.
+    // An old file does not name devices, so a missing device cannot be detected.
     let mut node = node_that_imported(imported_claim("c", &[""]));
     let id = reserve(&mut node, &request);
     assert_eq!(node.prepare_calls(id, START), []);
@@ -1515,7 +1520,7 @@ fn an_imported_claim_that_lacks_a_device_is_prepared_again() {
 #[test]
 fn an_imported_claim_without_devices_waits_for_its_pod() {
     let mut node = node_that_imported(imported_claim("c", &[]));
-    assert_eq!(node.due_calls(START), [], "nobody has said that the pod is there");
+    assert_eq!(node.due_calls(START), [], "no admission has confirmed the pod");
     let id = reserve(
         &mut node,
         &pod_with("p", &[claim_of("c", "c", &[("d0", "a", &[])])]),
@@ -1523,7 +1528,7 @@ fn an_imported_claim_without_devices_waits_for_its_pod() {
     assert_eq!(asked(&node.prepare_calls(id, START)), [("d0", vec!["c"])]);
 }
 
-// ---- what a container gets
+// ---- devices of containers
 
 #[test]
 fn a_container_gets_the_devices_of_the_requests_that_it_names_each_once() {
@@ -1713,7 +1718,7 @@ fn pods_that_share_a_device_hear_of_its_health() {
     assert_eq!(
         views[0].health,
         DeviceHealth::Unhealthy,
-        "what it said still holds"
+        "its report is still valid"
     );
 
     let end = node.next_expiry().unwrap();
@@ -1762,7 +1767,7 @@ fn after_a_restart_a_name_stands_for_the_claim_that_counts() {
         claims.sort_by(|one, two| one.uid.cmp(&two.uid));
         let node = restored(claims.clone(), vec![holder.clone()]);
         assert_eq!(node.claim_named(&key("c")).unwrap().claim.uid, "used".into());
-        // Nobody holds it any longer, and it is not unprepared: a new claim of that name must wait.
+        // It is unused and not unprepared: a new claim of that name must wait.
         let mut node = restored(claims, Vec::new());
         connect_driver(&mut node, "d0", "0.sock");
         let request = pod_with("q", &[claim_of("c", "new", &[("d0", "d", &[])])]);
@@ -1779,7 +1784,7 @@ fn of_drivers_that_are_gone_only_the_last_are_remembered() {
     let mut node = Node::default();
     let (kept, _) = node.driver_registered(offer_of("kept", "k.sock"), START).unwrap();
     node.link_up(kept, START);
-    for number in 0..2 * MOST_GONE {
+    for number in 0..2 * MAX_GONE {
         let now = START.after(number as u64);
         let name = format!("d{number:04}");
         let (id, _) = node.driver_registered(offer_of(&name, "d.sock"), now).unwrap();
@@ -1789,9 +1794,9 @@ fn of_drivers_that_are_gone_only_the_last_are_remembered() {
         }
     }
     let drivers = node.drivers();
-    assert_eq!(drivers.len(), MOST_GONE + 1);
+    assert_eq!(drivers.len(), MAX_GONE + 1);
     assert!(node.driver(&"kept".into()).is_some());
-    let last = format!("d{:04}", 2 * MOST_GONE - 1);
+    let last = format!("d{:04}", 2 * MAX_GONE - 1);
     assert!(node.driver(&last.as_str().into()).is_some() && node.driver(&"d0000".into()).is_none());
 }
 
@@ -1807,7 +1812,7 @@ fn an_intent_of_another_allocation_is_none() {
     node.begin_intent(left);
     node.abort(left);
 
-    // What is on its way to disk names d1.
+    // The write in flight names d1.
     let refused = node.reserve(&other, &Preferences::new()).unwrap_err();
     assert!(refused.waiting_helps(), "{refused}");
     node.finish_intent(left);
@@ -1820,7 +1825,7 @@ fn an_intent_of_another_allocation_is_none() {
 }
 
 #[test]
-fn who_joins_a_claim_that_needs_no_driver_does_not_depend_on_anothers_intent() {
+fn joining_a_claim_that_needs_no_driver_does_not_wait_for_another_intent() {
     for is_written in [true, false] {
         let mut node = Node::default();
         let shared = claim_of("k", "c", &[("d0", "a", &["*"])]);
@@ -1850,7 +1855,7 @@ fn who_joins_a_claim_that_needs_no_driver_does_not_depend_on_anothers_intent() {
 }
 
 #[test]
-fn what_is_learned_while_a_pod_is_written_is_written_later() {
+fn a_change_during_a_commit_is_written_later() {
     let mut node = abandoned_at_d0();
     let wanted = pod_with("q", &[claim_of("k", "c", &[("d1", "y", &[])])]);
     let id = reserve(&mut node, &wanted);

@@ -1,8 +1,8 @@
-//! Random histories of pods with claims, drivers, a disk and crashes, held against a model that keeps what is true
-//! outside: what is on disk, what drivers have done, and who was told what.
+//! Random histories of pods with claims, drivers, a disk and crashes, compared with a model of the outside: the disk, the
+//! work of drivers, and the acknowledged operations.
 //!
-//! Writes are handed over, reach the disk in any order, and are acknowledged in the order in which they did. A
-//! crash may come at any moment; of the writes that were not acknowledged the newest may be lost.
+//! Writes are queued, reach the disk in any order, and are acknowledged in the order in which they reached it. A crash may
+//! occur at any time. It may lose the newest writes that were not acknowledged.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,9 +28,9 @@ enum Step {
     Link(u8, bool),
     Deregister(u8),
     Reserve(usize, usize),
-    /// An admission that nobody gets in the way of, for so many of its steps.
+    /// This many steps of an admission, without other steps between them.
     Admit(usize, usize, usize),
-    /// A removal in the same way.
+    /// This many steps of a removal, without other steps between them.
     Remove(usize, usize),
     Abort(u8),
     Intent(u8),
@@ -39,10 +39,10 @@ enum Step {
     Release(usize),
     Unprepare(usize),
     Abandon(usize, usize),
-    /// A claim of two drivers is abandoned at one of them, and allocated anew at the other.
+    /// A claim of two drivers is abandoned at one of them, and reallocated at the other.
     AbandonAndReturn(usize, usize),
     Forget(usize),
-    /// The same claim is abandoned at both, and forgotten.
+    /// A claim of two drivers is abandoned at both, and forgotten.
     AbandonAndForget(usize, usize),
     Due,
     Record,
@@ -114,8 +114,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Claims that pods bring: two of them have the same name, two are one claim allocated twice, some need nothing
-/// of a driver. From 7 on they share devices with others: as a whole, by share, or with admin access.
+/// Claims of pods: two have the same name, two are one claim with different allocations, and some do not need a driver. From
+/// 7 on they share devices with others: as a whole, by share, or with admin access.
 fn catalogue(index: usize) -> AllocatedClaim {
     let shared = |name: &str, uid: &str, share: Option<&str>| {
         let mut result = result("d2", "req", "shared");
@@ -174,7 +174,7 @@ fn shapes() -> Vec<&'static [usize]> {
     ]
 }
 
-/// The devices that a driver has when it has prepared a claim.
+/// The devices of a driver that has prepared a claim.
 fn devices_of(claim: &Claim, driver: &DriverName) -> Vec<AllocatedDevice> {
     let Some(preparation) = claim.preparations.get(driver) else {
         return Vec::new();
@@ -192,7 +192,7 @@ fn devices_of(claim: &Claim, driver: &DriverName) -> Vec<AllocatedDevice> {
         .unwrap_or_else(|| prepared.collect())
 }
 
-/// Whether two claims must not have these devices at the same time. Not the code that is tested.
+/// Returns `true` if two claims must not have these devices at the same time. Independent of the tested code.
 fn collide(one: &AllocatedDevice, other: &AllocatedDevice) -> bool {
     let is_exclusive = !one.admin_access && !other.admin_access;
     let is_same = (&one.pool, &one.device) == (&other.pool, &other.device);
@@ -260,18 +260,18 @@ struct World {
     written: VecDeque<(Change, Disk)>,
     admissions: Vec<Admission>,
     releasing: BTreeSet<PodUid>,
-    /// Pods that were told that they are admitted.
+    /// Pods with an acknowledged admission.
     pods: BTreeMap<PodUid, Pod>,
     calls: Vec<Call>,
-    /// What drivers may have prepared: called, and not unprepared since.
+    /// Claims that drivers may have prepared: called, and not unprepared since then.
     touched: BTreeSet<Part>,
-    /// The devices of that.
+    /// The devices of `touched`.
     devices: BTreeMap<Part, Vec<AllocatedDevice>>,
     /// Claims that shared a device when one of them was imported.
     imported_together: BTreeSet<(ClaimUid, ClaimUid)>,
-    /// What drivers have prepared.
+    /// Claims that drivers have prepared.
     truth: BTreeSet<Part>,
-    /// Claims that were on disk when the machine was booted.
+    /// Claims that were on disk at the last reboot.
     rebooted: BTreeSet<ClaimUid>,
 }
 
@@ -360,7 +360,7 @@ impl World {
             }
             Step::Abandon(pod, driver) => {
                 self.node.abandon(&uid(pod), &DRIVERS[driver].into());
-                let remaining = self.node.remaining(&uid(pod));
+                let remaining = self.node.pending_unprepare(&uid(pod));
                 assert!(
                     remaining
                         .iter()
@@ -393,7 +393,7 @@ impl World {
                     self.apply(&step);
                 }
                 if steps % 2 == 1 {
-                    // The driver is back after all.
+                    // The driver has come back.
                     self.apply(&Step::Return(0));
                     self.apply(&Step::Due);
                 }
@@ -421,7 +421,7 @@ impl World {
                 {
                     let change = self.handed_over.remove(place).change;
                     self.settle(change, false);
-                    // The store makes its file anew, from memory.
+                    // The store rebuilds its file from memory.
                     let claims = self.node.recorded_claims();
                     self.disk.claims = claims.map(|claim| (claim.uid.clone(), claim.clone())).collect();
                     self.disk.pods = self
@@ -467,7 +467,7 @@ impl World {
         self.registered.insert(id);
     }
 
-    /// Pods that hold a claim or are being admitted with it, as far as anybody was told.
+    /// Returns pods that hold a claim or are being admitted with it, according to acknowledged operations.
     fn members(&self, uid: &ClaimUid) -> BTreeSet<PodUid> {
         let holds = |pod: &&Pod| pod.claims.iter().any(|each| each.uid == *uid);
         let holders = self.pods.values().filter(holds).map(|pod| pod.uid.clone());
@@ -480,7 +480,7 @@ impl World {
         holders.chain(joiners).collect()
     }
 
-    /// A claim is refused for good only because of pods on record that are not being removed.
+    /// Checks that an error of a claim is final only because of recorded pods that are not being removed.
     fn check_refusal(&self, error: &ReserveError) {
         let is_held = |is_it: &dyn Fn(&PodClaim) -> bool| {
             let stays = |(uid, _): &(&PodUid, &Pod)| !self.releasing.contains(*uid);
@@ -488,7 +488,7 @@ impl World {
             pods.any(|(_, pod)| pod.claims.iter().any(is_it))
         };
         match error {
-            // Claims of one pod may exclude each other, too.
+            // Claims of one pod may conflict with each other, too.
             ReserveError::Reallocated { claim, pods, .. }
             | ReserveError::ClaimNameTaken { claim, pods, .. } => {
                 assert!(pods.is_empty() || is_held(&|each| each.key == *claim), "{error}");
@@ -558,7 +558,7 @@ impl World {
         }
     }
 
-    /// No driver may have prepared a device of a claim for another claim.
+    /// Checks that no driver may have prepared a device of a claim for another claim.
     fn check_free(&self, wanted: &AllocatedClaim) {
         for ((uid, driver), devices) in self.devices.iter().filter(|((uid, _), _)| *uid != wanted.uid) {
             let wanted_devices = wanted
@@ -581,7 +581,7 @@ impl World {
         pairs.contains(&(one.clone(), other.clone())) || pairs.contains(&(other.clone(), one.clone()))
     }
 
-    /// A claim that the node does not know is found in a kubelet's file, and so is a pod that holds it.
+    /// Imports an unknown claim of a kubelet's file, with a pod that holds it.
     fn import(&mut self, claim: &AllocatedClaim, pod: &PodUid, is_held: bool) {
         let is_busy = !self.handed_over.is_empty() || !self.written.is_empty();
         let is_known = self.node.claim(&claim.uid).is_some() || self.node.claim_named(&claim.key).is_some();
@@ -658,7 +658,7 @@ impl World {
             request,
             committing,
         } = &mut self.admissions[place];
-        // Who writes an intent waits for it.
+        // An admission waits for the write of its intent.
         let is_intent = |change: &Change| matches!(change, Change::Intent(intent) if intent == id);
         let handed_over = self.handed_over.iter().map(|write| &write.change);
         if handed_over
@@ -692,7 +692,7 @@ impl World {
         }
     }
 
-    /// An operator says that no driver has anything of a claim any longer.
+    /// An operator deletes the record of an abandoned claim.
     fn forget(&mut self, uid: &ClaimUid) {
         let phase = self.node.claim(uid).map(|view| view.phase);
         if let Ok(record) = self.node.begin_forget(uid) {
@@ -807,7 +807,7 @@ impl World {
                 assert!(known, "{} is called for {uid}, which is not on disk", call.driver);
                 match call.operation {
                     Operation::Prepare => {
-                        assert!(!members.is_empty(), "{uid} is prepared for nobody");
+                        assert!(!members.is_empty(), "{uid} is prepared without pods");
                         self.touched.insert((uid.clone(), call.driver.clone()));
                         let devices = devices_of(self.node.claim(uid).unwrap().claim, &call.driver);
                         self.devices.insert((uid.clone(), call.driver.clone()), devices);
@@ -826,7 +826,7 @@ impl World {
         }
     }
 
-    /// A driver does what it was asked to do.
+    /// A driver executes a call.
     fn execute(&mut self, call: &Call, uid: &ClaimUid) {
         let part = (uid.clone(), call.driver.clone());
         match call.operation {
@@ -939,7 +939,7 @@ impl World {
 
     fn check(&mut self) {
         assert_sound(&self.node);
-        // A driver that is never asked to unprepare a claim has nothing of it when its pods are gone.
+        // A driver that skips unprepare does not keep a claim after its pods are gone.
         let (node, touched) = (&self.node, &self.touched);
         let is_used = |uid: &ClaimUid| node.claim(uid).is_some_and(|view| !view.pods.is_empty());
         let skips = |uid: &ClaimUid| matches!(uid.as_str(), "c5");
@@ -1038,10 +1038,10 @@ impl World {
         let admitted = self.admissions.iter().any(|each| each.request.uid == pod.uid);
         let claims = self.admissions.iter().filter(|each| each.request.uid == pod.uid);
         let joins = admitted && claims.flat_map(|each| &each.request.claims).next().is_some();
-        !pod.claims.is_empty() || joins || !self.node.remaining(&pod.uid).is_empty()
+        !pod.claims.is_empty() || joins || !self.node.pending_unprepare(&pod.uid).is_empty()
     }
 
-    /// Drivers are well and answer, the disk writes, and time passes, until nothing happens any longer.
+    /// Lets drivers answer, writes succeed and time pass, until nothing changes.
     fn calm_down(&mut self) {
         for admission in core::mem::take(&mut self.admissions) {
             if admission.committing {
@@ -1078,7 +1078,7 @@ impl World {
     fn check_at_rest(&self) {
         let mut held: BTreeSet<ClaimUid> = BTreeSet::new();
         for view in self.node.claims() {
-            // An imported claim is prepared again after a boot when a pod brings it.
+            // An imported claim is prepared again after a reboot when a pod requests it.
             if view
                 .claim
                 .preparations

@@ -1,7 +1,7 @@
-//! Random histories, held against a model that keeps pods, reservations and lists and nothing derived from them.
+//! Random histories, compared with a model that has pods, reservations and lists, without derived state.
 //!
 //! The disk is part of the model: a pod is on it from the write after `begin_commit` to the write after
-//! `begin_release`, and a restart, which may come at any moment, knows nothing else.
+//! `begin_release`. A restart may occur at any time and restores only the disk.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
@@ -17,7 +17,7 @@ use crate::{Blocked, CommitError, PodUid, PutError, Restored};
 const RESOURCES: [&str; 2] = [GPU, NIC];
 const DEVICES: usize = 6;
 const PODS: usize = 5;
-/// The shape that each pod has as a rule.
+/// The usual shape of each pod.
 const USUAL: [usize; PODS] = [7, 3, 2, 8, 1];
 const CONTAINERS: [&str; 5] = ["i", "j", "s", "m", "n"];
 
@@ -41,7 +41,7 @@ enum Step {
     FinishRelease(usize),
     CancelRelease(usize),
     Import(usize, Vec<(usize, usize, Vec<usize>)>),
-    /// A pod is imported in part and at once admitted.
+    /// A pod is imported in part and then admitted.
     Adopt {
         pod: usize,
         known: u8,
@@ -149,7 +149,7 @@ fn shapes() -> Vec<Vec<ContainerRequest>> {
     ]
 }
 
-/// A file that knows some of the containers of a pod's usual spec, which share as much as they can.
+/// An imported pod with some of the containers of its usual spec, which share as many devices as possible.
 fn half_known(pod: usize, known: u8, first: usize) -> Vec<(usize, usize, Vec<usize>)> {
     let mut holdings = Vec::new();
     for (place, container) in shapes()[USUAL[pod]].iter().enumerate() {
@@ -173,7 +173,7 @@ fn device_id(device: usize) -> DeviceId {
     format!("d{device}").into()
 }
 
-/// Two of the pods want the same name, and every spec comes from the same few shapes.
+/// Two of the pods have the same name, and every spec has one of a few shapes.
 fn request(pod: usize, shape: usize) -> PodRequest {
     PodRequest {
         uid: uid(pod),
@@ -191,9 +191,9 @@ struct PluginModel {
     resource: usize,
     endpoint: usize,
     uid: u32,
-    /// Whether it has listed a healthy device.
+    /// `true` if it has listed a healthy device.
     ready: bool,
-    /// When it last listed its devices, and what.
+    /// The time and content of its last list.
     list: Option<(usize, BTreeMap<DeviceId, Device>)>,
 }
 
@@ -219,19 +219,19 @@ type Holders = BTreeMap<(ResourceName, DeviceId), BTreeSet<PodUid>>;
 struct World {
     node: Node,
     now: Moment,
-    /// Whether plugins list their devices backwards.
+    /// `true` if plugins list their devices in reverse order.
     backwards: bool,
     connections: Vec<ConnectionId>,
     plugins: BTreeMap<ConnectionId, PluginModel>,
-    /// How many devices the list of a resource had that is not in force any longer, and since when.
+    /// The length of the last active list of a resource, and when it ended.
     idle: BTreeMap<usize, (Moment, usize)>,
     lists: usize,
     reservations: Vec<ReservationModel>,
-    /// Pods that are being removed, and whether that is on disk.
+    /// Pods that are being removed, with `true` if that is on disk.
     releasing: BTreeMap<PodUid, bool>,
     pods: BTreeMap<PodUid, Pod>,
     disk: BTreeMap<PodUid, Pod>,
-    /// Devices that a pod has from an import: nobody asked whether they were free.
+    /// Devices of imported pods, which need not have been free.
     imported: BTreeSet<(PodUid, ResourceName, DeviceId)>,
 }
 
@@ -283,7 +283,7 @@ impl World {
         self.releasing.contains_key(pod) || self.reservations.iter().any(reserved)
     }
 
-    /// A reservation: as a rule one that has not ended, sometimes any.
+    /// Returns a reservation: usually one that has not ended, sometimes any.
     fn pick(&self, number: u8) -> Option<usize> {
         let all = 0..self.reservations.len();
         let live = all
@@ -401,7 +401,7 @@ impl World {
         let Some(connection) = self.connection(number) else {
             return;
         };
-        let said: Vec<Device> = devices
+        let sent: Vec<Device> = devices
             .iter()
             .map(|(device, healthy, node)| Device {
                 id: device_id(*device),
@@ -410,14 +410,14 @@ impl World {
             })
             .collect();
         let meant: BTreeMap<DeviceId, Device> =
-            said.iter().map(|each| (each.id.clone(), each.clone())).collect();
-        let said = if self.backwards {
+            sent.iter().map(|each| (each.id.clone(), each.clone())).collect();
+        let sent = if self.backwards {
             meant.values().rev().cloned().collect()
         } else {
-            said
+            sent
         };
         let before = self.before_a_late_message(connection);
-        let news = self.node.devices_listed(connection, list_of(said));
+        let news = self.node.devices_listed(connection, list_of(sent));
         let Some(plugin) = self.plugins.get_mut(&connection) else {
             assert_eq!(
                 (news, before),
@@ -531,8 +531,8 @@ impl World {
         }
     }
 
-    /// A pod is refused for good only because of pods on record that are not being removed, and because of plugins that
-    /// have listed a healthy device. Otherwise it waits.
+    /// Checks that an error is final only because of recorded pods that are not being removed, and of plugins that have
+    /// listed a healthy device. Otherwise the pod waits.
     fn check_refusal(&self, request: &PodRequest, error: &ReserveError) {
         match error {
             ReserveError::Insufficient { resource, .. } => {
@@ -573,7 +573,7 @@ impl World {
         active.is_some_and(|(connection, _)| self.plugins[&connection].ready)
     }
 
-    /// The healthy devices that are free once every admission in flight has been aborted and every removal has ended.
+    /// Returns the healthy devices that are free once every admission in flight has been aborted and every removal has ended.
     fn left_by_pods(&self, resource: &ResourceName) -> usize {
         let stays = |pod: &&Pod| !self.releasing.contains_key(&pod.uid);
         let held = |id: &DeviceId| {
@@ -586,8 +586,8 @@ impl World {
             .count()
     }
 
-    /// How many devices the containers need together, init containers' devices used again; `None` if the pod holds some
-    /// already.
+    /// Returns the number of devices that the containers need together, with reuse of init containers' devices; `None` if the
+    /// pod holds some already.
     fn needed(&self, request: &PodRequest, resource: &ResourceName) -> Option<usize> {
         if let Some(pod) = self.pods.get(&request.uid)
             && pod.allocations.iter().any(|each| each.resource == *resource)
@@ -607,7 +607,7 @@ impl World {
         Some(needed)
     }
 
-    /// Plugins answer as they like, with what they were asked about and with what they made up.
+    /// Returns random preferences of plugins, with available and invented devices.
     fn ask(&self, request: &PodRequest, taste: usize) -> Preferences {
         let holders = self.holders();
         let mut preferences = Preferences::new();
@@ -638,7 +638,8 @@ impl World {
         preferences
     }
 
-    /// Everything or nothing; only what was free or the pod's own; shared only with what has ended.
+    /// Checks that a reservation is complete, takes only free devices or those of the pod, and shares devices only with
+    /// containers that have ended.
     fn check_grants(&self, request: &PodRequest, grants: &[Grant], holders: &Holders) {
         let pod = self.pods.get(&request.uid);
         for grant in grants {
@@ -754,7 +755,7 @@ impl World {
         *phase = Phase::Writing(pod);
     }
 
-    /// Only what is on disk is finished; what was not begun, or has ended, is tried all the same.
+    /// Finishes removals that are on disk, and tries removals that were not begun or have ended.
     fn finish_commit(&mut self, number: u8) {
         let Some(index) = self.pick(number) else { return };
         let reservation = &mut self.reservations[index];
@@ -922,7 +923,7 @@ impl World {
         }
     }
 
-    /// Ends everything that has not ended, and then all pods.
+    /// Ends all operations, and then removes all pods.
     fn wind_up(&mut self) {
         for reservation in &mut self.reservations {
             match &reservation.phase {
@@ -983,7 +984,10 @@ fn live_through(history: &[Step], backwards: bool) -> String {
     let end = everything(&world.node);
     world.wind_up();
     world.check();
-    assert!(world.node.ledger.held.is_empty(), "something is held by nobody");
+    assert!(
+        world.node.ledger.held.is_empty(),
+        "a device is held without a pod"
+    );
     end
 }
 

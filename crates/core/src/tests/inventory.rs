@@ -1,4 +1,4 @@
-//! What plugins offer, and what comes of it.
+//! Tests of connections, device lists and resources.
 
 use alloc::string::ToString;
 use alloc::vec;
@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::device_plugin::inventory::{EVICT_AFTER_MS, GRACE_MS, LastPlugin, MAX_IDLE};
-use crate::device_plugin::rejections::{KEPT_MS, MOST_REJECTIONS, Rejection};
+use crate::device_plugin::rejections::{MAX_REJECTIONS, RETENTION_MS, Rejection};
 use crate::{Availability, Capacity, ConnectError, Restored};
 
 fn counts(node: &Node, now: Moment) -> (usize, usize) {
@@ -70,7 +70,7 @@ fn when_the_newest_plugin_leaves_the_list_of_the_other_counts_again() {
 }
 
 #[test]
-fn of_several_that_are_left_the_newest_list_counts() {
+fn the_newest_list_of_the_remaining_plugins_is_active() {
     let mut node = Node::default();
     let first = serve(&mut node, GPU, "first.sock", &["a"]);
     serve(&mut node, GPU, "second.sock", &["b"]);
@@ -119,7 +119,7 @@ fn an_older_plugin_that_repeats_its_list_is_the_newest_again() {
 
 // Spec §27.13: the kubelet writes its file on every message.
 #[test]
-fn a_plugin_that_repeats_itself_changes_nothing() {
+fn a_repeated_list_changes_nothing() {
     let mut node = Node::default();
     let only = serve(&mut node, GPU, "only.sock", &["a"]);
     let before = everything(&node);
@@ -250,7 +250,7 @@ fn another_user_cannot_take_over_the_endpoint_of_a_connected_plugin() {
 }
 
 #[test]
-fn another_user_who_may_share_is_taken_in() {
+fn a_plugin_of_another_user_that_may_share_is_accepted() {
     let mut node = node_with_gpus(&["a"]);
     let guest = Offer {
         uid: 1001,
@@ -263,7 +263,7 @@ fn another_user_who_may_share_is_taken_in() {
 }
 
 #[test]
-fn another_user_may_serve_what_nobody_serves_any_longer() {
+fn another_user_may_serve_a_resource_after_its_plugin_left() {
     let mut node = Node::default();
     let first = serve(&mut node, GPU, "same.sock", &["a"]);
     node.connection_lost(first, START);
@@ -299,7 +299,7 @@ fn unhealthy_devices_count_towards_capacity_only() {
 
 // TestGetAllocatableDevicesMultipleResources
 #[test]
-fn resources_do_not_touch_each_other() {
+fn resources_are_independent() {
     let mut node = node_serving(&[(GPU, &["a", "b"]), (NIC, &["a"])]);
 
     let nic = node.serving(&NIC.into()).unwrap();
@@ -507,7 +507,7 @@ fn a_device_on_two_nodes_is_recorded_under_both() {
 }
 
 #[test]
-fn a_huge_number_of_nodes_is_harmless() {
+fn a_huge_number_of_nodes_is_accepted() {
     let devices = (0..2_000)
         .map(|number| healthy_on(&format!("{number:05}"), &[number]))
         .collect();
@@ -525,7 +525,7 @@ fn a_huge_number_of_nodes_is_harmless() {
 }
 
 #[test]
-fn names_that_nobody_needs_are_limited_and_those_left_first_are_forgotten_first() {
+fn idle_resources_are_limited_and_the_oldest_are_removed_first() {
     let mut node = node_with_gpus(&["a"]);
     admit(&mut node, &pod("p", vec![app("main", &[(GPU, 1)])]));
     let serving = node.serving(&gpu()).unwrap();
@@ -586,7 +586,7 @@ fn a_resource_that_no_plugin_ever_served_is_forgotten_after_a_day_without_pods()
 }
 
 #[test]
-fn a_list_that_is_handed_over_again_is_no_news_and_the_ones_before_can_be_kept() {
+fn passing_the_same_list_again_changes_nothing_and_earlier_lists_are_returned() {
     let mut node = Node::default();
     let first = serve(&mut node, GPU, "first.sock", &["a"]);
     let second = connect(&mut node, offer(GPU, "second.sock"));
@@ -642,18 +642,18 @@ fn a_rejection_is_kept_until_the_plugin_registers_or_for_an_hour() {
             .collect::<Vec<_>>()
     };
     assert_eq!(left(&node, later), [NIC]);
-    assert!(left(&node, Moment(later.0 + KEPT_MS)).is_empty());
+    assert!(left(&node, Moment(later.0 + RETENTION_MS)).is_empty());
 }
 
 #[test]
 fn of_too_many_rejections_the_oldest_is_forgotten() {
     let mut node = Node::default();
-    for number in 0..=MOST_REJECTIONS {
+    for number in 0..=MAX_REJECTIONS {
         let now = Moment(START.0 + number as u64);
         node.plugin_rejected(rejection(GPU, &alloc::format!("{number}.sock"), "no"), now);
     }
     let rejected: Vec<_> = node.rejected_plugins(START).collect();
-    assert_eq!(rejected.len(), MOST_REJECTIONS);
+    assert_eq!(rejected.len(), MAX_REJECTIONS);
     assert!(rejected.iter().all(|each| each.rejection.endpoint != "0.sock"));
 }
 
@@ -665,11 +665,11 @@ fn rejections_of_one_user_do_not_displace_those_of_others() {
         ..rejection(NIC, "nic.sock", "no")
     };
     node.plugin_rejected(other, START);
-    for number in 0..2 * MOST_REJECTIONS {
+    for number in 0..2 * MAX_REJECTIONS {
         let now = Moment(START.0 + 1 + number as u64);
         node.plugin_rejected(rejection(GPU, &alloc::format!("{number}.sock"), "no"), now);
     }
     let rejected: Vec<_> = node.rejected_plugins(START).collect();
-    assert_eq!(rejected.len(), MOST_REJECTIONS);
+    assert_eq!(rejected.len(), MAX_REJECTIONS);
     assert!(rejected.iter().any(|each| each.rejection.resource == NIC));
 }

@@ -1,4 +1,4 @@
-//! What plugins are asked before devices are chosen, and what comes of their preferences.
+//! Tests of preference queries and of the use of preferences.
 
 use alloc::vec;
 
@@ -36,7 +36,7 @@ fn a_plugin_is_asked_which_of_the_free_devices_it_prefers() {
 
 // TestGetPreferredAllocationParameters, "Request for 4, socket 0, 2 already allocated, 2 reusable"
 #[test]
-fn what_init_containers_pass_on_must_be_included() {
+fn devices_of_init_containers_must_be_included() {
     let (node, _) = node_that_asks(&["a", "b", "c", "d"]);
     let request = pod("p", vec![init("init", &[(GPU, 1)]), app("main", &[(GPU, 3)])]);
 
@@ -86,7 +86,7 @@ fn unhealthy_devices_are_not_available() {
 }
 
 #[test]
-fn a_plugin_that_gives_no_advice_is_not_asked() {
+fn a_plugin_without_preferences_is_not_queried() {
     let node = node_with_gpus(&["a", "b"]);
 
     assert_eq!(node.preference_query(&gpu_pod("p", 1), &Preferences::new()), None);
@@ -100,7 +100,7 @@ fn a_plugin_is_not_asked_when_all_devices_are_needed() {
 }
 
 #[test]
-fn a_plugin_is_not_asked_when_what_is_passed_on_is_just_enough() {
+fn a_plugin_is_not_queried_when_the_reusable_devices_are_just_enough() {
     let (node, _) = node_that_asks(&["a", "b", "c"]);
     let request = pod("p", vec![init("init", &[(GPU, 2)]), app("main", &[(GPU, 2)])]);
 
@@ -108,7 +108,7 @@ fn a_plugin_is_not_asked_when_what_is_passed_on_is_just_enough() {
 }
 
 #[test]
-fn of_more_than_enough_that_is_passed_on_the_plugin_may_choose() {
+fn a_plugin_is_queried_when_there_are_more_reusable_devices_than_needed() {
     let (node, _) = node_that_asks(&["a", "b", "c"]);
     let request = pod("p", vec![init("init", &[(GPU, 2)]), app("main", &[(GPU, 1)])]);
 
@@ -125,7 +125,7 @@ fn of_more_than_enough_that_is_passed_on_the_plugin_may_choose() {
 }
 
 #[test]
-fn a_plugin_that_has_advised_is_not_asked_again() {
+fn a_plugin_that_has_answered_is_not_queried_again() {
     let (node, _) = node_that_asks(&["a", "b"]);
 
     assert_eq!(
@@ -135,7 +135,7 @@ fn a_plugin_that_has_advised_is_not_asked_again() {
 }
 
 #[test]
-fn a_request_that_cannot_be_granted_asks_nobody() {
+fn a_request_that_cannot_be_granted_queries_no_plugin() {
     let (node, _) = node_that_asks(&["a", "b"]);
     let short_later = pod("p", vec![app("one", &[(GPU, 1)]), app("two", &[(NIC, 1)])]);
 
@@ -144,7 +144,7 @@ fn a_request_that_cannot_be_granted_asks_nobody() {
 }
 
 #[test]
-fn nothing_is_asked_for_a_pod_that_holds_its_devices() {
+fn no_plugin_is_queried_for_a_pod_that_holds_its_devices() {
     let (mut node, _) = node_that_asks(&["a", "b"]);
     admit(&mut node, &gpu_pod("p", 1));
 
@@ -152,7 +152,7 @@ fn nothing_is_asked_for_a_pod_that_holds_its_devices() {
 }
 
 #[test]
-fn the_plugin_whose_list_counts_is_asked() {
+fn the_plugin_of_the_active_list_is_queried() {
     let (mut node, _) = node_that_asks(&["a", "b"]);
     let newer = connect(&mut node, offer_with_advice(GPU, "newer.sock"));
     node.devices_listed(newer, list(&["x", "y"]));
@@ -165,7 +165,7 @@ fn the_plugin_whose_list_counts_is_asked() {
 }
 
 #[test]
-fn asking_changes_nothing() {
+fn a_query_changes_nothing() {
     let (node, _) = node_that_asks(&["a", "b"]);
     let before = everything(&node);
 
@@ -176,7 +176,7 @@ fn asking_changes_nothing() {
 
 // TestGetPreferredAllocation
 #[test]
-fn advice_is_followed() {
+fn preferences_are_followed() {
     let (mut node, _) = node_that_asks(&["a", "b", "c"]);
 
     let id = node
@@ -189,7 +189,7 @@ fn advice_is_followed() {
 
 // Spec §12: in the kubelet state is not validated again after the call.
 #[test]
-fn advice_that_has_been_overtaken_is_harmless() {
+fn outdated_preferences_are_ignored() {
     let (mut node, connection) = node_that_asks(&["a", "b", "c", "d"]);
     let stale = preferences(0, &["a", "b", "c"]);
     admit(&mut node, &gpu_pod("other", 1));
@@ -204,7 +204,7 @@ fn advice_that_has_been_overtaken_is_harmless() {
 }
 
 #[test]
-fn advice_for_another_container_or_resource_is_not_taken() {
+fn preferences_for_another_container_or_resource_are_ignored() {
     let (mut node, _) = node_that_asks(&["a", "b", "c"]);
     let mut elsewhere = preferences(7, &["c"]);
     elsewhere.insert((0, NIC.into()), ids(&["c"]));
@@ -215,7 +215,7 @@ fn advice_for_another_container_or_resource_is_not_taken() {
 }
 
 #[test]
-fn a_pod_with_many_containers_is_asked_about_one_after_the_other() {
+fn the_containers_of_a_pod_are_queried_one_after_the_other() {
     let (mut node, _) = node_that_asks(&["a", "b", "c", "d", "e"]);
     let request = pod(
         "p",

@@ -51,7 +51,7 @@ fn sidecars_and_app_containers_never_share() {
 }
 
 #[test]
-fn what_a_sidecar_takes_leaves_the_pool_for_good() {
+fn devices_of_a_sidecar_are_no_longer_reusable() {
     let mut node = node_with_gpus(&["a", "b"]);
     let request = pod(
         "p",
@@ -73,7 +73,7 @@ fn what_a_sidecar_takes_leaves_the_pool_for_good() {
 }
 
 #[test]
-fn devices_of_a_sidecar_are_not_passed_on() {
+fn devices_of_a_sidecar_are_not_reused() {
     let mut node = node_with_gpus(&["a"]);
     let request = pod("p", vec![sidecar("one", &[(GPU, 1)]), app("two", &[(GPU, 1)])]);
 
@@ -86,7 +86,7 @@ fn devices_of_a_sidecar_are_not_passed_on() {
 }
 
 #[test]
-fn devices_are_not_passed_on_to_another_pod() {
+fn devices_are_not_reused_by_another_pod() {
     let mut node = node_with_gpus(&["a"]);
     admit(&mut node, &pod("p", vec![init("init", &[(GPU, 1)])]));
 
@@ -99,7 +99,7 @@ fn devices_are_not_passed_on_to_another_pod() {
 }
 
 #[test]
-fn devices_of_one_resource_are_not_passed_on_as_another() {
+fn devices_of_one_resource_are_not_reused_for_another() {
     let mut node = node_serving(&[(GPU, &["a"]), (NIC, &["a", "b"])]);
     let request = pod("p", vec![init("one", &[(GPU, 1)]), app("two", &[(NIC, 1)])]);
 
@@ -132,7 +132,7 @@ fn half_known() -> Pod {
 }
 
 #[test]
-fn what_a_later_container_holds_is_not_passed_on_to_one_beside_it() {
+fn devices_of_a_later_container_are_not_reused_by_one_that_runs_at_the_same_time() {
     let mut node = node_with_gpus(&["a", "b"]);
     node.put(half_known()).unwrap();
     let request = pod(
@@ -150,7 +150,7 @@ fn what_a_later_container_holds_is_not_passed_on_to_one_beside_it() {
 }
 
 #[test]
-fn what_a_later_container_holds_may_be_lent_to_an_init_container() {
+fn devices_of_a_later_container_may_be_reused_by_an_init_container() {
     let mut node = node_with_gpus(&["a", "b"]);
     node.put(half_known()).unwrap();
     let request = pod(
@@ -168,7 +168,7 @@ fn what_a_later_container_holds_may_be_lent_to_an_init_container() {
 }
 
 #[test]
-fn what_a_container_unknown_to_the_spec_holds_is_not_passed_on() {
+fn devices_of_a_container_that_is_not_in_the_spec_are_not_reused() {
     let mut node = node_with_gpus(&["a", "b"]);
     node.put(half_known()).unwrap();
     let request = pod("p", vec![init("init", &[(GPU, 1)]), app("new", &[(GPU, 1)])]);
@@ -179,7 +179,7 @@ fn what_a_container_unknown_to_the_spec_holds_is_not_passed_on() {
 }
 
 #[test]
-fn what_has_become_unhealthy_is_not_passed_on() {
+fn unhealthy_devices_are_not_reused() {
     let mut node = Node::default();
     let only = serve(&mut node, GPU, "only.sock", &["a", "b"]);
     node.put(imported("p", &[("init", GPU, &["a"])])).unwrap();
@@ -194,7 +194,7 @@ fn what_has_become_unhealthy_is_not_passed_on() {
 }
 
 #[test]
-fn what_an_init_container_holds_already_is_passed_on() {
+fn held_devices_of_an_init_container_are_reused() {
     let mut node = node_with_gpus(&["a", "b"]);
     node.put(imported("p", &[("init", GPU, &["b"])])).unwrap();
     let request = pod("p", vec![init("init", &[(GPU, 1)]), app("main", &[(GPU, 1)])]);

@@ -1,4 +1,4 @@
-//! What a node says of itself.
+//! Tests of views.
 
 use alloc::collections::BTreeSet;
 use alloc::string::ToString;
@@ -94,21 +94,6 @@ fn healthy_devices_follow_the_active_list() {
     assert_eq!(healthy(&node), None, "the key stays");
 }
 
-// TestUpdatePluginResources
-#[test]
-fn allocatable_for_holders_is_raised_to_what_is_held_and_never_lowered() {
-    let mut node = Node::default();
-    let only = serve(&mut node, GPU, "gpu.sock", &["a", "b", "c"]);
-    admit(&mut node, &gpu_pod("p", 2));
-
-    let serving = node.allocatable_for_holders(&gpu(), START);
-    node.connection_lost(only, START);
-    let away = node.allocatable_for_holders(&gpu(), START);
-
-    assert_eq!((serving, away), (3, 2));
-    assert_eq!(node.allocatable_for_holders(&NIC.into(), START), 0);
-}
-
 #[test]
 fn only_the_pods_of_a_synced_source_are_orphans() {
     let mut node = node_with_gpus(&["a", "b", "c", "d", "e"]);
@@ -134,7 +119,7 @@ fn only_the_pods_of_a_synced_source_are_orphans() {
 }
 
 #[test]
-fn a_list_does_not_speak_for_pods_that_were_admitted_after_it_was_asked_for() {
+fn a_list_does_not_cover_pods_that_were_admitted_after_it_was_requested() {
     let mut node = node_with_gpus(&["a", "b", "c"]);
     let pod = |uid| PodRequest {
         source: Source::Embedder,
@@ -205,7 +190,7 @@ fn devices_held_twice_are_reported_with_both_holders() {
 }
 
 #[test]
-fn plugins_show_what_they_said_and_whose_list_counts() {
+fn plugins_show_their_last_list_and_the_active_one() {
     let mut node = Node::default();
     serve(&mut node, GPU, "first.sock", &["a", "b"]);
     let second = serve(&mut node, GPU, "second.sock", &["c"]);
@@ -230,7 +215,7 @@ fn plugins_show_what_they_said_and_whose_list_counts() {
 }
 
 #[test]
-fn resources_show_whether_they_can_be_had() {
+fn resources_show_their_availability() {
     let mut node = node_with_gpus(&["a"]);
     connect(&mut node, offer(NIC, "nic.sock"));
     node.put(imported("p", &[("main", "acme.com/old", &["x"])]))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 
 use devlet_core::dra::claims::{
-    AllocatedClaim, AllocatedDevice, AllocationResult, NotForgotten, Operation, PreparationState,
+    AllocatedClaim, AllocatedDevice, AllocationResult, BeginForgetError, Operation, PreparationState,
 };
 use devlet_core::{Blocked, ReserveError};
 use devlet_kubelet_files::Format;
@@ -732,7 +732,7 @@ async fn a_claim_that_is_forgotten_is_neither_in_the_database_nor_in_the_file() 
     store.forget_claim(&"uid-one".into()).await.unwrap();
 
     let unknown = store.forget_claim(&"uid-one".into()).await.unwrap_err();
-    assert_eq!(unknown, NotForgotten::Unknown.into());
+    assert_eq!(unknown, BeginForgetError::Unknown.into());
     // Killed before the file was written: it is ours, and says nothing.
     let killed = copy(&root);
     assert_eq!(names(&killed.open()), Vec::<String>::new());

@@ -233,9 +233,9 @@ async fn a_claim_is_on_disk_until_it_is_unprepared() {
     let (_root, revived) = after_a_kill(&root);
     assert_eq!(claims(&revived).len(), 1);
     drive(&revived);
-    assert_eq!(revived.read(|node| node.remaining(&"a".into())).len(), 1);
+    assert_eq!(revived.read(|node| node.pending_unprepare(&"a".into())).len(), 1);
     unprepare(&revived);
-    assert!(revived.read(|node| node.remaining(&"a".into())).is_empty());
+    assert!(revived.read(|node| node.pending_unprepare(&"a".into())).is_empty());
 
     unprepare(&store);
     assert!(store.record_claims().await.unwrap());
@@ -262,7 +262,7 @@ async fn giving_up_on_a_driver_is_remembered() {
 
     let state = claims(&store)[0].preparations[DRIVER].state;
     assert_eq!(state, PreparationState::Abandoned);
-    assert!(store.read(|node| node.remaining(&"a".into())).is_empty());
+    assert!(store.read(|node| node.pending_unprepare(&"a".into())).is_empty());
 }
 
 #[tokio::test]

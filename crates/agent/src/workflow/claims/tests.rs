@@ -683,7 +683,7 @@ async fn a_driver_that_says_nothing_about_a_claim_has_not_unprepared_it() {
         "it is asked again"
     );
     assert!(!removal.is_finished());
-    let waits = bed.store.read(|node| node.remaining(&"a".into()));
+    let waits = bed.store.read(|node| node.pending_unprepare(&"a".into()));
     let failure = waits[0].failure.as_ref().unwrap().to_string();
     assert_eq!(
         failure,
@@ -740,7 +740,7 @@ async fn a_driver_that_is_gone_for_good_can_be_given_up_on() {
     let removal = bed.remove_by_task("a");
     bed.asked().await.done();
     let is_left = |node: &Node| {
-        let waits = node.remaining(&"a".into());
+        let waits = node.pending_unprepare(&"a".into());
         waits.len() == 1 && waits[0].reason == Reason::NoDriver
     };
     bed.until(is_left).await;

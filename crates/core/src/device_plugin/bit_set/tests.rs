@@ -27,7 +27,7 @@ fn places_beyond_the_list_are_ignored() {
 }
 
 #[test]
-fn what_two_sets_have_in_common_is_counted_and_listed() {
+fn common_indexes_of_two_sets_are_counted_and_listed() {
     let (mut one, mut other) = (BitSet::none(130), BitSet::none(70));
     for place in [1, 64, 65, 129] {
         one.insert(place);

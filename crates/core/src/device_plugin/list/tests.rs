@@ -5,7 +5,7 @@ use super::{Device, DeviceList};
 use crate::tests::{healthy, healthy_on, list, list_of, unhealthy};
 
 #[test]
-fn devices_are_sorted_whatever_order_the_plugin_sends() {
+fn devices_in_any_order_are_sorted() {
     assert_eq!(list(&["c", "a", "b"]), list(&["a", "b", "c"]));
 }
 
@@ -20,7 +20,7 @@ fn of_a_device_that_is_named_twice_the_last_entry_counts() {
 }
 
 #[test]
-fn a_list_is_the_same_whatever_way_it_is_built_and_compared() {
+fn stepwise_building_and_comparing_gives_equal_results() {
     let ids: Vec<_> = (0..100)
         .map(|number| alloc::format!("{}", number * 37 % 101))
         .collect();
@@ -88,7 +88,7 @@ fn nodes_that_no_machine_has_do_not_steer_the_choice() {
 fn a_device_is_found_by_its_name_only() {
     let list = list(&["a", "c"]);
 
-    assert_eq!((list.place_of("c"), list.place_of("b")), (Some(1), None));
+    assert_eq!((list.index_of("c"), list.index_of("b")), (Some(1), None));
     assert!(list.get("").is_none());
     assert!(!list.is_empty() && DeviceList::default().is_empty());
 }

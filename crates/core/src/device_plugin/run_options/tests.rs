@@ -2,7 +2,7 @@ use alloc::string::{String, ToString};
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{Answer, Conflict, Contested, DeviceNode, Mount, RunOptions, merge};
+use super::{Answer, Conflict, ConflictKind, DeviceNode, Mount, RunOptions, merge};
 use crate::pod::Allocation;
 use crate::tests::{GPU, NIC};
 
@@ -58,9 +58,9 @@ fn cdi(names: &[&str]) -> RunOptions {
     }
 }
 
-fn conflict(what: Contested, key: &str) -> Vec<Conflict> {
+fn conflict(kind: ConflictKind, key: &str) -> Vec<Conflict> {
     vec![Conflict {
-        what,
+        kind,
         key: key.into(),
         kept: GPU.into(),
         dropped: NIC.into(),
@@ -90,18 +90,18 @@ fn cdi_devices_are_named_once_in_the_order_of_resources() {
 
 // Spec §27.12: in the kubelet the winner is random.
 #[test]
-fn the_first_resource_by_name_wins_whatever_order_they_come_in() {
+fn the_first_resource_by_name_wins_in_any_order_of_answers() {
     let (gpu, nic) = (allocation(GPU, env("gpu")), allocation(NIC, env("nic")));
 
     let merged = merge([&nic, &gpu]);
 
     assert_eq!(merged.0.envs["MODE"], "gpu");
-    assert_eq!(merged.1, conflict(Contested::Env, "MODE"));
+    assert_eq!(merged.1, conflict(ConflictKind::Env, "MODE"));
     assert_eq!(merged, merge([&gpu, &nic]));
 }
 
 #[test]
-fn the_same_value_twice_is_no_conflict() {
+fn equal_values_do_not_conflict() {
     let (merged, conflicts) = merge(&[
         allocation(GPU, mounts(vec![mount("/lib", "/usr/lib", true)])),
         allocation(NIC, mounts(vec![mount("/lib", "/usr/lib", true)])),
@@ -123,7 +123,7 @@ fn two_host_paths_for_one_mount_are_a_conflict() {
 
     let paths: Vec<&String> = merged.mounts.iter().map(|mount| &mount.host_path).collect();
     assert_eq!(paths, ["/gpu", "/nic"]);
-    assert_eq!(conflicts, conflict(Contested::Mount, "/lib"));
+    assert_eq!(conflicts, conflict(ConflictKind::Mount, "/lib"));
 }
 
 // The kubelet does not compare these.
@@ -135,7 +135,7 @@ fn one_mount_to_be_written_to_and_not_is_a_conflict() {
     ]);
 
     assert!(merged.mounts[0].read_only);
-    assert_eq!(conflicts, conflict(Contested::Mount, "/lib"));
+    assert_eq!(conflicts, conflict(ConflictKind::Mount, "/lib"));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn two_host_paths_for_one_device_node_are_a_conflict() {
     ]);
 
     assert_eq!(merged.device_nodes[0].host_path, "/dev/gpu");
-    assert_eq!(conflicts, conflict(Contested::DeviceNode, "/dev/x"));
+    assert_eq!(conflicts, conflict(ConflictKind::DeviceNode, "/dev/x"));
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn other_permissions_for_one_device_node_are_a_conflict() {
     ]);
 
     assert_eq!(merged.device_nodes[0].permissions, "r");
-    assert_eq!(conflicts, conflict(Contested::DeviceNode, "/dev/x"));
+    assert_eq!(conflicts, conflict(ConflictKind::DeviceNode, "/dev/x"));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn two_values_for_one_annotation_are_a_conflict() {
     ]);
 
     assert_eq!(merged.annotations["key"], "gpu");
-    assert_eq!(conflicts, conflict(Contested::Annotation, "key"));
+    assert_eq!(conflicts, conflict(ConflictKind::Annotation, "key"));
 }
 
 #[test]

@@ -12,13 +12,13 @@ use crate::tests::{healthy, healthy_on, ids, list, list_of};
 fn choose(list: &DeviceList, passed_on: &[&str], advice: &[&str], wanted: usize) -> Option<Vec<String>> {
     let mut free = list.healthy().clone();
     for id in passed_on {
-        free.remove(list.place_of(id).unwrap_or(usize::MAX));
+        free.remove(list.index_of(id).unwrap_or(usize::MAX));
     }
     let passed_on: BTreeSet<DeviceId> = ids(passed_on).into_iter().collect();
     let chosen = select(list, &mut free, &passed_on, &ids(advice), wanted)?;
     assert!(
         chosen.iter().all(|id| list
-            .place_of(id.as_str())
+            .index_of(id.as_str())
             .is_none_or(|place| !free.contains(place))),
         "what was chosen is not free any longer"
     );
@@ -150,12 +150,12 @@ fn a_device_with_a_node_is_preferred_to_one_without() {
 
 // TestTopologyAlignedAllocation, "preferred aligned accepted, unaligned ignored": topped up from the same node.
 #[test]
-fn what_advice_leaves_open_is_filled_up_on_the_same_node() {
+fn devices_beyond_the_preferences_come_from_the_same_node() {
     assert_eq!(choose(&two_sockets(), &[], &["c0"], 2).unwrap(), ["a0", "c0"]);
 }
 
 #[test]
-fn what_is_passed_on_is_filled_up_on_the_same_node() {
+fn devices_beyond_the_reusable_ones_come_from_the_same_node() {
     assert_eq!(choose(&two_sockets(), &["e0"], &[], 2).unwrap(), ["a0", "e0"]);
 }
 
@@ -171,7 +171,7 @@ fn a_device_on_two_nodes_is_given_once() {
 }
 
 #[test]
-fn a_passed_on_device_that_is_not_listed_is_harmless() {
+fn a_reusable_device_that_is_not_listed_is_selected() {
     assert_eq!(choose(&list(&["a"]), &["ghost"], &[], 2).unwrap(), ["a", "ghost"]);
 }
 

@@ -41,7 +41,7 @@ fn outcome(devices: Vec<PreparedDevice>) -> Result<Vec<PreparedDevice>, String> 
 }
 
 #[test]
-fn what_was_allocated_is_accepted() {
+fn allocated_devices_are_accepted() {
     for devices in [
         vec![],
         vec![prepared(&[], "a", &[])],
@@ -61,7 +61,7 @@ fn what_was_allocated_is_accepted() {
 }
 
 #[test]
-fn what_was_not_allocated_is_refused_with_the_driver_and_the_claim_named() {
+fn devices_that_are_not_allocated_are_refused_with_the_driver_and_the_claim_named() {
     let mut other_pool = prepared(&[], "a", &[]);
     other_pool.pool = "other".into();
     let mut other_share = prepared(&[], "b", &[]);
@@ -71,11 +71,11 @@ fn what_was_not_allocated_is_refused_with_the_driver_and_the_claim_named() {
     let cases = [
         (
             prepared(&["six"], "a", &[]),
-            "prepared a device of ResourceClaim ns/claim for request \"six\", which the claim has not",
+            "prepared a device of ResourceClaim ns/claim for request \"six\", which the claim does not have",
         ),
         (
             prepared(&["two/other"], "b", &[]),
-            "prepared a device of ResourceClaim ns/claim for request \"two/other\", which the claim has not",
+            "prepared a device of ResourceClaim ns/claim for request \"two/other\", which the claim does not have",
         ),
         (
             prepared(&["one", "two"], "a", &[]),

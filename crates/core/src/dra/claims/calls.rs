@@ -1,4 +1,4 @@
-//! What drivers are asked, and what becomes of their answers.
+//! Calls of drivers and the handling of their answers.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -6,22 +6,22 @@ use alloc::vec::Vec;
 
 use super::indexes::{index_devices, remove, unindex_devices};
 use super::{
-    Call, Claim, Claims, Entry, Failure, InFlight, MOST_CALLS, MOST_CLAIMS, Operation, PreparationState,
-    PreparedDevice, Task,
+    Call, Claim, Claims, Entry, Failure, InFlight, MAX_BACKGROUND_CALLS, MAX_CLAIMS, Operation,
+    PreparationState, PreparedDevice, Task,
 };
 use crate::dra::answers::{self, InvalidAnswer};
 use crate::dra::drivers::Drivers;
-use crate::dra::health::cut;
+use crate::dra::health::truncate;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, Moment, PodUid};
 
 impl Claims {
-    /// Calls that prepare these claims, as far as none is on its way. One for each driver, and one for each claim
+    /// Returns calls that prepare these claims, unless one is in flight: one for each driver, and one for each claim
     /// that has failed before.
     pub(crate) fn prepare_calls(&mut self, uids: &[ClaimUid], drivers: &Drivers, now: Moment) -> Vec<Call> {
         self.calls_for(uids, Operation::Prepare, drivers, now)
     }
 
-    /// Calls that unprepare the claims that a pod was the last to leave.
+    /// Returns calls that unprepare the claims that a pod was the last to leave.
     pub(crate) fn unprepare_calls(&mut self, pod: &PodUid, drivers: &Drivers, now: Moment) -> Vec<Call> {
         let uids: Vec<ClaimUid> = self.left.get(pod).into_iter().flatten().cloned().collect();
         self.calls_for(&uids, Operation::Unprepare, drivers, now)
@@ -63,8 +63,8 @@ impl Claims {
         calls
     }
 
-    /// Calls for which nobody waits: unused claims are unprepared, by drivers that were given up on also those that are in
-    /// use again; and claims that pods hold are prepared again after a reboot.
+    /// Returns background calls. They unprepare unused claims, and used claims at abandoned drivers. They prepare claims that
+    /// pods hold again after a reboot.
     pub(crate) fn due_calls(&mut self, drivers: &Drivers, now: Moment) -> Vec<Call> {
         let mut calls = Vec::new();
         let names: Vec<DriverName> = self.due.keys().cloned().collect();
@@ -72,31 +72,37 @@ impl Claims {
             let Some(connection) = drivers.serving(&driver) else {
                 continue;
             };
-            let room = MOST_CALLS.saturating_sub(self.background.get(&driver).copied().unwrap_or(0));
+            let room =
+                MAX_BACKGROUND_CALLS.saturating_sub(self.background.get(&driver).copied().unwrap_or(0));
             let due = self.due.get(&driver).into_iter().flatten();
-            let due = due
-                .take_while(|(since, _)| *since <= now)
-                .take(room * MOST_CLAIMS);
+            let due = due.take_while(|(since, _)| *since <= now).take(room * MAX_CLAIMS);
             let (unprepare, prepare): (Vec<ClaimUid>, Vec<ClaimUid>) =
                 due.map(|(_, uid)| uid.clone()).partition(|uid| {
                     let entry = self.entries.get(uid);
                     entry.is_some_and(|entry| entry.is_unused() || entry.claim.is_abandoned_at(&driver))
                 });
             for (operation, uids) in [(Operation::Prepare, prepare), (Operation::Unprepare, unprepare)] {
-                self.call(operation, &driver, connection, uids, Some(MOST_CALLS), &mut calls);
+                self.call(
+                    operation,
+                    &driver,
+                    connection,
+                    uids,
+                    Some(MAX_BACKGROUND_CALLS),
+                    &mut calls,
+                );
             }
         }
         calls
     }
 
-    /// Notes calls that are to be made. With `most`, nobody waits for them, and no more than that are on their way.
+    /// Adds calls to `calls` and marks them as in flight. With `max`, they are background calls, limited to this number.
     fn call(
         &mut self,
         operation: Operation,
         driver: &DriverName,
         connection: ConnectionId,
         uids: Vec<ClaimUid>,
-        most: Option<usize>,
+        max: Option<usize>,
         calls: &mut Vec<Call>,
     ) {
         let failed = |uid: &ClaimUid| {
@@ -104,10 +110,10 @@ impl Claims {
             task.is_some_and(|task| task.failures > 0)
         };
         let (alone, together): (Vec<ClaimUid>, Vec<ClaimUid>) = uids.into_iter().partition(failed);
-        let batches = together.chunks(MOST_CLAIMS).chain(alone.chunks(1));
+        let batches = together.chunks(MAX_CLAIMS).chain(alone.chunks(1));
         for batch in batches {
             let running = self.background.get(driver).copied().unwrap_or(0);
-            if most.is_some_and(|most| running >= most) {
+            if max.is_some_and(|max| running >= max) {
                 break;
             }
             let id = CallId(self.next_call);
@@ -124,7 +130,7 @@ impl Claims {
                 claims.push((uid.clone(), entry.claim.key.clone()));
                 self.reindex(uid);
             }
-            if most.is_some() {
+            if max.is_some() {
                 self.background.insert(driver.clone(), running + 1);
             }
             let in_flight = InFlight {
@@ -132,7 +138,7 @@ impl Claims {
                 driver: driver.clone(),
                 connection,
                 claims: batch.to_vec(),
-                background: most.is_some(),
+                background: max.is_some(),
             };
             self.calls.insert(id, in_flight);
             calls.push(Call {
@@ -145,8 +151,8 @@ impl Claims {
         }
     }
 
-    /// A call has ended: nothing but that.
-    fn ended(&mut self, id: CallId) -> Option<InFlight> {
+    /// Removes a call from the calls in flight.
+    fn end_call(&mut self, id: CallId) -> Option<InFlight> {
         let call = self.calls.remove(&id)?;
         for uid in &call.claims {
             let entry = self.entries.get_mut(uid);
@@ -165,16 +171,16 @@ impl Claims {
         Some(call)
     }
 
-    /// A call has ended. What it means for each of its claims is for `outcome` to say, unless the plugin has been
-    /// replaced or has left: then it means nothing.
-    fn answered(
+    /// Ends a call and applies `outcome` to each of its claims. The outcome of a replaced or deregistered plugin is
+    /// ignored.
+    fn handle_answer(
         &mut self,
         id: CallId,
         drivers: &Drivers,
         now: Moment,
         mut outcome: impl FnMut(&Entry, &DriverName, Operation) -> Result<Vec<PreparedDevice>, Failure>,
     ) -> Vec<Failure> {
-        let Some(call) = self.ended(id) else {
+        let Some(call) = self.end_call(id) else {
             return Vec::new();
         };
         let counts = drivers.connections.contains_key(&call.connection);
@@ -182,14 +188,14 @@ impl Claims {
         for uid in &call.claims {
             if counts && let Some(entry) = self.entries.get_mut(uid) {
                 let outcome = outcome(entry, &call.driver, call.operation);
-                // What was to be prepared is not wanted any longer.
+                // The claim is no longer to be prepared.
                 let is_late = call.operation == Operation::Prepare
                     && (entry.is_unused() || entry.claim.is_abandoned_at(&call.driver));
                 if let Err(failure) = &outcome {
                     failures.push(failure.clone());
                 }
                 if !is_late {
-                    self.note(uid, &call.driver, call.operation, outcome, now);
+                    self.apply(uid, &call.driver, call.operation, outcome, now);
                 }
             }
             self.reindex(uid);
@@ -197,7 +203,7 @@ impl Claims {
         failures
     }
 
-    fn note(
+    fn apply(
         &mut self,
         uid: &ClaimUid,
         driver: &DriverName,
@@ -230,10 +236,10 @@ impl Claims {
                         preparation.state = PreparationState::Unprepared;
                         unindex_devices(&mut self.devices, uid, driver, &preparation.devices);
                         preparation.devices.clear();
-                        // Written only if others still have to: otherwise the record is deleted.
+                        // Written only if other drivers have pending work. Otherwise the record is deleted.
                         entry.dirty = true;
                         if !entry.is_unused() {
-                            // It was given up on, and has nothing to do with those who use the claim now.
+                            // The driver was abandoned, and the pods that use the claim now do not need it.
                             entry.claim.preparations.remove(driver);
                             entry.tasks.remove(driver);
                             remove(&mut self.failing, driver, uid);
@@ -252,12 +258,12 @@ impl Claims {
         drivers: &Drivers,
         now: Moment,
     ) -> Vec<Failure> {
-        let stray = self.stray(id, results.keys());
-        self.answered(id, drivers, now, |entry, driver, operation| {
+        let unexpected = self.unexpected_claim(id, results.keys());
+        self.handle_answer(id, drivers, now, |entry, driver, operation| {
             let claim = &entry.claim;
-            let devices = result(claim, driver, &mut results, stray.as_ref())?;
+            let devices = result(claim, driver, &mut results, unexpected.as_ref())?;
             if operation != Operation::Prepare {
-                return Err(mixed_up(driver));
+                return Err(wrong_operation(driver));
             }
             let preparation = claim.preparations.get(driver);
             let allocated = preparation.and_then(|each| each.allocated.as_deref());
@@ -278,27 +284,31 @@ impl Claims {
         drivers: &Drivers,
         now: Moment,
     ) -> Vec<Failure> {
-        let stray = self.stray(id, results.keys());
-        self.answered(id, drivers, now, |entry, driver, operation| {
-            result(&entry.claim, driver, &mut results, stray.as_ref())?;
+        let unexpected = self.unexpected_claim(id, results.keys());
+        self.handle_answer(id, drivers, now, |entry, driver, operation| {
+            result(&entry.claim, driver, &mut results, unexpected.as_ref())?;
             match operation {
-                Operation::Prepare => Err(mixed_up(driver)),
+                Operation::Prepare => Err(wrong_operation(driver)),
                 Operation::Unprepare => Ok(Vec::new()),
             }
         })
     }
 
     pub(crate) fn call_failed(&mut self, id: CallId, reason: &str, drivers: &Drivers, now: Moment) {
-        self.answered(id, drivers, now, |_, driver, _| {
+        self.handle_answer(id, drivers, now, |_, driver, _| {
             Err(Failure::Call {
                 driver: driver.clone(),
-                reason: cut(reason.into()),
+                reason: truncate(reason.into()),
             })
         });
     }
 
-    /// A claim that an answer is about, and the call is not.
-    fn stray<'a>(&self, id: CallId, mut answered: impl Iterator<Item = &'a ClaimUid>) -> Option<ClaimUid> {
+    /// Returns a claim of the answer that the call did not have.
+    fn unexpected_claim<'a>(
+        &self,
+        id: CallId,
+        mut answered: impl Iterator<Item = &'a ClaimUid>,
+    ) -> Option<ClaimUid> {
         let asked: BTreeSet<&ClaimUid> = self
             .calls
             .get(&id)
@@ -308,8 +318,8 @@ impl Claims {
         answered.find(|uid| !asked.contains(uid)).cloned()
     }
 
-    /// A driver can be called again: nobody need wait any longer.
-    pub(crate) fn driver_is_back(&mut self, driver: &DriverName) {
+    /// Ends the backoff of all failed calls of a driver that has connected.
+    pub(crate) fn driver_connected(&mut self, driver: &DriverName) {
         for uid in self.failing.get(driver).cloned().unwrap_or_default() {
             let entry = self.entries.get_mut(&uid);
             if let Some(task) = entry.and_then(|entry| entry.tasks.get_mut(driver)) {
@@ -320,7 +330,7 @@ impl Claims {
         }
     }
 
-    /// When the next call is due that failed before, of a driver that can be called.
+    /// Returns the time of the next due background call of a connected driver.
     pub(crate) fn next_retry(&self, drivers: &Drivers) -> Option<Moment> {
         let serving = self
             .due
@@ -336,10 +346,10 @@ fn result<T>(
     claim: &Claim,
     driver: &DriverName,
     results: &mut BTreeMap<ClaimUid, Result<T, String>>,
-    stray: Option<&ClaimUid>,
+    unexpected: Option<&ClaimUid>,
 ) -> Result<T, Failure> {
     let driver = driver.clone();
-    if let Some(uid) = stray {
+    if let Some(uid) = unexpected {
         let uid = uid.clone();
         return Err(InvalidAnswer::UnknownClaim { driver, uid }.into());
     }
@@ -349,15 +359,15 @@ fn result<T>(
         Some(Err(reason)) => Err(Failure::Driver {
             driver,
             claim: key,
-            reason: cut(reason),
+            reason: truncate(reason),
         }),
         Some(Ok(answer)) => Ok(answer),
     }
 }
 
-fn mixed_up(driver: &DriverName) -> Failure {
+fn wrong_operation(driver: &DriverName) -> Failure {
     Failure::Call {
         driver: driver.clone(),
-        reason: "the answer is not to what was asked".into(),
+        reason: "the answer is for another operation".into(),
     }
 }

@@ -1,4 +1,4 @@
-//! A claim, and what is said about it.
+//! Claims and the types of their records, calls and errors.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -11,7 +11,7 @@ use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, PodUid, RecordId};
 use crate::node::listed;
 use crate::pod::PodName;
 
-/// What people call a claim.
+/// The namespace and name of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ClaimKey {
     /// Its namespace.
@@ -26,22 +26,22 @@ impl fmt::Display for ClaimKey {
     }
 }
 
-/// A device that the scheduler gave to a claim.
+/// A device that the scheduler allocated to a claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AllocatedDevice {
-    /// For which of the claim's requests; `request/subrequest` if it was one of several alternatives.
+    /// The request of the claim; `request/subrequest` if the request has alternatives.
     pub request: String,
     /// Its pool.
     pub pool: String,
     /// Its name, unique within its pool only.
     pub device: String,
-    /// Which share of it.
+    /// The share ID; `None` for the whole device.
     pub share: Option<String>,
-    /// For administration: others may use it too.
+    /// `true` for admin access: other claims may use the device too.
     pub admin_access: bool,
 }
 
-/// One line of a claim's allocation.
+/// One result of a claim's allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllocationResult {
     /// The driver.
@@ -52,23 +52,23 @@ pub struct AllocationResult {
     pub skip: Vec<String>,
 }
 
-/// A claim as a pod brings it: allocated, checked, and this pod may use it.
+/// An allocated claim that a pod may use, after validation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllocatedClaim {
     /// Its name.
     pub key: ClaimKey,
     /// Its UID.
     pub uid: ClaimUid,
-    /// What is allocated, by driver.
+    /// The allocation by driver.
     pub drivers: BTreeMap<DriverName, Allocated>,
 }
 
-/// What a claim has of one driver.
+/// The allocated devices of one driver.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Allocated {
     /// The devices, sorted.
     pub devices: Vec<AllocatedDevice>,
-    /// Node operations that none of them needs.
+    /// Node operations that no device needs.
     pub skip: BTreeSet<String>,
 }
 
@@ -77,7 +77,7 @@ pub(super) const PREPARE: &str = "NodePrepareResources";
 pub(super) const UNPREPARE: &str = "NodeUnprepareResources";
 
 impl AllocatedClaim {
-    /// Groups an allocation by driver. An operation is skipped if none of the driver's devices needs it.
+    /// Groups an allocation by driver. An operation is skipped if no device of the driver needs it.
     pub fn new(key: ClaimKey, uid: ClaimUid, results: impl IntoIterator<Item = AllocationResult>) -> Self {
         let mut skips: BTreeMap<DriverName, Vec<BTreeSet<String>>> = BTreeMap::new();
         let mut drivers: BTreeMap<DriverName, Allocated> = BTreeMap::new();
@@ -115,16 +115,16 @@ pub(super) fn skipped_by_all(lists: &[BTreeSet<String>]) -> BTreeSet<String> {
     named.filter(|each| all(each)).cloned().collect()
 }
 
-/// A device that a driver made usable.
+/// A device that a driver prepared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedDevice {
-    /// For which requests of the claim; for all if there are none.
+    /// The requests of the claim; empty means all requests.
     pub requests: Vec<String>,
     /// Its pool.
     pub pool: String,
     /// Its name, unique within its pool only.
     pub device: String,
-    /// Which share of it.
+    /// The share ID; `None` for the whole device.
     pub share: Option<String>,
     /// Qualified CDI device names.
     pub cdi_devices: Vec<String>,
@@ -137,38 +137,38 @@ pub struct Claim {
     pub key: ClaimKey,
     /// Its UID.
     pub uid: ClaimUid,
-    /// While no pod holds it: the pod that it was meant for, or that held it last.
+    /// While no pod holds it: the pod that requested it, or held it last.
     pub pod: PodUid,
-    /// What that pod is called; empty if it is not known.
+    /// The name of that pod; empty if unknown.
     pub pod_name: PodName,
-    /// What each of its drivers does for it.
+    /// The preparation by each driver.
     pub preparations: BTreeMap<DriverName, Preparation>,
 }
 
-/// What a driver does for a claim.
+/// The preparation of a claim by one driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preparation {
-    /// What is allocated, sorted; `None` if the claim was imported and nobody has said.
+    /// The allocated devices, sorted; `None` for an imported claim with an unknown allocation.
     pub allocated: Option<Vec<AllocatedDevice>>,
-    /// Node operations that are not needed.
+    /// Node operations that are skipped.
     pub skip: BTreeSet<String>,
-    /// How far it is.
+    /// The state.
     pub state: PreparationState,
-    /// What it made usable, in its own order. Kept through a reboot, until it has answered again.
+    /// The prepared devices in the driver's order. After a reboot they are kept until the driver prepares the claim again.
     pub devices: Vec<PreparedDevice>,
 }
 
-/// How far a driver is with a claim.
+/// The state of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PreparationState {
-    /// It has not said that the claim is prepared.
+    /// The driver has not prepared the claim.
     Pending,
-    /// It has.
+    /// The driver has prepared the claim.
     Prepared,
-    /// It has undone that.
+    /// The driver has unprepared the claim.
     Unprepared,
-    /// An operator gave up on it: nobody waits. Should the driver come back, it is still asked to unprepare, also if pods
-    /// use the claim again without this driver.
+    /// An operator abandoned the driver, so operations do not wait for it. If the driver comes back, it is still called to
+    /// unprepare, also if pods reuse the claim without this driver.
     Abandoned,
 }
 
@@ -177,7 +177,7 @@ impl Preparation {
         self.state == PreparationState::Abandoned
     }
 
-    /// Takes the prepared devices of an imported claim for what is allocated, before they are dropped.
+    /// Sets the allocation of an imported claim to its prepared devices, before these are cleared.
     pub(super) fn keep_allocated(&mut self) {
         if self.allocated.is_some() {
             return;
@@ -205,7 +205,8 @@ impl Preparation {
         self.skip.contains(operation) || self.skip.contains(ALL_OPERATIONS)
     }
 
-    /// Whether a device is allocated that an import has not seen prepared. Old files do not name devices.
+    /// Returns `true` if an allocated device is missing in the prepared devices of an imported claim. Old files do not name
+    /// devices.
     pub(super) fn lacks(&self, allocated: &[AllocatedDevice]) -> bool {
         let is_unseen = |each: &AllocatedDevice| {
             let is_it = |known: &PreparedDevice| {
@@ -240,8 +241,8 @@ impl Claim {
         }
     }
 
-    /// A claim as a kubelet's file has it, with the operations that each driver skips and the devices that it is known to
-    /// have prepared. What is allocated is not in such a file.
+    /// Returns a claim of a kubelet's file, with the operations that each driver skips and its prepared devices. Such a
+    /// file does not have the allocation.
     pub fn imported(
         key: ClaimKey,
         uid: ClaimUid,
@@ -269,9 +270,9 @@ impl Claim {
         }
     }
 
-    /// Takes over from an earlier record of the same claim what is known to be allocated, as far as the devices that are
-    /// prepared are among that, and each driver that has not unprepared it, unless this names all devices of it.
-    pub fn remember(&mut self, earlier: &Self) {
+    /// Copies facts from an earlier record of the same claim: the allocation of a driver, if it includes all prepared
+    /// devices; and drivers that have not unprepared it, unless this record has all devices of the driver.
+    pub fn merge_earlier(&mut self, earlier: &Self) {
         for (driver, preparation) in &mut self.preparations {
             let known = earlier.preparations.get(driver);
             let known = known.filter(|known| known.skip == preparation.skip && !known.is_abandoned());
@@ -334,13 +335,13 @@ impl Claim {
         })
     }
 
-    /// Whether every driver has answered. Those that were given up on have nothing to do with whoever uses the claim now.
+    /// Returns `true` if every driver has prepared the claim. Abandoned drivers do not count.
     pub fn is_prepared(&self) -> bool {
         let prepared = |each: &Preparation| each.state == PreparationState::Prepared || each.is_abandoned();
         self.preparations.values().all(prepared)
     }
 
-    /// The drivers that were given up on, and have not unprepared it.
+    /// Returns the abandoned drivers that have not unprepared it.
     pub fn abandoned(&self) -> impl Iterator<Item = &DriverName> {
         let preparations = self.preparations.iter();
         preparations
@@ -354,7 +355,7 @@ impl Claim {
             .is_some_and(Preparation::is_abandoned)
     }
 
-    /// The others.
+    /// Returns the drivers that are not abandoned.
     pub(crate) fn used_drivers(&self) -> impl Iterator<Item = &DriverName> {
         let preparations = self.preparations.iter();
         preparations
@@ -362,8 +363,7 @@ impl Claim {
             .map(|(driver, _)| driver)
     }
 
-    /// The machine was booted since this was recorded: what was prepared must be prepared again. Whether that
-    /// changed anything.
+    /// Resets preparations after a reboot, so that they are repeated. Returns `true` if that changed anything.
     pub fn rebooted(&mut self) -> bool {
         let mut changed = false;
         for preparation in self.preparations.values_mut() {
@@ -375,8 +375,8 @@ impl Claim {
         changed
     }
 
-    /// Whether a pod that brings the claim means the same allocation. Of an imported claim only the devices are
-    /// known that it was prepared with; if more are allocated, its driver is called again ([`Preparation::lacks`]).
+    /// Returns `true` if a request has the same allocation. Of an imported claim, only the prepared devices are compared. If
+    /// more are allocated, its driver is called again ([`Preparation::lacks`]).
     pub(super) fn matches(&self, other: &AllocatedClaim) -> bool {
         let same = |(driver, preparation): (&DriverName, &Preparation)| {
             other.drivers.get(driver).is_some_and(|allocated| {
@@ -397,34 +397,34 @@ impl Claim {
     }
 }
 
-/// Why a driver's part of a claim is not done.
+/// Failures of a driver's call for a claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The driver could not.
+    /// The driver reported an error.
     #[error("driver {driver} reports for ResourceClaim {claim}: {reason}")]
     Driver {
         /// The driver.
         driver: DriverName,
         /// The claim.
         claim: ClaimKey,
-        /// What it says.
+        /// The text of the driver.
         reason: String,
     },
-    /// There was no answer.
+    /// The call failed without an answer.
     #[error("driver {driver}: {reason}")]
     Call {
         /// The driver.
         driver: DriverName,
-        /// What happened.
+        /// The reason.
         reason: String,
     },
-    /// The answer makes no sense.
+    /// The answer is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidAnswer),
 }
 
 impl Failure {
-    /// The claim, unless the failure is about all claims of a call.
+    /// Returns the claim, unless the failure concerns all claims of a call.
     pub fn claim(&self) -> Option<&ClaimKey> {
         match self {
             Self::Driver { claim, .. } => Some(claim),
@@ -434,10 +434,10 @@ impl Failure {
     }
 }
 
-/// Why the record of a claim is kept.
+/// Reasons why the record of a claim cannot be deleted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotForgotten {
-    /// There is none.
+pub enum BeginForgetError {
+    /// The claim is unknown.
     #[error("no such claim on this node")]
     Unknown,
     /// Pods hold it, or are being admitted with it.
@@ -448,7 +448,7 @@ pub enum NotForgotten {
         /// The pods.
         pods: Vec<PodUid>,
     },
-    /// Drivers have something to do for it, and nobody gave up on them.
+    /// Drivers that are not abandoned have pending work for it.
     #[error(
         "ResourceClaim {claim} is being unprepared; abandon first the drivers that are gone for good{}",
         listed(": ", .drivers)
@@ -459,15 +459,15 @@ pub enum NotForgotten {
         /// The drivers.
         drivers: Vec<DriverName>,
     },
-    /// Its driver is back and is being asked to unprepare it, or it is being written down.
-    #[error("ResourceClaim {claim} is being worked on; see what becomes of it, and try again")]
+    /// A driver is being called to unprepare it, or its record is being written.
+    #[error("ResourceClaim {claim} has a call or a write in flight; try again later")]
     InFlight {
         /// The claim.
         claim: ClaimKey,
     },
 }
 
-/// What is asked of a driver.
+/// An operation of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
     /// `NodePrepareResources`.
@@ -480,24 +480,24 @@ pub enum Operation {
 /// [`crate::Node::call_failed`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
-    /// Which one.
+    /// The ID of the call.
     pub id: CallId,
-    /// What is asked.
+    /// The operation.
     pub operation: Operation,
-    /// Whose plugin.
+    /// The driver.
     pub driver: DriverName,
-    /// Which of them.
+    /// The plugin to call.
     pub connection: ConnectionId,
-    /// For which claims.
+    /// The claims.
     pub claims: Vec<(ClaimUid, ClaimKey)>,
 }
 
-/// Records that must be on disk before a driver is called, to be written in one piece.
+/// Records that must be on disk before a driver is called, to be written in one transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Intent {
     /// The claims that are to be prepared.
     pub put: Vec<Claim>,
-    /// Claims that are unprepared and whose devices these claims get.
+    /// Unprepared claims that held the devices before.
     pub delete: Vec<ClaimUid>,
 }
 
@@ -508,14 +508,14 @@ impl Intent {
     }
 }
 
-/// Changes of claims that nobody waits for, to be written in one piece.
+/// Background changes of claim records, to be written in one transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// To say how it ended.
+    /// The ID of the write.
     pub id: RecordId,
-    /// What is different now.
+    /// The changed claims.
     pub put: Vec<Claim>,
-    /// What is to be deleted.
+    /// The claims to delete.
     pub delete: Vec<ClaimUid>,
 }
 
@@ -524,7 +524,7 @@ impl PreparedDevice {
         self.pool == place.pool && self.device == place.device
     }
 
-    /// What it takes, roughly.
+    /// Returns the approximate memory, in bytes.
     pub fn memory(&self) -> usize {
         const ENTRY: usize = 64;
         let names = self.requests.iter().chain(&self.cdi_devices);
@@ -532,8 +532,8 @@ impl PreparedDevice {
         ENTRY + self.pool.len() + self.device.len() + self.share.as_ref().map_or(0, String::len) + names
     }
 
-    /// Where it is.
-    pub fn place(&self) -> PoolDevice {
+    /// Returns the pool and the device.
+    pub fn pool_device(&self) -> PoolDevice {
         PoolDevice {
             pool: self.pool.clone(),
             device: self.device.clone(),

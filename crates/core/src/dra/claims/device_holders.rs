@@ -1,11 +1,11 @@
-//! Which claims hold each device: at most one, unless records say otherwise.
+//! Index of the claims that hold each device: at most one, unless imported or restored records differ.
 //!
 //! The unit is (driver, pool, device, share ID). Two claims conflict if they hold the same share of a device, or if one
 //! of them holds the whole device. Devices allocated with admin access are not held.
 //!
-//! A claim holds its devices from the moment a pod joins it until the disk says that it is unprepared, or has no record of
-//! it: otherwise a crash could bring back a claim whose device another claim has by then. [`Entry::holds`] is what the
-//! index has of a claim; it grows with memory, and shrinks when disk and memory are known to agree.
+//! A claim holds its devices from the time a pod joins it until the disk has it as unprepared, or does not have a record of
+//! it. Otherwise a crash could restore a claim with a device that another claim has got meanwhile. [`Entry::holds`] has the
+//! devices of a claim in the index. It grows with the state in memory, and shrinks when disk and memory are equal.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
@@ -44,7 +44,7 @@ impl core::fmt::Display for DeviceShare {
 }
 
 impl DeviceShare {
-    /// Returns `true` if two claims cannot have both.
+    /// Returns `true` if one claim cannot hold this while another claim holds `other`.
     pub fn conflicts_with(&self, other: &Self) -> bool {
         let same_share = self.share.is_none() || other.share.is_none() || self.share == other.share;
         self.driver == other.driver && self.device == other.device && same_share
@@ -63,7 +63,7 @@ impl DeviceShare {
 }
 
 impl AllocatedClaim {
-    /// The devices that the claim needs for itself.
+    /// Returns the devices without admin access.
     pub(crate) fn exclusive_devices(&self) -> impl Iterator<Item = DeviceShare> {
         self.drivers.iter().flat_map(|(driver, allocated)| {
             let devices = allocated.devices.iter();
@@ -73,8 +73,8 @@ impl AllocatedClaim {
 }
 
 impl Preparation {
-    /// The devices that a claim needs for itself. A kubelet's file has only those that were prepared, and very old ones
-    /// do not name them.
+    /// Returns the devices without admin access. A kubelet's file has only prepared devices, and very old files do not name
+    /// them.
     pub(super) fn exclusive_devices<'a>(
         &'a self,
         driver: &'a DriverName,
@@ -85,14 +85,14 @@ impl Preparation {
         let prepared = prepared.filter(|_| self.allocated.is_none());
         allocated.chain(prepared.map(|each| DeviceShare {
             driver: driver.clone(),
-            device: each.place(),
+            device: each.pool_device(),
             share: each.share.clone(),
         }))
     }
 }
 
 impl Entry {
-    /// The devices that the claim would hold if its record were read back now.
+    /// Returns the devices that the claim would hold if it were restored from its state in memory.
     pub(super) fn needed_devices(&self) -> BTreeSet<DeviceShare> {
         let is_unused = self.is_unused();
         let holds = |preparation: &Preparation| {
@@ -106,7 +106,7 @@ impl Entry {
             .collect()
     }
 
-    /// Returns `true` if the claim is not only held on disk: a driver or a pod still has the device.
+    /// Returns `true` if the state in memory holds the device, not only the record on disk.
     fn needs(&self, device: &DeviceShare) -> bool {
         let preparation = self.claim.preparations.get(&device.driver);
         preparation.is_some_and(|preparation| {
@@ -118,38 +118,38 @@ impl Entry {
     }
 }
 
-/// A claim that has a device which another claim wants.
+/// A claim that holds a device of another claim's request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceConflict<'a> {
     pub(crate) holder: &'a Entry,
     pub(crate) state: HolderState,
 }
 
-/// How a claim holds a device that another claim wants.
+/// The state of a claim that holds a device of another claim's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HolderState {
-    /// The claim itself has it twice.
+    /// The claim itself has the device twice.
     SameClaim,
-    /// Another claim of the same pod wants it too.
+    /// Another claim of the same pod has the device too.
     SamePod,
-    /// Pods on record hold it. Waiting is pointless.
+    /// Recorded pods hold it. Waiting does not help.
     Held,
     /// All of its pods are being admitted or removed.
     InFlight,
     /// Its driver has not unprepared it.
     Unpreparing,
-    /// Its driver was given up on, and has not unprepared it.
+    /// Its driver was abandoned and has not unprepared it.
     Abandoned,
-    /// It is unprepared, and that is not on disk yet.
+    /// It is unprepared, but the record is not on disk yet.
     NotRecorded,
 }
 
-/// A device of a claim is not free.
+/// The error that another claim holds a device of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInUse {
     /// The claim that needs the device.
     pub claim: ClaimKey,
-    /// The pod that brings the claim.
+    /// The pod that requests the claim.
     pub pod: PodName,
     /// The device.
     pub device: DeviceShare,
@@ -159,7 +159,7 @@ pub struct DeviceInUse {
     pub holder_uid: ClaimUid,
     /// The pods that use it, or the one that used it last; names may be empty.
     pub holder_pods: Vec<(PodUid, PodName)>,
-    /// How it has the device.
+    /// The state of that claim.
     pub state: HolderState,
 }
 
@@ -249,7 +249,7 @@ impl DeviceHolders {
         }
     }
 
-    /// The claims that hold a device, or the same share of it. A whole device conflicts with each of its shares.
+    /// Returns the claims that conflict with a device or share. A whole device conflicts with each of its shares.
     fn of(&self, device: &DeviceShare) -> impl Iterator<Item = &ClaimUid> {
         let first = ClaimUid::from("");
         let holders = self.holders.get(&(device.driver.clone(), device.device.clone()));
@@ -270,7 +270,7 @@ impl DeviceHolders {
 }
 
 impl Claims {
-    /// Brings the index up to date with a claim. A device leaves it only if the disk has no record that holds it.
+    /// Updates the index for a claim. A device is removed only if no record on disk holds it.
     pub(super) fn index_holds(&mut self, uid: &ClaimUid) {
         let Some(entry) = self.entries.get_mut(uid) else {
             return;
@@ -292,7 +292,7 @@ impl Claims {
         entry.holds = needed;
     }
 
-    /// A record of the claim was written. Devices that neither memory nor disk holds any longer are free.
+    /// Removes the devices that neither memory nor disk holds, after a record of the claim was written.
     pub(super) fn release_unneeded(&mut self, uid: &ClaimUid) {
         let Some(entry) = self.entries.get_mut(uid) else {
             return;
@@ -307,16 +307,15 @@ impl Claims {
         entry.holds.retain(|device| needed.contains(device));
     }
 
-    /// The other claims on record that hold a device.
+    /// Returns the other claims that hold a device.
     fn other_holders(&self, uid: &ClaimUid, device: &DeviceShare) -> Vec<&Entry> {
         let others = self.holders.of(device).filter(|other| *other != uid);
         others.filter_map(|other| self.entries.get(other)).collect()
     }
 
-    /// Returns why a claim cannot have one of its devices now; a reason that waiting does not help against comes first.
-    /// Devices that the claim holds already are not checked: records that share a device are kept as they are. A
-    /// claim of which only the record is left is not in the way, since that is deleted with the next write
-    /// ([`Claims::begin_intent`]).
+    /// Returns a conflict of one of the claim's devices. A final conflict takes precedence over one that waiting can
+    /// resolve. Devices that the claim already holds are not checked, so restored records may share a device. A claim that
+    /// is over does not conflict: the next write ([`Claims::begin_intent`]) deletes its record.
     pub(crate) fn device_conflict(
         &self,
         wanted: &AllocatedClaim,
@@ -362,7 +361,7 @@ impl Claims {
         known.is_some_and(|known| !known.is_unused() && known.holds.contains(device) && known.needs(device))
     }
 
-    /// The claims without pods whose records must be deleted before a claim may be recorded.
+    /// Returns the claims without pods whose records must be deleted before a claim is recorded.
     pub(super) fn superseded(&self, uid: &ClaimUid) -> Vec<ClaimUid> {
         let Some(entry) = self.entries.get(uid) else {
             return Vec::new();
@@ -378,7 +377,7 @@ impl Claims {
         superseded
     }
 
-    /// Devices that several claims hold, with these claims: state that was read from files.
+    /// Returns devices that several claims hold, with these claims. Only imported or restored records cause this.
     pub(crate) fn shared_devices(&self) -> impl Iterator<Item = (DeviceShare, Vec<&Entry>)> {
         let devices = self
             .holders

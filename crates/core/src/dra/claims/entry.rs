@@ -1,25 +1,25 @@
-//! What is known of a claim besides its record.
+//! In-memory state of a claim besides its record.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::claim::UNPREPARE;
 use super::{
-    Claim, DeviceShare, FIRST_PAUSE_MS, Failure, LONGEST_PAUSE_MS, Operation, Preparation, PreparationState,
+    Claim, DeviceShare, Failure, MAX_BACKOFF_MS, MIN_BACKOFF_MS, Operation, Preparation, PreparationState,
 };
 use crate::dra::view::Phase;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, Moment, PodUid};
 
-/// What is known of a driver's part of a claim besides the record.
+/// In-memory state of a driver's work for a claim.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Task {
     pub(super) busy: Option<CallId>,
-    /// Whether the driver may know of the claim.
+    /// `true` if the driver may have been called for the claim.
     pub(super) called: bool,
     pub(super) failures: u32,
     pub(crate) retry_at: Moment,
     pub(crate) failure: Option<Failure>,
-    /// Its place in `due`.
+    /// Its time in the index `due`.
     pub(super) queued: Option<Moment>,
 }
 
@@ -29,9 +29,9 @@ impl Task {
     }
 
     pub(super) fn failed(&mut self, failure: Failure, now: Moment) {
-        let pause = FIRST_PAUSE_MS << self.failures.min(16);
+        let backoff = MIN_BACKOFF_MS << self.failures.min(16);
         self.failures = self.failures.saturating_add(1);
-        self.retry_at = now.after(pause.min(LONGEST_PAUSE_MS));
+        self.retry_at = now.after(backoff.min(MAX_BACKOFF_MS));
         self.failure = Some(failure);
     }
 
@@ -45,36 +45,36 @@ impl Task {
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) claim: Claim,
-    /// Pods on record that hold it.
+    /// Recorded pods that hold it.
     pub(crate) holders: BTreeSet<PodUid>,
     /// Pods whose admission has joined it and has not ended.
     pub(crate) joiners: BTreeSet<PodUid>,
-    /// Whether there is a record of it on disk.
+    /// `true` if it has a record on disk.
     pub(crate) on_disk: bool,
-    /// Whether that record has the drivers that are to prepare it. Not if it only has those that were given up on.
+    /// `true` if that record has the drivers that prepare it. `false` if it has only abandoned drivers.
     pub(crate) is_intended: bool,
-    /// Whether memory knows more than the disk.
+    /// `true` if memory is newer than the record.
     pub(super) dirty: bool,
-    /// Whether a commit in flight has what the disk has not.
+    /// `true` if a commit in flight writes changes that are not on disk.
     pub(super) committing: bool,
-    /// Writes of its record that are in flight.
+    /// The number of writes of its record in flight.
     pub(super) writing: usize,
-    /// The deletion of its record is in flight.
+    /// `true` if the deletion of its record is in flight.
     pub(super) deleting: bool,
     pub(crate) tasks: BTreeMap<DriverName, Task>,
-    /// The devices that it has in the index of holders.
+    /// Its devices in the index of holders.
     pub(super) holds: BTreeSet<DeviceShare>,
-    /// Its place in `left`.
+    /// Its pod in the index `left`.
     pub(super) left: Option<PodUid>,
-    /// Whether it counts in `in_use`.
+    /// `true` if it counts in `in_use`.
     pub(super) counts: bool,
-    /// As what it counts in `phases`.
+    /// Its phase in the index `phases`.
     pub(super) counted: Option<Phase>,
 }
 
 impl Entry {
     pub(super) fn new(claim: Claim, on_disk: bool) -> Self {
-        // Of a claim from disk nobody knows whether a driver was called for it.
+        // Drivers may have been called for a claim from disk.
         let task = Task {
             called: on_disk,
             ..Task::default()
@@ -98,7 +98,6 @@ impl Entry {
         }
     }
 
-    /// How far it is.
     pub(crate) fn phase(&self) -> Phase {
         match (self.is_unused(), self.claim.is_prepared()) {
             (false, true) => Phase::Prepared,
@@ -109,7 +108,7 @@ impl Entry {
         }
     }
 
-    /// Whether no pod wants it any longer.
+    /// Returns `true` if no pod holds the claim and no admission has joined it.
     pub(crate) fn is_unused(&self) -> bool {
         self.holders.is_empty() && self.joiners.is_empty()
     }
@@ -122,14 +121,14 @@ impl Entry {
         self.tasks.get(driver).is_some_and(|task| task.called)
     }
 
-    /// Whether a driver must still be asked to unprepare it, once it is unused.
+    /// Returns `true` if a driver must unprepare the claim once it is unused.
     pub(super) fn needs_unprepare(&self, driver: &DriverName, preparation: &Preparation) -> bool {
         preparation.state != PreparationState::Unprepared
             && !preparation.skips(UNPREPARE)
             && self.is_called(driver)
     }
 
-    /// The drivers that must unprepare an unused claim before it is out of the way.
+    /// Returns the drivers that must unprepare an unused claim before it stops blocking other claims.
     pub(crate) fn blocking(&self) -> impl Iterator<Item = &DriverName> {
         let preparations = self.claim.preparations.iter();
         preparations
@@ -140,18 +139,18 @@ impl Entry {
             .map(|(driver, _)| driver)
     }
 
-    /// Returns `true` if a pod may use the claim again at drivers that were not given up on: all of them have unprepared
-    /// it, and no write of what it was is in flight, which would pass for one of what it becomes.
+    /// Returns `true` if a pod may reuse the claim: all drivers except abandoned ones have unprepared it, and no write of
+    /// its old record is in flight, which could be mistaken for a write of the new record.
     pub(super) fn is_reusable(&self) -> bool {
         self.is_unused() && self.writing == 0 && !self.deleting && self.blocking().next().is_none()
     }
 
-    /// Returns `true` if only drivers that were given up on have not unprepared the claim.
+    /// Returns `true` if only abandoned drivers have not unprepared the claim.
     pub(super) fn is_abandoned(&self) -> bool {
         self.is_reusable() && self.claim.abandoned().next().is_some()
     }
 
-    /// Whether no pod wants it, and no driver has anything left to do for it.
+    /// Returns `true` if the claim is unused and no driver has pending work for it.
     pub(super) fn is_over(&self) -> bool {
         let done = |(driver, preparation): (&DriverName, &Preparation)| {
             let busy = self.tasks.get(driver).is_some_and(Task::is_busy);
@@ -160,19 +159,19 @@ impl Entry {
         self.is_unused() && self.claim.preparations.iter().all(done)
     }
 
-    /// Whether nothing is left to do for it, and nothing in flight.
+    /// Returns `true` if the claim is over, and no write is in flight.
     pub(super) fn is_done(&self) -> bool {
         self.writing == 0 && !self.deleting && self.is_over()
     }
 
-    /// Whether a driver is to be called without anybody waiting for it, and since when.
+    /// Returns the time of the background call of a driver, if one is due.
     pub(super) fn due(&self, driver: &DriverName, preparation: &Preparation) -> Option<Moment> {
         let task = self.tasks.get(driver).filter(|task| !task.is_busy())?;
         let wanted = if self.is_unused() || preparation.is_abandoned() {
             self.needs_unprepare(driver, preparation)
         } else {
-            // An admission calls for itself. An imported claim waits for one: until then nobody has said that
-            // its pod is still there.
+            // Admissions make their own calls. An imported claim waits for an admission, which confirms that its pod
+            // still exists.
             !self.holders.is_empty()
                 && preparation.state == PreparationState::Pending
                 && preparation.allocated.is_some()
@@ -181,7 +180,7 @@ impl Entry {
     }
 
     pub(super) fn is_to_be_written(&self) -> bool {
-        // What an admission has learned is written with its pod, and what is over is deleted.
+        // Changes during an admission are written with its pod, and claims that are over are deleted.
         self.dirty && self.on_disk && !self.deleting && self.joiners.is_empty() && !self.is_over()
     }
 }
@@ -192,11 +191,11 @@ pub(super) struct InFlight {
     pub(super) driver: DriverName,
     pub(super) connection: ConnectionId,
     pub(super) claims: Vec<ClaimUid>,
-    /// Whether nobody waits for it.
+    /// `true` for a background call.
     pub(super) background: bool,
 }
 
-/// How many claims that pods hold are prepared.
+/// The number of prepared claims that pods hold.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct InUse {
     pub(crate) all: usize,

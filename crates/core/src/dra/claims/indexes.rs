@@ -1,4 +1,4 @@
-//! What is derived from the claims, kept by [`Claims::reindex`] and recomputed by `check`.
+//! Indexes of the claims, updated by [`Claims::reindex`] and recomputed by `check`.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use crate::dra::view::Phase;
 use crate::id::{ClaimUid, DriverName, Moment};
 
 impl Claims {
-    pub(super) fn forget(&mut self, uid: &ClaimUid) {
+    pub(super) fn remove(&mut self, uid: &ClaimUid) {
         let Some(entry) = self.entries.remove(uid) else {
             return;
         };
@@ -22,7 +22,7 @@ impl Claims {
         if entry.counts {
             self.in_use.remove(&entry.claim);
         }
-        self.counted_as(uid, entry.counted, None);
+        self.count_phase(uid, entry.counted, None);
         for device in &entry.holds {
             self.holders.remove(uid, device);
         }
@@ -38,8 +38,8 @@ impl Claims {
         self.done.remove(uid);
     }
 
-    /// A claim is further than it was.
-    fn counted_as(&mut self, uid: &ClaimUid, before: Option<Phase>, after: Option<Phase>) {
+    /// Updates the counts of claims by phase.
+    fn count_phase(&mut self, uid: &ClaimUid, before: Option<Phase>, after: Option<Phase>) {
         if before == after {
             return;
         }
@@ -57,14 +57,14 @@ impl Claims {
         }
     }
 
-    /// Brings up to date what is derived from a claim. One that was never written and that nobody wants is gone.
+    /// Updates the indexes of a claim. Removes the claim if it is done and not on disk.
     pub(super) fn reindex(&mut self, uid: &ClaimUid) {
         let Some(entry) = self.entries.get(uid) else {
             return;
         };
         let is_done = entry.is_done();
         if is_done && !entry.on_disk {
-            self.forget(uid);
+            self.remove(uid);
             return;
         }
         self.index_holds(uid);
@@ -94,7 +94,7 @@ impl Claims {
             .iter()
             .map(|(driver, preparation)| entry.due(driver, preparation))
             .collect();
-        self.counted_as(uid, before, phase);
+        self.count_phase(uid, before, phase);
         let Some(entry) = self.entries.get_mut(uid) else {
             return;
         };
@@ -132,7 +132,7 @@ impl Claims {
         }
     }
 
-    /// What memory a driver would fill with these devices for a claim, and all that it has prepared for others.
+    /// Returns the memory of a driver's prepared devices if these were its devices of the claim, in bytes.
     pub(crate) fn memory_with(
         &self,
         driver: &DriverName,
@@ -147,14 +147,14 @@ impl Claims {
         all.saturating_sub(before) + memory(devices)
     }
 
-    /// The claims that use a device.
+    /// Returns the claims that use a device.
     pub(crate) fn using(&self, driver: &DriverName, device: &PoolDevice) -> impl Iterator<Item = &Entry> {
         let of_driver = self.devices.users.get(driver);
         let uids = of_driver.and_then(|devices| devices.get(device));
         uids.into_iter().flatten().filter_map(|uid| self.entries.get(uid))
     }
 
-    /// Recomputes what is derived, and compares. For tests.
+    /// Recomputes the indexes and compares them.
     #[cfg(test)]
     pub(crate) fn check(&self) {
         let mut again = Self {
@@ -171,10 +171,13 @@ impl Claims {
             let needed = entry.needed_devices();
             assert!(
                 needed.is_subset(&entry.holds),
-                "a claim does not hold what it needs"
+                "a claim does not hold a device that it needs"
             );
             if !entry.on_disk && entry.writing == 0 {
-                assert_eq!(needed, entry.holds, "a claim holds what it does not need");
+                assert_eq!(
+                    needed, entry.holds,
+                    "a claim holds a device that it does not need"
+                );
             }
             for device in &entry.holds {
                 again.holders.insert(uid, device);
@@ -187,33 +190,36 @@ impl Claims {
         assert_eq!(
             again.entries.len(),
             self.entries.len(),
-            "a claim is nobody's and not on disk"
+            "a claim without pods is not on disk"
         );
         assert_eq!(
             again.left, self.left,
-            "the index of claims that pods left is out of step"
+            "the index of claims that pods left is inconsistent"
         );
-        assert_eq!(again.due, self.due, "the index of calls to make is out of step");
+        assert_eq!(again.due, self.due, "the index of calls to make is inconsistent");
         assert_eq!(
             again.failing, self.failing,
-            "the index of failing calls is out of step"
+            "the index of failing calls is inconsistent"
         );
         assert_eq!(
             again.to_write, self.to_write,
-            "the index of claims to write is out of step"
+            "the index of claims to write is inconsistent"
         );
         assert_eq!(
             again.done, self.done,
-            "the index of claims to delete is out of step"
+            "the index of claims to delete is inconsistent"
         );
-        assert_eq!(again.devices, self.devices, "the index of devices is out of step");
+        assert_eq!(
+            again.devices, self.devices,
+            "the index of devices is inconsistent"
+        );
         assert_eq!(
             again.holders, self.holders,
-            "the index of device holders is out of step"
+            "the index of device holders is inconsistent"
         );
         assert_eq!(
             again.in_use, self.in_use,
-            "the number of claims in use is out of step"
+            "the number of claims in use is inconsistent"
         );
         let counted = |phases: &BTreeMap<Phase, usize>| {
             let counts = phases.iter().filter(|(_, count)| **count > 0);
@@ -222,11 +228,11 @@ impl Claims {
         assert_eq!(
             counted(&again.phases),
             counted(&self.phases),
-            "the number of claims by phase is out of step"
+            "the number of claims by phase is inconsistent"
         );
         assert_eq!(
             again.preparing, self.preparing,
-            "the index of claims that are being prepared is out of step"
+            "the index of claims that are being prepared is inconsistent"
         );
         for (key, uid) in &self.by_key {
             assert_eq!(self.entries.get(uid).map(|entry| &entry.claim.key), Some(key));
@@ -262,7 +268,7 @@ impl Claims {
     }
 }
 
-/// Who uses a device, and what memory the devices of a driver take.
+/// The claims that use each device, and the memory of each driver's devices in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct DeviceIndex {
     users: BTreeMap<DriverName, BTreeMap<PoolDevice, BTreeSet<ClaimUid>>>,
@@ -277,7 +283,7 @@ pub(super) fn index_devices(
 ) {
     for device in devices {
         let users = index.users.entry(driver.clone()).or_default();
-        users.entry(device.place()).or_default().insert(uid.clone());
+        users.entry(device.pool_device()).or_default().insert(uid.clone());
         *index.bytes.entry(driver.clone()).or_default() += device.memory();
     }
 }
@@ -292,7 +298,7 @@ pub(super) fn unindex_devices(
         return;
     };
     for device in devices {
-        remove(of_driver, &device.place(), uid);
+        remove(of_driver, &device.pool_device(), uid);
     }
     if of_driver.is_empty() {
         index.users.remove(driver);
@@ -303,7 +309,7 @@ pub(super) fn unindex_devices(
     }
 }
 
-/// Removes a value, and the set that it was the last of.
+/// Removes a value, and its set if that is empty then.
 pub(super) fn remove<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: &K, value: &V) {
     if let Some(set) = sets.get_mut(key) {
         set.remove(value);

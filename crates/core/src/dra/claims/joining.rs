@@ -1,4 +1,4 @@
-//! A pod joins claims: what keeps it from that, and what is written before a driver is called.
+//! Joining of claims by pods, and the intent that is written before a driver is called.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,7 +11,8 @@ use crate::node::{LastSeen, ReserveError};
 use crate::pod::PodName;
 
 impl Claims {
-    /// Returns why a pod cannot join a claim now, if so. `is_leaving` says whether a pod on record is being removed.
+    /// Returns an error if a pod cannot join a claim now. `is_leaving` returns `true` for a recorded pod that is being
+    /// removed.
     pub(crate) fn plan(
         &self,
         wanted: &AllocatedClaim,
@@ -24,14 +25,14 @@ impl Claims {
             drivers: entry.blocking().cloned().collect(),
             abandoned,
         };
-        // Only pods that stay refuse a claim for good.
-        let refused = |entry: &Entry, for_good: ReserveError| match entry.holders.iter().all(&is_leaving) {
+        // The error is final only if a holder is not being removed.
+        let refused = |entry: &Entry, final_error: ReserveError| match entry.holders.iter().all(&is_leaving) {
             true => ReserveError::ClaimReserved {
                 claim: wanted.key.clone(),
                 uid: entry.claim.uid.clone(),
                 pods: entry.pods(),
             },
-            false => for_good,
+            false => final_error,
         };
         let missing = |driver: &DriverName| {
             let known = drivers.drivers.get(driver);
@@ -63,7 +64,7 @@ impl Claims {
             return Err(refused(other, taken));
         }
         if let Some(entry) = known.filter(|entry| entry.is_unused()) {
-            // Drivers that were given up on are in the way of those who need them, and of nobody else.
+            // An abandoned driver blocks only requests that need this driver.
             let is_needed = |driver: &&DriverName| wanted.drivers.contains_key(*driver);
             let needed: Vec<DriverName> = entry.claim.abandoned().filter(is_needed).cloned().collect();
             if !entry.is_reusable() || !needed.is_empty() {
@@ -114,11 +115,11 @@ impl Claims {
         Ok(())
     }
 
-    /// An admission joins a claim. Only after [`Claims::plan`] said that it can.
+    /// Adds an admission to a claim. Must be called only after [`Claims::plan`] succeeded.
     pub(crate) fn join(&mut self, pod: &PodUid, name: &PodName, wanted: &AllocatedClaim) {
         let uid = &wanted.uid;
         if self.entries.get(uid).is_some_and(Entry::is_unused) {
-            self.use_again(Claim::new(wanted, pod, name));
+            self.reuse(Claim::new(wanted, pod, name));
         }
         let entry = self.entries.entry(uid.clone());
         let entry = entry.or_insert_with(|| Entry::new(Claim::new(wanted, pod, name), false));
@@ -136,10 +137,10 @@ impl Claims {
         self.reindex(uid);
     }
 
-    /// A pod uses a claim again that every driver has unprepared, except those that were given up on. These stay on record,
-    /// without what they prepared: no container gets that.
-    fn use_again(&mut self, again: Claim) {
-        let uid = again.uid.clone();
+    /// Replaces an unprepared claim by the version of a new pod. Abandoned drivers stay on record without their devices, so
+    /// that no container gets these.
+    fn reuse(&mut self, new: Claim) {
+        let uid = new.uid.clone();
         let Some(entry) = self.entries.get_mut(&uid) else {
             return;
         };
@@ -148,13 +149,13 @@ impl Claims {
             preparation.keep_allocated();
             preparation.devices.clear();
         }
-        let old = core::mem::replace(&mut entry.claim, again);
-        let given_up = old
+        let old = core::mem::replace(&mut entry.claim, new);
+        let abandoned = old
             .preparations
             .into_iter()
             .filter(|(_, each)| each.is_abandoned());
-        entry.claim.preparations.extend(given_up);
-        // What the others had to do is done: no call is on its way or to be made.
+        entry.claim.preparations.extend(abandoned);
+        // The other drivers do not have pending work or calls in flight.
         let tasks = entry.claim.preparations.iter().map(|(driver, each)| {
             let known = entry.tasks.remove(driver).filter(|_| each.is_abandoned());
             (driver.clone(), known.unwrap_or_default())
@@ -164,8 +165,8 @@ impl Claims {
         entry.dirty = true;
     }
 
-    /// An admission that used a claim again ended before anything was asked of a driver: what it brought is gone.
-    pub(super) fn unuse(entry: &mut Entry) {
+    /// Removes the drivers of an admission that reused a claim and ended before a driver was called.
+    pub(super) fn undo_reuse(entry: &mut Entry) {
         if !entry.is_intended && entry.on_disk {
             let Entry { claim, tasks, .. } = entry;
             claim.preparations.retain(|driver, each| {
@@ -176,8 +177,8 @@ impl Claims {
     }
 
     /// Returns the claims that must be on disk before a driver is called, and the records of earlier holders of their
-    /// devices, which are deleted in the same write. A claim that another admission is writing is left out, and so is one
-    /// whose device is being released by another write: both are here the next time, if they must be.
+    /// devices, which are deleted in the same transaction. Claims that another admission is writing are omitted, and so
+    /// are claims with a device that another write releases. The next call returns them if they are still needed.
     pub(crate) fn begin_intent(&mut self, id: ReservationId, uids: &[ClaimUid]) -> Intent {
         let mut intent = Intent::default();
         if self.intents.contains_key(&id) {
@@ -234,8 +235,8 @@ impl Claims {
         !entry.is_intended && !self.superseded(&entry.claim.uid).is_empty()
     }
 
-    /// The claims of a pod that is to be committed, as far as the disk does not have them like this; `None` if
-    /// one is not prepared. One that needs no driver needs no intent either: it may be on its way to disk, or not even that.
+    /// Returns the claims of a pod that differ from their records, for its commit; `None` if one is not prepared. A claim
+    /// that does not need a driver does not need an intent either, so it may not be on disk.
     pub(crate) fn to_commit(&self, uids: &[ClaimUid]) -> Option<Vec<Claim>> {
         let mut claims = Vec::new();
         for uid in uids {
@@ -243,7 +244,7 @@ impl Claims {
             if self.needs_intent(entry) {
                 return None;
             }
-            // A write that is in flight may say less, or fail.
+            // A write in flight may be older, or fail.
             if entry.dirty || entry.writing > 0 || !entry.is_intended {
                 claims.push(entry.claim.clone());
             }
@@ -251,7 +252,7 @@ impl Claims {
         Some(claims)
     }
 
-    /// What [`Claims::to_commit`] returned is being written. What is learned from here on is not in it.
+    /// Begins the write of the claims that [`Claims::to_commit`] returned. Later changes are not part of it.
     pub(crate) fn begin_commit(&mut self, written: &[Claim]) {
         for Claim { uid, .. } in written {
             if let Some(entry) = self.entries.get_mut(uid) {
@@ -263,7 +264,7 @@ impl Claims {
         }
     }
 
-    /// It is on disk, or will never be. To be called before the pod holds them, or leaves them.
+    /// Ends the write of [`Claims::begin_commit`]. Must be called before the pod holds or leaves the claims.
     pub(crate) fn end_commit(&mut self, written: &[Claim], is_written: bool) {
         for Claim { uid, .. } in written {
             if let Some(entry) = self.entries.get_mut(uid) {

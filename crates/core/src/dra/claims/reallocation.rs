@@ -1,4 +1,4 @@
-//! How a claim that pods hold differs from the version of it that another pod brings.
+//! Differences between a held claim and the version that another pod requests.
 
 use alloc::format;
 use alloc::string::String;
@@ -9,14 +9,14 @@ use super::{AllocatedClaim, Claim, ClaimKey};
 use crate::id::PodUid;
 use crate::pod::PodName;
 
-/// How a claim that pods hold differs from the version of it that another pod brings.
+/// The difference between a held claim and the version that another pod requests.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Reallocation {
-    /// The devices that the pods hold, as far as they are known.
+    /// The held devices that are known.
     pub held: Vec<String>,
-    /// The devices of the other version.
+    /// The devices of the requested version.
     pub wanted: Vec<String>,
-    /// The pods, with their names as far as they are known.
+    /// The pods that hold the claim; names may be empty.
     pub pods: Vec<(PodUid, PodName)>,
 }
 
@@ -44,11 +44,11 @@ impl Reallocation {
         }
     }
 
-    /// Returns the reason for people.
+    /// Returns the error text.
     pub(crate) fn text(&self, claim: &ClaimKey) -> String {
         let Self { held, wanted, pods } = self;
         if pods.is_empty() {
-            return format!("ResourceClaim {claim} comes twice, with different allocations; use only one");
+            return format!("ResourceClaim {claim} appears twice with different allocations; use only one");
         }
         let differs = match held != wanted {
             true => format!("had {} then, and has {} now", list(held), list(wanted)),

@@ -1,13 +1,13 @@
-//! What is written by and by, and what nobody waits for any longer.
+//! Background writes of claim records, and abandoned drivers.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{Claim, Claims, NotForgotten, PreparationState, Record, Task};
+use super::{BeginForgetError, Claim, Claims, PreparationState, Record, Task};
 use crate::id::{ClaimUid, DriverName, PodUid, RecordId};
 
 impl Claims {
-    /// An operator gives up on a driver, for all claims that a pod has left. The claims that this is about.
+    /// Abandons a driver for all claims that the pod was the last to leave. Returns the claims.
     pub(crate) fn abandon(&mut self, pod: &PodUid, driver: &DriverName) -> Vec<ClaimUid> {
         let left = self.left.get(pod).cloned().unwrap_or_default();
         left.into_iter()
@@ -15,13 +15,13 @@ impl Claims {
             .collect()
     }
 
-    /// An operator gives up on a driver, for a claim that no pod wants. Whether the driver had something to do for it.
+    /// Abandons a driver for an unused claim. Returns `false` if the claim did not wait for the driver.
     pub(crate) fn abandon_claim(&mut self, uid: &ClaimUid, driver: &DriverName) -> bool {
         let Some(entry) = self.entries.get_mut(uid) else {
             return false;
         };
-        let is_left = entry.is_unused() && !entry.deleting;
-        if !is_left || !entry.blocking().any(|blocking| blocking == driver) {
+        let is_unused = entry.is_unused() && !entry.deleting;
+        if !is_unused || !entry.blocking().any(|blocking| blocking == driver) {
             return false;
         }
         if let Some(preparation) = entry.claim.preparations.get_mut(driver) {
@@ -65,22 +65,21 @@ impl Claims {
         Some(record)
     }
 
-    /// An operator does not even want to know any longer that drivers were given up on: the record of a claim is to be
-    /// deleted as it is. Ends as any record.
-    pub(crate) fn begin_forget(&mut self, uid: &ClaimUid) -> Result<Record, NotForgotten> {
-        let entry = self.entries.get_mut(uid).ok_or(NotForgotten::Unknown)?;
+    /// Begins to delete the record of an abandoned claim. Ends with [`Claims::end_record`].
+    pub(crate) fn begin_forget(&mut self, uid: &ClaimUid) -> Result<Record, BeginForgetError> {
+        let entry = self.entries.get_mut(uid).ok_or(BeginForgetError::Unknown)?;
         let claim = || entry.claim.key.clone();
         if !entry.is_unused() {
             let (claim, pods) = (claim(), entry.pods());
-            return Err(NotForgotten::Held { claim, pods });
+            return Err(BeginForgetError::Held { claim, pods });
         }
         let drivers: Vec<DriverName> = entry.blocking().cloned().collect();
         if !drivers.is_empty() || entry.claim.abandoned().next().is_none() {
             let claim = claim();
-            return Err(NotForgotten::NotAbandoned { claim, drivers });
+            return Err(BeginForgetError::NotAbandoned { claim, drivers });
         }
         if !entry.is_abandoned() || entry.tasks.values().any(Task::is_busy) {
-            return Err(NotForgotten::InFlight { claim: claim() });
+            return Err(BeginForgetError::InFlight { claim: claim() });
         }
         entry.deleting = true;
         let id = RecordId(self.next_record);
@@ -112,11 +111,11 @@ impl Claims {
         self.end_deletion(&record.delete, is_written);
     }
 
-    /// Records of claims were deleted, or could not be.
+    /// Ends a deletion of claim records.
     pub(super) fn end_deletion(&mut self, uids: &[ClaimUid], is_written: bool) {
         for uid in uids {
             if is_written {
-                self.forget(uid);
+                self.remove(uid);
             } else if let Some(entry) = self.entries.get_mut(uid) {
                 entry.deleting = false;
                 self.reindex(uid);

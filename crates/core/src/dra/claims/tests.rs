@@ -52,7 +52,7 @@ fn pauses_grow_up_to_a_limit() {
     }
     assert_eq!(
         pauses[..3],
-        [FIRST_PAUSE_MS, 2 * FIRST_PAUSE_MS, 4 * FIRST_PAUSE_MS]
+        [MIN_BACKOFF_MS, 2 * MIN_BACKOFF_MS, 4 * MIN_BACKOFF_MS]
     );
-    assert_eq!(pauses[99], LONGEST_PAUSE_MS);
+    assert_eq!(pauses[99], MAX_BACKOFF_MS);
 }

@@ -58,7 +58,7 @@ fn a_report_holds_for_its_lease() {
 }
 
 #[test]
-fn the_same_again_prolongs_the_lease_and_is_no_change() {
+fn a_repeated_report_extends_the_lease_and_changes_nothing() {
     let mut health = Health::default();
     health.reported(OLD, vec![healthy("a")], START);
     let later = START.after(DEFAULT_LEASE_MS - 1);
@@ -72,7 +72,7 @@ fn the_same_again_prolongs_the_lease_and_is_no_change() {
 }
 
 #[test]
-fn what_expires_is_a_change_unless_it_was_unknown() {
+fn an_expired_report_is_a_change_unless_it_was_unknown() {
     let mut health = Health::default();
     let unknown = report("u", DeviceHealth::Unknown, 0);
     health.reported(OLD, vec![healthy("a"), unknown], START);
@@ -101,7 +101,7 @@ fn the_newest_plugin_that_reports_is_believed() {
     assert_eq!(
         of(&health, "b", START),
         DeviceHealth::Unhealthy,
-        "one stream ends, all that was said holds"
+        "one stream ends, all reports stay valid"
     );
     health.stream_ended(NEW);
     assert_eq!(of(&health, "a", START), DeviceHealth::Healthy);
@@ -111,13 +111,13 @@ fn the_newest_plugin_that_reports_is_believed() {
 #[test]
 fn memory_is_bounded() {
     let mut health = Health::default();
-    let flood = (0..MOST_DEVICES + 3)
+    let flood = (0..MAX_DEVICES + 3)
         .map(|number| healthy(&format!("{number}")))
         .collect();
-    let (changed, left_out) = health.reported(OLD, flood, START);
+    let (changed, dropped) = health.reported(OLD, flood, START);
     assert_eq!(
-        (changed.len(), left_out, health.devices.len()),
-        (MOST_DEVICES, 3, MOST_DEVICES)
+        (changed.len(), dropped, health.devices.len()),
+        (MAX_DEVICES, 3, MAX_DEVICES)
     );
     let known = health.reported(OLD, vec![unhealthy("0"), unhealthy("new")], START);
     assert_eq!(known, (vec![at("0")], 1));
@@ -127,13 +127,13 @@ fn memory_is_bounded() {
 fn no_lease_is_longer_than_the_longest() {
     let mut health = Health::default();
     health.reported(OLD, vec![report("a", DeviceHealth::Healthy, u64::MAX)], START);
-    assert_eq!(health.next_expiry(), Some(START.after(LONGEST_LEASE_MS)));
+    assert_eq!(health.next_expiry(), Some(START.after(MAX_LEASE_MS)));
 }
 
 #[test]
-fn what_a_plugin_left_that_reports_no_longer_makes_room() {
+fn reports_of_ended_streams_are_replaced_in_a_full_table() {
     let mut health = Health::default();
-    let flood = (1..MOST_DEVICES)
+    let flood = (1..MAX_DEVICES)
         .map(|number| healthy(&format!("{number}")))
         .collect();
     health.reported(OLD, flood, START);
@@ -144,36 +144,32 @@ fn what_a_plugin_left_that_reports_no_longer_makes_room() {
     );
     assert_eq!(health.reported(NEW, vec![healthy("new")], START), (vec![], 1));
     health.stream_ended(OLD);
-    let (changed, left_out) = health.reported(NEW, vec![healthy("new"), healthy("1"), healthy("2")], START);
+    let (changed, dropped) = health.reported(NEW, vec![healthy("new"), healthy("1"), healthy("2")], START);
     assert_eq!(
-        (changed, left_out),
+        (changed, dropped),
         (vec![at("1"), at("new"), at("10"), at("1")], 0)
     );
-    let fresh = (0..MOST_DEVICES)
+    let fresh = (0..MAX_DEVICES)
         .map(|number| healthy(&format!("new-{number}")))
         .collect();
-    let (_, left_out) = health.reported(NEW, fresh, START);
-    assert_eq!(
-        (left_out, health.devices.len()),
-        (3, MOST_DEVICES),
-        "its own stay"
-    );
+    let (_, dropped) = health.reported(NEW, fresh, START);
+    assert_eq!((dropped, health.devices.len()), (3, MAX_DEVICES), "its own stay");
     assert_eq!(of(&health, "new", START), DeviceHealth::Healthy);
     assert_eq!(of(&health, "last", START), DeviceHealth::Unknown);
-    assert_eq!(health.counts()[&DeviceHealth::Healthy], MOST_DEVICES);
+    assert_eq!(health.counts()[&DeviceHealth::Healthy], MAX_DEVICES);
 }
 
 #[test]
 fn messages_are_cut_between_characters() {
     for (message, length) in [
         (String::new(), 0),
-        ("x".repeat(LONGEST_MESSAGE), LONGEST_MESSAGE),
-        ("x".repeat(LONGEST_MESSAGE + 1), LONGEST_MESSAGE),
-        ("ä".repeat(LONGEST_MESSAGE), LONGEST_MESSAGE - 1),
+        ("x".repeat(MAX_MESSAGE), MAX_MESSAGE),
+        ("x".repeat(MAX_MESSAGE + 1), MAX_MESSAGE),
+        ("ä".repeat(MAX_MESSAGE), MAX_MESSAGE - 1),
     ] {
-        let is_cut = message.len() > LONGEST_MESSAGE;
-        let cut = cut(message);
-        assert_eq!((cut.len(), cut.ends_with(DOTS)), (length, is_cut));
+        let is_cut = message.len() > MAX_MESSAGE;
+        let cut = truncate(message);
+        assert_eq!((cut.len(), cut.ends_with(ELLIPSIS)), (length, is_cut));
     }
 }
 
