@@ -14,7 +14,7 @@ use std::path::Path;
 use crate::agent::StartError;
 use crate::config::Config;
 use crate::grpc::uds;
-use crate::store::files::{self, PRIVATE};
+use crate::store::fs::{self, PRIVATE};
 use crate::store::state_file::{self, StateFileError};
 use crate::store::{self, SetAside};
 
@@ -66,7 +66,7 @@ pub(crate) fn lock(config: &Config) -> Result<(File, Option<SetAside>), StartErr
     let path = config.lock();
     let (file, set_aside) = match open_lock(&path) {
         Err(StateFileError::NotRegular { kind }) => {
-            let moved = files::move_aside(&path, store::system_time());
+            let moved = fs::move_to_quarantine(&path, store::system_time());
             let kept = moved.map_err(|problem| lock_failed(&path, problem))?;
             let set_aside = SetAside {
                 original: path.clone(),

@@ -44,7 +44,7 @@ use redb::{ReadableTable as _, WriteTransaction};
 use super::backend::{Behind, Counted, Storage};
 use super::claim_record::{self, ClaimRecord};
 use super::contest::Contest;
-use super::files::{self, Identity};
+use super::fs::{self, FileId};
 use super::node_id::{NotWritten, Progress};
 use super::record::{
     self, BlockedRecord, ContestedRecord, EntryRecord, InvalidRecord, Names, PodRecord, ResourceRecord,
@@ -645,7 +645,7 @@ pub(crate) struct Database {
     /// Changes that are in the log and not in the tables.
     pending: Vec<EntryRecord>,
     /// Of its file, which is open, so no other gets the same.
-    pub(crate) identity: Identity,
+    pub(crate) identity: FileId,
 }
 
 impl Place {
@@ -662,7 +662,7 @@ impl Place {
         if about.len() == 0 {
             return Err(LoadError::Unreadable("it is empty".into()));
         }
-        files::make_private(&file, &about)?;
+        fs::make_private(&file, &about)?;
         let file = self.storage.over(FileBackend::new(file)?, &self.counters);
         Wal::check(&file)?;
         if file.length()? <= wal::LENGTH {
@@ -677,7 +677,7 @@ impl Place {
             database,
             wal,
             pending: Vec::new(),
-            identity: Identity::of(&about),
+            identity: FileId::of(&about),
         };
         repaired |= !records.is_empty();
         for record in records {
@@ -697,10 +697,10 @@ impl Place {
 
     /// Puts a new database with this content in place of whatever is there.
     pub(crate) fn create(&self, rows: &[Row]) -> Result<Database, redb::Error> {
-        let temporary = files::beside(&self.path, ".new");
+        let temporary = fs::with_suffix(&self.path, ".new");
         let create = || {
-            let file = files::create_private(&temporary)?;
-            let identity = Identity::of(&file.metadata()?);
+            let file = fs::create_private(&temporary)?;
+            let identity = FileId::of(&file.metadata()?);
             let file = self.storage.over(FileBackend::new(file)?, &self.counters);
             let wal = Wal::create(Arc::clone(&file), &self.boot_id)?;
             let database = Database {
@@ -714,7 +714,7 @@ impl Place {
             };
             database.initialize(rows)?;
             std::fs::rename(&temporary, &self.path)?;
-            files::sync_directory_of(&self.path)?;
+            fs::sync_directory_of(&self.path)?;
             Ok(database)
         };
         let created = guarded(create);

@@ -24,9 +24,7 @@
 //! compared as usual. A file that differs from what is on record is a problem, and a stop fails: a kubelet must not take over.
 
 use std::collections::BTreeMap;
-use std::fs::Metadata;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -43,7 +41,7 @@ use super::Shared;
 use super::claims_file;
 use super::commit_queue::{CommitQueue, flatten_recv};
 use super::database::{Hash, InFile, KubeletFile, LoadError, Row, Snapshot, Surroundings};
-use super::files;
+use super::fs::{self, FileStamp};
 use super::open::{SetAside, system_time};
 use super::state_file::{self, StateFileError};
 use super::writer::{Phase, WriteError};
@@ -158,9 +156,9 @@ pub(crate) struct MirroredFile {
     /// Its content.
     pub(crate) in_file: InFile,
     /// The file that had this content; `None` if there was no file, or it has not been looked at.
-    pub(crate) seen: Option<Seen>,
+    pub(crate) seen: Option<FileStamp>,
     /// The file of another process that is in its place.
-    pub(crate) foreign: Option<Seen>,
+    pub(crate) foreign: Option<FileStamp>,
 }
 
 impl MirroredFile {
@@ -171,7 +169,7 @@ impl MirroredFile {
             InFile::Hash(_) => self.seen.is_some(),
             InFile::Uncertain => false,
         };
-        is_certain && self.foreign.is_none() && Seen::at(&self.path) == self.seen
+        is_certain && self.foreign.is_none() && FileStamp::at(&self.path) == self.seen
     }
 }
 
@@ -317,7 +315,7 @@ impl Mirrorer {
         };
         // Another process may have written it meanwhile.
         self.look(file)?;
-        files::replace(&path, content.as_bytes()).map_err(failed)?;
+        fs::replace(&path, content.as_bytes()).map_err(failed)?;
         // Read once more: another process may have written it again before it could be told from this one.
         (file.in_file, file.seen) = (InFile::Uncertain, None);
         self.look(file)?;
@@ -349,7 +347,7 @@ impl Mirrorer {
             return Ok(());
         }
         let path = file.path.clone();
-        if file.foreign.is_some() && Seen::at(&path) == file.foreign {
+        if file.foreign.is_some() && FileStamp::at(&path) == file.foreign {
             return Err(MirrorError::Foreign { path });
         }
         file.foreign = None;
@@ -358,11 +356,11 @@ impl Mirrorer {
             source,
         };
         // A power loss must not bring back another file than the one that is found.
-        files::sync_directory_of(&path).map_err(failed)?;
+        fs::sync_directory_of(&path).map_err(failed)?;
         match state_file::read(&path) {
             Ok(None) => (file.in_file, file.seen) = (InFile::Absent, None),
             Ok(Some((content, metadata))) => {
-                let (hash, seen): (Hash, _) = (Sha256::digest(&content).into(), Seen::of(&metadata));
+                let (hash, seen): (Hash, _) = (Sha256::digest(&content).into(), FileStamp::of(&metadata));
                 if !self.around.mirrors(file.file).knows(&hash) {
                     file.foreign = Some(seen);
                     return Err(self.foreign(file, Some(hash)));
@@ -375,7 +373,7 @@ impl Mirrorer {
                 (file.in_file, file.seen) = (InFile::Absent, None);
             }
             Err(_) => {
-                file.foreign = Seen::at(&path);
+                file.foreign = FileStamp::at(&path);
                 return Err(self.foreign(file, None));
             }
         }
@@ -394,7 +392,7 @@ impl Mirrorer {
     fn set_aside(&self, path: &Path, error: &StateFileError) -> Result<(), MirrorError> {
         let reason = error.to_string();
         let original = path.to_owned();
-        let kept = match files::move_aside(path, system_time()) {
+        let kept = match fs::move_to_quarantine(path, system_time()) {
             Ok(kept) => kept,
             Err(source) => {
                 return Err(MirrorError::SetAside {
@@ -441,29 +439,6 @@ fn in_full(error: &MirrorError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
-    }
-}
-
-/// What tells a file from one that was written in its place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
-    inode: u64,
-    changed: (i64, i64),
-    length: u64,
-}
-
-impl Seen {
-    pub(crate) fn of(metadata: &Metadata) -> Self {
-        Self {
-            inode: metadata.ino(),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-            length: metadata.len(),
-        }
-    }
-
-    fn at(path: &Path) -> Option<Self> {
-        let metadata = std::fs::symlink_metadata(path).ok()?;
-        Some(Self::of(&metadata))
     }
 }
 

@@ -29,7 +29,7 @@ mod commit_queue;
 mod contest;
 mod database;
 mod dump;
-pub(crate) mod files;
+pub(crate) mod fs;
 mod import;
 mod mirror;
 mod node_id;

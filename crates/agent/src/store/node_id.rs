@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 use devlet_core::Moment;
 use uuid::Uuid;
 
-use super::files::{self, ASIDE};
+use super::fs::{self, QUARANTINE_SUFFIX};
 use super::open::{OpenError, SetAside};
 use super::state_file::{self, StateFileError};
 
@@ -183,9 +183,9 @@ fn write_file(path: &Path, old: Option<&Entry>, new: &Entry) -> io::Result<()> {
         return Ok(());
     }
     let content = new.to_string();
-    match files::replace(path, content.as_bytes()) {
-        Ok(()) => files::sync_directory_of(path),
-        Err(error) if old.is_some() => files::overwrite(path, content.as_bytes()).map_err(|_| error),
+    match fs::replace(path, content.as_bytes()) {
+        Ok(()) => fs::sync_directory_of(path),
+        Err(error) if old.is_some() => fs::overwrite(path, content.as_bytes()).map_err(|_| error),
         Err(error) => Err(error),
     }
 }
@@ -253,7 +253,7 @@ impl Traces {
             }
             Err(StateFileError::NotRegular { kind }) => {
                 let reason = StateFileError::NotRegular { kind }.to_string();
-                let kept = files::move_aside(path, now).map_err(|source| OpenError::SetAside {
+                let kept = fs::move_to_quarantine(path, now).map_err(|source| OpenError::SetAside {
                     path: path.to_owned(),
                     reason: reason.clone(),
                     source,
@@ -276,7 +276,7 @@ impl Traces {
             return Ok(());
         };
         let name = name.to_string_lossy();
-        let (saved, aside) = (format!("{name}.saved-"), format!("{name}{ASIDE}"));
+        let (saved, aside) = (format!("{name}.saved-"), format!("{name}{QUARANTINE_SUFFIX}"));
         for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
             let (path, is_file) = (entry.path(), entry.file_type().is_ok_and(|kind| kind.is_file()));

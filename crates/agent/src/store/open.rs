@@ -61,7 +61,7 @@ use super::database::{
     BlockedBy, Contents, Database, Hash, InFile, KubeletFile, LoadError, Loaded, PendingFile, Place, Row,
     Surroundings, reason,
 };
-use super::files::Identity;
+use super::fs::FileId;
 use super::import::{Content, Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, MirroredFile, Mirrorer};
 use super::node_id::{IdFiles, Progress, Traces};
@@ -69,7 +69,7 @@ use super::record::BlockedRecord;
 use super::state_file::{self, StateFileError};
 use super::statistics::Counters;
 use super::writer::{NOTE_PAUSE, WriteError, Writer};
-use super::{Clock, Shared, State, Steady, Store, Threads, dump, files};
+use super::{Clock, Shared, State, Steady, Store, Threads, dump, fs};
 
 /// A disk that takes longer than this hangs.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
@@ -573,7 +573,7 @@ fn link_targets(path: &Path) -> Vec<PathBuf> {
     while names.len() < MAX_LINKS
         && let Ok(target) = std::fs::read_link(&name)
     {
-        name = files::directory_of(&name).join(target);
+        name = fs::directory_of(&name).join(target);
         names.push(name.clone());
     }
     names
@@ -581,7 +581,7 @@ fn link_targets(path: &Path) -> Vec<PathBuf> {
 
 /// Checks that no other user can replace what is behind a link.
 fn check_link_targets(names: &[PathBuf]) -> Result<(), OpenError> {
-    for directory in names.iter().map(|name| files::directory_of(name)) {
+    for directory in names.iter().map(|name| fs::directory_of(name)) {
         let metadata = std::fs::metadata(directory).map_err(StateFileError::from);
         let checked = metadata.and_then(|metadata| state_file::check_directory(&metadata, false));
         checked.map_err(|error| OpenError::unusable(directory, &error))?;
@@ -631,7 +631,7 @@ fn start(
     options: OpenOptions,
     clock: Steady,
     place: Place,
-    ((ours, database), recording, failure): ((Identity, Option<Database>), Recording, Option<WriteError>),
+    ((ours, database), recording, failure): ((FileId, Option<Database>), Recording, Option<WriteError>),
     around: Surroundings,
     in_file: &BTreeMap<KubeletFile, InFile>,
     node: Node,
@@ -884,7 +884,7 @@ impl Opening<'_> {
             path.display()
         );
         let aside = self.keep_aside(&path, reason)?;
-        let moved = std::fs::rename(link, &path).and_then(|()| files::sync_directory_of(&path));
+        let moved = std::fs::rename(link, &path).and_then(|()| fs::sync_directory_of(&path));
         moved.map_err(|error| self.disk(error.to_string()))?;
         Ok(aside)
     }
@@ -948,9 +948,9 @@ impl Opening<'_> {
     ) -> Result<Contest, OpenError> {
         let original = self.path_of(file);
         let name = original.file_name().unwrap_or_default().to_string_lossy();
-        let name = format!("{name}.contested-{}", files::timestamp(self.now));
+        let name = format!("{name}.contested-{}", fs::timestamp(self.now));
         let path = self.place.path.with_file_name(name);
-        let copy = files::write_new(&path, &sound.bytes);
+        let copy = fs::write_new(&path, &sound.bytes);
         let copy = copy.map_err(|source| OpenError::Archive { path, source })?;
         let difference = contest::difference(contents, &sound.content, disagreement);
         let (pods, changed) = match &sound.content {
@@ -1062,7 +1062,7 @@ impl Opening<'_> {
         let Some(path) = self.options.path_of(file) else {
             return Ok(());
         };
-        files::sync_directory_of(path).map_err(|error| OpenError::Disk {
+        fs::sync_directory_of(path).map_err(|error| OpenError::Disk {
             path: path.to_owned(),
             reason: error.to_string(),
         })
@@ -1071,9 +1071,9 @@ impl Opening<'_> {
     /// A kubelet was in charge in between: our state from before.
     fn archive(&self, contents: &Contents) -> Result<PathBuf, OpenError> {
         let directory = self.place.path.with_file_name("archive");
-        let path = directory.join(format!("{}.json", files::timestamp(self.now)));
+        let path = directory.join(format!("{}.json", fs::timestamp(self.now)));
         let archive = format!("{:#}\n", dump::contents(contents));
-        files::write_new(&path, archive.as_bytes()).map_err(|source| OpenError::Archive { path, source })
+        fs::write_new(&path, archive.as_bytes()).map_err(|source| OpenError::Archive { path, source })
     }
 
     /// If the machine has been rebooted: what is to be written about it.
@@ -1133,13 +1133,13 @@ impl Opening<'_> {
 
     /// Returns `true` if a file has been set aside and recorded already: a crash followed before it was removed.
     fn is_kept(&self, contents: &Contents, file: KubeletFile) -> bool {
-        let found = Identity::at(&self.path_of(file));
+        let found = FileId::at(&self.path_of(file));
         let mut records = contents.around.blocked.values();
-        found.is_some() && records.any(|record| Identity::at(Path::new(&record.file)) == found)
+        found.is_some() && records.any(|record| FileId::at(Path::new(&record.file)) == found)
     }
 
     fn keep_aside(&mut self, path: &Path, reason: String) -> Result<SetAside, OpenError> {
-        let kept = files::keep_aside(path, self.now).map_err(|source| OpenError::SetAside {
+        let kept = fs::quarantine(path, self.now).map_err(|source| OpenError::SetAside {
             path: path.to_owned(),
             reason: reason.clone(),
             source,
@@ -1154,7 +1154,7 @@ impl Opening<'_> {
     }
 
     fn remove(&self, path: &Path) -> Result<(), OpenError> {
-        files::remove(path).map_err(|error| OpenError::Disk {
+        fs::remove(path).map_err(|error| OpenError::Disk {
             path: path.to_owned(),
             reason: error.to_string(),
         })

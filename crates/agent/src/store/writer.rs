@@ -35,7 +35,7 @@ use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName}
 use tokio::sync::oneshot;
 
 use super::database::{BlockedBy, Database, Place, Row, Snapshot, Surroundings};
-use super::files::{self, Identity};
+use super::fs::{self, FileId};
 use super::mirror::Doorbell;
 use super::node_id::{IdFiles, Progress};
 use super::record::known_resources;
@@ -247,7 +247,7 @@ pub(crate) struct Writer {
     /// `None` after a failure.
     pub(crate) database: Option<Database>,
     /// The file that is in its place if nobody else put one there.
-    pub(crate) ours: Option<Identity>,
+    pub(crate) ours: Option<FileId>,
     pub(crate) around: Surroundings,
     pub(crate) id_files: IdFiles,
     /// Whether an id file has the progress of the database, so that an older copy is recognised.
@@ -384,7 +384,7 @@ impl Writer {
         let Some(database) = &self.database else {
             return false;
         };
-        let is_in_place = Identity::of_at_least(&self.place.path, wal::LENGTH) == Some(database.identity);
+        let is_in_place = FileId::of_at_least(&self.place.path, wal::LENGTH) == Some(database.identity);
         if !is_in_place {
             let path = self.place.path.display();
             tracing::error!(%path, "the database was removed or replaced while devlet ran");
@@ -554,7 +554,7 @@ impl Writer {
     }
 
     fn create(&mut self) -> Result<(), WriteError> {
-        let found = Identity::at(&self.place.path);
+        let found = FileId::at(&self.place.path);
         if found.is_none() || found != self.ours {
             self.disown();
         }
@@ -569,7 +569,7 @@ impl Writer {
             }
             Err(error) => {
                 // It may have come as far as to its name.
-                self.ours = Identity::at(&self.place.path);
+                self.ours = FileId::at(&self.place.path);
                 Err(self.failure(&error))
             }
         }
@@ -623,13 +623,13 @@ impl Writer {
     /// In the end: what was answered is on disk, or at least somewhere. A file of ours has that, whatever it did not take
     /// since.
     fn outcome(&mut self) -> Result<(), Unplaced> {
-        let found = Identity::at(&self.place.path);
+        let found = FileId::at(&self.place.path);
         if found.is_some() && found == self.ours {
             return Ok(());
         }
-        let name = format!(".saved-{}", files::timestamp(self.clock.now()));
+        let name = format!(".saved-{}", fs::timestamp(self.clock.now()));
         let place = Place {
-            path: files::beside(&self.place.path, &name),
+            path: fs::with_suffix(&self.place.path, &name),
             ..self.place.clone()
         };
         // The id files name this stop, so that the next start recognises the file in the place of the database as
