@@ -41,9 +41,9 @@ use redb::{
 };
 use redb::{ReadableTable as _, WriteTransaction};
 
-use super::backend::{Behind, Counted, Storage};
 use super::claim_record::{self, ClaimRecord};
 use super::contest::Contest;
+use super::file_backend::{MeteredFile, OffsetBackend, Storage};
 use super::fs::{self, FileId};
 use super::node_id::{NotWritten, Progress};
 use super::record::{
@@ -663,7 +663,7 @@ impl Place {
             return Err(LoadError::Unreadable("it is empty".into()));
         }
         fs::make_private(&file, &about)?;
-        let file = self.storage.over(FileBackend::new(file)?, &self.counters);
+        let file = self.storage.wrap(FileBackend::new(file)?, &self.counters);
         Wal::check(&file)?;
         if file.length()? <= wal::LENGTH {
             // redb would take that for a new file, and grow it.
@@ -701,12 +701,12 @@ impl Place {
         let create = || {
             let file = fs::create_private(&temporary)?;
             let identity = FileId::of(&file.metadata()?);
-            let file = self.storage.over(FileBackend::new(file)?, &self.counters);
+            let file = self.storage.wrap(FileBackend::new(file)?, &self.counters);
             let wal = Wal::create(Arc::clone(&file), &self.boot_id)?;
             let database = Database {
-                database: builder().create_with_backend(Behind {
+                database: builder().create_with_backend(OffsetBackend {
                     file,
-                    first: wal::LENGTH,
+                    offset: wal::LENGTH,
                 })?,
                 wal,
                 pending: Vec::new(),
@@ -733,14 +733,14 @@ fn builder() -> redb::Builder {
 }
 
 /// A database of which every page has been looked at, and whether it had to be repaired.
-fn verified(file: Arc<Counted>, first: u64) -> Result<(redb::Database, bool), LoadError> {
+fn verified(file: Arc<MeteredFile>, offset: u64) -> Result<(redb::Database, bool), LoadError> {
     let repaired = Arc::new(AtomicBool::new(false));
     let mut builder = builder();
     builder.set_repair_callback({
         let repaired = Arc::clone(&repaired);
         move |_| repaired.store(true, Ordering::Relaxed)
     });
-    let mut database = builder.create_with_backend(Behind { file, first })?;
+    let mut database = builder.create_with_backend(OffsetBackend { file, offset })?;
     // A repair has verified every page. A file that was closed cleanly has not been looked at.
     if !repaired.load(Ordering::Relaxed) && !database.check_integrity()? {
         repaired.store(true, Ordering::Relaxed);

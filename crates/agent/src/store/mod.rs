@@ -22,13 +22,13 @@
 //! Deliberately absent: the lock on the root directory (the caller's), and retries (the caller is told).
 
 mod answer;
-mod backend;
 mod claim_record;
 mod claims_file;
 mod commit_queue;
 mod contest;
 mod database;
 mod dump;
+mod file_backend;
 pub(crate) mod fs;
 mod import;
 mod mirror;
@@ -59,7 +59,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 pub use answer::answer;
-pub use backend::Storage;
+pub use file_backend::Storage;
 pub(crate) use import::is_unknown_pod;
 pub use import::{Difference, ImportReport, Undecodable, UnreadableFile};
 pub use mirror::MirrorError;

@@ -53,7 +53,6 @@ use devlet_core::{Blocked, ClaimUid, DeviceView, Moment, Node, Pod, PodUid, Reso
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use super::backend::Storage;
 use super::claims_file::ImportedClaims;
 use super::commit_queue::CommitQueue;
 use super::contest::{self, Contest, Disagreement};
@@ -61,6 +60,7 @@ use super::database::{
     BlockedBy, Contents, Database, Hash, InFile, KubeletFile, LoadError, Loaded, PendingFile, Place, Row,
     Surroundings, reason,
 };
+use super::file_backend::Storage;
 use super::fs::FileId;
 use super::import::{Content, Difference, ImportReport, Imported};
 use super::mirror::{Doorbell, MirroredFile, Mirrorer};

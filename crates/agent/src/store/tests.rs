@@ -23,8 +23,8 @@ use devlet_core::{
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use redb::backends::FileBackend;
 
-use super::backend::Behind;
 use super::database::Place;
+use super::file_backend::OffsetBackend;
 use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer, wal};
 
 pub(super) const GPU: &str = "acme.com/gpu";
@@ -230,10 +230,10 @@ fn database(root: &Root) -> redb::Database {
         .write(true)
         .open(root.database())
         .unwrap();
-    let file = Storage::default().over(FileBackend::new(file).unwrap(), &Arc::default());
-    let first = wal::LENGTH;
+    let file = Storage::default().wrap(FileBackend::new(file).unwrap(), &Arc::default());
+    let offset = wal::LENGTH;
     redb::Database::builder()
-        .create_with_backend(Behind { file, first })
+        .create_with_backend(OffsetBackend { file, offset })
         .unwrap()
 }
 

@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::backend::Counted;
+use super::file_backend::MeteredFile;
 
 /// Bytes in front of the database.
 pub(crate) const LENGTH: u64 = 1 << 20;
@@ -81,7 +81,7 @@ pub(crate) enum WalError {
 /// The log of an open database.
 #[derive(Debug)]
 pub(crate) struct Wal {
-    file: Arc<Counted>,
+    file: Arc<MeteredFile>,
     salt: Salt,
     boot: u64,
     /// Random, so that a record is not mistaken for an earlier attempt to write a record of the same number.
@@ -110,7 +110,7 @@ fn sectors(content: usize) -> usize {
 
 impl Wal {
     /// Writes an empty log, which is on disk after the next sync.
-    pub(crate) fn create(file: Arc<Counted>, boot_id: &str) -> io::Result<Self> {
+    pub(crate) fn create(file: Arc<MeteredFile>, boot_id: &str) -> io::Result<Self> {
         let mut salt = [0; SALT];
         for part in salt.chunks_mut(8) {
             part.copy_from_slice(&random().to_le_bytes());
@@ -136,7 +136,7 @@ impl Wal {
     }
 
     /// Reads the header, which never changes, and returns the salt.
-    pub(crate) fn check(file: &Counted) -> Result<Salt, WalError> {
+    pub(crate) fn check(file: &MeteredFile) -> Result<Salt, WalError> {
         let mut first = [0; SECTOR];
         file.read(0, &mut first)?;
         if !first.starts_with(MAGIC) {
@@ -153,7 +153,7 @@ impl Wal {
     /// Reads the log of a file that no other process can be writing to. Returns the contents of all records behind
     /// `checkpoint`, the number of the last record that the database has.
     pub(crate) fn open(
-        file: Arc<Counted>,
+        file: Arc<MeteredFile>,
         boot_id: &str,
         checkpoint: u64,
     ) -> Result<(Self, Vec<Vec<u8>>), WalError> {

@@ -14,9 +14,9 @@ impl Disk {
         Self(tempfile::tempfile().unwrap())
     }
 
-    fn file(&self) -> Arc<Counted> {
+    fn file(&self) -> Arc<MeteredFile> {
         let file = FileBackend::new(self.0.try_clone().unwrap()).unwrap();
-        Storage::default().over(file, &Arc::default())
+        Storage::default().wrap(file, &Arc::default())
     }
 
     fn wal(&self) -> Wal {
