@@ -16,7 +16,7 @@ use devlet_core::{
 };
 
 use super::claims_file::ImportedClaims;
-use super::database::{Contents, Hash};
+use super::database::{Hash, PersistedState};
 use super::import::{Content, Imported};
 use super::record::{ContestedRecord, InvalidRecord, Names, PodRecord, SidesRecord, encode_pod};
 
@@ -41,20 +41,20 @@ impl Disagreement {
 }
 
 /// Compares a file with the record.
-pub(crate) fn disagreement(contents: &Contents, content: &Content) -> Disagreement {
-    let pods = contents.pods.values();
+pub(crate) fn disagreement(persisted: &PersistedState, content: &Content) -> Disagreement {
+    let pods = persisted.pods.values();
     match content {
         Content::Devices(imported) => Disagreement {
             lost: pods.flat_map(|pod| lost_devices(pod, imported)).collect(),
-            doubled: doubled_devices(contents, imported),
+            doubled: doubled_devices(persisted, imported),
             other_devices: Vec::new(),
         },
         Content::Claims(imported) => Disagreement {
             lost: pods
-                .flat_map(|pod| lost_claims(contents, pod, imported))
+                .flat_map(|pod| lost_claims(persisted, pod, imported))
                 .collect(),
             doubled: Vec::new(),
-            other_devices: claims_with_other_devices(contents, imported),
+            other_devices: claims_with_other_devices(persisted, imported),
         },
     }
 }
@@ -65,17 +65,17 @@ fn devices(allocations: &[Allocation]) -> impl Iterator<Item = (&ResourceName, &
 }
 
 /// Devices that a pod on record keeps, and that the file gives to another pod as well.
-fn doubled_devices(contents: &Contents, imported: &Imported) -> Vec<String> {
+fn doubled_devices(persisted: &PersistedState, imported: &Imported) -> Vec<String> {
     let theirs = |uid: &PodUid| imported.pods.get(uid).map_or(&[][..], Vec::as_slice);
     let mut kept = BTreeMap::new();
-    for pod in contents.pods.values() {
+    for pod in persisted.pods.values() {
         let in_file: BTreeSet<_> = devices(theirs(&pod.uid)).collect();
         let ours = devices(&pod.allocations).filter(|device| in_file.contains(device));
         kept.extend(ours.map(|device| (device, pod)));
     }
     let mut doubled = Vec::new();
     for (uid, allocations) in &imported.pods {
-        let ours = contents
+        let ours = persisted
             .pods
             .get(uid)
             .map_or(&[][..], |pod| pod.allocations.as_slice());
@@ -92,13 +92,13 @@ fn doubled_devices(contents: &Contents, imported: &Imported) -> Vec<String> {
 
 /// The pods that are not answered while a file is contested: those that it adds or changes, and those that hold the same
 /// devices.
-pub(crate) fn unanswered(contents: &Contents, changed: &BTreeSet<PodUid>) -> Vec<PodUid> {
+pub(crate) fn unanswered(persisted: &PersistedState, changed: &BTreeSet<PodUid>) -> Vec<PodUid> {
     let is_changed = |pod: &&Pod| changed.contains(&pod.uid);
-    let open = contents.pods.values().filter(is_changed);
+    let open = persisted.pods.values().filter(is_changed);
     let open: BTreeSet<_> = open.flat_map(|pod| devices(&pod.allocations)).collect();
     let shares =
         |pod: &&Pod| is_changed(pod) || devices(&pod.allocations).any(|device| open.contains(&device));
-    let pods = contents.pods.values().filter(shares);
+    let pods = persisted.pods.values().filter(shares);
     pods.map(|pod| pod.uid.clone()).collect()
 }
 
@@ -119,10 +119,10 @@ fn lost_devices(pod: &Pod, imported: &Imported) -> Vec<String> {
     lost.collect()
 }
 
-fn lost_claims(contents: &Contents, pod: &Pod, imported: &ImportedClaims) -> Vec<String> {
+fn lost_claims(persisted: &PersistedState, pod: &Pod, imported: &ImportedClaims) -> Vec<String> {
     let listed = imported.pods.get(&pod.uid).map_or(&[][..], Vec::as_slice);
     let lost = pod.claims.iter().filter_map(|claim| {
-        let what = match contents
+        let what = match persisted
             .claims
             .get(&claim.uid)
             .zip(imported.claims.get(&claim.uid))
@@ -137,11 +137,11 @@ fn lost_claims(contents: &Contents, pod: &Pod, imported: &ImportedClaims) -> Vec
 }
 
 /// Claims of which the record and the file each have a device that the other lacks.
-fn claims_with_other_devices(contents: &Contents, imported: &ImportedClaims) -> Vec<String> {
+fn claims_with_other_devices(persisted: &PersistedState, imported: &ImportedClaims) -> Vec<String> {
     let both = imported
         .claims
         .iter()
-        .filter_map(|(uid, theirs)| Some((contents.claims.get(uid)?, theirs)));
+        .filter_map(|(uid, theirs)| Some((persisted.claims.get(uid)?, theirs)));
     let other = both.filter(|(ours, theirs)| ours.holds_more_than(theirs) && theirs.holds_more_than(ours));
     other
         .map(|(ours, _)| format!("ResourceClaim {}", ours.key))
@@ -156,12 +156,16 @@ fn named(pod: &Pod) -> String {
 }
 
 /// The difference between a file and the record, in words.
-pub(crate) fn difference(contents: &Contents, content: &Content, disagreement: &Disagreement) -> String {
+pub(crate) fn difference(
+    persisted: &PersistedState,
+    content: &Content,
+    disagreement: &Disagreement,
+) -> String {
     let pods: BTreeSet<&PodUid> = match content {
         Content::Devices(imported) => imported.pods.keys().collect(),
         Content::Claims(imported) => imported.pods.keys().collect(),
     };
-    let new = pods.into_iter().filter(|uid| !contents.pods.contains_key(*uid));
+    let new = pods.into_iter().filter(|uid| !persisted.pods.contains_key(*uid));
     let new: Vec<String> = new.map(|uid| format!("pod {uid}")).collect();
     let Disagreement {
         lost,
@@ -309,32 +313,32 @@ pub(crate) fn note_on_record<'a>(
 }
 
 /// What a pod holds without contested files.
-fn on_record<'a>(contents: &'a Contents, uid: &PodUid) -> &'a [Allocation] {
-    let Some(pod) = contents.pods.get(uid) else {
+fn on_record<'a>(persisted: &'a PersistedState, uid: &PodUid) -> &'a [Allocation] {
+    let Some(pod) = persisted.pods.get(uid) else {
         return &[];
     };
-    let mut contests = contents.around.contested.values();
+    let mut contests = persisted.metadata.contested.values();
     let sides = contests.find_map(|contest| contest.pods.get(uid));
     sides.map_or(&pod.allocations, |sides| &sides.on_record)
 }
 
 /// Returns `true` if a file has exactly what is on record without contested files.
-pub(crate) fn is_on_record(contents: &Contents, content: &Content) -> bool {
+pub(crate) fn is_on_record(persisted: &PersistedState, content: &Content) -> bool {
     match content {
         Content::Devices(imported) => {
-            let ours = contents.pods.keys().map(|uid| (uid, on_record(contents, uid)));
+            let ours = persisted.pods.keys().map(|uid| (uid, on_record(persisted, uid)));
             let theirs = imported.pods.iter().map(|(uid, each)| (uid, each.as_slice()));
             placed_devices(ours) == placed_devices(theirs)
         }
         Content::Claims(imported) => {
             let mut claims = imported.claims.keys();
             let has_pod = |(uid, theirs): (&PodUid, &Vec<PodClaim>)| {
-                let ours = contents.pods.get(uid).map_or(&[][..], |pod| &pod.claims);
+                let ours = persisted.pods.get(uid).map_or(&[][..], |pod| &pod.claims);
                 let is_known = |theirs: &PodClaim| ours.iter().any(|ours| ours.uid == theirs.uid);
                 theirs.iter().all(is_known)
             };
-            disagreement(contents, content).is_empty()
-                && claims.all(|uid| contents.claims.contains_key(uid))
+            disagreement(persisted, content).is_empty()
+                && claims.all(|uid| persisted.claims.contains_key(uid))
                 && imported.pods.iter().all(has_pod)
         }
     }
@@ -356,26 +360,26 @@ fn placed_devices<'a>(pods: impl Iterator<Item = (&'a PodUid, &'a [Allocation])>
 /// Lets the pods of a file hold its devices besides their own. Returns the sides of each, and the pods to which the file
 /// gives more than what is on record.
 pub(crate) fn hold_both(
-    contents: &mut Contents,
+    persisted: &mut PersistedState,
     imported: &Imported,
 ) -> (BTreeMap<PodUid, Sides>, BTreeSet<PodUid>) {
     let (mut all, mut changed) = (BTreeMap::new(), BTreeSet::new());
     for (uid, theirs) in &imported.pods {
-        let on_record = on_record(contents, uid).to_vec();
+        let on_record = on_record(persisted, uid).to_vec();
         // One that was removed meanwhile is not on record.
-        note_on_record(contents.around.contested.values_mut(), uid, &on_record);
+        note_on_record(persisted.metadata.contested.values_mut(), uid, &on_record);
         let mut alone = on_record.clone();
-        let mut all_sides = held(contents.around.contested.values(), uid, &on_record);
+        let mut all_sides = held(persisted.metadata.contested.values(), uid, &on_record);
         for theirs in theirs {
             add(&mut alone, theirs);
             add(&mut all_sides, theirs);
         }
-        let is_known = contents.pods.contains_key(uid);
+        let is_known = persisted.pods.contains_key(uid);
         if !is_known || alone != on_record {
             changed.insert(uid.clone());
         }
         let new = || Imported::new_pod(uid, &[]);
-        contents.pods.entry(uid.clone()).or_insert_with(new).allocations = all_sides;
+        persisted.pods.entry(uid.clone()).or_insert_with(new).allocations = all_sides;
         let in_file = theirs.clone();
         all.insert(uid.clone(), Sides { on_record, in_file });
     }

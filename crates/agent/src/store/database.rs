@@ -64,10 +64,10 @@ const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors")
 const CLAIM_MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
 
 /// So many records are worth a thread.
-const MANY: usize = 1_000;
+const PARALLEL_READ_MIN: usize = 1_000;
 
 /// Room in the log below which a checkpoint is due: more bytes than most changes have.
-const LOW_ROOM: usize = 64 << 10;
+const MIN_FREE_WAL: usize = 64 << 10;
 
 const SCHEMA_KEY: &str = "schema";
 const BOOT_ID_KEY: &str = "boot-id";
@@ -201,7 +201,7 @@ impl BlockedBy {
 
 /// A kubelet file that is ours, by its number among all of them, and the numbers of those that are forgotten.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mirror {
+pub(crate) struct MirrorUpdate {
     pub(crate) number: u64,
     pub(crate) hash: Hash,
     pub(crate) forget: Vec<u64>,
@@ -209,7 +209,7 @@ pub(crate) struct Mirror {
 
 /// What is known of the kubelet's file as it is on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InFile {
+pub(crate) enum MirrorFileState {
     Absent,
     Hash(Hash),
     /// It is one of those that are known, but a crash or a power loss might bring another one of them back.
@@ -227,7 +227,7 @@ pub(crate) enum Row {
     BootId(String),
     NodeId(String),
     Progress(Progress),
-    Mirror(KubeletFile, Mirror),
+    Mirror(KubeletFile, MirrorUpdate),
     /// A file that disagrees with the record.
     Contested(PendingFile, Option<Contest>),
     /// A file that another process wrote while devlet ran.
@@ -309,7 +309,7 @@ impl Row {
 
 /// Everything in the database but the pods and claims. Small, so the writer keeps it to be able to write it again.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Surroundings {
+pub(crate) struct NodeMetadata {
     pub(crate) boot_id: Option<String>,
     pub(crate) node_id: Option<String>,
     pub(crate) progress: Progress,
@@ -317,10 +317,10 @@ pub(crate) struct Surroundings {
     pub(crate) contested: BTreeMap<PendingFile, Contest>,
     pub(crate) foreign: BTreeMap<KubeletFile, Hash>,
     pub(crate) resources: BTreeMap<ResourceName, ResourceRecord>,
-    pub(crate) mirrors: BTreeMap<KubeletFile, Mirrors>,
+    pub(crate) mirrors: BTreeMap<KubeletFile, MirrorHashes>,
 }
 
-impl Surroundings {
+impl NodeMetadata {
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         rows.extend(self.boot_id.clone().map(Row::BootId));
@@ -337,14 +337,14 @@ impl Surroundings {
         for (&file, mirrors) in &self.mirrors {
             rows.extend(mirrors.0.iter().map(|(&number, &hash)| {
                 let forget = Vec::new();
-                Row::Mirror(file, Mirror { number, hash, forget })
+                Row::Mirror(file, MirrorUpdate { number, hash, forget })
             }));
         }
         rows
     }
 
     /// Follows what has been written.
-    pub(crate) fn follow(&mut self, row: &Row) {
+    pub(crate) fn apply(&mut self, row: &Row) {
         match row {
             Row::Pod(..) | Row::Claim(..) => {}
             Row::Resource(name, Some(record)) => {
@@ -370,16 +370,16 @@ impl Surroundings {
     }
 
     /// Follows a value of the table `meta`.
-    fn follow_meta(&mut self, key: &str, value: Option<&[u8]>) -> Result<(), InvalidRecord> {
+    fn apply_meta(&mut self, key: &str, value: Option<&[u8]>) -> Result<(), InvalidRecord> {
         if key == BOOT_ID_KEY {
-            self.boot_id = value.map(text);
+            self.boot_id = value.map(decode_text);
         } else if key == NODE_ID_KEY {
-            self.node_id = value.map(text);
+            self.node_id = value.map(decode_text);
         } else if key == STARTS_KEY {
-            let starts = value.map(array).transpose()?;
+            let starts = value.map(decode_array).transpose()?;
             self.progress.starts = starts.map_or(0, u64::from_le_bytes);
         } else if key == STOP_KEY {
-            self.progress.stop = value.map(text);
+            self.progress.stop = value.map(decode_text);
         } else if let Some(by) = BlockedBy::of_key(key) {
             let record = value.map(BlockedRecord::decode).transpose()?;
             put(&mut self.blocked, by, record);
@@ -390,7 +390,7 @@ impl Surroundings {
             .into_iter()
             .find(|file| key == file.foreign_key())
         {
-            put(&mut self.foreign, file, value.map(array).transpose()?);
+            put(&mut self.foreign, file, value.map(decode_array).transpose()?);
         } else {
             return Err(InvalidRecord::Entry);
         }
@@ -412,28 +412,30 @@ impl Surroundings {
     }
 
     /// The files of this kind that are ours.
-    pub(crate) fn mirrors(&self, file: KubeletFile) -> &Mirrors {
-        static NONE: Mirrors = Mirrors(BTreeMap::new());
+    pub(crate) fn mirrors(&self, file: KubeletFile) -> &MirrorHashes {
+        static NONE: MirrorHashes = MirrorHashes(BTreeMap::new());
         self.mirrors.get(&file).unwrap_or(&NONE)
     }
 }
 
 /// Hashes of a kubelet's file that are ours, by number.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Mirrors(pub(crate) BTreeMap<u64, Hash>);
+pub(crate) struct MirrorHashes(pub(crate) BTreeMap<u64, Hash>);
 
-impl Mirrors {
+impl MirrorHashes {
     pub(crate) fn knows(&self, hash: &Hash) -> bool {
         self.0.values().any(|known| known == hash)
     }
 
     /// The record of a file that is about to be written in the place of `in_file`, which stays known until it is
     /// gone. Others are forgotten: a kubelet that writes the same again means it.
-    pub(crate) fn next(&self, hash: Hash, in_file: InFile) -> Mirror {
+    pub(crate) fn next(&self, hash: Hash, file_state: MirrorFileState) -> MirrorUpdate {
         let last = self.0.last_key_value().map_or(0, |(&number, _)| number);
-        let may_come_back = |known: &Hash| in_file == InFile::Uncertain || in_file == InFile::Hash(*known);
+        let may_come_back = |known: &Hash| {
+            file_state == MirrorFileState::Uncertain || file_state == MirrorFileState::Hash(*known)
+        };
         let forget = self.0.iter().filter(|(_, known)| !may_come_back(known));
-        Mirror {
+        MirrorUpdate {
             number: last + 1,
             hash,
             forget: forget.map(|(&number, _)| number).collect(),
@@ -441,32 +443,32 @@ impl Mirrors {
     }
 
     /// The record of a file that is in place for good: the others are forgotten. `None`: there are none.
-    pub(crate) fn confirmed(&self, hash: &Hash) -> Option<Mirror> {
+    pub(crate) fn confirmed(&self, hash: &Hash) -> Option<MirrorUpdate> {
         let (&number, &hash) = self.0.iter().find(|(_, known)| *known == hash)?;
         let others = self.0.keys().copied().filter(|other| *other != number);
         let forget: Vec<u64> = others.collect();
-        (!forget.is_empty()).then_some(Mirror { number, hash, forget })
+        (!forget.is_empty()).then_some(MirrorUpdate { number, hash, forget })
     }
 }
 
 /// Everything in the database.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Contents {
+pub(crate) struct PersistedState {
     pub(crate) pods: BTreeMap<PodUid, Pod>,
     pub(crate) claims: BTreeMap<ClaimUid, Claim>,
-    pub(crate) around: Surroundings,
+    pub(crate) metadata: NodeMetadata,
 }
 
-impl Contents {
+impl PersistedState {
     pub(crate) fn rows(&self) -> Vec<Row> {
-        let mut rows = self.around.rows();
+        let mut rows = self.metadata.rows();
         rows.extend(self.claims.values().map(Row::claim));
         rows.extend(self.pods.values().map(Row::pod));
         rows
     }
 
     /// Applies changes that are in the write-ahead log only.
-    fn follow(&mut self, entries: &[EntryRecord]) -> Result<(), LoadError> {
+    fn apply(&mut self, entries: &[EntryRecord]) -> Result<(), LoadError> {
         // Only the last one of each counts.
         let last: BTreeMap<(i32, &[u8]), Option<&[u8]>> = entries
             .iter()
@@ -474,31 +476,33 @@ impl Contents {
             .collect();
         let mut names = Names::default();
         for ((table, key), value) in last {
-            let text = || str::from_utf8(key).map_err(|_| InvalidRecord::Entry);
+            let key_text = || str::from_utf8(key).map_err(|_| InvalidRecord::Entry);
             match TableRecord::try_from(table).map_err(|_| InvalidRecord::Entry)? {
                 TableRecord::Pods => {
-                    let pod = value.map(|bytes| pod(&mut names, text()?, bytes)).transpose()?;
-                    put(&mut self.pods, text()?.into(), pod);
+                    let pod = value
+                        .map(|bytes| decode_pod(&mut names, key_text()?, bytes))
+                        .transpose()?;
+                    put(&mut self.pods, key_text()?.into(), pod);
                 }
                 TableRecord::Claims => {
-                    let claim = value.map(|bytes| claim(text()?, bytes)).transpose()?;
-                    put(&mut self.claims, text()?.into(), claim);
+                    let claim = value.map(|bytes| decode_claim(key_text()?, bytes)).transpose()?;
+                    put(&mut self.claims, key_text()?.into(), claim);
                 }
                 TableRecord::Resources => {
                     let record = value.map(ResourceRecord::decode).transpose()?;
-                    put(&mut self.around.resources, text()?.into(), record);
+                    put(&mut self.metadata.resources, key_text()?.into(), record);
                 }
-                TableRecord::Meta => self.around.follow_meta(text()?, value)?,
+                TableRecord::Meta => self.metadata.apply_meta(key_text()?, value)?,
                 table @ (TableRecord::Mirrors | TableRecord::ClaimMirrors) => {
                     let mut files = KubeletFile::ALL.into_iter();
                     let file = files.find(|file| file.mirrors_record() == table);
                     let mirrors = self
-                        .around
+                        .metadata
                         .mirrors
                         .entry(file.ok_or(InvalidRecord::Entry)?)
                         .or_default();
-                    let hash = value.map(array).transpose()?;
-                    put(&mut mirrors.0, u64::from_le_bytes(array(key)?), hash);
+                    let hash = value.map(decode_array).transpose()?;
+                    put(&mut mirrors.0, u64::from_le_bytes(decode_array(key)?), hash);
                 }
                 TableRecord::Unspecified => return Err(InvalidRecord::Entry.into()),
             }
@@ -516,19 +520,19 @@ fn put<K: Ord, V>(all: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
 
 // ---- what the bytes of a table say
 
-fn pod(names: &mut Names, uid: &str, bytes: &[u8]) -> Result<Pod, InvalidRecord> {
+fn decode_pod(names: &mut Names, uid: &str, bytes: &[u8]) -> Result<Pod, InvalidRecord> {
     PodRecord::decode_from(bytes)?.into_pod(uid, names)
 }
 
-fn claim(uid: &str, bytes: &[u8]) -> Result<Claim, InvalidRecord> {
+fn decode_claim(uid: &str, bytes: &[u8]) -> Result<Claim, InvalidRecord> {
     ClaimRecord::decode_from(bytes)?.into_claim(uid)
 }
 
-fn text(bytes: &[u8]) -> String {
+fn decode_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn array<const LENGTH: usize>(bytes: &[u8]) -> Result<[u8; LENGTH], InvalidRecord> {
+fn decode_array<const LENGTH: usize>(bytes: &[u8]) -> Result<[u8; LENGTH], InvalidRecord> {
     bytes.try_into().map_err(|_| InvalidRecord::Length(bytes.len()))
 }
 
@@ -622,14 +626,14 @@ impl From<prost::DecodeError> for LoadError {
 /// What was found in a file.
 pub(crate) struct Loaded {
     pub(crate) database: Database,
-    pub(crate) contents: Contents,
+    pub(crate) persisted: PersistedState,
     /// It had not been closed, or was damaged and could be restored.
     pub(crate) repaired: bool,
 }
 
 /// Where a database is and what its bytes go through.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct DatabaseFile {
     pub(crate) path: PathBuf,
     pub(crate) storage: Storage,
     pub(crate) counters: Arc<Counters>,
@@ -645,10 +649,10 @@ pub(crate) struct Database {
     /// Changes that are in the log and not in the tables.
     pending: Vec<EntryRecord>,
     /// Of its file, which is open, so no other gets the same.
-    pub(crate) identity: FileId,
+    pub(crate) file_id: FileId,
 }
 
-impl Place {
+impl DatabaseFile {
     /// Opens the database that is there.
     pub(crate) fn open(&self) -> Result<Loaded, LoadError> {
         // The database asserts things about itself that a damaged file may belie.
@@ -677,7 +681,7 @@ impl Place {
             database,
             wal,
             pending: Vec::new(),
-            identity: FileId::of(&about),
+            file_id: FileId::of(&about),
         };
         repaired |= !records.is_empty();
         for record in records {
@@ -685,12 +689,12 @@ impl Place {
             database.pending.extend(record.entries);
         }
         Snapshot::of(&database.database)?.check_schema()?;
-        let mut contents = Snapshot::of(&database.database)?.contents()?;
+        let mut persisted = Snapshot::of(&database.database)?.load()?;
         // No checkpoint: a start needs no space on the disk.
-        contents.follow(&database.pending)?;
+        persisted.apply(&database.pending)?;
         Ok(Loaded {
             database,
-            contents,
+            persisted,
             repaired,
         })
     }
@@ -700,7 +704,7 @@ impl Place {
         let temporary = fs::with_suffix(&self.path, ".new");
         let create = || {
             let file = fs::create_private(&temporary)?;
-            let identity = FileId::of(&file.metadata()?);
+            let file_id = FileId::of(&file.metadata()?);
             let file = self.storage.wrap(FileBackend::new(file)?, &self.counters);
             let wal = Wal::create(Arc::clone(&file), &self.boot_id)?;
             let database = Database {
@@ -710,14 +714,14 @@ impl Place {
                 })?,
                 wal,
                 pending: Vec::new(),
-                identity,
+                file_id,
             };
             database.initialize(rows)?;
             std::fs::rename(&temporary, &self.path)?;
             fs::sync_directory_of(&self.path)?;
             Ok(database)
         };
-        let created = guarded(create);
+        let created = catch_redb_panic(create);
         if created.is_err() {
             // It is rubbish now, and the next attempt removes it in any case.
             let _ = std::fs::remove_file(&temporary);
@@ -756,16 +760,16 @@ fn last_checkpoint(database: &redb::Database) -> Result<u64, LoadError> {
     let Some(number) = meta.get(CHECKPOINT_KEY)? else {
         return Ok(0);
     };
-    Ok(u64::from_le_bytes(array(number.value())?))
+    Ok(u64::from_le_bytes(decode_array(number.value())?))
 }
 
-impl Place {
+impl DatabaseFile {
     /// Counts a write that failed, and says why it did.
     pub(crate) fn failure(&self, error: &redb::Error) -> WriteError {
         self.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
         WriteError::Disk {
             path: self.path.clone(),
-            reason: reason(error),
+            reason: disk_reason(error),
             kind: io_kind(error),
         }
     }
@@ -782,7 +786,7 @@ impl Place {
 }
 
 /// The database asserts things about itself; an error of the disk must not end the thread that writes.
-fn guarded<T>(action: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+fn catch_redb_panic<T>(action: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
     catch_unwind(AssertUnwindSafe(action))
         .unwrap_or_else(|_| Err(redb::Error::Corrupted("the database contradicts itself".into())))
 }
@@ -804,7 +808,7 @@ impl Database {
     /// Writes all rows or none; they are on disk when this returns.
     pub(crate) fn write<'a>(&mut self, rows: impl IntoIterator<Item = &'a Row>) -> Result<(), redb::Error> {
         let entries = rows.into_iter().flat_map(Row::entries).collect();
-        guarded(|| {
+        catch_redb_panic(|| {
             let record = WalRecord { entries };
             let bytes = record.encode_to_vec();
             let mut is_written = self.wal.append(&bytes)?;
@@ -819,8 +823,8 @@ impl Database {
     }
 
     /// Makes a checkpoint if the log is almost full, before a caller has to wait for it, or for a disk that is full.
-    pub(crate) fn make_room(&mut self) -> Result<(), redb::Error> {
-        if self.wal.room() >= LOW_ROOM {
+    pub(crate) fn ensure_wal_space(&mut self) -> Result<(), redb::Error> {
+        if self.wal.room() >= MIN_FREE_WAL {
             return Ok(());
         }
         self.checkpoint()
@@ -831,13 +835,13 @@ impl Database {
         if self.pending.is_empty() && self.wal.is_empty() {
             return Ok(());
         }
-        self.apply(Durability::Immediate)?;
+        self.apply_pending(Durability::Immediate)?;
         self.wal.reset();
         Ok(())
     }
 
-    fn apply(&mut self, durability: Durability) -> Result<(), redb::Error> {
-        guarded(|| {
+    fn apply_pending(&mut self, durability: Durability) -> Result<(), redb::Error> {
+        catch_redb_panic(|| {
             let mut transaction = self.database.begin_write()?;
             transaction.set_durability(durability)?;
             // Damage is noticed then, rather than the transaction forgotten.
@@ -854,7 +858,7 @@ impl Database {
     /// The state that is on disk now. Without a sync: the log keeps the changes that are on disk nowhere else.
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot, redb::Error> {
         if !self.pending.is_empty() {
-            self.apply(Durability::None)?;
+            self.apply_pending(Durability::None)?;
         }
         Snapshot::of(&self.database)
     }
@@ -923,7 +927,7 @@ impl Snapshot {
         let Some(version) = version else {
             return Err(LoadError::Unreadable("it has no schema".into()));
         };
-        match u32::from_le_bytes(array(version.value())?) {
+        match u32::from_le_bytes(decode_array(version.value())?) {
             SCHEMA => Ok(()),
             found if found > SCHEMA => Err(LoadError::Newer { found, known: SCHEMA }),
             found => Err(LoadError::Unreadable(format!("it has schema {found}"))),
@@ -943,7 +947,7 @@ impl Snapshot {
     /// Every claim, by UID.
     pub(crate) fn claims(&self) -> Result<BTreeMap<ClaimUid, Claim>, LoadError> {
         self.all(CLAIMS, |_, uid, bytes| {
-            let claim = claim(uid, bytes)?;
+            let claim = decode_claim(uid, bytes)?;
             Ok((claim.uid.clone(), claim))
         })
     }
@@ -956,14 +960,14 @@ impl Snapshot {
     ) -> Result<BTreeMap<K, V>, LoadError> {
         let table = self.0.open_table(table).map_err(redb::Error::from)?;
         let count = usize::try_from(table.len()?).unwrap_or(usize::MAX);
-        let all = if count < MANY {
-            read(table.iter()?, &decode)?
+        let all = if count < PARALLEL_READ_MIN {
+            decode_entries(table.iter()?, &decode)?
         } else {
             let (first, last) = (count / 2, count - count / 2);
             thread::scope(|scope| {
-                let backwards = || read(table.iter()?.rev().take(last), &decode);
+                let backwards = || decode_entries(table.iter()?.rev().take(last), &decode);
                 let beside = thread::Builder::new().spawn_scoped(scope, backwards);
-                let mut all = read(table.iter()?.take(first), &decode)?;
+                let mut all = decode_entries(table.iter()?.take(first), &decode)?;
                 let mut rest = match beside {
                     Ok(beside) => beside.join().unwrap_or_else(|panic| resume_unwind(panic))?,
                     Err(_) => backwards()?,
@@ -977,40 +981,44 @@ impl Snapshot {
         Ok(all.into_iter().collect())
     }
 
-    pub(crate) fn contents(&self) -> Result<Contents, LoadError> {
+    pub(crate) fn load(&self) -> Result<PersistedState, LoadError> {
         let pods = self.all(PODS, |names, uid, bytes| {
-            let pod = pod(names, uid, bytes)?;
+            let pod = decode_pod(names, uid, bytes)?;
             Ok((pod.uid.clone(), pod))
         })?;
-        let mut around = Surroundings::default();
+        let mut metadata = NodeMetadata::default();
         let meta = self.0.open_table(META).map_err(redb::Error::from)?;
         for row in meta.iter()? {
             let (key, value) = row?;
             if ![SCHEMA_KEY, CHECKPOINT_KEY].contains(&key.value()) {
-                around.follow_meta(key.value(), Some(value.value()))?;
+                metadata.apply_meta(key.value(), Some(value.value()))?;
             }
         }
         let resources = self.0.open_table(RESOURCES).map_err(redb::Error::from)?;
         for resource in resources.iter()? {
             let (name, bytes) = resource?;
             let record = ResourceRecord::decode(bytes.value())?;
-            around.resources.insert(name.value().into(), record);
+            metadata.resources.insert(name.value().into(), record);
         }
         for file in KubeletFile::ALL {
             let mirrors = self.0.open_table(file.mirrors()).map_err(redb::Error::from)?;
             for mirror in mirrors.iter()? {
                 let (number, hash) = mirror?;
-                let of_file = around.mirrors.entry(file).or_default();
-                of_file.0.insert(number.value(), array(hash.value())?);
+                let of_file = metadata.mirrors.entry(file).or_default();
+                of_file.0.insert(number.value(), decode_array(hash.value())?);
             }
         }
         let claims = self.claims()?;
-        Ok(Contents { pods, claims, around })
+        Ok(PersistedState {
+            pods,
+            claims,
+            metadata,
+        })
     }
 }
 
 /// What these entries of a table say.
-fn read<'a, T>(
+fn decode_entries<'a, T>(
     entries: impl Iterator<
         Item = Result<(AccessGuard<'a, &'static str>, AccessGuard<'a, &'static [u8]>), StorageError>,
     >,
@@ -1033,7 +1041,7 @@ fn io_kind(error: &redb::Error) -> Option<io::ErrorKind> {
 }
 
 /// What the disk says, without the words of the database around it.
-pub(crate) fn reason(error: &redb::Error) -> String {
+pub(crate) fn disk_reason(error: &redb::Error) -> String {
     match error {
         redb::Error::Io(error) => error.to_string(),
         other => other.to_string(),

@@ -6,33 +6,33 @@ use devlet_core::dra::claims::{AllocatedDevice, Claim, Preparation, PreparationS
 use devlet_core::{Allocation, ClaimUse, ContainerKind, DriverName, Pod, PodClaim, Source};
 use serde_json::{Map, Value, json};
 
-use super::database::{Contents, Hash, KubeletFile};
+use super::database::{Hash, KubeletFile, PersistedState};
 
-pub(crate) fn contents(contents: &Contents) -> Value {
-    let around = &contents.around;
-    let blocked = around.blocked.values();
+pub(crate) fn to_json(persisted: &PersistedState) -> Value {
+    let metadata = &persisted.metadata;
+    let blocked = metadata.blocked.values();
     let blocked = blocked.map(|blocked| json!({ "file": blocked.file, "reason": blocked.reason }));
-    let contested = around.contested.values();
+    let contested = metadata.contested.values();
     let contested = contested.map(|each| json!({ "file": each.file, "difference": each.difference }));
-    let resources = around.resources.iter().map(|(name, record)| {
+    let resources = metadata.resources.iter().map(|(name, record)| {
         let endpoint = (!record.endpoint.is_empty()).then_some(record.endpoint.as_str());
         let record = json!({ "endpoint": endpoint, "goneSince": record.gone_since });
         (name.as_str().to_owned(), record)
     });
     let mirrors = |file| {
-        let mirrors = around.mirrors(file).0.iter();
+        let mirrors = metadata.mirrors(file).0.iter();
         let mirrors = mirrors.map(|(number, hash)| json!({ "number": number, "sha256": hex(hash) }));
         mirrors.collect::<Vec<_>>()
     };
     json!({
         "schema": super::database::SCHEMA,
-        "bootId": around.boot_id,
-        "nodeId": around.node_id,
-        "starts": around.progress.starts,
+        "bootId": metadata.boot_id,
+        "nodeId": metadata.node_id,
+        "starts": metadata.progress.starts,
         "contested": contested.collect::<Vec<_>>(),
         "blocked": blocked.collect::<Vec<_>>(),
-        "claims": contents.claims.values().map(claim).collect::<Vec<_>>(),
-        "pods": contents.pods.values().map(pod).collect::<Vec<_>>(),
+        "claims": persisted.claims.values().map(claim).collect::<Vec<_>>(),
+        "pods": persisted.pods.values().map(pod).collect::<Vec<_>>(),
         "resources": resources.collect::<Map<_, _>>(),
         "mirrors": mirrors(KubeletFile::Devices),
         "claimMirrors": mirrors(KubeletFile::Claims),

@@ -40,7 +40,7 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::claims_file;
 use super::commit_queue::{CommitQueue, flatten_recv};
-use super::database::{Hash, InFile, KubeletFile, LoadError, Row, Snapshot, Surroundings};
+use super::database::{Hash, KubeletFile, LoadError, MirrorFileState, NodeMetadata, Row, Snapshot};
 use super::fs::{self, FileStamp};
 use super::open::{SetAside, system_time};
 use super::state_file::{self, StateFileError};
@@ -154,7 +154,7 @@ pub(crate) struct MirroredFile {
     pub(crate) file: KubeletFile,
     pub(crate) path: PathBuf,
     /// Its content.
-    pub(crate) in_file: InFile,
+    pub(crate) file_state: MirrorFileState,
     /// The file that had this content; `None` if there was no file, or it has not been looked at.
     pub(crate) seen: Option<FileStamp>,
     /// The file of another process that is in its place.
@@ -164,10 +164,10 @@ pub(crate) struct MirroredFile {
 impl MirroredFile {
     /// Whether the file is the one that was looked at last.
     fn is_as_left(&self) -> bool {
-        let is_certain = match self.in_file {
-            InFile::Absent => self.seen.is_none(),
-            InFile::Hash(_) => self.seen.is_some(),
-            InFile::Uncertain => false,
+        let is_certain = match self.file_state {
+            MirrorFileState::Absent => self.seen.is_none(),
+            MirrorFileState::Hash(_) => self.seen.is_some(),
+            MirrorFileState::Uncertain => false,
         };
         is_certain && self.foreign.is_none() && FileStamp::at(&self.path) == self.seen
     }
@@ -179,7 +179,7 @@ pub(crate) struct Mirrorer {
     pub(crate) files: Vec<MirroredFile>,
     pub(crate) interval: Duration,
     /// What is on disk, as far as it comes from here.
-    pub(crate) around: Surroundings,
+    pub(crate) metadata: NodeMetadata,
     pub(crate) calls: Receiver<Call>,
     /// Whether somebody has rung since this last looked.
     pub(crate) rung: Arc<AtomicBool>,
@@ -295,17 +295,17 @@ impl Mirrorer {
 
     /// Brings a file up to date that has been looked at.
     fn keep(&mut self, file: &mut MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
-        if content.is_none() && file.in_file == InFile::Absent {
+        if content.is_none() && file.file_state == MirrorFileState::Absent {
             return self.forget_foreign(file, None);
         }
         let content = content.unwrap_or_else(claims_file::empty);
         let hash: Hash = Sha256::digest(&content).into();
-        if file.in_file == InFile::Hash(hash) {
+        if file.file_state == MirrorFileState::Hash(hash) {
             return self.confirm(file, &hash);
         }
-        let mirrors = self.around.mirrors(file.file);
+        let mirrors = self.metadata.mirrors(file.file);
         if !mirrors.knows(&hash) {
-            let mirror = mirrors.next(hash, file.in_file);
+            let mirror = mirrors.next(hash, file.file_state);
             self.write(&[Row::Mirror(file.file, mirror)])?;
         }
         let path = file.path.clone();
@@ -317,7 +317,7 @@ impl Mirrorer {
         self.look(file)?;
         fs::replace(&path, content.as_bytes()).map_err(failed)?;
         // Read once more: another process may have written it again before it could be told from this one.
-        (file.in_file, file.seen) = (InFile::Uncertain, None);
+        (file.file_state, file.seen) = (MirrorFileState::Uncertain, None);
         self.look(file)?;
         self.shared.counters.mirrors.fetch_add(1, Ordering::Relaxed);
         self.confirm(file, &hash)
@@ -325,14 +325,14 @@ impl Mirrorer {
 
     /// The file with this hash is in place, whatever happens: it is the only one that is known.
     fn confirm(&mut self, file: &MirroredFile, hash: &Hash) -> Result<(), MirrorError> {
-        let confirmed = self.around.mirrors(file.file).confirmed(hash);
+        let confirmed = self.metadata.mirrors(file.file).confirmed(hash);
         self.forget_foreign(file, confirmed.map(|mirror| Row::Mirror(file.file, mirror)))
     }
 
     /// Writes a row, and that a file of another process is gone for good: from now on, the same content is the word of a
     /// kubelet.
     fn forget_foreign(&mut self, file: &MirroredFile, row: Option<Row>) -> Result<(), MirrorError> {
-        let is_recorded = self.around.foreign.contains_key(&file.file);
+        let is_recorded = self.metadata.foreign.contains_key(&file.file);
         let foreign = is_recorded.then_some(Row::Foreign(file.file, None));
         let rows: Vec<Row> = row.into_iter().chain(foreign).collect();
         if rows.is_empty() {
@@ -358,19 +358,19 @@ impl Mirrorer {
         // A power loss must not bring back another file than the one that is found.
         fs::sync_directory_of(&path).map_err(failed)?;
         match state_file::read(&path) {
-            Ok(None) => (file.in_file, file.seen) = (InFile::Absent, None),
+            Ok(None) => (file.file_state, file.seen) = (MirrorFileState::Absent, None),
             Ok(Some((content, metadata))) => {
                 let (hash, seen): (Hash, _) = (Sha256::digest(&content).into(), FileStamp::of(&metadata));
-                if !self.around.mirrors(file.file).knows(&hash) {
+                if !self.metadata.mirrors(file.file).knows(&hash) {
                     file.foreign = Some(seen);
                     return Err(self.foreign(file, Some(hash)));
                 }
-                (file.in_file, file.seen) = (InFile::Hash(hash), Some(seen));
+                (file.file_state, file.seen) = (MirrorFileState::Hash(hash), Some(seen));
             }
             Err(StateFileError::Io(source)) => return Err(failed(source)),
             Err(error @ StateFileError::NotRegular { .. }) => {
                 self.set_aside(&path, &error)?;
-                (file.in_file, file.seen) = (InFile::Absent, None);
+                (file.file_state, file.seen) = (MirrorFileState::Absent, None);
             }
             Err(_) => {
                 file.foreign = FileStamp::at(&path);
@@ -417,17 +417,17 @@ impl Mirrorer {
 
     fn write(&mut self, rows: &[Row]) -> Result<(), WriteError> {
         self.queue.write(rows.to_vec(), Phase::Nothing).wait()?;
-        rows.iter().for_each(|row| self.around.follow(row));
+        rows.iter().for_each(|row| self.metadata.apply(row));
         Ok(())
     }
 }
 
 /// Checks that a file has all that is on record, while no mirror is written.
 fn check_complete(file: &MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
-    let in_file = content.map_or(InFile::Absent, |content| {
-        InFile::Hash(Sha256::digest(content).into())
+    let file_state = content.map_or(MirrorFileState::Absent, |content| {
+        MirrorFileState::Hash(Sha256::digest(content).into())
     });
-    match in_file == file.in_file {
+    match file_state == file.file_state {
         true => Ok(()),
         false => Err(MirrorError::Blocked {
             path: file.path.clone(),

@@ -1045,7 +1045,7 @@ impl Store {
         let unreadable = |error: database::LoadError| DumpError::Unreadable {
             reason: error.to_string(),
         };
-        Ok(dump::contents(&snapshot.contents().map_err(unreadable)?))
+        Ok(dump::to_json(&snapshot.load().map_err(unreadable)?))
     }
 
     /// Writes the kubelet's file now, rather than in a while.

@@ -57,8 +57,8 @@ use super::claims_file::ImportedClaims;
 use super::commit_queue::CommitQueue;
 use super::contest::{self, Contest, Disagreement};
 use super::database::{
-    BlockedBy, Contents, Database, Hash, InFile, KubeletFile, LoadError, Loaded, PendingFile, Place, Row,
-    Surroundings, reason,
+    BlockedBy, Database, DatabaseFile, Hash, KubeletFile, LoadError, Loaded, MirrorFileState, NodeMetadata,
+    PendingFile, PersistedState, Row, disk_reason,
 };
 use super::file_backend::Storage;
 use super::fs::FileId;
@@ -413,20 +413,20 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     let now = (options.clock)();
     let clock = Steady::from(now);
     let counters = Arc::new(Counters::default());
-    let place = Place {
+    let file = DatabaseFile {
         path: followed(&options.database),
         storage: options.storage.clone(),
         counters,
         boot_id: options.boot_id.clone(),
     };
     let behind = link_targets(&options.database);
-    if place.path != options.database {
+    if file.path != options.database {
         check_link_targets(&behind)?;
     }
     let mut traces = Traces::find(&options.database, &behind, options.node_id.as_deref(), now)?;
     let mut opening = Opening {
         now,
-        in_file: BTreeMap::new(),
+        file_states: BTreeMap::new(),
         failure: None,
         report: OpenReport {
             found: Found::Nothing,
@@ -441,20 +441,20 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
             blocked: None,
         },
         options: &options,
-        place: &place,
+        file: &file,
         traces: &traces,
     };
     // Both take a while when a node holds much.
     let (files, opened) = thread::scope(|scope| {
         let read = || KubeletFile::ALL.map(|file| (file, InPlace::read(options.path_of(file))));
         let files = thread::Builder::new().spawn_scoped(scope, read);
-        let opened = place.open();
+        let opened = file.open();
         let files = files.map_or_else(|_| read(), |files| files.join().unwrap_or_else(|_| read()));
         (files, opened)
     });
-    let (database, contents) = match opened {
-        Ok(loaded) => match opening.contradiction(&loaded.contents) {
-            _ if let Some(link) = link_that_leads_again(&loaded.contents) => {
+    let (database, persisted) = match opened {
+        Ok(loaded) => match opening.contradiction(&loaded.persisted) {
+            _ if let Some(link) = link_that_leads_again(&loaded.persisted) => {
                 drop(loaded);
                 let aside = opening.put_back(&link)?;
                 let (store, mut report) = open(options)?;
@@ -464,7 +464,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
             None => opening.with_database(loaded, files)?,
             Some(reason) => {
                 drop(loaded);
-                let aside = opening.keep_aside(&place.path, reason)?;
+                let aside = opening.keep_aside(&file.path, reason)?;
                 opening.without_database(files, Some(opening.lost(&aside.kept, aside.reason)))?
             }
         },
@@ -473,7 +473,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
             opening.without_database(files, lost)?
         }
         Err(LoadError::Unreadable(reason)) => {
-            let aside = opening.keep_aside(&place.path, reason)?;
+            let aside = opening.keep_aside(&file.path, reason)?;
             let blocked = match traces.copy() {
                 Some(_) => opening.lost(&aside.kept, format!("it cannot be read ({})", aside.reason)),
                 None => opening.blame(&aside),
@@ -481,45 +481,45 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
             opening.without_database(files, Some(blocked))?
         }
         Err(LoadError::Unusable(StateFileError::NotRegular { kind })) => {
-            let reason = match std::fs::read_link(&place.path) {
+            let reason = match std::fs::read_link(&file.path) {
                 Ok(target) => format!(
                     "it is a symbolic link to {}, where no file is; mount the disk that {} points to, and restart devlet",
                     target.display(),
-                    place.path.display()
+                    file.path.display()
                 ),
                 Err(_) => StateFileError::NotRegular { kind }.to_string(),
             };
-            let aside = opening.keep_aside(&place.path, reason)?;
+            let aside = opening.keep_aside(&file.path, reason)?;
             let lost = opening.lost(&aside.kept, aside.reason);
             opening.without_database(files, Some(lost))?
         }
-        Err(LoadError::Unusable(error)) => return Err(OpenError::unusable(&place.path, &error)),
-        Err(LoadError::InUse) => return Err(OpenError::InUse { path: place.path }),
+        Err(LoadError::Unusable(error)) => return Err(OpenError::unusable(&file.path, &error)),
+        Err(LoadError::InUse) => return Err(OpenError::InUse { path: file.path }),
         Err(LoadError::Newer { found, known }) => {
-            let path = place.path;
+            let path = file.path;
             return Err(OpenError::NewerSchema { path, found, known });
         }
         Err(LoadError::Io(error)) => return Err(opening.disk(error.to_string())),
     };
-    let (in_file, mut failure, mut report) = (opening.in_file, opening.failure, opening.report);
+    let (file_states, mut failure, mut report) = (opening.file_states, opening.failure, opening.report);
     // After the database has it, and before anything is answered. While the database is lost, the files show which one
     // is right.
-    let is_lost = contents.around.is_blocked_by_database();
+    let is_lost = persisted.metadata.is_blocked_by_database();
     let mut recording = Recording {
         files: traces.files,
         is_recorded: failure.is_none() || is_lost,
         failure: None,
     };
-    let ours = database.identity;
+    let ours = database.file_id;
     let database = failure.is_none().then_some(database);
-    if let Some(id) = contents.around.node_id.as_ref().filter(|_| !is_lost) {
+    if let Some(id) = persisted.metadata.node_id.as_ref().filter(|_| !is_lost) {
         let known = recording.files.newest().filter(|_| failure.is_some()).cloned();
-        let progress = known.as_ref().unwrap_or(&contents.around.progress);
+        let progress = known.as_ref().unwrap_or(&persisted.metadata.progress);
         match recording.files.write(id, progress) {
             Ok(not_written) => recording.failure = not_written.map(|not| not.to_string()),
             Err(not) if not.has_id => {
                 recording.is_recorded = false;
-                failure.get_or_insert(place.not_written(&not));
+                failure.get_or_insert(file.not_written(&not));
             }
             Err(not) => {
                 return Err(OpenError::Disk {
@@ -530,8 +530,12 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         }
     }
     let is_imported = report.imported.is_some() || report.imported_claims.is_some();
-    let Contents { pods, claims, around } = contents;
-    let node = restore((pods, claims), &around, is_imported, clock.now());
+    let PersistedState {
+        pods,
+        claims,
+        metadata,
+    } = persisted;
+    let node = restore((pods, claims), &metadata, is_imported, clock.now());
     report.doubly_held = node.doubly_held();
     report.blocked = node.blocked().cloned();
     if let Some(imported) = &mut report.imported {
@@ -540,10 +544,10 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     let store = start(
         options,
         clock,
-        place,
+        file,
         ((ours, database), recording, failure),
-        around,
-        &in_file,
+        metadata,
+        &file_states,
         node,
     )?;
     Ok((store, report))
@@ -590,19 +594,19 @@ fn check_link_targets(names: &[PathBuf]) -> Result<(), OpenError> {
 }
 
 /// The link in the place of which a database was made while it led nowhere, if it leads to a file now.
-fn link_that_leads_again(contents: &Contents) -> Option<PathBuf> {
-    let record = contents.around.blocked.get(&BlockedBy::Database)?;
+fn link_that_leads_again(persisted: &PersistedState) -> Option<PathBuf> {
+    let record = persisted.metadata.blocked.get(&BlockedBy::Database)?;
     let link = Path::new(&record.file);
     (record.is_lost && link.is_symlink() && link.is_file()).then(|| link.to_owned())
 }
 
 fn restore(
     (pods, claims): (BTreeMap<PodUid, Pod>, BTreeMap<ClaimUid, Claim>),
-    around: &Surroundings,
+    metadata: &NodeMetadata,
     is_imported: bool,
     now: Moment,
 ) -> Node {
-    let known = around.resources.iter();
+    let known = metadata.resources.iter();
     let known = known.map(|(name, record)| (name.clone(), record.last(now)));
     let mut resources: BTreeMap<ResourceName, Option<LastPlugin>> = known.collect();
     // A name of which no plugin is known, from a file that was imported in an earlier run, says nothing any longer;
@@ -618,10 +622,10 @@ fn restore(
         claims: claims.into_values().collect(),
     });
     node.evict_idle(now);
-    for (by, record) in &around.blocked {
+    for (by, record) in &metadata.blocked {
         node.block(record.blocked(*by));
     }
-    for contest in around.contested.values() {
+    for contest in metadata.contested.values() {
         node.block(contest.blocked());
     }
     node
@@ -630,10 +634,10 @@ fn restore(
 fn start(
     options: OpenOptions,
     clock: Steady,
-    place: Place,
+    file: DatabaseFile,
     ((ours, database), recording, failure): ((FileId, Option<Database>), Recording, Option<WriteError>),
-    around: Surroundings,
-    in_file: &BTreeMap<KubeletFile, InFile>,
+    metadata: NodeMetadata,
+    file_states: &BTreeMap<KubeletFile, MirrorFileState>,
     node: Node,
 ) -> Result<Store, OpenError> {
     let (latest, _) = watch::channel(node.changes());
@@ -641,8 +645,8 @@ fn start(
     let shared = Arc::new(Shared {
         state: Mutex::new(State {
             node,
-            blocked: around.blocked.clone(),
-            contested: around.contested.clone(),
+            blocked: metadata.blocked.clone(),
+            contested: metadata.contested.clone(),
         }),
         latest,
         health,
@@ -652,7 +656,7 @@ fn start(
         writing: Mutex::new(None),
         patience: options.write_patience,
         noted: AtomicBool::new(false),
-        counters: Arc::clone(&place.counters),
+        counters: Arc::clone(&file.counters),
     });
     shared.note_id_failure(recording.failure);
     let (sender, inbox) = mpsc::channel();
@@ -667,17 +671,17 @@ fn start(
         Some(MirroredFile {
             file,
             path: path?,
-            in_file: in_file.get(&file).copied().unwrap_or(InFile::Absent),
+            file_state: file_states.get(&file).copied().unwrap_or(MirrorFileState::Absent),
             seen: None,
             foreign: None,
         })
     });
     let writer = Writer {
         shared: Arc::clone(&shared),
-        place,
+        file,
         ours: Some(ours),
         database,
-        around: around.clone(),
+        metadata: metadata.clone(),
         id_files: recording.files,
         is_recorded: recording.is_recorded,
         inbox,
@@ -694,7 +698,7 @@ fn start(
         queue: queue.clone(),
         files: files.collect(),
         interval: options.mirror_interval,
-        around,
+        metadata,
         calls,
         rung,
     };
@@ -722,10 +726,10 @@ fn start(
 /// A start under way.
 struct Opening<'a> {
     options: &'a OpenOptions,
-    place: &'a Place,
+    file: &'a DatabaseFile,
     traces: &'a Traces,
     now: Moment,
-    in_file: BTreeMap<KubeletFile, InFile>,
+    file_states: BTreeMap<KubeletFile, MirrorFileState>,
     /// What could not be written yet.
     failure: Option<WriteError>,
     report: OpenReport,
@@ -736,34 +740,35 @@ impl Opening<'_> {
         &mut self,
         loaded: Loaded,
         files: [(KubeletFile, InPlace); 2],
-    ) -> Result<(Database, Contents), OpenError> {
+    ) -> Result<(Database, PersistedState), OpenError> {
         let Loaded {
             mut database,
-            mut contents,
+            mut persisted,
             repaired,
         } = loaded;
         self.report.found = Found::Database;
         self.report.repaired = repaired;
         let (mut rows, mut remove, mut said) = (Vec::new(), Vec::new(), Vec::new());
         let mut gone = Vec::new();
-        if contents.around.node_id.is_none() {
+        if persisted.metadata.node_id.is_none() {
             // It must have one before the files have it, or it would be taken for another node's.
             rows.push(Row::NodeId(self.traces.id()));
-            rows.iter().for_each(|row| contents.around.follow(row));
+            rows.iter().for_each(|row| persisted.metadata.apply(row));
         }
         for (file, in_place) in files {
-            let mirrors = contents.around.mirrors(file);
+            let mirrors = persisted.metadata.mirrors(file);
             if let Some(hash) = in_place.hash().filter(|hash| mirrors.knows(hash)) {
                 let is_certain = mirrors.confirmed(&hash).is_none();
-                let in_file = if is_certain {
-                    InFile::Hash(hash)
+                let file_state = if is_certain {
+                    MirrorFileState::Hash(hash)
                 } else {
-                    InFile::Uncertain
+                    MirrorFileState::Uncertain
                 };
-                self.in_file.insert(file, in_file);
+                self.file_states.insert(file, file_state);
                 continue;
             }
-            if in_place.hash().as_ref() == contents.around.foreign.get(&file) && in_place.hash().is_some() {
+            if in_place.hash().as_ref() == persisted.metadata.foreign.get(&file) && in_place.hash().is_some()
+            {
                 let reason =
                     "another process wrote it while devlet ran, so it is not a kubelet's state".to_owned();
                 remove.push(self.keep_file_aside(file, reason)?.original);
@@ -772,7 +777,7 @@ impl Opening<'_> {
             }
             // A copy of our own mirror, such as one with a second name, says nothing new.
             let content = in_place.content_hash();
-            let is_foreign = content.is_some() && content.as_ref() == contents.around.foreign.get(&file);
+            let is_foreign = content.is_some() && content.as_ref() == persisted.metadata.foreign.get(&file);
             let is_known = is_foreign || content.is_some_and(|hash| mirrors.knows(&hash));
             match in_place.judge(file) {
                 Verdict::Absent => {}
@@ -781,15 +786,15 @@ impl Opening<'_> {
                     said.push((file, sound));
                 }
                 Verdict::Unreadable { reason, may_be_state } => {
-                    let original = if self.is_kept(&contents, file) {
+                    let original = if self.is_kept(&persisted, file) {
                         self.path_of(file)
                     } else {
                         let aside = self.keep_file_aside(file, reason)?;
                         if may_be_state && !is_known {
                             // A kubelet may have given devices or claims meanwhile.
                             let record = self.blame(&aside);
-                            let blocked = Row::Blocked(contents.around.next_blocked(file), Some(record));
-                            contents.around.follow(&blocked);
+                            let blocked = Row::Blocked(persisted.metadata.next_blocked(file), Some(record));
+                            persisted.metadata.apply(&blocked);
                             rows.push(blocked);
                         }
                         aside.original
@@ -802,8 +807,8 @@ impl Opening<'_> {
             }
         }
         if !said.is_empty() {
-            let archive = self.archive(&contents)?;
-            let adopted = self.adopt(&mut contents, &said, true);
+            let archive = self.archive(&persisted)?;
+            let adopted = self.adopt(&mut persisted, &said, true);
             let (news, difference) = adopted.inspect_err(|_| self.remove_copies(&archive))?;
             rows.extend(news);
             if self.report.imported.is_some() || self.report.imported_claims.is_some() {
@@ -811,16 +816,16 @@ impl Opening<'_> {
             }
         }
         let must_be_written = !rows.is_empty();
-        rows.extend(self.reboot(&mut contents));
-        contents.around.progress = self.next_start(&contents.around.progress);
-        rows.push(Row::Progress(contents.around.progress.clone()));
+        rows.extend(self.reboot(&mut persisted));
+        persisted.metadata.progress = self.next_start(&persisted.metadata.progress);
+        rows.push(Row::Progress(persisted.metadata.progress.clone()));
         // So the disk is tried before a plugin is called, and records that a killed process left in the page cache are
         // synced before they count.
         match database.write(&rows) {
-            Err(error) if must_be_written => return Err(self.disk(reason(&error))),
+            Err(error) if must_be_written => return Err(self.disk(disk_reason(&error))),
             written => {
-                let written = written.and_then(|()| database.make_room());
-                self.failure = written.err().map(|error| self.place.failure(&error));
+                let written = written.and_then(|()| database.ensure_wal_space());
+                self.failure = written.err().map(|error| self.file.failure(&error));
             }
         }
         for path in remove {
@@ -829,11 +834,11 @@ impl Opening<'_> {
         // Not before: a file that a crash leaves in its place is still the one that another process wrote.
         if self.failure.is_none() && !gone.is_empty() {
             match database.write(&gone) {
-                Ok(()) => gone.iter().for_each(|row| contents.around.follow(row)),
-                Err(error) => self.failure = Some(self.place.failure(&error)),
+                Ok(()) => gone.iter().for_each(|row| persisted.metadata.apply(row)),
+                Err(error) => self.failure = Some(self.file.failure(&error)),
             }
         }
-        Ok((database, contents))
+        Ok((database, persisted))
     }
 
     /// `lost` is why a database that there was is not there.
@@ -841,13 +846,13 @@ impl Opening<'_> {
         &mut self,
         files: [(KubeletFile, InPlace); 2],
         lost: Option<BlockedRecord>,
-    ) -> Result<(Database, Contents), OpenError> {
-        let mut contents = Contents::default();
-        contents.around.boot_id = Some(self.options.boot_id.clone());
-        contents.around.node_id = Some(self.traces.id());
-        contents.around.progress = self.next_start(&Progress::default());
+    ) -> Result<(Database, PersistedState), OpenError> {
+        let mut persisted = PersistedState::default();
+        persisted.metadata.boot_id = Some(self.options.boot_id.clone());
+        persisted.metadata.node_id = Some(self.traces.id());
+        persisted.metadata.progress = self.next_start(&Progress::default());
         if let Some(record) = lost {
-            contents.around.blocked.insert(BlockedBy::Database, record);
+            persisted.metadata.blocked.insert(BlockedBy::Database, record);
         }
         let (mut remove, mut said) = (Vec::new(), Vec::new());
         for (file, in_place) in files {
@@ -859,26 +864,26 @@ impl Opening<'_> {
                 }
                 Verdict::Unreadable { reason, .. } => {
                     let aside = self.keep_file_aside(file, reason)?;
-                    let blocked_by = contents.around.next_blocked(file);
-                    contents.around.blocked.insert(blocked_by, self.blame(&aside));
+                    let blocked_by = persisted.metadata.next_blocked(file);
+                    persisted.metadata.blocked.insert(blocked_by, self.blame(&aside));
                     remove.push(aside.original);
                 }
             }
         }
         // Files may lag behind a database that is lost: what is in them counts, and no new pod is admitted until an
         // operator has decided that this is all.
-        self.adopt(&mut contents, &said, false)?;
-        let created = self.place.create(&contents.rows());
-        let database = created.map_err(|error| self.disk(reason(&error)))?;
+        self.adopt(&mut persisted, &said, false)?;
+        let created = self.file.create(&persisted.rows());
+        let database = created.map_err(|error| self.disk(disk_reason(&error)))?;
         for path in remove {
             self.remove(&path)?;
         }
-        Ok((database, contents))
+        Ok((database, persisted))
     }
 
     /// Puts a link back in the place of the database that was made meanwhile, which is kept.
     fn put_back(&mut self, link: &Path) -> Result<SetAside, OpenError> {
-        let path = self.place.path.clone();
+        let path = self.file.path.clone();
         let reason = format!(
             "it stood in for the database that {} points to, which is back",
             path.display()
@@ -900,13 +905,13 @@ impl Opening<'_> {
     }
 
     /// Why a database is not the last one of this node.
-    fn contradiction(&self, contents: &Contents) -> Option<String> {
+    fn contradiction(&self, persisted: &PersistedState) -> Option<String> {
         // One that was made in the place of a lost one is no older copy of anything, and blocked.
-        if contents.around.is_blocked_by_database() {
+        if persisted.metadata.is_blocked_by_database() {
             return None;
         }
-        let id = contents.around.node_id.as_deref();
-        self.traces.contradiction(id, &contents.around.progress)
+        let id = persisted.metadata.node_id.as_deref();
+        self.traces.contradiction(id, &persisted.metadata.progress)
     }
 
     /// The progress of this start, ahead of the database and the files.
@@ -933,7 +938,7 @@ impl Opening<'_> {
         BlockedRecord {
             file: aside.kept.display().to_string(),
             reason: aside.reason.clone(),
-            is_database: aside.original == self.place.path,
+            is_database: aside.original == self.file.path,
             ..BlockedRecord::default()
         }
     }
@@ -941,7 +946,7 @@ impl Opening<'_> {
     /// Keeps a copy of a file that disagrees with the record, and lets pods hold the devices of both sides.
     fn contest(
         &mut self,
-        contents: &mut Contents,
+        persisted: &mut PersistedState,
         file: KubeletFile,
         sound: &Sound,
         disagreement: &Disagreement,
@@ -949,19 +954,19 @@ impl Opening<'_> {
         let original = self.path_of(file);
         let name = original.file_name().unwrap_or_default().to_string_lossy();
         let name = format!("{name}.contested-{}", fs::timestamp(self.now));
-        let path = self.place.path.with_file_name(name);
+        let path = self.file.path.with_file_name(name);
         let copy = fs::write_new(&path, &sound.bytes);
         let copy = copy.map_err(|source| OpenError::Archive { path, source })?;
-        let difference = contest::difference(contents, &sound.content, disagreement);
+        let difference = contest::difference(persisted, &sound.content, disagreement);
         let (pods, changed) = match &sound.content {
-            Content::Devices(imported) => contest::hold_both(contents, imported),
+            Content::Devices(imported) => contest::hold_both(persisted, imported),
             Content::Claims(_) => Default::default(),
         };
         let contest = Contest {
             file: copy.display().to_string(),
             hash: sound.hash,
             difference: difference.clone(),
-            unanswered: contest::unanswered(contents, &changed),
+            unanswered: contest::unanswered(persisted, &changed),
             pods,
         };
         self.report.contested.push(Contested {
@@ -975,21 +980,24 @@ impl Opening<'_> {
     /// Takes in what kubelets' files say, and their hashes; and says what is to be written.
     fn adopt(
         &mut self,
-        contents: &mut Contents,
+        persisted: &mut PersistedState,
         said: &[(KubeletFile, Sound)],
         has_record: bool,
     ) -> Result<(Vec<Row>, Difference), OpenError> {
-        let (pods, claims) = (contents.pods.clone(), contents.claims.clone());
-        let contested = contents.around.contested.clone();
+        let (pods, claims) = (persisted.pods.clone(), persisted.claims.clone());
+        let contested = persisted.metadata.contested.clone();
         let mut rows = Vec::new();
         let mut adopted = Vec::new();
         for (file, sound) in said {
             let Sound { content, hash, .. } = sound;
-            let mirror = contents.around.mirrors(*file).next(*hash, InFile::Hash(*hash));
+            let mirror = persisted
+                .metadata
+                .mirrors(*file)
+                .next(*hash, MirrorFileState::Hash(*hash));
             rows.push(Row::Mirror(*file, mirror));
-            self.in_file.insert(*file, InFile::Hash(*hash));
+            self.file_states.insert(*file, MirrorFileState::Hash(*hash));
             let disagreement = match has_record {
-                true => contest::disagreement(contents, content),
+                true => contest::disagreement(persisted, content),
                 false => Disagreement::default(),
             };
             // Contests of this kind that an operator has not decided about. This file does not end them.
@@ -997,41 +1005,41 @@ impl Opening<'_> {
             let is_contested = open.clone().next().is_some();
             if is_contested
                 && (open.clone().any(|(_, contest)| contest.hash == *hash)
-                    || contest::is_on_record(contents, content))
+                    || contest::is_on_record(persisted, content))
             {
                 continue;
             }
             if is_contested || !disagreement.is_empty() {
-                let contest = self.contest(contents, *file, sound, &disagreement)?;
+                let contest = self.contest(persisted, *file, sound, &disagreement)?;
                 let id = PendingFile::next(*file, contested.keys().copied());
-                contents.around.contested.insert(id, contest);
+                persisted.metadata.contested.insert(id, contest);
                 continue;
             }
             adopted.push(content);
             match content {
                 Content::Devices(imported) => {
-                    adopt_devices(contents, imported);
-                    let known = &contents.around.resources;
+                    adopt_devices(persisted, imported);
+                    let known = &persisted.metadata.resources;
                     let resources = imported.resources.iter();
                     let new = resources.filter(|name| !known.contains_key(*name));
                     rows.extend(new.map(|name| Row::Resource(name.clone(), Some(Default::default()))));
                 }
-                Content::Claims(imported) => adopt_claims(contents, imported),
+                Content::Claims(imported) => adopt_claims(persisted, imported),
             }
         }
-        rows.iter().for_each(|row| contents.around.follow(row));
-        let contests = contents.around.contested.iter();
+        rows.iter().for_each(|row| persisted.metadata.apply(row));
+        let contests = persisted.metadata.contested.iter();
         let news = contests.filter(|(id, contest)| contested.get(*id) != Some(*contest));
         rows.extend(news.map(|(&id, contest)| Row::Contested(id, Some(contest.clone()))));
-        let difference = Difference::between(&pods, &contents.pods);
+        let difference = Difference::between(&pods, &persisted.pods);
         let uids = difference.added.iter().chain(&difference.changed);
-        rows.extend(uids.filter_map(|uid| contents.pods.get(uid)).map(Row::pod));
+        rows.extend(uids.filter_map(|uid| persisted.pods.get(uid)).map(Row::pod));
         let removed = difference.removed.iter();
         rows.extend(removed.map(|uid| Row::Pod(uid.clone(), None)));
         let is_same = |claim: &&Claim| claims.get(&claim.uid) == Some(claim);
-        let changed = contents.claims.values().filter(|claim| !is_same(claim));
+        let changed = persisted.claims.values().filter(|claim| !is_same(claim));
         rows.extend(changed.map(Row::claim));
-        let gone = claims.keys().filter(|uid| !contents.claims.contains_key(*uid));
+        let gone = claims.keys().filter(|uid| !persisted.claims.contains_key(*uid));
         rows.extend(gone.map(|uid| Row::Claim(uid.clone(), None)));
         for content in adopted {
             match content {
@@ -1040,7 +1048,7 @@ impl Opening<'_> {
                 }
                 Content::Claims(imported) => {
                     let mut report = imported.report(difference.clone());
-                    let new = contents.claims.keys().filter(|uid| !claims.contains_key(*uid));
+                    let new = persisted.claims.keys().filter(|uid| !claims.contains_key(*uid));
                     report.claims = new.cloned().collect();
                     self.report.imported_claims = Some(report);
                 }
@@ -1069,17 +1077,17 @@ impl Opening<'_> {
     }
 
     /// A kubelet was in charge in between: our state from before.
-    fn archive(&self, contents: &Contents) -> Result<PathBuf, OpenError> {
-        let directory = self.place.path.with_file_name("archive");
+    fn archive(&self, persisted: &PersistedState) -> Result<PathBuf, OpenError> {
+        let directory = self.file.path.with_file_name("archive");
         let path = directory.join(format!("{}.json", fs::timestamp(self.now)));
-        let archive = format!("{:#}\n", dump::contents(contents));
+        let archive = format!("{:#}\n", dump::to_json(persisted));
         fs::write_new(&path, archive.as_bytes()).map_err(|source| OpenError::Archive { path, source })
     }
 
     /// If the machine has been rebooted: what is to be written about it.
-    fn reboot(&mut self, contents: &mut Contents) -> Vec<Row> {
+    fn reboot(&mut self, persisted: &mut PersistedState) -> Vec<Row> {
         let now = &self.options.boot_id;
-        let before = contents.around.boot_id.replace(now.clone());
+        let before = persisted.metadata.boot_id.replace(now.clone());
         let Some(previous) = before.filter(|before| before != now) else {
             return Vec::new();
         };
@@ -1091,7 +1099,7 @@ impl Opening<'_> {
         };
         let mut rows = vec![Row::BootId(now.clone())];
         let mut left = BTreeMap::new();
-        contents.pods.retain(|uid, pod| {
+        persisted.pods.retain(|uid, pod| {
             let released = release(pod.source);
             if released {
                 reboot.released.push(uid.clone());
@@ -1105,10 +1113,10 @@ impl Opening<'_> {
             }
             !released
         });
-        for pod in contents.pods.values() {
+        for pod in persisted.pods.values() {
             pod.claim_uids().iter().for_each(|claim| drop(left.remove(claim)));
         }
-        for (uid, claim) in &mut contents.claims {
+        for (uid, claim) in &mut persisted.claims {
             let last = left.remove(uid).filter(|(pod, _)| claim.pod != *pod);
             let is_left = last.is_some();
             if let Some((pod, name)) = last {
@@ -1128,13 +1136,13 @@ impl Opening<'_> {
     }
 
     fn path_of(&self, file: KubeletFile) -> PathBuf {
-        self.options.path_of(file).unwrap_or(&self.place.path).to_owned()
+        self.options.path_of(file).unwrap_or(&self.file.path).to_owned()
     }
 
     /// Returns `true` if a file has been set aside and recorded already: a crash followed before it was removed.
-    fn is_kept(&self, contents: &Contents, file: KubeletFile) -> bool {
+    fn is_kept(&self, persisted: &PersistedState, file: KubeletFile) -> bool {
         let found = FileId::at(&self.path_of(file));
-        let mut records = contents.around.blocked.values();
+        let mut records = persisted.metadata.blocked.values();
         found.is_some() && records.any(|record| FileId::at(Path::new(&record.file)) == found)
     }
 
@@ -1162,19 +1170,19 @@ impl Opening<'_> {
 
     fn disk(&self, reason: String) -> OpenError {
         OpenError::Disk {
-            path: self.place.path.clone(),
+            path: self.file.path.clone(),
             reason,
         }
     }
 }
 
 /// A kubelet's file about devices is right about them: a pod that it does not have has none.
-fn adopt_devices(contents: &mut Contents, imported: &Imported) {
-    let (pods, _) = imported.against(|uid| contents.pods.get(uid));
-    contents
+fn adopt_devices(persisted: &mut PersistedState, imported: &Imported) {
+    let (pods, _) = imported.against(|uid| persisted.pods.get(uid));
+    persisted
         .pods
         .extend(pods.into_iter().map(|pod| (pod.uid.clone(), pod)));
-    contents.pods.retain(|uid, pod| {
+    persisted.pods.retain(|uid, pod| {
         if !imported.pods.contains_key(uid) {
             pod.allocations.clear();
         }
@@ -1184,20 +1192,20 @@ fn adopt_devices(contents: &mut Contents, imported: &Imported) {
 
 /// Adds a kubelet's file about claims to the record. A claim that the file lacks is not held by a pod on record, so it is
 /// being prepared or unprepared: it stays, and its drivers unprepare it, once more if a kubelet did that already.
-fn adopt_claims(contents: &mut Contents, imported: &ImportedClaims) {
+fn adopt_claims(persisted: &mut PersistedState, imported: &ImportedClaims) {
     let mut claims = imported.claims.clone();
-    for (uid, known) in std::mem::take(&mut contents.claims) {
+    for (uid, known) in std::mem::take(&mut persisted.claims) {
         match claims.entry(uid) {
             Entry::Occupied(mut claim) => claim.get_mut().remember(&known),
             Entry::Vacant(vacant) => _ = vacant.insert(known),
         }
     }
-    contents.claims = claims;
-    let known = std::mem::take(&mut contents.pods);
+    persisted.claims = claims;
+    let known = std::mem::take(&mut persisted.pods);
     let kept = known.into_values().filter_map(|pod| imported.pod(&pod));
-    contents.pods = kept.map(|pod| (pod.uid.clone(), pod)).collect();
+    persisted.pods = kept.map(|pod| (pod.uid.clone(), pod)).collect();
     for uid in imported.pods.keys() {
         let pod = || imported.new_pod(uid);
-        contents.pods.entry(uid.clone()).or_insert_with(pod);
+        persisted.pods.entry(uid.clone()).or_insert_with(pod);
     }
 }

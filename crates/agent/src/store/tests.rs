@@ -23,7 +23,7 @@ use devlet_core::{
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use redb::backends::FileBackend;
 
-use super::database::Place;
+use super::database::DatabaseFile;
 use super::file_backend::OffsetBackend;
 use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer, wal};
 
@@ -84,8 +84,8 @@ impl Root {
     }
 
     /// The database behind the store.
-    pub(super) fn place(&self, storage: Storage) -> Place {
-        Place {
+    pub(super) fn database_file(&self, storage: Storage) -> DatabaseFile {
+        DatabaseFile {
             path: self.database(),
             storage,
             counters: Arc::default(),

@@ -34,7 +34,7 @@ use devlet_core::dra::claims::Claim;
 use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
-use super::database::{BlockedBy, Database, Place, Row, Snapshot, Surroundings};
+use super::database::{BlockedBy, Database, DatabaseFile, NodeMetadata, Row, Snapshot};
 use super::fs::{self, FileId};
 use super::mirror::Doorbell;
 use super::node_id::{IdFiles, Progress};
@@ -243,12 +243,12 @@ pub(crate) enum Message {
 
 pub(crate) struct Writer {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) place: Place,
+    pub(crate) file: DatabaseFile,
     /// `None` after a failure.
     pub(crate) database: Option<Database>,
     /// The file that is in its place if nobody else put one there.
     pub(crate) ours: Option<FileId>,
-    pub(crate) around: Surroundings,
+    pub(crate) metadata: NodeMetadata,
     pub(crate) id_files: IdFiles,
     /// Whether an id file has the progress of the database, so that an older copy is recognised.
     pub(crate) is_recorded: bool,
@@ -384,9 +384,9 @@ impl Writer {
         let Some(database) = &self.database else {
             return false;
         };
-        let is_in_place = FileId::of_at_least(&self.place.path, wal::LENGTH) == Some(database.identity);
+        let is_in_place = FileId::of_at_least(&self.file.path, wal::LENGTH) == Some(database.file_id);
         if !is_in_place {
-            let path = self.place.path.display();
+            let path = self.file.path.display();
             tracing::error!(%path, "the database was removed or replaced while devlet ran");
             self.disown();
         }
@@ -397,13 +397,13 @@ impl Writer {
     /// if this process is killed, the next start takes the file in its place for an older copy.
     fn disown(&mut self) {
         self.database = None;
-        if self.around.is_blocked_by_database() {
+        if self.metadata.is_blocked_by_database() {
             self.ours = None;
             return;
         }
         if self.ours.take().is_some() {
-            let starts = self.around.progress.starts.saturating_add(1);
-            self.around.progress = Progress::of_start(starts);
+            let starts = self.metadata.progress.starts.saturating_add(1);
+            self.metadata.progress = Progress::of_start(starts);
             self.is_recorded = false;
         }
         // Tried again with every attempt to make the database again.
@@ -423,7 +423,7 @@ impl Writer {
             state.node.evict_idle(now);
             known_resources(&state.node)
         });
-        let recorded = &self.around.resources;
+        let recorded = &self.metadata.resources;
         let forgotten = recorded.keys().filter(|name| !known.contains_key(*name));
         let mut rows: Vec<Row> = forgotten.map(|name| Row::Resource(name.clone(), None)).collect();
         let news = known
@@ -449,7 +449,7 @@ impl Writer {
         if written.is_err() && !notes.is_empty() {
             self.note_due = Some(Instant::now() + RETRY);
         }
-        let counters = &self.place.counters;
+        let counters = &self.file.counters;
         if !batch.is_empty() {
             counters.write_durations.add_duration(started.elapsed());
             counters.batches.add_count(batch.len());
@@ -460,7 +460,7 @@ impl Writer {
         if written.is_ok() && is_news {
             self.doorbell.ring();
         }
-        self.maintain(Database::make_room);
+        self.maintain(Database::ensure_wal_space);
     }
 
     fn try_write(&mut self, batch: &[Change], notes: &[Row]) -> Result<(), WriteError> {
@@ -475,7 +475,7 @@ impl Writer {
             }
         }
         // The database that was lost is replaced for good.
-        let was_blocked = self.around.is_blocked_by_database();
+        let was_blocked = self.metadata.is_blocked_by_database();
         if was_blocked && rows().any(|row| matches!(row, Row::Blocked(BlockedBy::Database, None))) {
             let recorded = self.record_progress();
             if recorded.is_err() {
@@ -484,34 +484,34 @@ impl Writer {
             }
             recorded?;
         }
-        rows().for_each(|row| self.around.follow(row));
+        rows().for_each(|row| self.metadata.apply(row));
         Ok(())
     }
 
     /// Writes to the id files how far the database has come.
     fn record_progress(&mut self) -> Result<(), WriteError> {
-        let Some(id) = &self.around.node_id else {
+        let Some(id) = &self.metadata.node_id else {
             return Ok(());
         };
-        let written = self.id_files.write(id, &self.around.progress);
+        let written = self.id_files.write(id, &self.metadata.progress);
         self.is_recorded = written.is_ok();
         let failure = written.as_ref().map_or_else(Some, Option::as_ref);
         self.shared.note_id_failure(failure.map(ToString::to_string));
-        written.map(drop).map_err(|not| self.place.not_written(&not))
+        written.map(drop).map_err(|not| self.file.not_written(&not))
     }
 
     /// Writes a new id of this stop to the database and then to the id files: a start after it recognises every other
     /// database.
     fn record_stop(&mut self) {
-        let row = Row::Progress(self.around.progress.stopped());
+        let row = Row::Progress(self.metadata.progress.stopped());
         let written = self.write_rows(std::iter::once(&row));
         let is_written = written.is_ok();
         if let Err(error) = written {
             self.note_health(Some(error));
         }
         self.checkpoint();
-        if is_written && self.database.is_some() && !self.around.is_blocked_by_database() {
-            self.around.follow(&row);
+        if is_written && self.database.is_some() && !self.metadata.is_blocked_by_database() {
+            self.metadata.apply(&row);
             if let Err(error) = self.record_progress() {
                 tracing::warn!(%error, "clean stop not recorded");
             }
@@ -547,29 +547,29 @@ impl Writer {
         if self.database.is_none() {
             self.create()?;
         }
-        if self.is_recorded || self.around.is_blocked_by_database() {
+        if self.is_recorded || self.metadata.is_blocked_by_database() {
             return Ok(());
         }
         self.record_progress()
     }
 
     fn create(&mut self) -> Result<(), WriteError> {
-        let found = FileId::at(&self.place.path);
+        let found = FileId::at(&self.file.path);
         if found.is_none() || found != self.ours {
             self.disown();
         }
         if found.is_some() && found != self.ours {
             return Err(self.refusal("another file is in its place; move that away"));
         }
-        match self.place.create(&self.rows()) {
+        match self.file.create(&self.rows()) {
             Ok(database) => {
-                self.ours = Some(database.identity);
+                self.ours = Some(database.file_id);
                 self.database = Some(database);
                 Ok(())
             }
             Err(error) => {
                 // It may have come as far as to its name.
-                self.ours = FileId::at(&self.place.path);
+                self.ours = FileId::at(&self.file.path);
                 Err(self.failure(&error))
             }
         }
@@ -577,7 +577,7 @@ impl Writer {
 
     /// Everything, from memory.
     fn rows(&self) -> Vec<Row> {
-        let mut rows = self.around.rows();
+        let mut rows = self.metadata.rows();
         self.shared.read(|node| {
             rows.extend(node.recorded_claims().map(Row::claim));
             rows.extend(node.pods().map(Row::pod));
@@ -586,16 +586,16 @@ impl Writer {
     }
 
     fn refusal(&self, reason: &str) -> WriteError {
-        self.place.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
+        self.file.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
         WriteError::Disk {
-            path: self.place.path.clone(),
+            path: self.file.path.clone(),
             reason: reason.into(),
             kind: None,
         }
     }
 
     fn failure(&self, error: &redb::Error) -> WriteError {
-        self.place.failure(error)
+        self.file.failure(error)
     }
 
     pub(crate) fn note_health(&self, now: Option<WriteError>) {
@@ -623,27 +623,27 @@ impl Writer {
     /// In the end: what was answered is on disk, or at least somewhere. A file of ours has that, whatever it did not take
     /// since.
     fn outcome(&mut self) -> Result<(), Unplaced> {
-        let found = FileId::at(&self.place.path);
+        let found = FileId::at(&self.file.path);
         if found.is_some() && found == self.ours {
             return Ok(());
         }
         let name = format!(".saved-{}", fs::timestamp(self.clock.now()));
-        let place = Place {
-            path: fs::with_suffix(&self.place.path, &name),
-            ..self.place.clone()
+        let file = DatabaseFile {
+            path: fs::with_suffix(&self.file.path, &name),
+            ..self.file.clone()
         };
         // The id files name this stop, so that the next start recognises the file in the place of the database as
         // another one.
-        self.around.progress = self.around.progress.stopped();
-        let saved = place.create(&self.rows());
-        if !self.around.is_blocked_by_database()
+        self.metadata.progress = self.metadata.progress.stopped();
+        let saved = file.create(&self.rows());
+        if !self.metadata.is_blocked_by_database()
             && let Err(error) = self.record_progress()
         {
             tracing::warn!(%error, "stop not recorded");
         }
         Err(Unplaced {
             problem: self.problem(),
-            saved: saved.is_ok().then_some(place.path),
+            saved: saved.is_ok().then_some(file.path),
         })
     }
 

@@ -112,7 +112,12 @@ async fn a_first_start_imports_a_file_of_any_version() {
         // Before the first mirror is written, the file is known all the same.
         drop(store);
         // A copy of a database that is being closed may be half of it.
-        let is_closed = || !matches!(root.place(Storage::default()).open(), Err(LoadError::InUse));
+        let is_closed = || {
+            !matches!(
+                root.database_file(Storage::default()).open(),
+                Err(LoadError::InUse)
+            )
+        };
         until("the end of the store", is_closed).await;
         let (_, report) = copy(&root).open_with_report();
         assert!(

@@ -379,9 +379,9 @@ async fn a_foreign_file_that_a_crash_leaves_in_its_place_is_still_foreign() {
     let theirs = kubelet_file(&[("a", &["00"]), ("b", &["07"]), ("c", &["01"])]);
     let (root, options) = killed_with_a_foreign_file(&theirs).await;
     // The first one repairs it.
-    drop(root.place(Storage::default()).open().unwrap());
+    drop(root.database_file(Storage::default()).open().unwrap());
     let disk = Disk::default();
-    let loaded = root.place(disk.storage()).open().unwrap();
+    let loaded = root.database_file(disk.storage()).open().unwrap();
     let opened = disk.syncs();
     drop(loaded);
     let disk = Disk::default();

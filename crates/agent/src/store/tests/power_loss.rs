@@ -20,7 +20,7 @@ use redb::backends::FileBackend;
 
 use super::claims::{admit_claiming, answer_calls, claiming, drive, prepare};
 use super::*;
-use crate::store::database::{Contents, Place};
+use crate::store::database::{DatabaseFile, PersistedState};
 
 /// What drives are trusted with: a sector is written as a whole or not at all.
 const SECTOR: usize = 512;
@@ -159,14 +159,14 @@ fn load(image: Vec<u8>, boot: &str) -> Result<State, String> {
     let path = directory.path().join("state.redb");
     std::fs::write(&path, b"the content is elsewhere").unwrap();
     let image = Mutex::new(Some(image));
-    let place = Place {
+    let file = DatabaseFile {
         path,
         storage: Storage::new(move |_| Box::new(Memory(Mutex::new(image.lock().unwrap().take().unwrap())))),
         counters: Arc::default(),
         boot_id: boot.into(),
     };
-    let loaded = place.open().map_err(|error| error.to_string())?;
-    let Contents { pods, claims, .. } = loaded.contents;
+    let loaded = file.open().map_err(|error| error.to_string())?;
+    let PersistedState { pods, claims, .. } = loaded.persisted;
     Ok(State { pods, claims })
 }
 

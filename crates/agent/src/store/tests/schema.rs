@@ -48,6 +48,10 @@ async fn a_newer_schema_is_refused_and_left_alone() {
 async fn an_unknown_older_schema_is_unreadable() {
     let root = root_with_a_pod().await;
     set_schema(&root, 0);
-    let refused = root.place(Storage::default()).open().map(|_| ()).unwrap_err();
+    let refused = root
+        .database_file(Storage::default())
+        .open()
+        .map(|_| ())
+        .unwrap_err();
     assert!(matches!(refused, LoadError::Unreadable(_)), "{refused:?}");
 }

@@ -15,7 +15,7 @@ use redb::{BackendError, StorageBackend};
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
-use crate::store::database::{BlockedBy, KubeletFile, LoadError, Mirror, PendingFile, Row};
+use crate::store::database::{BlockedBy, KubeletFile, LoadError, MirrorUpdate, PendingFile, Row};
 use crate::store::import::Imported;
 use crate::store::record::{BlockedRecord, ResourceRecord};
 use crate::store::{
@@ -1160,7 +1160,7 @@ async fn the_id_files_are_never_ahead_of_a_disk_that_refuses_writes() {
     let inside = root.path().join("node-id");
     let before = std::fs::read(&inside).unwrap();
     let disk = Disk::default();
-    let loaded = root.place(disk.storage()).open().unwrap();
+    let loaded = root.database_file(disk.storage()).open().unwrap();
     let opened = disk.syncs();
     drop(loaded);
     let disk = Disk::default();
@@ -1421,7 +1421,7 @@ async fn a_database_without_an_id_beside_id_files_is_lost() {
     let root = root_with_a_pod().await;
     let id = std::fs::read(root.path().join("node-id")).unwrap();
     let rows = [Row::BootId("boot-1".into())];
-    drop(root.place(Storage::default()).create(&rows).unwrap());
+    drop(root.database_file(Storage::default()).create(&rows).unwrap());
 
     let (store, report) = root.open_with_report();
 
@@ -1434,7 +1434,7 @@ async fn a_database_without_an_id_beside_id_files_is_lost() {
     store.stop().await.unwrap();
     // A database from before there were ids has no files with one beside it.
     let root = Root::new();
-    drop(root.place(Storage::default()).create(&rows).unwrap());
+    drop(root.database_file(Storage::default()).create(&rows).unwrap());
     let (_store, report) = root.open_with_report();
     assert_eq!(report.blocked, None);
     assert_eq!(report.found, Found::Database);
@@ -1820,8 +1820,8 @@ async fn a_reboot_releases_pods_of_our_api_if_told_so() {
 async fn a_reboot_that_cannot_be_written_starts_all_the_same_and_is_written_later() {
     let root = root_with_a_pod().await;
     let disk = Disk::default();
-    let place = root.place(disk.storage());
-    let loaded = place.open().unwrap();
+    let file = root.database_file(disk.storage());
+    let loaded = file.open().unwrap();
     // What opening costs is granted; the first write is not.
     let opened = disk.syncs();
     drop(loaded);
@@ -1871,7 +1871,7 @@ async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_a
     offer(&store, GPU, 1);
     let like = admit(&store, "like", 1).await.unwrap();
     store.stop().await.unwrap();
-    let place = root.place(Storage::default());
+    let file = root.database_file(Storage::default());
     for count in [1_000, 1_001, 2_000] {
         let pods: BTreeMap<PodUid, Pod> = (0..count)
             .map(|number| {
@@ -1888,15 +1888,15 @@ async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_a
             })
             .collect();
         let rows: Vec<Row> = pods.values().map(Row::pod).collect();
-        drop(place.create(&rows).unwrap());
-        assert_eq!(place.open().unwrap().contents.pods, pods);
+        drop(file.create(&rows).unwrap());
+        assert_eq!(file.open().unwrap().persisted.pods, pods);
 
         for wrong in [0, count / 2, count - 1] {
             let mut rows = rows.clone();
             let uid = PodUid::from(format!("{wrong:05}"));
             rows.push(Row::Pod(uid, Some(vec![0xff])));
-            drop(place.create(&rows).unwrap());
-            let refused = place.open().map(|_| ()).unwrap_err();
+            drop(file.create(&rows).unwrap());
+            let refused = file.open().map(|_| ()).unwrap_err();
             assert!(
                 matches!(refused, LoadError::Unreadable(_)),
                 "{wrong}: {refused:?}"
@@ -1912,7 +1912,7 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
     offer(&store, GPU, 2);
     let like = admit(&store, "like", 1).await.unwrap();
     store.stop().await.unwrap();
-    let place = root.place(Storage::default());
+    let file = root.database_file(Storage::default());
     let claim = |uid: &str| {
         Claim::imported(
             ClaimKey {
@@ -1934,7 +1934,7 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         file: file.into(),
         ..BlockedRecord::default()
     };
-    let mirror = |number, forget| Mirror {
+    let mirror = |number, forget| MirrorUpdate {
         number,
         hash: [7; 32],
         forget,
@@ -1965,38 +1965,38 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         Row::Mirror(KubeletFile::Claims, mirror(2, vec![1])),
         Row::Mirror(KubeletFile::Devices, mirror(1, vec![])),
     ];
-    let mut database = place.create(&before).unwrap();
+    let mut database = file.create(&before).unwrap();
     database.write(&after).unwrap();
     // As a crash leaves it: without a checkpoint.
     drop(database);
 
-    let mut loaded = place.open().unwrap();
+    let mut loaded = file.open().unwrap();
 
     assert!(loaded.repaired, "there was something in the log");
-    let contents = loaded.contents;
-    let pods: Vec<(&str, u64)> = contents
+    let persisted = loaded.persisted;
+    let pods: Vec<(&str, u64)> = persisted
         .pods
         .iter()
         .map(|(uid, pod)| (uid.as_str(), pod.fingerprint))
         .collect();
     assert_eq!(pods, [("changed", 2), ("new", 3)]);
-    assert_eq!(contents.claims, BTreeMap::from([("new".into(), claim("new"))]));
-    assert_eq!(contents.around.boot_id.as_deref(), Some("after"));
+    assert_eq!(persisted.claims, BTreeMap::from([("new".into(), claim("new"))]));
+    assert_eq!(persisted.metadata.boot_id.as_deref(), Some("after"));
     assert_eq!(
-        contents.around.blocked,
+        persisted.metadata.blocked,
         BTreeMap::from([(by(KubeletFile::Claims), blocked("new"))])
     );
     assert!(
-        contents
-            .around
+        persisted
+            .metadata
             .resources
             .keys()
             .map(|name| name.as_str())
             .eq(["acme.com/new"])
     );
     let mirrors = |file| {
-        contents
-            .around
+        persisted
+            .metadata
             .mirrors(file)
             .0
             .keys()
@@ -2008,5 +2008,5 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         [vec![2], vec![1]]
     );
     // It is the same when the database knows it.
-    assert_eq!(loaded.database.snapshot().unwrap().contents().unwrap(), contents);
+    assert_eq!(loaded.database.snapshot().unwrap().load().unwrap(), persisted);
 }
