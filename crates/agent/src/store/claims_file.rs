@@ -11,8 +11,9 @@ use devlet_kubelet_files::dra::{self, envelope};
 use devlet_kubelet_files::salvage::INCOMPLETE_POD;
 use devlet_kubelet_files::{Document, Format, Role};
 
-use super::database::{LoadError, Snapshot};
 use super::import::{Difference, ImportReport, UnreadableFile};
+use super::load_error::LoadError;
+use super::tables::Snapshot;
 
 /// A file that has been read.
 #[derive(Debug, Clone, PartialEq)]

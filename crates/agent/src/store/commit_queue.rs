@@ -16,7 +16,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
-use super::database::{Row, Snapshot};
+use super::row::Row;
+use super::tables::Snapshot;
 use super::writer::{Change, Message, Phase, SecondPhase, Unplaced, WriteError};
 
 /// A change that the writer did not accept because it has ended. Dropping it cancels the change.

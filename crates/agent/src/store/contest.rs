@@ -16,8 +16,9 @@ use devlet_core::{
 };
 
 use super::claims_file::ImportedClaims;
-use super::database::{Hash, PersistedState};
 use super::import::{Content, Imported};
+use super::kubelet_file::Hash;
+use super::persisted_state::PersistedState;
 use super::record::{ContestedRecord, InvalidRecord, Names, PodRecord, SidesRecord, encode_pod};
 
 /// More losses or pods than this are counted, not named.

@@ -6,7 +6,8 @@ use devlet_core::dra::claims::{AllocatedDevice, Claim, Preparation, PreparationS
 use devlet_core::{Allocation, ClaimUse, ContainerKind, DriverName, Pod, PodClaim, Source};
 use serde_json::{Map, Value, json};
 
-use super::database::{Hash, KubeletFile, PersistedState};
+use super::kubelet_file::{Hash, KubeletFile};
+use super::persisted_state::PersistedState;
 
 pub(crate) fn to_json(persisted: &PersistedState) -> Value {
     let metadata = &persisted.metadata;
@@ -25,7 +26,7 @@ pub(crate) fn to_json(persisted: &PersistedState) -> Value {
         mirrors.collect::<Vec<_>>()
     };
     json!({
-        "schema": super::database::SCHEMA,
+        "schema": super::tables::SCHEMA,
         "bootId": metadata.boot_id,
         "nodeId": metadata.node_id,
         "starts": metadata.progress.starts,

@@ -40,10 +40,15 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::claims_file;
 use super::commit_queue::{CommitQueue, flatten_recv};
-use super::database::{Hash, KubeletFile, LoadError, MirrorFileState, NodeMetadata, Row, Snapshot};
 use super::fs::{self, FileStamp};
+use super::kubelet_file::{Hash, KubeletFile};
+use super::load_error::LoadError;
+use super::mirror_hashes::MirrorFileState;
 use super::open::{SetAside, system_time};
+use super::persisted_state::NodeMetadata;
+use super::row::Row;
 use super::state_file::{self, StateFileError};
+use super::tables::Snapshot;
 use super::writer::{Phase, WriteError};
 
 /// Mirrors take at most this part of the time.

@@ -31,12 +31,18 @@ mod dump;
 mod file_backend;
 pub(crate) mod fs;
 mod import;
+mod kubelet_file;
+mod load_error;
 mod mirror;
+mod mirror_hashes;
 mod node_id;
 mod open;
+mod persisted_state;
 mod record;
+mod row;
 pub(crate) mod state_file;
 mod statistics;
+mod tables;
 mod wal;
 mod writer;
 
@@ -72,10 +78,11 @@ use claims_file::ImportedClaims;
 pub(crate) use commit_queue::in_time;
 use commit_queue::{CommitQueue, PendingCommit, flatten_recv};
 use contest::Contest;
-use database::{BlockedBy, Hash, KubeletFile, PendingFile, Row};
 use import::Imported;
+use kubelet_file::{BlockedBy, Hash, KubeletFile, PendingFile};
 use mirror::{Call, Doorbell};
 use record::{BlockedRecord, ResourceRecord};
+use row::Row;
 use statistics::Counters;
 use writer::{Phase, Unplaced};
 
@@ -1042,7 +1049,7 @@ impl Store {
     /// All of the database, for people.
     pub async fn dump(&self) -> Result<serde_json::Value, DumpError> {
         let snapshot = flatten_recv(self.threads.writer.read().await)?;
-        let unreadable = |error: database::LoadError| DumpError::Unreadable {
+        let unreadable = |error: load_error::LoadError| DumpError::Unreadable {
             reason: error.to_string(),
         };
         Ok(dump::to_json(&snapshot.load().map_err(unreadable)?))

@@ -56,16 +56,18 @@ use tokio::sync::watch;
 use super::claims_file::ImportedClaims;
 use super::commit_queue::CommitQueue;
 use super::contest::{self, Contest, Disagreement};
-use super::database::{
-    BlockedBy, Database, DatabaseFile, Hash, KubeletFile, LoadError, Loaded, MirrorFileState, NodeMetadata,
-    PendingFile, PersistedState, Row, disk_reason,
-};
+use super::database::{Database, DatabaseFile, Loaded, disk_reason};
 use super::file_backend::Storage;
 use super::fs::FileId;
 use super::import::{Content, Difference, ImportReport, Imported};
+use super::kubelet_file::{BlockedBy, Hash, KubeletFile, PendingFile};
+use super::load_error::LoadError;
 use super::mirror::{Doorbell, MirroredFile, Mirrorer};
+use super::mirror_hashes::MirrorFileState;
 use super::node_id::{IdFiles, Progress, Traces};
+use super::persisted_state::{NodeMetadata, PersistedState};
 use super::record::BlockedRecord;
+use super::row::Row;
 use super::state_file::{self, StateFileError};
 use super::statistics::Counters;
 use super::writer::{NOTE_PAUSE, WriteError, Writer};

@@ -16,7 +16,7 @@ use prost::Message as _;
 
 use super::answer::recorded;
 use super::claim_record::{ClaimUseRecord, PodClaimRecord};
-use super::database::{BlockedBy, KubeletFile};
+use super::kubelet_file::{BlockedBy, KubeletFile};
 
 /// Why a value is no record of ours.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -34,11 +34,15 @@ use devlet_core::dra::claims::Claim;
 use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
-use super::database::{BlockedBy, Database, DatabaseFile, NodeMetadata, Row, Snapshot};
+use super::database::{Database, DatabaseFile};
 use super::fs::{self, FileId};
+use super::kubelet_file::BlockedBy;
 use super::mirror::Doorbell;
 use super::node_id::{IdFiles, Progress};
+use super::persisted_state::NodeMetadata;
 use super::record::known_resources;
+use super::row::Row;
+use super::tables::Snapshot;
 use super::{Settled, Shared, State, Steady, wal};
 
 /// How often the disk is tried again while it refuses writes and nobody asks.

@@ -14,7 +14,7 @@ use super::claims::{DRIVER, admit_claiming, answer_calls, claiming, claims, driv
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
-use crate::store::database::LoadError;
+use crate::store::load_error::LoadError;
 use crate::store::{Found, HoldError, ImportError, ImportReport, MirrorError, OnReboot};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata/dra");

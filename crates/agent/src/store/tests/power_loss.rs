@@ -20,7 +20,8 @@ use redb::backends::FileBackend;
 
 use super::claims::{admit_claiming, answer_calls, claiming, drive, prepare};
 use super::*;
-use crate::store::database::{DatabaseFile, PersistedState};
+use crate::store::database::DatabaseFile;
+use crate::store::persisted_state::PersistedState;
 
 /// What drives are trusted with: a sector is written as a whole or not at all.
 const SECTOR: usize = 512;

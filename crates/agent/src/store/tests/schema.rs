@@ -4,7 +4,8 @@ use redb::TableDefinition;
 
 use super::*;
 use crate::store::OpenError;
-use crate::store::database::{LoadError, SCHEMA};
+use crate::store::load_error::LoadError;
+use crate::store::tables::SCHEMA;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 

@@ -15,9 +15,12 @@ use redb::{BackendError, StorageBackend};
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
-use crate::store::database::{BlockedBy, KubeletFile, LoadError, MirrorUpdate, PendingFile, Row};
 use crate::store::import::Imported;
+use crate::store::kubelet_file::{BlockedBy, KubeletFile, PendingFile};
+use crate::store::load_error::LoadError;
+use crate::store::mirror_hashes::MirrorUpdate;
 use crate::store::record::{BlockedRecord, ResourceRecord};
+use crate::store::row::Row;
 use crate::store::{
     ForgetFileError, Found, HoldError, ImportError, MirrorError, OnReboot, OpenError, StopError,
 };
