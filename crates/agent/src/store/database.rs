@@ -190,8 +190,11 @@ impl DatabaseFile {
 
 /// Turns a panic of redb into an error: redb panics on some disk errors, which must not end the writer thread.
 fn catch_redb_panic<T>(action: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
-    catch_unwind(AssertUnwindSafe(action))
-        .unwrap_or_else(|_| Err(redb::Error::Corrupted("the database is damaged: redb panicked".into())))
+    catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| {
+        Err(redb::Error::Corrupted(
+            "the database is damaged: redb panicked".into(),
+        ))
+    })
 }
 
 impl Database {
@@ -222,7 +225,7 @@ impl Database {
 
     /// Makes a checkpoint if the log is almost full, so that later writes need not wait for one.
     pub(crate) fn ensure_wal_space(&mut self) -> Result<(), redb::Error> {
-        if self.wal.room() >= MIN_FREE_WAL {
+        if self.wal.free_bytes() >= MIN_FREE_WAL {
             return Ok(());
         }
         self.checkpoint()

@@ -3,7 +3,7 @@ use std::fs::File;
 use redb::backends::FileBackend;
 
 use super::*;
-use crate::store::backend::Storage;
+use crate::store::file_backend::Storage;
 
 const BOOT: &str = "boot-1";
 
@@ -42,14 +42,14 @@ impl Disk {
         bytes
     }
 
-    fn write(&self, place: usize, bytes: &[u8]) {
-        self.file().write(place as u64, bytes).unwrap();
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        self.file().write(offset as u64, bytes).unwrap();
     }
 
-    fn flip(&self, place: usize) {
+    fn flip(&self, offset: usize) {
         let mut byte = [0];
-        self.file().read(place as u64, &mut byte).unwrap();
-        self.write(place, &[byte[0] ^ 0x40]);
+        self.file().read(offset as u64, &mut byte).unwrap();
+        self.write(offset, &[byte[0] ^ 0x40]);
     }
 }
 
@@ -61,7 +61,7 @@ fn append(wal: &mut Wal, contents: &[&[u8]]) {
 
 /// A record of this number of sectors.
 fn long(sectors: usize) -> Vec<u8> {
-    vec![b'x'; sectors * PAYLOAD]
+    vec![b'x'; sectors * PAYLOAD_LENGTH]
 }
 
 #[test]
@@ -99,15 +99,15 @@ fn torn(lost: &[usize], is_marked: bool) -> Disk {
     let disk = Disk::new();
     let mut wal = disk.wal();
     append(&mut wal, &[b"one"]);
-    let (place, before) = (wal.end, disk.sectors(wal.end, 3));
-    let mark = disk.sectors(MARK, 1);
+    let (offset, before) = (wal.end, disk.sectors(wal.end, 3));
+    let mark = disk.sectors(MARK_OFFSET, 1);
     append(&mut wal, &[&long(3)]);
     for sector in lost {
         let old = &before[sector * SECTOR..][..SECTOR];
-        disk.write(place + sector * SECTOR, old);
+        disk.write(offset + sector * SECTOR, old);
     }
     if !is_marked {
-        disk.write(MARK, &mark);
+        disk.write(MARK_OFFSET, &mark);
     }
     disk
 }
@@ -150,7 +150,7 @@ fn a_complete_record_behind_the_mark_is_kept_and_marked() {
     let disk = torn(&[], false);
     assert_eq!(disk.rebooted(0).unwrap().len(), 2);
     assert_eq!(disk.contents(0), [b"one".to_vec(), long(3)]);
-    disk.flip(START + SECTOR);
+    disk.flip(FIRST_RECORD + SECTOR);
     assert!(matches!(disk.rebooted(0), Err(WalError::Damaged { number: 2 })));
 }
 
@@ -159,9 +159,9 @@ fn a_mark_that_is_two_records_old_is_damage() {
     let disk = Disk::new();
     let mut wal = disk.wal();
     append(&mut wal, &[b"one"]);
-    let mark = disk.sectors(MARK, 1);
+    let mark = disk.sectors(MARK_OFFSET, 1);
     append(&mut wal, &[b"two", b"three"]);
-    disk.write(MARK, &mark);
+    disk.write(MARK_OFFSET, &mark);
     assert!(matches!(disk.read(0), Err(WalError::Mark)));
     assert!(matches!(disk.rebooted(0), Err(WalError::Mark)));
 }
@@ -173,9 +173,9 @@ fn a_torn_record_is_not_completed_by_an_earlier_attempt() {
     assert_eq!(contents, [b"one"]);
     // The same number at the same place; of the three sectors the second is lost, and that of the attempt is there.
     let attempt = disk.sectors(wal.end + SECTOR, 1);
-    let place = wal.end + SECTOR;
-    append(&mut wal, &[&vec![b'y'; 3 * PAYLOAD]]);
-    disk.write(place, &attempt);
+    let offset = wal.end + SECTOR;
+    append(&mut wal, &[&vec![b'y'; 3 * PAYLOAD_LENGTH]]);
+    disk.write(offset, &attempt);
     let contents = Wal::open(disk.file(), "boot-3", 0).unwrap().1;
     assert_eq!(contents, [b"one"]);
 }
@@ -200,27 +200,27 @@ fn no_damage_makes_a_log_shorter() {
     let pristine = disk.sectors(0, length() / SECTOR);
     let restore = |first: usize, length: usize| disk.write(first, &pristine[first..][..length]);
     let end = wal.end;
-    let places = (0..128)
-        .chain(MARK..MARK + SECTOR)
-        .chain(START..end + SECTOR)
+    let offsets = (0..128)
+        .chain(MARK_OFFSET..MARK_OFFSET + SECTOR)
+        .chain(FIRST_RECORD..end + SECTOR)
         .step_by(7);
-    for place in places {
-        disk.flip(place);
-        never_fewer(&disk, &records, &format!("byte {place}"));
-        restore(place, 1);
-        restore(MARK, SECTOR);
+    for offset in offsets {
+        disk.flip(offset);
+        never_fewer(&disk, &records, &format!("byte {offset}"));
+        restore(offset, 1);
+        restore(MARK_OFFSET, SECTOR);
     }
     for size in [SECTOR, 4096] {
-        for place in (0..end + size).step_by(size) {
+        for offset in (0..end + size).step_by(size) {
             for value in [0, 0xff, BLANK] {
                 // A page of blanks is not damage that happens; a start after a reboot takes it for a lost write.
-                if value == BLANK && place + size >= START {
+                if value == BLANK && offset + size >= FIRST_RECORD {
                     continue;
                 }
-                disk.write(place, &vec![value; size]);
-                never_fewer(&disk, &records, &format!("{size} bytes of {value} at {place}"));
-                restore(place, size);
-                restore(MARK, SECTOR);
+                disk.write(offset, &vec![value; size]);
+                never_fewer(&disk, &records, &format!("{size} bytes of {value} at {offset}"));
+                restore(offset, size);
+                restore(MARK_OFFSET, SECTOR);
             }
         }
     }
@@ -250,9 +250,9 @@ fn content_cannot_look_like_a_record() {
         number: 2,
         ..wal.head(2, 3)
     };
-    let forged = encode(&[0; SALT], START + SECTOR, &head, b"bad");
+    let forged = encode(&[0; SALT_LENGTH], FIRST_RECORD + SECTOR, &head, b"bad");
     append(&mut wal, &[b"one"]);
-    disk.write(START + SECTOR, &forged);
+    disk.write(FIRST_RECORD + SECTOR, &forged);
     assert_eq!(disk.contents(0), [b"one"]);
 }
 
@@ -277,5 +277,5 @@ fn other_files_are_refused() {
 
 #[test]
 fn the_mark_is_a_page_away_from_every_record() {
-    const { assert!(START - (MARK + SECTOR) >= 4096) };
+    const { assert!(FIRST_RECORD - (MARK_OFFSET + SECTOR) >= 4096) };
 }
