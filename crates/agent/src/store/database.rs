@@ -17,6 +17,7 @@ use prost::Message as _;
 use redb::Durability;
 use redb::backends::FileBackend;
 
+use super::error::WriteError;
 use super::file_backend::{MeteredFile, OffsetBackend, Storage};
 use super::fs::{self, FileId};
 use super::load_error::LoadError;
@@ -28,7 +29,6 @@ use super::state_file;
 use super::statistics::Counters;
 use super::tables::{self, Snapshot};
 use super::wal::{self, Wal};
-use super::writer::WriteError;
 
 /// Free bytes in the log below which a checkpoint is made. Most changes are smaller.
 const MIN_FREE_WAL: usize = 64 << 10;

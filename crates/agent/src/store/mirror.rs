@@ -40,6 +40,8 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::claims_file;
 use super::commit_queue::{CommitQueue, flatten_recv};
+use super::completion::Completion;
+use super::error::WriteError;
 use super::fs::{self, FileStamp};
 use super::kubelet_file::{Hash, KubeletFile};
 use super::load_error::LoadError;
@@ -49,7 +51,6 @@ use super::persisted_state::NodeMetadata;
 use super::row::Row;
 use super::state_file::{self, StateFileError};
 use super::tables::Snapshot;
-use super::writer::{Phase, WriteError};
 
 /// Mirrors take at most this part of the time.
 const SHARE_OF_TIME: u32 = 20;
@@ -421,7 +422,7 @@ impl Mirrorer {
     }
 
     fn write(&mut self, rows: &[Row]) -> Result<(), WriteError> {
-        self.queue.write(rows.to_vec(), Phase::Nothing).wait()?;
+        self.queue.write(rows.to_vec(), Completion::Nothing).wait()?;
         rows.iter().for_each(|row| self.metadata.apply(row));
         Ok(())
     }

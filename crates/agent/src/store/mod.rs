@@ -25,9 +25,11 @@ mod answer;
 mod claim_record;
 mod claims_file;
 mod commit_queue;
+mod completion;
 mod contest;
 mod database;
 mod dump;
+mod error;
 mod file_backend;
 pub(crate) mod fs;
 mod import;
@@ -48,23 +50,26 @@ mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use devlet_core::device_plugin::ledger::Reservation;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::dra::claims::{Claim, ClaimKey, NotForgotten};
+use devlet_core::dra::claims::{Claim, NotForgotten};
 use devlet_core::dra::view::ClaimView;
 use devlet_core::{
     Blocked, ClaimUid, Importing, Moment, Node, Pod, PodRequest, PodUid, Preferences,
-    ReleaseError as ReleaseRefused, ReservationId, ReserveError,
+    ReleaseError as ReleaseRefused, ReservationId,
 };
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 pub use answer::answer;
+pub use error::{
+    CommitError, DumpError, ForgetClaimError, ForgetFileError, HoldError, ImportError, ReleaseError,
+    StopError, WriteError,
+};
 pub use file_backend::Storage;
 pub(crate) use import::is_unknown_pod;
 pub use import::{Difference, ImportReport, Undecodable, UnreadableFile};
@@ -72,195 +77,22 @@ pub use mirror::MirrorError;
 pub(crate) use open::system_time;
 pub use open::{Contested, Found, OnReboot, OpenError, OpenOptions, OpenReport, Reboot, SetAside, Takeover};
 pub use statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
-pub use writer::WriteError;
 
 use claims_file::ImportedClaims;
 pub(crate) use commit_queue::in_time;
 use commit_queue::{CommitQueue, PendingCommit, flatten_recv};
+use completion::Completion;
 use contest::Contest;
+use error::MisplacedDatabase;
 use import::Imported;
 use kubelet_file::{BlockedBy, Hash, KubeletFile, PendingFile};
 use mirror::{Call, Doorbell};
 use record::{BlockedRecord, ResourceRecord};
 use row::Row;
 use statistics::Counters;
-use writer::{Phase, Unplaced};
 
 /// Tells the time; asked when a store is opened.
 pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
-
-/// Why nothing is set aside for a pod.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum HoldError {
-    /// It cannot have what it asks for.
-    #[error(transparent)]
-    Refused(#[from] ReserveError),
-    /// It could not be written. It heals by itself.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
-/// Why an allocation is not on disk.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CommitError {
-    /// The reservation has ended, or the answers do not fit it.
-    #[error(transparent)]
-    Ended(#[from] devlet_core::CommitError),
-    /// It could not be written; all is as it was before the reservation.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
-/// Why a pod still holds what it holds.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ReleaseError {
-    /// There is no such pod, or it is busy.
-    #[error(transparent)]
-    Refused(#[from] ReleaseRefused),
-    /// It could not be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
-/// Why the record of a claim is kept.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ForgetClaimError {
-    /// It is more than an operator may forget.
-    #[error(transparent)]
-    Refused(#[from] NotForgotten),
-    /// It could not be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
-/// Why a file was not imported. Nothing has changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ImportError {
-    /// Not a sound file.
-    #[error(transparent)]
-    Unreadable(#[from] UnreadableFile),
-    /// It has no pods, so it says nothing about the state that could not be read.
-    #[error(
-        "it holds nothing, so it does not say who held what in {file}; if that really was nothing: devlet forget \
-         {file}"
-    )]
-    Empty {
-        /// Where the state that could not be read is.
-        file: String,
-    },
-    /// A pod of the file, or one that holds a claim of it, is being admitted, removed or imported.
-    #[error("another operation for pod {pod} is in flight; import again when it has ended")]
-    InFlight {
-        /// That pod.
-        pod: PodUid,
-    },
-    /// Another file with the claim is being imported.
-    #[error("ResourceClaim {claim} is being imported from another file; import again when that has ended")]
-    ClaimInFlight {
-        /// The claim.
-        claim: ClaimKey,
-    },
-    /// The file has devices for a claim on record that the record does not have.
-    #[error(
-        "ResourceClaim {claim} has other devices in the file than on record; first remove its pods ({}), which has its \
-         drivers unprepare it, and import again",
-        join(.pods)
-    )]
-    OtherDevices {
-        /// The claim.
-        claim: ClaimKey,
-        /// The pods that hold it.
-        pods: Vec<PodUid>,
-    },
-    /// Another command has ended the contest about the file first.
-    #[error("another command has decided about {file} meanwhile; devlet status shows what is left to decide")]
-    Settled {
-        /// The contested file.
-        file: String,
-    },
-    /// Another file of the same kind is contested, too.
-    #[error(
-        "{file} disagrees with devlet's record, too, and only one of the files can be adopted; first forget the other \
-         one: devlet forget {file}"
-    )]
-    OtherContested {
-        /// That file.
-        file: String,
-    },
-    /// It could not be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
-fn join(pods: &[PodUid]) -> String {
-    let pods: Vec<&str> = pods.iter().map(PodUid::as_str).collect();
-    pods.join(", ")
-}
-
-/// Why a reason to admit no pod stays. Nothing has changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ForgetFileError {
-    /// There is no such reason any longer.
-    #[error("another command has decided about {file} meanwhile; devlet status shows what is left to decide")]
-    Settled {
-        /// The file of the reason.
-        file: String,
-    },
-    /// It could not be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
-/// Why the database cannot be shown.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DumpError {
-    /// It is not open.
-    #[error(transparent)]
-    Closed(#[from] WriteError),
-    /// It does not decode.
-    #[error("the database cannot be read: {reason}")]
-    Unreadable {
-        /// Why not.
-        reason: String,
-    },
-}
-
-/// Why a store did not end well.
-#[derive(Debug, thiserror::Error)]
-pub enum StopError {
-    /// The kubelet's file is not up to date: a kubelet must not take over. What was answered is on disk.
-    #[error("the kubelet's file is out of date")]
-    Mirror(#[from] MirrorError),
-    /// The database is not in its place.
-    #[error("{problem}; what was answered is in {}: move it there, too, before the next start", saved.display())]
-    Unplaced {
-        /// Why not.
-        problem: WriteError,
-        /// Where it is.
-        saved: PathBuf,
-    },
-    /// There is no database.
-    #[error(
-        "{problem}; the next start has the pods of the kubelet's files, and admits no new pod until an operator decides"
-    )]
-    Lost {
-        /// Why not.
-        problem: WriteError,
-    },
-    /// The disk does not answer.
-    #[error(
-        "the disk has not answered for {} s: answered changes are on disk, but the kubelet's files may be out of date, \
-         so a kubelet must not take over; look at the disk and the kernel's log",
-        .waited.as_secs()
-    )]
-    Hangs {
-        /// How long the stop waited.
-        waited: Duration,
-    },
-    /// It has been stopped before.
-    #[error("the store has been stopped")]
-    Stopped,
-}
 
 /// Reasons why no pod is admitted that an import or an operator has ended.
 #[derive(Debug, Default)]
@@ -361,12 +193,12 @@ impl State {
     }
 
     /// Begins to end the reason why no pod is admitted that is about a file. `None` if there is no such reason.
-    fn begin_forget(&mut self, file: &str, turn: Option<Turn>) -> Option<(Vec<Row>, Phase)> {
+    fn begin_forget(&mut self, file: &str, turn: Option<Turn>) -> Option<(Vec<Row>, Completion)> {
         let contest = self.contested.iter().find(|(_, contest)| contest.file == file);
         let Some((&id, contest)) = contest else {
             let (&by, record) = self.blocked.iter().find(|(_, record)| record.file == file)?;
             let rows = vec![Row::Blocked(by, None)];
-            let phase = Phase::Forget {
+            let completion = Completion::Forget {
                 settled: Box::new(Settled {
                     reasons: vec![record.blocked(by)],
                     turn,
@@ -375,7 +207,7 @@ impl State {
                 pods: Vec::new(),
                 removed: Vec::new(),
             };
-            return Some((rows, phase));
+            return Some((rows, completion));
         };
         // Pods keep what is on record, and what other files in question give them. One that was removed meanwhile, or is
         // being removed, stays so.
@@ -401,7 +233,7 @@ impl State {
         let mut rows = vec![Row::Contested(id, None)];
         rows.extend(pods.iter().map(Row::pod));
         rows.extend(self.begin_removal(&removed));
-        let phase = Phase::Forget {
+        let completion = Completion::Forget {
             settled: Box::new(Settled {
                 reasons,
                 turn,
@@ -410,7 +242,7 @@ impl State {
             pods,
             removed,
         };
-        Some((rows, phase))
+        Some((rows, completion))
     }
 
     /// A reason why no pod is admitted has ended, and that is on disk.
@@ -467,7 +299,7 @@ impl State {
         &mut self,
         imported: &Imported,
         hash: &Hash,
-    ) -> Result<(Vec<Row>, Phase, Difference), ImportError> {
+    ) -> Result<(Vec<Row>, Completion, Difference), ImportError> {
         let adopted = self.adopts(KubeletFile::Devices, hash)?;
         let is_empty = imported.pods.is_empty() && adopted.is_none();
         let (mut settled, mut unblocked) = self.settled_by(
@@ -531,7 +363,7 @@ impl State {
         rows.extend(unblocked);
         self.node.begin_import(&importing);
         let resources = imported.resources.clone();
-        let phase = Phase::Import {
+        let completion = Completion::Import {
             pods,
             removed: difference.removed.clone(),
             importing,
@@ -539,7 +371,7 @@ impl State {
             claims: Vec::new(),
             settled: Box::new(settled),
         };
-        Ok((rows, phase, difference))
+        Ok((rows, completion, difference))
     }
 
     /// Lets the pods of an import hold what contested files give them besides. Returns the contests about these pods, which
@@ -570,7 +402,7 @@ impl State {
         &mut self,
         imported: &ImportedClaims,
         hash: &Hash,
-    ) -> Result<(Vec<Row>, Phase, ImportReport), ImportError> {
+    ) -> Result<(Vec<Row>, Completion, ImportReport), ImportError> {
         let mut imported = imported.clone();
         let adopted = self.adopts(KubeletFile::Claims, hash)?;
         let adopted = adopted.map(|(id, contest)| (id, contest.blocked()));
@@ -660,7 +492,7 @@ impl State {
         let mut report = imported.report(difference);
         report.claims = claims.iter().map(|claim| claim.uid.clone()).collect();
         report.left_out = left_out.into_iter().map(|claim| claim.key).collect();
-        let phase = Phase::Import {
+        let completion = Completion::Import {
             pods,
             removed,
             importing,
@@ -668,7 +500,7 @@ impl State {
             claims,
             settled: Box::new(settled),
         };
-        Ok((rows, phase, report))
+        Ok((rows, completion, report))
     }
 }
 
@@ -687,9 +519,9 @@ pub(crate) struct Shared {
     /// Since when somebody has been writing.
     writing: Mutex<Option<Instant>>,
     /// How long that may last.
-    patience: Duration,
+    write_timeout: Duration,
     /// Whether the writer has been told that what is known of resources has changed.
-    noted: AtomicBool,
+    resources_dirty: AtomicBool,
     counters: Arc<Counters>,
 }
 
@@ -737,15 +569,15 @@ impl Shared {
         self.change(|state| transition(&mut state.node))
     }
 
-    fn writes_since(&self, began: Option<Instant>) {
+    fn set_writing_since(&self, began: Option<Instant>) {
         *self.writing.lock().unwrap_or_else(PoisonError::into_inner) = began;
     }
 
     /// A disk that does not answer.
-    fn hangs(&self) -> Option<WriteError> {
+    fn write_stall(&self) -> Option<WriteError> {
         let writing = *self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = writing?.elapsed();
-        (waited >= self.patience).then_some(WriteError::Hangs { waited })
+        (waited >= self.write_timeout).then_some(WriteError::Hangs { waited })
     }
 }
 
@@ -821,7 +653,7 @@ impl Store {
             (answer, node.resource_changes() != before)
         });
         if is_news {
-            self.threads.writer.note();
+            self.threads.writer.resources_changed();
         }
         self.threads.mirrorer.ring();
         answer
@@ -841,7 +673,7 @@ impl Store {
     /// Whether changes can be written; the reason if the last one could not, or has not been for long. It heals by itself.
     pub fn health(&self) -> Result<(), WriteError> {
         let failure = self.shared.health.borrow().clone();
-        failure.or_else(|| self.shared.hangs()).map_or(Ok(()), Err)
+        failure.or_else(|| self.shared.write_stall()).map_or(Ok(()), Err)
     }
 
     /// Why the kubelet's file is out of date, if it cannot be written. Nobody is refused because of that, but a
@@ -915,7 +747,7 @@ impl Store {
             let claims = state.node.begin_release(pod)?;
             let mut rows = vec![Row::Pod(pod.clone(), None)];
             rows.extend(claims.iter().map(Row::claim));
-            Ok(Some((rows, Phase::Release(pod.clone()))))
+            Ok(Some((rows, Completion::Release(pod.clone()))))
         })?;
         Ok(done(written).await?)
     }
@@ -926,7 +758,7 @@ impl Store {
         // In a task of its own: it keeps its turn until the write has ended, even if the caller leaves.
         let store = self.clone();
         let recording = tokio::spawn(async move { store.record_claims_in_turn().await });
-        let deadline = tokio::time::Instant::now() + self.shared.patience;
+        let deadline = tokio::time::Instant::now() + self.shared.write_timeout;
         in_time(deadline, async {
             recording.await.unwrap_or(Err(WriteError::Stopped))
         })
@@ -939,7 +771,7 @@ impl Store {
             let change = state.node.begin_record().map(|record| {
                 let mut rows: Vec<Row> = record.put.iter().map(Row::claim).collect();
                 rows.extend(record.delete.into_iter().map(|uid| Row::Claim(uid, None)));
-                (rows, Phase::Record(record.id))
+                (rows, Completion::Record(record.id))
             });
             Ok::<_, WriteError>(change)
         })?;
@@ -954,7 +786,7 @@ impl Store {
         let written = self.begin(|state| {
             let record = state.node.begin_forget(claim)?;
             let rows = record.delete.into_iter().map(|uid| Row::Claim(uid, None));
-            Ok::<_, NotForgotten>(Some((rows.collect(), Phase::Record(record.id))))
+            Ok::<_, NotForgotten>(Some((rows.collect(), Completion::Record(record.id))))
         })?;
         Ok(done(written).await?)
     }
@@ -981,22 +813,22 @@ impl Store {
                 if let Some(file) = chosen.filter(|_| contest(state).is_none()) {
                     return Err(ImportError::Settled { file });
                 }
-                let (rows, mut phase) = match &content {
+                let (rows, mut completion) = match &content {
                     import::Content::Devices(imported) => {
-                        let (rows, phase, difference) = state.begin_import(imported, &hash)?;
+                        let (rows, completion, difference) = state.begin_import(imported, &hash)?;
                         report = Some(imported.report(difference, Vec::new()));
-                        (rows, phase)
+                        (rows, completion)
                     }
                     import::Content::Claims(imported) => {
-                        let (rows, phase, of_claims) = state.begin_claims_import(imported, &hash)?;
+                        let (rows, completion, of_claims) = state.begin_claims_import(imported, &hash)?;
                         report = Some(of_claims);
-                        (rows, phase)
+                        (rows, completion)
                     }
                 };
-                if let Phase::Import { settled, .. } = &mut phase {
+                if let Completion::Import { settled, .. } = &mut completion {
                     settled.turn = turn;
                 }
-                Ok(Some((rows, phase)))
+                Ok(Some((rows, completion)))
             })?;
             (written, report.ok_or(WriteError::Stopped)?)
         };
@@ -1027,7 +859,7 @@ impl Store {
                 let file = file.to_owned();
                 return Err(ForgetFileError::Settled { file });
             };
-            if let (_, Phase::Forget { removed, .. }) = &change {
+            if let (_, Completion::Forget { removed, .. }) = &change {
                 gone.clone_from(removed);
             }
             Ok(Some(change))
@@ -1041,7 +873,7 @@ impl Store {
         if self.read(|node| node.blocked().is_none()) {
             return Ok(None);
         }
-        let deadline = tokio::time::Instant::now() + self.shared.patience;
+        let deadline = tokio::time::Instant::now() + self.shared.write_timeout;
         let turn = Arc::clone(&self.deciding).lock_owned();
         in_time(deadline, async { Ok(Some(turn.await)) }).await
     }
@@ -1071,22 +903,22 @@ impl Store {
         };
         match stopped {
             Ok(()) => Ok(mirrored?),
-            Err(Unplaced {
+            Err(MisplacedDatabase {
                 problem,
                 saved: Some(saved),
-            }) => Err(StopError::Unplaced { problem, saved }),
-            Err(Unplaced { problem, saved: None }) => Err(StopError::Lost { problem }),
+            }) => Err(StopError::Misplaced { problem, saved }),
+            Err(MisplacedDatabase { problem, saved: None }) => Err(StopError::Lost { problem }),
         }
     }
 
     /// Begins a change that is written in the order in which it was begun; `None` if there is nothing to be written.
     fn begin<E>(
         &self,
-        begin: impl FnOnce(&mut State) -> Result<Option<(Vec<Row>, Phase)>, E>,
+        begin: impl FnOnce(&mut State) -> Result<Option<(Vec<Row>, Completion)>, E>,
     ) -> Result<Option<PendingCommit>, E> {
         let queued = self.shared.change(|state| {
             let change = begin(state)?;
-            Ok(change.map(|(rows, phase)| self.threads.writer.enqueue(rows, phase)))
+            Ok(change.map(|(rows, completion)| self.threads.writer.enqueue(rows, completion)))
         })?;
         // Not before here: the cancellation of a rejected change takes the lock.
         Ok(queued.map(|(written, rejected)| {
@@ -1136,7 +968,7 @@ impl Held {
             let intent = state.node.begin_intent(self.id);
             let mut rows: Vec<Row> = intent.put.iter().map(Row::claim).collect();
             rows.extend(intent.delete.into_iter().map(|uid| Row::Claim(uid, None)));
-            let change = (!rows.is_empty()).then_some((rows, Phase::Intent(self.id)));
+            let change = (!rows.is_empty()).then_some((rows, Completion::Intent(self.id)));
             Ok::<_, WriteError>(change)
         })?;
         let is_news = written.is_some();
@@ -1160,7 +992,7 @@ impl Held {
             let mut rows: Vec<Row> = commit.claims.iter().map(Row::claim).collect();
             rows.push(Row::pod(&commit.pod));
             pod = Some(commit.pod);
-            Ok::<_, devlet_core::CommitError>(Some((rows, Phase::Commit(self.id))))
+            Ok::<_, devlet_core::CommitError>(Some((rows, Completion::Commit(self.id))))
         })?;
         done(written).await?;
         Ok(pod.ok_or(devlet_core::CommitError::Ended)?)

@@ -57,6 +57,7 @@ use super::claims_file::ImportedClaims;
 use super::commit_queue::CommitQueue;
 use super::contest::{self, Contest, Disagreement};
 use super::database::{Database, DatabaseFile, Loaded, disk_reason};
+use super::error::WriteError;
 use super::file_backend::Storage;
 use super::fs::FileId;
 use super::import::{Content, Difference, ImportReport, Imported};
@@ -70,7 +71,7 @@ use super::record::BlockedRecord;
 use super::row::Row;
 use super::state_file::{self, StateFileError};
 use super::statistics::Counters;
-use super::writer::{NOTE_PAUSE, WriteError, Writer};
+use super::writer::{RESOURCE_FLUSH_DELAY, Writer};
 use super::{Clock, Shared, State, Steady, Store, Threads, dump, fs};
 
 /// A disk that takes longer than this hangs.
@@ -103,7 +104,7 @@ pub struct OpenOptions {
     /// How long changes may be missing in the kubelet's file.
     pub mirror_interval: Duration,
     /// How long a write may take before the disk counts as one that hangs.
-    pub write_patience: Duration,
+    pub write_timeout: Duration,
     /// What is between the database and its file.
     pub storage: Storage,
 }
@@ -120,7 +121,7 @@ impl OpenOptions {
             on_reboot: OnReboot::Keep,
             clock: Arc::new(system_time),
             mirror_interval: MIRROR_INTERVAL,
-            write_patience: WRITE_PATIENCE,
+            write_timeout: WRITE_PATIENCE,
             storage: Storage::default(),
         }
     }
@@ -512,7 +513,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         is_recorded: failure.is_none() || is_lost,
         failure: None,
     };
-    let ours = database.file_id;
+    let own_file = database.file_id;
     let database = failure.is_none().then_some(database);
     if let Some(id) = persisted.metadata.node_id.as_ref().filter(|_| !is_lost) {
         let known = recording.files.newest().filter(|_| failure.is_some()).cloned();
@@ -547,7 +548,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         options,
         clock,
         file,
-        ((ours, database), recording, failure),
+        ((own_file, database), recording, failure),
         metadata,
         &file_states,
         node,
@@ -637,7 +638,7 @@ fn start(
     options: OpenOptions,
     clock: Steady,
     file: DatabaseFile,
-    ((ours, database), recording, failure): ((FileId, Option<Database>), Recording, Option<WriteError>),
+    ((own_file, database), recording, failure): ((FileId, Option<Database>), Recording, Option<WriteError>),
     metadata: NodeMetadata,
     file_states: &BTreeMap<KubeletFile, MirrorFileState>,
     node: Node,
@@ -656,8 +657,8 @@ fn start(
         id_failure: Mutex::new(None),
         set_aside: Mutex::default(),
         writing: Mutex::new(None),
-        patience: options.write_patience,
-        noted: AtomicBool::new(false),
+        write_timeout: options.write_timeout,
+        resources_dirty: AtomicBool::new(false),
         counters: Arc::clone(&file.counters),
     });
     shared.note_id_failure(recording.failure);
@@ -681,19 +682,19 @@ fn start(
     let writer = Writer {
         shared: Arc::clone(&shared),
         file,
-        ours: Some(ours),
+        own_file: Some(own_file),
         database,
         metadata: metadata.clone(),
         id_files: recording.files,
-        is_recorded: recording.is_recorded,
+        is_progress_recorded: recording.is_recorded,
         inbox,
         doorbell: doorbell.clone(),
         clock,
         // What a start makes of the records is news, too.
-        note_due: Some(Instant::now() + NOTE_PAUSE),
-        active: Instant::now(),
+        resource_flush_at: Some(Instant::now() + RESOURCE_FLUSH_DELAY),
+        last_active: Instant::now(),
     };
-    writer.note_health(failure);
+    writer.set_health(failure);
     let queue = CommitQueue::new(sender, Arc::clone(&shared));
     let mirrorer = Mirrorer {
         shared: Arc::clone(&shared),

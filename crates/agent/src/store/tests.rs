@@ -62,7 +62,7 @@ impl Root {
             // Tests ask for it.
             mirror_interval: Duration::from_secs(3600),
             // Some disks of tests are slow.
-            write_patience: Duration::from_secs(3600),
+            write_timeout: Duration::from_secs(3600),
             ..OpenOptions::new(self.database(), "boot-1")
         }
     }

@@ -118,7 +118,7 @@ async fn a_disk_that_does_not_answer_is_reported_and_heals() {
     let root = Root::new();
     let disk = Disk::default();
     let options = OpenOptions {
-        write_patience: Duration::from_millis(50),
+        write_timeout: Duration::from_millis(50),
         storage: disk.storage(),
         ..root.options()
     };
@@ -470,7 +470,7 @@ async fn a_store_whose_place_is_taken_in_the_end_leaves_its_database_beside_it()
     let error = store.stop().await.unwrap_err();
 
     let said = error.to_string();
-    let StopError::Unplaced { saved, .. } = error else {
+    let StopError::Misplaced { saved, .. } = error else {
         panic!("{said}");
     };
     assert!(
