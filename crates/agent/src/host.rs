@@ -262,7 +262,7 @@ impl Host {
         let (sender, receiver) = mpsc::channel(1);
         let host = self.clone();
         self.agent.spawn(async move {
-            let changes = host.agent.store().changed();
+            let changes = host.agent.store().subscribe();
             let look = || list(&host);
             let stop = host.agent.stopping();
             tokio::select! {
@@ -899,7 +899,7 @@ impl Devlet for Host {
         let health = self.agent.store().health();
         let mirror = self.agent.store().mirror_failure();
         let id_file = self.agent.store().id_failure();
-        let set_aside = self.agent.store().set_aside();
+        let set_aside = self.agent.store().quarantined();
         let unreachable = self.agent.unreachable().await;
         let resources = self.resources();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);

@@ -11,7 +11,7 @@ use devlet_kubelet_files::dra::{self, envelope};
 use devlet_kubelet_files::salvage::INCOMPLETE_POD;
 use devlet_kubelet_files::{Document, Format, Role};
 
-use super::import::{Difference, ImportReport, UnreadableFile};
+use super::import_report::{Difference, ImportReport, UnreadableFile};
 use super::load_error::LoadError;
 use super::tables::Snapshot;
 

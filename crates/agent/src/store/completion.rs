@@ -6,7 +6,8 @@ use std::sync::Arc;
 use devlet_core::dra::claims::Claim;
 use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 
-use super::{Settled, Shared, State};
+use super::decisions::Settled;
+use super::{Shared, State};
 
 /// Runs a completion once. Dropping the guard cancels the change.
 pub(crate) struct CompletionGuard {

@@ -16,7 +16,8 @@ use devlet_core::{
 };
 
 use super::claims_file::ImportedClaims;
-use super::import::{Content, Imported};
+use super::devices_file::ImportedDevices;
+use super::import::Content;
 use super::kubelet_file::Hash;
 use super::persisted_state::PersistedState;
 use super::record::{ContestedRecord, InvalidRecord, Names, PodRecord, SidesRecord, encode_pod};
@@ -66,7 +67,7 @@ fn devices(allocations: &[Allocation]) -> impl Iterator<Item = (&ResourceName, &
 }
 
 /// Devices that a pod on record keeps, and that the file gives to another pod as well.
-fn doubled_devices(persisted: &PersistedState, imported: &Imported) -> Vec<String> {
+fn doubled_devices(persisted: &PersistedState, imported: &ImportedDevices) -> Vec<String> {
     let theirs = |uid: &PodUid| imported.pods.get(uid).map_or(&[][..], Vec::as_slice);
     let mut kept = BTreeMap::new();
     for pod in persisted.pods.values() {
@@ -103,7 +104,7 @@ pub(crate) fn unanswered(persisted: &PersistedState, changed: &BTreeSet<PodUid>)
     pods.map(|pod| pod.uid.clone()).collect()
 }
 
-fn lost_devices(pod: &Pod, imported: &Imported) -> Vec<String> {
+fn lost_devices(pod: &Pod, imported: &ImportedDevices) -> Vec<String> {
     let theirs = imported.pods.get(&pod.uid).map_or(&[][..], Vec::as_slice);
     let has = |ours: &Allocation, id: &DeviceId| {
         let same =
@@ -237,7 +238,7 @@ impl Contest {
     pub(crate) fn record(&self) -> ContestedRecord {
         let encoded = |uid: &PodUid, allocations: &[Allocation]| match allocations {
             [] => Vec::new(),
-            some => encode_pod(&Imported::new_pod(uid, some)).1,
+            some => encode_pod(&ImportedDevices::new_pod(uid, some)).1,
         };
         let sides = self.pods.iter().map(|(uid, sides)| SidesRecord {
             uid: uid.to_string(),
@@ -362,7 +363,7 @@ fn placed_devices<'a>(pods: impl Iterator<Item = (&'a PodUid, &'a [Allocation])>
 /// gives more than what is on record.
 pub(crate) fn hold_both(
     persisted: &mut PersistedState,
-    imported: &Imported,
+    imported: &ImportedDevices,
 ) -> (BTreeMap<PodUid, Sides>, BTreeSet<PodUid>) {
     let (mut all, mut changed) = (BTreeMap::new(), BTreeSet::new());
     for (uid, theirs) in &imported.pods {
@@ -379,7 +380,7 @@ pub(crate) fn hold_both(
         if !is_known || alone != on_record {
             changed.insert(uid.clone());
         }
-        let new = || Imported::new_pod(uid, &[]);
+        let new = || ImportedDevices::new_pod(uid, &[]);
         persisted.pods.entry(uid.clone()).or_insert_with(new).allocations = all_sides;
         let in_file = theirs.clone();
         all.insert(uid.clone(), Sides { on_record, in_file });

@@ -6,8 +6,8 @@ use std::time::Duration;
 use devlet_core::dra::claims::{ClaimKey, NotForgotten};
 use devlet_core::{PodUid, ReleaseError as ReleaseRefused, ReserveError};
 
-use super::import::UnreadableFile;
-use super::mirror::MirrorError;
+use super::import_report::UnreadableFile;
+use super::kubelet_files::MirrorError;
 
 /// Why a change is not on disk.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

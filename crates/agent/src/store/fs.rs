@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use devlet_core::Moment;
 use rustix::fs::OFlags;
 
-use super::open::system_time;
+use super::clock::system_time;
 use super::state_file;
 
 /// Only the user of devlet may read and write.

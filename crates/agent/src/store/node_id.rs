@@ -38,7 +38,7 @@ use devlet_core::Moment;
 use uuid::Uuid;
 
 use super::fs::{self, QUARANTINE_SUFFIX};
-use super::open::{OpenError, SetAside};
+use super::open_report::{OpenError, Quarantined};
 use super::state_file::{self, StateFileError};
 
 /// The file beside the database.
@@ -202,7 +202,7 @@ pub(crate) struct Traces {
     /// The newest file that a start set aside.
     aside: Option<PathBuf>,
     /// What was in the place of the files and could not be read.
-    pub(crate) set_aside: Vec<SetAside>,
+    pub(crate) quarantined: Vec<Quarantined>,
 }
 
 impl Traces {
@@ -219,7 +219,7 @@ impl Traces {
             found: Vec::new(),
             saved: None,
             aside: None,
-            set_aside: Vec::new(),
+            quarantined: Vec::new(),
         };
         // The one outside counts first: it stays when the directory is replaced as a whole.
         for path in outside
@@ -253,13 +253,13 @@ impl Traces {
             }
             Err(StateFileError::NotRegular { kind }) => {
                 let reason = StateFileError::NotRegular { kind }.to_string();
-                let kept = fs::move_to_quarantine(path, now).map_err(|source| OpenError::SetAside {
+                let kept = fs::move_to_quarantine(path, now).map_err(|source| OpenError::Quarantine {
                     path: path.to_owned(),
                     reason: reason.clone(),
                     source,
                 })?;
                 self.found.push(kept.clone());
-                self.set_aside.push(SetAside {
+                self.quarantined.push(Quarantined {
                     original: path.to_owned(),
                     kept,
                     reason,

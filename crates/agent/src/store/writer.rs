@@ -30,18 +30,19 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
+use super::clock::MonotonicClock;
 use super::commit_queue::{Change, Message};
 use super::database::{Database, DatabaseFile};
 use super::error::{MisplacedDatabase, WriteError};
 use super::fs::{self, FileId};
 use super::kubelet_file::BlockedBy;
-use super::mirror::Doorbell;
+use super::kubelet_files::MirrorHandle;
 use super::node_id::{IdFiles, Progress};
 use super::persisted_state::NodeMetadata;
 use super::record::known_resources;
 use super::row::Row;
 use super::tables::Snapshot;
-use super::{Shared, Steady, wal};
+use super::{Shared, wal};
 
 /// Interval of retries while writes fail and no change is queued.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -64,8 +65,8 @@ pub(crate) struct Writer {
     /// An id file has the progress of the database, so that an older copy is recognised.
     pub(crate) is_progress_recorded: bool,
     pub(crate) inbox: Receiver<Message>,
-    pub(crate) doorbell: Doorbell,
-    pub(crate) clock: Steady,
+    pub(crate) mirror: MirrorHandle,
+    pub(crate) clock: MonotonicClock,
     /// Deadline for changed metadata of resources; `None` if nothing has changed.
     pub(crate) resource_flush_at: Option<Instant>,
     /// Time of the last work.
@@ -270,7 +271,7 @@ impl Writer {
         let is_news = batch.iter().any(|change| change.completion.changes_node());
         self.complete(batch, &written);
         if written.is_ok() && is_news {
-            self.doorbell.ring();
+            self.mirror.request();
         }
         self.maintain(Database::ensure_wal_space);
     }
@@ -312,7 +313,7 @@ impl Writer {
         let written = self.id_files.write(id, &self.metadata.progress);
         self.is_progress_recorded = written.is_ok();
         let failure = written.as_ref().map_or_else(Some, Option::as_ref);
-        self.shared.note_id_failure(failure.map(ToString::to_string));
+        self.shared.set_id_failure(failure.map(ToString::to_string));
         written.map(drop).map_err(|not| self.file.not_written(&not))
     }
 

@@ -210,7 +210,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
         waiting: &mut impl FnMut(&ReserveError) -> W,
     ) -> Result<(), PrepareError> {
         let store = &self.inner.store;
-        let mut changes = store.changed();
+        let mut changes = store.subscribe();
         let mut waited_for = Calls::default();
         written(deadline, held.intent()).await?;
         loop {
@@ -255,7 +255,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
 
     async fn unprepare_all(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
         let store = &self.inner.store;
-        let mut changes = store.changed();
+        let mut changes = store.subscribe();
         let mut waited_for = Calls::default();
         let least = deadline.max(Instant::now() + LEAST);
         loop {
@@ -316,7 +316,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
         let Inner {
             store, stop, hurry, ..
         } = &*self.inner;
-        let mut changes = store.changed();
+        let mut changes = store.subscribe();
         let mut may_write = Instant::now();
         loop {
             changes.borrow_and_update();

@@ -316,7 +316,7 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
 
         let (store, report) = root.open_with_report();
 
-        let [aside] = &report.set_aside[..] else {
+        let [aside] = &report.quarantined[..] else {
             panic!("{report:?}");
         };
         assert_eq!(aside.original, root.claims_file());
@@ -427,7 +427,7 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
         matches!(report.blocked, Some(Blocked::UnreadableClaims { .. })),
         "{report:?}"
     );
-    assert_eq!(report.set_aside.len(), 1);
+    assert_eq!(report.quarantined.len(), 1);
     assert_eq!(names(&store), ["one"]);
     store.forget().await.unwrap();
     store.stop().await.unwrap();
@@ -605,7 +605,7 @@ async fn a_file_that_somebody_writes_while_we_run_is_left_alone() {
         report.takeover.is_none() && report.contested.is_empty(),
         "{report:?}"
     );
-    assert_eq!(report.set_aside[0].original, root.claims_file());
+    assert_eq!(report.quarantined[0].original, root.claims_file());
     assert_eq!(names(&store), ["one", "two"]);
 }
 

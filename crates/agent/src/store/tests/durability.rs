@@ -154,7 +154,7 @@ async fn a_disk_that_does_not_answer_is_reported_and_heals() {
         "{again:?}"
     );
 
-    let mut changed = store.changed();
+    let mut changed = store.subscribe();
     disk.let_syncs_go();
     while pods(&store).is_empty() {
         changed.changed().await.unwrap();
@@ -600,7 +600,7 @@ async fn a_stopped_store_refuses_changes_and_gives_devices_back() {
 async fn those_who_wait_for_changes_are_woken() {
     let root = Root::new();
     let store = root.open();
-    let mut changed = store.changed();
+    let mut changed = store.subscribe();
     changed.mark_unchanged();
 
     offer(&store, GPU, 2);
@@ -830,7 +830,7 @@ async fn a_blocked_node_stays_blocked_until_told_otherwise() {
 
     let (store, report) = root.open_with_report();
     assert!(report.blocked.is_some());
-    assert!(report.set_aside.is_empty());
+    assert!(report.quarantined.is_empty());
     offer(&store, GPU, 2);
     let refused = store.hold(&request("a", 1), &Preferences::new()).unwrap_err();
     assert!(

@@ -287,7 +287,7 @@ async fn a_file_that_somebody_else_wrote_is_left_alone() {
         report.takeover.is_none() && report.blocked.is_none(),
         "{report:?}"
     );
-    let [aside] = &report.set_aside[..] else {
+    let [aside] = &report.quarantined[..] else {
         panic!("{report:?}");
     };
     assert_eq!(std::fs::read_to_string(&aside.kept).unwrap(), theirs);
@@ -350,7 +350,10 @@ async fn a_foreign_file_is_forgotten_with_its_reason() {
         }
         let (store, report) = Store::open(options.clone()).unwrap();
         assert_eq!(report.blocked, None, "{how}");
-        assert_eq!(report.set_aside.len(), usize::from(how != "replaced by our own"));
+        assert_eq!(
+            report.quarantined.len(),
+            usize::from(how != "replaced by our own")
+        );
         assert_eq!(uids(&store), ["a"], "{how}");
         offer(&store, GPU, 8);
         admit(&store, "c", 1).await.unwrap();
@@ -367,7 +370,7 @@ async fn a_foreign_file_is_forgotten_with_its_reason() {
         let (store, report) = killed.open_with_report();
 
         assert!(
-            report.takeover.is_some() && report.set_aside.is_empty(),
+            report.takeover.is_some() && report.quarantined.is_empty(),
             "{how}: {report:?}"
         );
         assert_eq!(uids(&store), ["a", "b", "c"], "{how}");
@@ -389,7 +392,7 @@ async fn a_foreign_file_that_a_crash_leaves_in_its_place_is_still_foreign() {
     disk.fail_syncs_after(opened);
     let storage = disk.storage();
     let (store, report) = Store::open(OpenOptions { storage, ..options }).unwrap();
-    assert_eq!(report.set_aside.len(), 1);
+    assert_eq!(report.quarantined.len(), 1);
     assert!(store.health().is_err());
     let killed = Root::new();
     for name in ["state.redb", "node-id"] {
@@ -400,7 +403,7 @@ async fn a_foreign_file_that_a_crash_leaves_in_its_place_is_still_foreign() {
 
     let (store, report) = killed.open_with_report();
 
-    assert_eq!(report.set_aside.len(), 1, "{report:?}");
+    assert_eq!(report.quarantined.len(), 1, "{report:?}");
     assert_eq!(uids(&store), ["a"]);
 }
 
@@ -447,7 +450,7 @@ async fn a_foreign_file_is_noticed_while_the_node_is_blocked() {
     assert_eq!(read(&root), theirs);
     // devlet was running, so no kubelet was in charge.
     let (store, report) = root.open_with_report();
-    assert_eq!(report.set_aside[0].original, root.checkpoint());
+    assert_eq!(report.quarantined[0].original, root.checkpoint());
     assert_eq!(report.blocked, contested);
     assert_eq!(uids(&store), ["a", "c"]);
 }
@@ -462,8 +465,8 @@ async fn anything_but_a_file_in_the_place_of_a_mirror_is_set_aside_and_neither_i
 
         until("the mirror", || root.checkpoint().is_file()).await;
         assert!(read(&root).contains("\"a\""), "{kind}");
-        let [aside] = &store.set_aside()[..] else {
-            panic!("{kind}: {:?}", store.set_aside());
+        let [aside] = &store.quarantined()[..] else {
+            panic!("{kind}: {:?}", store.quarantined());
         };
         assert!(aside.kept.symlink_metadata().is_ok(), "{kind}");
         put(kind, &root.checkpoint());

@@ -15,7 +15,7 @@ use redb::{BackendError, StorageBackend};
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
-use crate::store::import::Imported;
+use crate::store::devices_file::ImportedDevices;
 use crate::store::kubelet_file::{BlockedBy, KubeletFile, PendingFile};
 use crate::store::load_error::LoadError;
 use crate::store::mirror_hashes::MirrorUpdate;
@@ -59,7 +59,7 @@ async fn nothing_there_is_a_fresh_start() {
     let (store, report) = root.open_with_report();
     assert_eq!(report.found, Found::Nothing);
     assert_eq!(report.blocked, None);
-    assert!(report.set_aside.is_empty());
+    assert!(report.quarantined.is_empty());
     assert_eq!(uids(&store), Vec::<String>::new());
     assert_eq!(root.names(), ["node-id", "state.redb"]);
 }
@@ -132,7 +132,7 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
 
         let (_store, report) = root.open_with_report();
 
-        let [aside] = &report.set_aside[..] else {
+        let [aside] = &report.quarantined[..] else {
             panic!("{report:?}");
         };
         assert_eq!(aside.original, root.checkpoint());
@@ -156,7 +156,7 @@ async fn what_is_set_aside_overwrites_nothing() {
     for number in 1..=3 {
         std::fs::write(root.checkpoint(), format!("broken {number}")).unwrap();
         let (store, report) = root.open_with_report();
-        assert_eq!(report.set_aside.len(), 1);
+        assert_eq!(report.quarantined.len(), 1);
         store.stop().await.unwrap();
     }
     let asides = asides(&root);
@@ -196,7 +196,7 @@ async fn a_database_is_right_when_the_file_is_absent_or_ours() {
     let root = root_with_a_pod().await;
     let (store, report) = root.open_with_report();
     assert_eq!(report.found, Found::Database);
-    assert!(report.takeover.is_none() && report.set_aside.is_empty());
+    assert!(report.takeover.is_none() && report.quarantined.is_empty());
     assert_eq!(uids(&store), ["a"]);
     store.stop().await.unwrap();
 
@@ -426,7 +426,7 @@ async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held()
         let both = contests(&store);
         assert_eq!((both.len(), &both[0]), (2, &earlier));
         let held = pods(&store);
-        let imported = Imported::read(further.as_bytes()).unwrap().pods;
+        let imported = ImportedDevices::read(further.as_bytes()).unwrap().pods;
         let mut expected: BTreeMap<_, _> = held
             .iter()
             .map(|pod| (pod.uid.clone(), BTreeSet::new()))
@@ -869,7 +869,7 @@ async fn a_lost_database_and_an_unusable_file_block_the_node_side_by_side() {
         panic!("{reasons:?}");
     };
     assert!(reason.contains("hard links"), "{reason}");
-    assert_eq!(report.set_aside.len(), 1);
+    assert_eq!(report.quarantined.len(), 1);
     let file = kubelet_file(&[("k", &["05"])]);
     store.import(file.as_bytes()).await.unwrap();
     let reasons = store.read(|node| node.blocked_by().to_vec());
@@ -1266,7 +1266,7 @@ async fn a_file_that_another_user_controls_is_set_aside_and_never_adopted() {
         let (store, report) = root.open_with_report();
 
         assert_eq!(uids(&store), ["a"], "{how}");
-        let [aside] = &report.set_aside[..] else {
+        let [aside] = &report.quarantined[..] else {
             panic!("{how}: {report:?}");
         };
         assert!(aside.kept.symlink_metadata().is_ok(), "{how}");
@@ -1322,7 +1322,7 @@ async fn anything_but_a_file_in_the_place_of_the_database_or_its_id_is_set_aside
             "{kind}: {report:?}"
         );
         assert_eq!(uids(&store), ["a"], "{kind}: as the mirror says");
-        assert!(report.set_aside[0].kept.symlink_metadata().is_ok(), "{kind}");
+        assert!(report.quarantined[0].kept.symlink_metadata().is_ok(), "{kind}");
         drop(store);
 
         let root = root_with_a_pod().await;
@@ -1330,7 +1330,7 @@ async fn anything_but_a_file_in_the_place_of_the_database_or_its_id_is_set_aside
         make(kind, &root.path().join("node-id"));
         let (store, report) = root.open_with_report();
         assert_eq!(report.blocked, None, "{kind}");
-        assert_eq!(report.set_aside.len(), 1, "{kind}");
+        assert_eq!(report.quarantined.len(), 1, "{kind}");
         assert_eq!(uids(&store), ["a"], "{kind}");
     }
 }
@@ -1451,7 +1451,7 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
     let (store, report) = root.open_with_report();
 
     assert_eq!(uids(&store), ["a"]);
-    assert_eq!(report.set_aside.len(), 1);
+    assert_eq!(report.quarantined.len(), 1);
     assert_eq!(asides(&root).len(), 1);
     // A kubelet may have written it, and given more devices.
     assert!(
@@ -1476,7 +1476,7 @@ async fn each_unreadable_file_is_a_decision_of_its_own() {
     for content in ["half of a file", "half of another"] {
         std::fs::write(root.checkpoint(), content).unwrap();
         let (store, report) = root.open_with_report();
-        kept.push(report.set_aside[0].kept.display().to_string());
+        kept.push(report.quarantined[0].kept.display().to_string());
         store.stop().await.unwrap_err();
     }
     let store = root.open();
@@ -1511,12 +1511,12 @@ async fn a_crash_before_an_unreadable_file_is_removed_makes_no_second_decision()
     std::fs::write(root.checkpoint(), "half of a file").unwrap();
     let (store, report) = root.open_with_report();
     store.stop().await.unwrap_err();
-    std::fs::hard_link(&report.set_aside[0].kept, root.checkpoint()).unwrap();
+    std::fs::hard_link(&report.quarantined[0].kept, root.checkpoint()).unwrap();
 
     let (store, report) = root.open_with_report();
 
     assert_eq!(contests(&store).len(), 1);
-    assert!(report.set_aside.is_empty(), "{report:?}");
+    assert!(report.quarantined.is_empty(), "{report:?}");
     assert!(!root.checkpoint().exists());
 }
 
@@ -1604,7 +1604,7 @@ async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_
         let (store, report) = root.open_with_report();
 
         assert_eq!(report.found, Found::KubeletFile, "{how}: {report:?}");
-        let [aside] = &report.set_aside[..] else {
+        let [aside] = &report.quarantined[..] else {
             panic!("{report:?}");
         };
         assert_eq!(std::fs::read(&aside.kept).unwrap(), damaged, "{how}");
@@ -1721,7 +1721,7 @@ async fn an_unreadable_database_without_a_sound_file_blocks_the_node() {
 
         assert_eq!(report.found, Found::Nothing);
         assert!(report.blocked.is_some(), "{file:?}");
-        assert_eq!(report.set_aside.len(), 1 + usize::from(file.is_some()));
+        assert_eq!(report.quarantined.len(), 1 + usize::from(file.is_some()));
         store.stop().await.unwrap();
         assert!(root.open_with_report().1.blocked.is_some());
     }

@@ -1,27 +1,25 @@
-//! The kubelet's files, kept in step with the database.
-//!
-//! Nobody waits for them, so they are written from time to time by a thread of its own, each like this:
+//! Mirrors of the state in the kubelet's files, written by a thread of its own.
 //!
 //! ```text
-//!   rung ──wait a while──► what is on disk ──hash──► record the hash ──synced──► replace the file
-//!                                                                                      │ synced
-//!                                                            forget the one before ◄───┘
+//!   request ──pause──► snapshot ──hash──► record the hash ──synced──► replace the file
+//!                                                                          │ synced
+//!                                              remove the previous hash ◄──┘
 //! ```
 //!
-//! The hash is on disk before the file is. So a file at start whose hash is not on record was written by somebody
-//! else: a kubelet. On record are the file that is there and, while it is being replaced, the one to come; not older
-//! ones, because a kubelet may come to the same state again, and write the same file. The file is made from a snapshot
-//! of the database, not from memory: it holds no lock while it is made, and it never contains what was not answered.
+//! The hash is on disk before the file is. So a file with an unknown hash at start was written by another process: a
+//! kubelet. The recorded hashes are those of the current file and, during a replacement, of the next one. Older hashes are
+//! removed, because a kubelet can reach the same state again and write the same content. The content comes from a snapshot
+//! of the database, not from memory: this needs no lock, and a mirror never has changes that were not answered.
 //!
-//! Every interval the thread compares the files with those that it left, even if nothing has changed. A file that another
-//! process has written since is left alone and reported, and its hash is recorded: devlet was running, so no kubelet was
-//! in charge, and the next start does not adopt that file. The hash is forgotten when the file is gone for good: a start has
-//! set it aside, or our own is in its place. Anything that is not a regular file is set aside.
+//! At every interval the thread compares the files with those that it left, even if nothing has changed. A file that
+//! another process has written since is left alone and reported, and its hash is recorded. devlet was running, so a kubelet
+//! was not in charge, and the next start does not adopt that file. The hash is removed when the file is durably gone:
+//! quarantined at a start, or replaced by a mirror. Anything that is not a regular file is quarantined.
 //!
-//! A file about claims is not made before there are any.
+//! The file about claims is created with the first claim.
 //!
-//! While the node is blocked no mirror is written: it would be read as a state in which nothing is held. The files are
-//! compared as usual. A file that differs from what is on record is a problem, and a stop fails: a kubelet must not take over.
+//! While the node is blocked, no mirror is written: readers would take it for a state in which nothing is held. The files
+//! are still compared. If one differs from the record, that is reported and a stop fails: a kubelet must not take over.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,27 +31,27 @@ use std::time::{Duration, Instant};
 
 use devlet_core::ResourceName;
 use devlet_core::device_plugin::list::DeviceList;
-use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
 use super::Shared;
 use super::claims_file;
+use super::clock::system_time;
 use super::commit_queue::{CommitQueue, flatten_recv};
 use super::completion::Completion;
+use super::devices_file;
 use super::error::WriteError;
 use super::fs::{self, FileStamp};
 use super::kubelet_file::{Hash, KubeletFile};
 use super::load_error::LoadError;
 use super::mirror_hashes::MirrorFileState;
-use super::open::{SetAside, system_time};
+use super::open_report::Quarantined;
 use super::persisted_state::NodeMetadata;
 use super::row::Row;
 use super::state_file::{self, StateFileError};
-use super::tables::Snapshot;
 
-/// Mirrors take at most this part of the time.
-const SHARE_OF_TIME: u32 = 20;
+/// Minimum pause after an update, as a multiple of its duration.
+const MIN_PAUSE_FACTOR: u32 = 20;
 
 /// Why the kubelet's file is not up to date.
 #[derive(Debug, thiserror::Error)]
@@ -61,13 +59,13 @@ pub enum MirrorError {
     /// Its hash cannot be recorded.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// What it should contain cannot be read.
+    /// The content to write cannot be read from the database.
     #[error("the database cannot be read: {reason}")]
     Read {
-        /// Why not.
+        /// The error.
         reason: String,
     },
-    /// It differs from what is on record, and no mirror is written while pods are not admitted.
+    /// The file differs from the record, and no mirror is written while pods are not admitted.
     #[error(
         "{} is not written while no pod is admitted; devlet status shows what has to be decided first",
         .path.display()
@@ -86,14 +84,14 @@ pub enum MirrorError {
         /// The file.
         path: PathBuf,
     },
-    /// Something that is not a file is in its place, and stays there.
+    /// The path is not a regular file, and cannot be quarantined.
     #[error("{} cannot be set aside ({reason})", .path.display())]
-    SetAside {
+    Quarantine {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it cannot be used.
         reason: String,
-        /// Why it stays.
+        /// The error of the quarantine.
         source: io::Error,
     },
     /// The file cannot be replaced.
@@ -101,7 +99,7 @@ pub enum MirrorError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
 }
@@ -114,84 +112,89 @@ impl From<LoadError> for MirrorError {
     }
 }
 
-pub(crate) enum Call {
-    Ring,
+/// A request to the thread that writes mirrors.
+pub(crate) enum MirrorRequest {
+    /// The state may have changed: update the files after a pause.
+    Later,
     Now(oneshot::Sender<Result<(), MirrorError>>),
     Stop(oneshot::Sender<Result<(), MirrorError>>),
-    /// At once, with nothing written.
+    /// Ends the thread without writing.
     Quit,
 }
 
-/// How others say that something may have changed.
+/// Sends requests to the thread that writes mirrors.
 #[derive(Debug, Clone)]
-pub(crate) struct Doorbell {
-    calls: Sender<Call>,
-    rung: Arc<AtomicBool>,
+pub(crate) struct MirrorHandle {
+    requests: Sender<MirrorRequest>,
+    is_requested: Arc<AtomicBool>,
 }
 
-impl Doorbell {
-    pub(crate) fn new(calls: Sender<Call>, rung: Arc<AtomicBool>) -> Self {
-        Self { calls, rung }
+impl MirrorHandle {
+    pub(crate) fn new(requests: Sender<MirrorRequest>, is_requested: Arc<AtomicBool>) -> Self {
+        Self {
+            requests,
+            is_requested,
+        }
     }
 
-    pub(crate) fn ring(&self) {
-        if !self.rung.swap(true, Ordering::AcqRel) {
-            // Nobody at home: the store is being stopped.
-            let _ = self.calls.send(Call::Ring);
+    /// Requests that the kubelet's files be rewritten.
+    pub(crate) fn request(&self) {
+        if !self.is_requested.swap(true, Ordering::AcqRel) {
+            // Fails while the store is being stopped.
+            let _ = self.requests.send(MirrorRequest::Later);
         }
     }
 
     pub(crate) fn quit(&self) {
-        let _ = self.calls.send(Call::Quit);
+        let _ = self.requests.send(MirrorRequest::Quit);
     }
 
-    pub(crate) fn call(
+    pub(crate) fn send(
         &self,
-        call: fn(oneshot::Sender<Result<(), MirrorError>>) -> Call,
+        request: fn(oneshot::Sender<Result<(), MirrorError>>) -> MirrorRequest,
     ) -> oneshot::Receiver<Result<(), MirrorError>> {
         let (done, answer) = oneshot::channel();
-        let _ = self.calls.send(call(done));
+        let _ = self.requests.send(request(done));
         answer
     }
 }
 
-/// A kubelet's file that is kept.
+/// A kubelet's file that devlet keeps up to date.
 pub(crate) struct MirroredFile {
     pub(crate) file: KubeletFile,
     pub(crate) path: PathBuf,
-    /// Its content.
     pub(crate) file_state: MirrorFileState,
-    /// The file that had this content; `None` if there was no file, or it has not been looked at.
-    pub(crate) seen: Option<FileStamp>,
-    /// The file of another process that is in its place.
+    /// Stamp of the file with that content; `None` if it is absent or has not been inspected.
+    pub(crate) stamp: Option<FileStamp>,
+    /// Stamp of a file that another process put in its place.
     pub(crate) foreign: Option<FileStamp>,
 }
 
 impl MirroredFile {
-    /// Whether the file is the one that was looked at last.
-    fn is_as_left(&self) -> bool {
+    /// Returns `true` if the file is the one that was last inspected.
+    fn is_unchanged(&self) -> bool {
         let is_certain = match self.file_state {
-            MirrorFileState::Absent => self.seen.is_none(),
-            MirrorFileState::Hash(_) => self.seen.is_some(),
+            MirrorFileState::Absent => self.stamp.is_none(),
+            MirrorFileState::Hash(_) => self.stamp.is_some(),
             MirrorFileState::Uncertain => false,
         };
-        is_certain && self.foreign.is_none() && FileStamp::at(&self.path) == self.seen
+        is_certain && self.foreign.is_none() && FileStamp::at(&self.path) == self.stamp
     }
 }
 
-pub(crate) struct Mirrorer {
+pub(crate) struct KubeletFileWriter {
     pub(crate) shared: Arc<Shared>,
     pub(crate) queue: CommitQueue,
     pub(crate) files: Vec<MirroredFile>,
     pub(crate) interval: Duration,
-    /// What is on disk, as far as it comes from here.
+    /// Copy of the metadata on disk. The hashes of files are up to date, because only this thread changes them.
     pub(crate) metadata: NodeMetadata,
-    pub(crate) calls: Receiver<Call>,
-    /// Whether somebody has rung since this last looked.
-    pub(crate) rung: Arc<AtomicBool>,
+    pub(crate) requests: Receiver<MirrorRequest>,
+    /// A request has been sent since the last update began.
+    pub(crate) is_requested: Arc<AtomicBool>,
 }
 
-impl Mirrorer {
+impl KubeletFileWriter {
     /// Runs until it is stopped, or until no sender is left.
     pub(crate) fn run(mut self) {
         let mut wait: Option<Instant> = None;
@@ -200,42 +203,42 @@ impl Mirrorer {
         let mut checked = Instant::now();
         loop {
             let until = wait.unwrap_or(checked + self.interval);
-            let call = self
-                .calls
+            let request = self
+                .requests
                 .recv_timeout(until.saturating_duration_since(Instant::now()));
-            if matches!(call, Err(RecvTimeoutError::Timeout)) && wait.is_none() {
+            if matches!(request, Err(RecvTimeoutError::Timeout)) && wait.is_none() {
                 checked = Instant::now();
-                if self.files.iter().all(MirroredFile::is_as_left) {
+                if self.files.iter().all(MirroredFile::is_unchanged) {
                     continue;
                 }
             }
-            let answer = match call {
-                Ok(Call::Ring) => {
+            let answer = match request {
+                Ok(MirrorRequest::Later) => {
                     wait.get_or_insert_with(|| Instant::now() + pause);
                     continue;
                 }
-                Ok(Call::Now(answer)) => Some((answer, false)),
-                Ok(Call::Stop(answer)) => Some((answer, true)),
+                Ok(MirrorRequest::Now(answer)) => Some((answer, false)),
+                Ok(MirrorRequest::Stop(answer)) => Some((answer, true)),
                 Err(RecvTimeoutError::Timeout) => None,
-                Ok(Call::Quit) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(MirrorRequest::Quit) | Err(RecvTimeoutError::Disconnected) => return,
             };
             let started = Instant::now();
             let result = self.reconcile();
-            pause = self.interval.max(started.elapsed() * SHARE_OF_TIME);
+            pause = self.interval.max(started.elapsed() * MIN_PAUSE_FACTOR);
             wait = result.is_err().then(|| Instant::now() + pause);
             checked = Instant::now();
             let is_failing = result.is_err();
-            self.note_failure(result.as_ref().err());
+            self.set_failure(result.as_ref().err());
             match (answer, result) {
                 (Some((answer, last)), result) => {
-                    // Whoever asked and has gone needs no answer.
+                    // Fails if the caller has stopped waiting.
                     let _ = answer.send(result);
                     if last {
                         return;
                     }
                 }
                 (None, Err(error)) if !was_failing => {
-                    let error = in_full(&error);
+                    let error = with_source(&error);
                     tracing::warn!(error, "kubelet file not updated, trying again");
                 }
                 (None, _) => {}
@@ -244,14 +247,14 @@ impl Mirrorer {
         }
     }
 
-    fn note_failure(&self, error: Option<&MirrorError>) {
+    fn set_failure(&self, error: Option<&MirrorError>) {
         let failure = self.shared.mirror_failure.lock();
-        *failure.unwrap_or_else(PoisonError::into_inner) = error.map(in_full);
+        *failure.unwrap_or_else(PoisonError::into_inner) = error.map(with_source);
     }
 
     fn reconcile(&mut self) -> Result<(), MirrorError> {
-        // From here on, a change may be missing in what is read, so it must ring again.
-        self.rung.store(false, Ordering::Release);
+        // A change from here on may be missing in the snapshot, so it must send a request again.
+        self.is_requested.store(false, Ordering::Release);
         let (lists, blocked) = self
             .shared
             .read(|node| (node.active_lists(), node.blocked().is_some()));
@@ -261,18 +264,18 @@ impl Mirrorer {
         reconciled
     }
 
-    /// Looks at the files, and brings them up to date unless no pod is admitted.
+    /// Inspects the files, and updates them unless the node is blocked.
     fn reconcile_files(
         &mut self,
         files: &mut [MirroredFile],
         lists: &BTreeMap<ResourceName, Option<Arc<DeviceList>>>,
         is_blocked: bool,
     ) -> Result<(), MirrorError> {
-        // A file that cannot be updated does not keep the other from being updated.
+        // Both files are tried, even if the first one fails.
         let mut result = Ok(());
         let mut usable = Vec::new();
         for file in files {
-            match self.look(file) {
+            match self.inspect(file) {
                 Ok(()) => usable.push(file),
                 Err(error) => result = result.and(Err(error)),
             }
@@ -283,24 +286,21 @@ impl Mirrorer {
         let snapshot = flatten_recv(self.queue.read().blocking_recv())?;
         for file in usable {
             let content = match file.file {
-                KubeletFile::Devices => {
-                    let content = checkpoint(&snapshot, lists);
-                    content.map(|content| Some(device_plugin::write(&content)))
-                }
+                KubeletFile::Devices => devices_file::mirror(&snapshot, lists).map(Some),
                 KubeletFile::Claims => claims_file::mirror(&snapshot),
             };
             let kept = content.map_err(MirrorError::from);
             let kept = kept.and_then(|content| match is_blocked {
                 true => check_complete(file, content),
-                false => self.keep(file, content),
+                false => self.update(file, content),
             });
             result = result.and(kept);
         }
         result
     }
 
-    /// Brings a file up to date that has been looked at.
-    fn keep(&mut self, file: &mut MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
+    /// Updates a file that has been inspected.
+    fn update(&mut self, file: &mut MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
         if content.is_none() && file.file_state == MirrorFileState::Absent {
             return self.forget_foreign(file, None);
         }
@@ -320,23 +320,23 @@ impl Mirrorer {
             source,
         };
         // Another process may have written it meanwhile.
-        self.look(file)?;
+        self.inspect(file)?;
         fs::replace(&path, content.as_bytes()).map_err(failed)?;
-        // Read once more: another process may have written it again before it could be told from this one.
-        (file.file_state, file.seen) = (MirrorFileState::Uncertain, None);
-        self.look(file)?;
+        // Read again: another process may have replaced it before its stamp was taken.
+        (file.file_state, file.stamp) = (MirrorFileState::Uncertain, None);
+        self.inspect(file)?;
         self.shared.counters.mirrors.fetch_add(1, Ordering::Relaxed);
         self.confirm(file, &hash)
     }
 
-    /// The file with this hash is in place, whatever happens: it is the only one that is known.
+    /// Removes all other hashes, after the file with this hash is durable.
     fn confirm(&mut self, file: &MirroredFile, hash: &Hash) -> Result<(), MirrorError> {
         let confirmed = self.metadata.mirrors(file.file).confirmed(hash);
         self.forget_foreign(file, confirmed.map(|mirror| Row::Mirror(file.file, mirror)))
     }
 
-    /// Writes a row, and that a file of another process is gone for good: from now on, the same content is the word of a
-    /// kubelet.
+    /// Writes a row, and removes the hash of a file of another process that is durably gone. From now on, a file with that
+    /// content is adopted as a kubelet's.
     fn forget_foreign(&mut self, file: &MirroredFile, row: Option<Row>) -> Result<(), MirrorError> {
         let is_recorded = self.metadata.foreign.contains_key(&file.file);
         let foreign = is_recorded.then_some(Row::Foreign(file.file, None));
@@ -347,9 +347,9 @@ impl Mirrorer {
         Ok(self.write(&rows)?)
     }
 
-    /// Finds out what is in the place of a file, if it is not the file that was looked at last.
-    fn look(&mut self, file: &mut MirroredFile) -> Result<(), MirrorError> {
-        if file.is_as_left() {
+    /// Reads a file if it is not the one that was last inspected. Fails if another process wrote it.
+    fn inspect(&mut self, file: &mut MirroredFile) -> Result<(), MirrorError> {
+        if file.is_unchanged() {
             return Ok(());
         }
         let path = file.path.clone();
@@ -361,33 +361,33 @@ impl Mirrorer {
             path: path.clone(),
             source,
         };
-        // A power loss must not bring back another file than the one that is found.
+        // After this, a power loss cannot bring back an earlier file.
         fs::sync_directory_of(&path).map_err(failed)?;
         match state_file::read(&path) {
-            Ok(None) => (file.file_state, file.seen) = (MirrorFileState::Absent, None),
+            Ok(None) => (file.file_state, file.stamp) = (MirrorFileState::Absent, None),
             Ok(Some((content, metadata))) => {
-                let (hash, seen): (Hash, _) = (Sha256::digest(&content).into(), FileStamp::of(&metadata));
+                let (hash, stamp): (Hash, _) = (Sha256::digest(&content).into(), FileStamp::of(&metadata));
                 if !self.metadata.mirrors(file.file).knows(&hash) {
-                    file.foreign = Some(seen);
-                    return Err(self.foreign(file, Some(hash)));
+                    file.foreign = Some(stamp);
+                    return Err(self.record_foreign(file, Some(hash)));
                 }
-                (file.file_state, file.seen) = (MirrorFileState::Hash(hash), Some(seen));
+                (file.file_state, file.stamp) = (MirrorFileState::Hash(hash), Some(stamp));
             }
             Err(StateFileError::Io(source)) => return Err(failed(source)),
             Err(error @ StateFileError::NotRegular { .. }) => {
-                self.set_aside(&path, &error)?;
-                (file.file_state, file.seen) = (MirrorFileState::Absent, None);
+                self.quarantine(&path, &error)?;
+                (file.file_state, file.stamp) = (MirrorFileState::Absent, None);
             }
             Err(_) => {
                 file.foreign = FileStamp::at(&path);
-                return Err(self.foreign(file, None));
+                return Err(self.record_foreign(file, None));
             }
         }
         Ok(())
     }
 
     /// Records that another process wrote a file while devlet ran.
-    fn foreign(&mut self, file: &MirroredFile, hash: Option<Hash>) -> MirrorError {
+    fn record_foreign(&mut self, file: &MirroredFile, hash: Option<Hash>) -> MirrorError {
         let path = file.path.clone();
         match hash.map(|hash| self.write(&[Row::Foreign(file.file, Some(hash))])) {
             Some(Err(error)) => error.into(),
@@ -395,13 +395,13 @@ impl Mirrorer {
         }
     }
 
-    fn set_aside(&self, path: &Path, error: &StateFileError) -> Result<(), MirrorError> {
+    fn quarantine(&self, path: &Path, error: &StateFileError) -> Result<(), MirrorError> {
         let reason = error.to_string();
         let original = path.to_owned();
         let kept = match fs::move_to_quarantine(path, system_time()) {
             Ok(kept) => kept,
             Err(source) => {
-                return Err(MirrorError::SetAside {
+                return Err(MirrorError::Quarantine {
                     path: original,
                     reason,
                     source,
@@ -409,11 +409,11 @@ impl Mirrorer {
             }
         };
         tracing::warn!(path = %path.display(), kept = %kept.display(), reason, "kubelet file set aside");
-        let mut set_aside = self.shared.set_aside.lock();
-        let set_aside = set_aside.as_mut().unwrap_or_else(|poisoned| poisoned.get_mut());
-        // The latest, should another process keep doing that.
-        set_aside.retain(|other: &SetAside| other.original != original);
-        set_aside.push(SetAside {
+        let mut quarantined = self.shared.quarantined.lock();
+        let quarantined = quarantined.as_mut().unwrap_or_else(|poisoned| poisoned.get_mut());
+        // Only the latest per path, in case another process keeps doing that.
+        quarantined.retain(|other: &Quarantined| other.original != original);
+        quarantined.push(Quarantined {
             original,
             kept,
             reason,
@@ -428,7 +428,7 @@ impl Mirrorer {
     }
 }
 
-/// Checks that a file has all that is on record, while no mirror is written.
+/// Checks that a file equals the record, while no mirror is written.
 fn check_complete(file: &MirroredFile, content: Option<String>) -> Result<(), MirrorError> {
     let file_state = content.map_or(MirrorFileState::Absent, |content| {
         MirrorFileState::Hash(Sha256::digest(content).into())
@@ -441,45 +441,10 @@ fn check_complete(file: &MirroredFile, content: Option<String>) -> Result<(), Mi
     }
 }
 
-fn in_full(error: &MirrorError) -> String {
+/// Formats an error with its source.
+fn with_source(error: &MirrorError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
     }
-}
-
-/// What the kubelet's file should say, entries in the order of pods, containers and resources.
-fn checkpoint(
-    snapshot: &Snapshot,
-    lists: &BTreeMap<ResourceName, Option<Arc<DeviceList>>>,
-) -> Result<Checkpoint, LoadError> {
-    let mut entries = Vec::new();
-    snapshot.pods(|uid, record| {
-        let start = entries.len();
-        entries.extend(record.allocations.into_iter().map(|allocation| {
-            let nodes = allocation.devices_by_node().into_iter();
-            Entry {
-                pod_uid: uid.to_owned(),
-                devices: Devices::PerNuma(Some(nodes.map(|(node, ids)| (node, Some(ids))).collect())),
-                container: allocation.container,
-                resource: allocation.resource,
-                alloc_resp: Some(allocation.answer),
-            }
-        }));
-        if let Some(pod) = entries.get_mut(start..) {
-            pod.sort_by(|one, other| {
-                (&one.container, &one.resource).cmp(&(&other.container, &other.resource))
-            });
-        }
-    })?;
-    let registered = lists.iter().map(|(name, list)| {
-        let healthy = list.iter().flat_map(|list| list.healthy_ids());
-        let texts = healthy.map(|id| id.as_str().to_owned());
-        (name.as_str().to_owned(), Some(texts.collect()))
-    });
-    Ok(Checkpoint {
-        // As a kubelet: nothing, not an empty list.
-        entries: (!entries.is_empty()).then_some(entries),
-        registered: Some(registered.collect()),
-    })
 }
