@@ -1,13 +1,13 @@
-//! A kubelet's file that would take devices or claims from pods on record, or give their devices to other pods, too.
+//! Contests: a kubelet's file that takes devices or claims from pods on record, or also gives their devices to other pods.
 //!
-//! Such a file may be the word of a kubelet that was in charge meanwhile, an old copy, or a forgery, and only an operator
-//! can tell. So it is copied, no new pod is admitted, and the devices of both sides stay held, until the operator imports
-//! the copy or forgets it. Pods that the file adds or changes, and pods that hold the same devices, are not answered.
+//! Such a file may be from a kubelet that was in charge, an old copy, or a forgery. Only an operator can decide that. So
+//! the file is copied, no new pod is admitted, and the devices of both sides stay held until the operator imports or
+//! forgets the copy. devlet does not answer for pods that the file adds or changes, nor for pods with the same devices.
 //!
-//! A contest ends in no other way. A further file that is found meanwhile is contested, too, unless it has exactly what is
-//! on record: the devices of all sides stay held. Of several files of one kind at most one can be adopted, so the operator
-//! forgets the others first. A forgotten file releases only devices that are neither on record, an import since then
-//! included, nor in another contested file.
+//! A contest does not end in any other way. A further file that is found in the meantime is also contested, unless it has
+//! exactly what is on record: the devices of all sides stay held. At most one of several files of one kind can be adopted,
+//! so the operator forgets the others first. Forgetting a file releases the devices that are neither on record, including
+//! later imports, nor in another contested file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,17 +22,17 @@ use super::kubelet_file::Hash;
 use super::persisted_state::PersistedState;
 use super::record::{ContestedRecord, InvalidRecord, Names, PodRecord, SidesRecord, encode_pod};
 
-/// More losses or pods than this are counted, not named.
+/// Maximum number of items that a text lists by name.
 const MAX_NAMED: usize = 5;
 
-/// Where a file contradicts the record, in words. Empty if the file only adds.
+/// The contradictions between a file and the record, as text. Empty if the file only adds.
 #[derive(Debug, Default)]
 pub(crate) struct Disagreement {
-    /// Devices and claims that it takes from pods on record.
+    /// Devices and claims that the file takes from pods on record.
     lost: Vec<String>,
-    /// Devices of pods on record that it gives to other pods, too.
+    /// Devices of pods on record that the file also gives to other pods.
     doubled: Vec<String>,
-    /// Claims on record to which it gives other devices.
+    /// Claims on record for which the file has other devices.
     other_devices: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ fn devices(allocations: &[Allocation]) -> impl Iterator<Item = (&ResourceName, &
     each.flat_map(|each| each.devices.iter().map(|id| (&each.resource, id)))
 }
 
-/// Devices that a pod on record keeps, and that the file gives to another pod as well.
+/// Returns the devices that a pod on record keeps and that the file also gives to another pod.
 fn doubled_devices(persisted: &PersistedState, imported: &ImportedDevices) -> Vec<String> {
     let theirs = |uid: &PodUid| imported.pods.get(uid).map_or(&[][..], Vec::as_slice);
     let mut kept = BTreeMap::new();
@@ -92,8 +92,8 @@ fn doubled_devices(persisted: &PersistedState, imported: &ImportedDevices) -> Ve
     doubled
 }
 
-/// The pods that are not answered while a file is contested: those that it adds or changes, and those that hold the same
-/// devices.
+/// Returns the pods that devlet does not answer for while a file is contested: those that the file adds or changes, and
+/// those with the same devices.
 pub(crate) fn unanswered(persisted: &PersistedState, changed: &BTreeSet<PodUid>) -> Vec<PodUid> {
     let is_changed = |pod: &&Pod| changed.contains(&pod.uid);
     let open = persisted.pods.values().filter(is_changed);
@@ -138,7 +138,7 @@ fn lost_claims(persisted: &PersistedState, pod: &Pod, imported: &ImportedClaims)
     lost.collect()
 }
 
-/// Claims of which the record and the file each have a device that the other lacks.
+/// Returns the claims for which the record and the file each have a device that the other lacks.
 fn claims_with_other_devices(persisted: &PersistedState, imported: &ImportedClaims) -> Vec<String> {
     let both = imported
         .claims
@@ -157,7 +157,7 @@ fn named(pod: &Pod) -> String {
     }
 }
 
-/// The difference between a file and the record, in words.
+/// Describes the difference between a file and the record.
 pub(crate) fn difference(
     persisted: &PersistedState,
     content: &Content,
@@ -201,17 +201,17 @@ fn list(texts: &[String]) -> String {
     named
 }
 
-/// A kubelet's file that disagrees with the record, until an operator chooses.
+/// A kubelet's file that disagrees with the record, until an operator decides.
 ///
-/// While it is open, each of its pods holds the devices of all sides: those on record, and those in each contested file.
+/// Until then, each of its pods holds the devices of all sides: those on record, and those in each contested file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Contest {
-    /// Where a copy of the file is.
+    /// Path of a copy of the file.
     pub(crate) file: String,
     pub(crate) hash: Hash,
-    /// The difference between the file and the record, in words.
+    /// The difference between the file and the record, as text.
     pub(crate) difference: String,
-    /// Pods that are not answered until then: those that the file adds or changes, and those that hold the same devices.
+    /// Pods that devlet does not answer for: those that the file adds or changes, and those with the same devices.
     pub(crate) unanswered: Vec<PodUid>,
     /// Pods of a file about devices.
     pub(crate) pods: BTreeMap<PodUid, Sides>,
@@ -220,13 +220,13 @@ pub(crate) struct Contest {
 /// The allocations of a pod of a contested file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Sides {
-    /// Without contested files. The same in each contest about the pod.
+    /// Without contested files. Equal in each contest about the pod.
     pub(crate) on_record: Vec<Allocation>,
     pub(crate) in_file: Vec<Allocation>,
 }
 
 impl Contest {
-    /// Why no pod is admitted until an operator chooses.
+    /// Returns the block until an operator decides.
     pub(crate) fn blocked(&self) -> Blocked {
         Blocked::ContestedFile {
             file: self.file.clone(),
@@ -289,7 +289,7 @@ impl TryFrom<ContestedRecord> for Contest {
     }
 }
 
-/// The allocations of a pod with the devices that contested files give it.
+/// Returns the allocations of a pod including the devices that contested files give it.
 pub(crate) fn held<'a>(
     contests: impl IntoIterator<Item = &'a Contest>,
     uid: &PodUid,
@@ -302,8 +302,8 @@ pub(crate) fn held<'a>(
     held
 }
 
-/// Notes what a pod holds without contested files.
-pub(crate) fn note_on_record<'a>(
+/// Updates the allocations of a pod on record in each contest.
+pub(crate) fn set_on_record<'a>(
     contests: impl IntoIterator<Item = &'a mut Contest>,
     uid: &PodUid,
     on_record: &[Allocation],
@@ -314,7 +314,7 @@ pub(crate) fn note_on_record<'a>(
     sides.for_each(|sides| sides.on_record = on_record.to_vec());
 }
 
-/// What a pod holds without contested files.
+/// Returns the allocations of a pod without those of contested files.
 fn on_record<'a>(persisted: &'a PersistedState, uid: &PodUid) -> &'a [Allocation] {
     let Some(pod) = persisted.pods.get(uid) else {
         return &[];
@@ -368,8 +368,8 @@ pub(crate) fn hold_both(
     let (mut all, mut changed) = (BTreeMap::new(), BTreeSet::new());
     for (uid, theirs) in &imported.pods {
         let on_record = on_record(persisted, uid).to_vec();
-        // One that was removed meanwhile is not on record.
-        note_on_record(persisted.metadata.contested.values_mut(), uid, &on_record);
+        // A pod that was removed in the meantime is not on record.
+        set_on_record(persisted.metadata.contested.values_mut(), uid, &on_record);
         let mut alone = on_record.clone();
         let mut all_sides = held(persisted.metadata.contested.values(), uid, &on_record);
         for theirs in theirs {

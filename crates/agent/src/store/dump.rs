@@ -1,4 +1,4 @@
-//! All of the database as JSON, for people.
+//! The content of the database as JSON, for people.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -51,7 +51,7 @@ fn pod(pod: &Pod) -> Value {
         "namespace": pod.name.namespace,
         "name": pod.name.name,
         "source": source,
-        // Text, because not every reader of JSON has whole numbers of this size.
+        // A string, because some JSON readers do not support integers of this size.
         "fingerprint": format!("{:016x}", pod.fingerprint),
         "labels": pod.metadata.labels,
         "admittedAtMs": pod.metadata.admitted_at.map(|moment| moment.0),

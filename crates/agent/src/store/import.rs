@@ -246,7 +246,7 @@ impl State {
         let mut all: BTreeMap<PodUid, Pod> = known.map(|pod| (pod.uid.clone(), pod.clone())).collect();
         all.extend(pods.drain(..).map(|pod| (pod.uid.clone(), pod)));
         for (uid, pod) in &mut all {
-            contest::note_on_record(contested.values_mut(), uid, &pod.allocations);
+            contest::set_on_record(contested.values_mut(), uid, &pod.allocations);
             pod.allocations = contest::held(contested.values(), uid, &pod.allocations);
         }
         let changed = all

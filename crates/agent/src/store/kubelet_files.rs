@@ -319,7 +319,7 @@ impl KubeletFileWriter {
             path: path.clone(),
             source,
         };
-        // Another process may have written it meanwhile.
+        // Another process may have written it in the meantime.
         self.inspect(file)?;
         fs::replace(&path, content.as_bytes()).map_err(failed)?;
         // Read again: another process may have replaced it before its stamp was taken.

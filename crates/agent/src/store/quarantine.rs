@@ -14,7 +14,7 @@ impl Startup<'_> {
     pub(super) fn put_back(&mut self, link: &Path) -> Result<Quarantined, OpenError> {
         let path = self.file.path.clone();
         let reason = format!(
-            "it stood in for the database that {} points to, which is back",
+            "it replaced the database that {} points to, which is available again",
             path.display()
         );
         let quarantined = self.quarantine(&path, reason)?;
@@ -33,6 +33,7 @@ impl Startup<'_> {
         Some(self.lost(&self.options.database, reason))
     }
 
+    /// Returns the block for a lost database. `file` is its path or the path of the quarantined file.
     pub(super) fn lost(&self, file: &Path, reason: String) -> BlockedRecord {
         let reason = match self.traces.copy() {
             Some(copy) => format!("{reason}; {copy}"),
@@ -47,6 +48,7 @@ impl Startup<'_> {
         }
     }
 
+    /// Returns the block for a quarantined file.
     pub(super) fn blocked_record(&self, quarantined: &Quarantined) -> BlockedRecord {
         BlockedRecord {
             file: quarantined.kept.display().to_string(),

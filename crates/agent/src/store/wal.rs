@@ -26,7 +26,7 @@
 //! | it has old sectors, and the mark is of the same boot | blocked | the record was in the page cache before the mark was |
 //! | it has old sectors, and the mark is of another boot | dropped | power was lost before the sync, so it was not answered |
 //! | one complete record behind the mark | kept | devlet or the machine stopped between the two writes |
-//! | a part of a record behind the mark | ignored | likewise; it was not answered |
+//! | a part of a record behind the mark | ignored | devlet or the machine stopped during the write, before the answer |
 //! | two records behind the mark | blocked | the mark is out of date: the first of them was synced with its own |
 //! | the mark is older than the last checkpoint | blocked | the checkpoint was synced after it |
 //!
