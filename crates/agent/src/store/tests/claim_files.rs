@@ -118,7 +118,7 @@ async fn a_first_start_imports_a_file_of_any_version() {
                 Err(LoadError::InUse)
             )
         };
-        until("the end of the store", is_closed).await;
+        wait_until("the store is closed", is_closed).await;
         let (_, report) = copy(&root).open_with_report();
         assert!(
             report.takeover.is_none() && report.imported_claims.is_none(),
@@ -826,7 +826,7 @@ async fn a_pod_waits_for_a_claim_that_is_being_imported() {
     let twice = store.import(left.as_bytes()).await.unwrap_err();
     let key = claiming("a", "one").claims[0].claim.key.clone();
     assert_eq!(twice, ImportError::ClaimInFlight { claim: key });
-    disk.let_syncs_go();
+    disk.release_syncs();
     import.await.unwrap();
 
     // It joins what is on disk, and gives up: the claim is as it was.

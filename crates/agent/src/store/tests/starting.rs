@@ -571,7 +571,7 @@ async fn the_second_of_two_decisions_about_a_file_is_refused() {
         }
         assert!(start(&mut forget).is_pending());
         assert!(start(&mut import).is_pending());
-        disk.let_syncs_go();
+        disk.release_syncs();
         let (imported, forgotten) = tokio::join!(import, forget);
 
         let file = reason.file().to_owned();
@@ -602,7 +602,7 @@ async fn a_decision_that_cannot_be_written_leaves_the_contest_to_the_next_one() 
     disk.fail_syncs(Some(ErrorKind::Other));
     store.forget().await.unwrap_err();
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     let file = kubelet_file(&[("c", &["05"])]);
     store.import(file.as_bytes()).await.unwrap();
     assert_eq!(uids(&store), ["c"]);
@@ -980,7 +980,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
                     let id = std::fs::read_to_string(root.path().join("node-id"));
                     id.unwrap().contains("starts 2")
                 };
-                until("a record of the loss", is_noticed).await;
+                wait_until("the loss is recorded", is_noticed).await;
                 std::fs::rename(&copy, root.database()).unwrap();
             }
             "replaced after a failed write" => {
@@ -991,7 +991,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
                     let health = store.health();
                     health.is_err_and(|error| error.to_string().contains("another file"))
                 };
-                until("a refusal", is_refused).await;
+                wait_until("writes are refused", is_refused).await;
             }
             _ => {
                 std::fs::rename(&copy, root.database()).unwrap();
@@ -1012,7 +1012,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
         disk.fail_writes(None);
         disk.fail_syncs(None);
         std::fs::remove_file(root.database()).unwrap();
-        healed(&store).await;
+        wait_until_healthy(&store).await;
         admit(&store, "d", 1).await.unwrap();
         let (killed, report) = after_a_kill(&root).open_with_report();
         assert_eq!(report.blocked, None, "{how}");
@@ -1094,7 +1094,7 @@ async fn no_pod_is_admitted_while_no_id_file_can_be_written() {
     directories
         .iter()
         .for_each(|path| std::fs::create_dir(path).unwrap());
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit(&store, "b", 1).await.unwrap();
     for path in [own.join("node-id"), outside.join(".devlet-node-id")] {
         assert!(std::fs::read_to_string(path).unwrap().contains("starts 2"));
@@ -1178,7 +1178,7 @@ async fn the_id_files_are_never_ahead_of_a_disk_that_refuses_writes() {
     assert_eq!(std::fs::read(&inside).unwrap(), before);
 
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
 
     assert_ne!(std::fs::read(&inside).unwrap(), before);
     store.stop().await.unwrap();
@@ -1845,7 +1845,7 @@ async fn a_reboot_that_cannot_be_written_starts_all_the_same_and_is_written_late
     let hold = store.hold(&request("b", 1), &Preferences::new()).unwrap_err();
     assert_eq!(hold, HoldError::Write(refused));
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit(&store, "b", 1).await.unwrap();
     store.stop().await.unwrap();
     let (store, report) = Store::open(options).unwrap();

@@ -93,8 +93,7 @@ fn records_from_before_a_checkpoint_do_not_count() {
     assert_eq!(disk.contents(3), [b"four"]);
 }
 
-/// The second record, as a power loss or a kill may have left it: with `lost` of its sectors as they were before, and
-/// with the mark of before it or its own.
+/// A log with a torn second record: the sectors `lost` have their old content, and the mark is the old one or its own.
 fn torn(lost: &[usize], is_marked: bool) -> Disk {
     let disk = Disk::new();
     let mut wal = disk.wal();
@@ -118,7 +117,7 @@ fn a_record_that_a_power_loss_tore_is_dropped() {
         for is_marked in [true, false] {
             let disk = torn(lost, is_marked);
             assert_eq!(disk.rebooted(0).unwrap(), [b"one"], "{lost:?} {is_marked}");
-            // The log continues in its place.
+            // The log continues at the same offset.
             let (mut wal, _) = disk.read(0).unwrap();
             append(&mut wal, &[b"two"]);
             assert_eq!(disk.contents(0), [b"one", b"two"], "{lost:?} {is_marked}");
@@ -138,7 +137,7 @@ fn old_sectors_in_a_marked_record_of_this_boot_are_damage() {
 }
 
 #[test]
-fn a_record_that_a_kill_cut_short_is_dropped() {
+fn a_record_that_a_kill_truncated_is_dropped() {
     // The mark is written last, and the kernel copies pages in order.
     for lost in [&[0, 1, 2][..], &[1, 2], &[2]] {
         assert_eq!(torn(lost, false).contents(0), [b"one"], "{lost:?}");
@@ -171,7 +170,7 @@ fn a_torn_record_is_not_completed_by_an_earlier_attempt() {
     let disk = torn(&[0, 2], true);
     let (mut wal, contents) = Wal::open(disk.file(), "boot-2", 0).unwrap();
     assert_eq!(contents, [b"one"]);
-    // The same number at the same place; of the three sectors the second is lost, and that of the attempt is there.
+    // A record of the same number at the same offset. Its second sector is lost; that of the earlier attempt is present.
     let attempt = disk.sectors(wal.end + SECTOR, 1);
     let offset = wal.end + SECTOR;
     append(&mut wal, &[&vec![b'y'; 3 * PAYLOAD_LENGTH]]);
@@ -180,7 +179,7 @@ fn a_torn_record_is_not_completed_by_an_earlier_attempt() {
     assert_eq!(contents, [b"one"]);
 }
 
-/// Every outcome of damage to `disk` is the same records or a refusal, in the same boot and after another one.
+/// Checks that a damaged log has the same records or is rejected, in the same boot and in another one.
 fn never_fewer(disk: &Disk, records: &[Vec<u8>], what: &str) {
     for boot in [BOOT, "boot-2"] {
         match Wal::open(disk.file(), boot, 0) {
@@ -192,7 +191,7 @@ fn never_fewer(disk: &Disk, records: &[Vec<u8>], what: &str) {
 }
 
 #[test]
-fn no_damage_makes_a_log_shorter() {
+fn a_damaged_log_never_has_fewer_records() {
     let disk = Disk::new();
     let mut wal = disk.wal();
     let records = [b"one".to_vec(), long(2), b"three".to_vec(), long(12)];
@@ -213,7 +212,7 @@ fn no_damage_makes_a_log_shorter() {
     for size in [SECTOR, 4096] {
         for offset in (0..end + size).step_by(size) {
             for value in [0, 0xff, BLANK] {
-                // A page of blanks is not damage that happens; a start after a reboot takes it for a lost write.
+                // Blank pages are not realistic damage: a start after a reboot treats them as lost writes.
                 if value == BLANK && offset + size >= FIRST_RECORD {
                     continue;
                 }
@@ -245,7 +244,7 @@ fn a_log_and_a_database_of_different_ages_are_refused() {
 fn content_cannot_look_like_a_record() {
     let disk = Disk::new();
     let mut wal = disk.wal();
-    // As well as it can be made without knowing the salt: a payload is never at the start of a sector either.
+    // The best forgery without the salt. Besides, a payload is never at the start of a sector.
     let head = Head {
         number: 2,
         ..wal.head(2, 3)
