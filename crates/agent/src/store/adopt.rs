@@ -61,8 +61,8 @@ impl Startup<'_> {
         found: &[(KubeletFile, SoundFile)],
         has_record: bool,
     ) -> Result<(Vec<Row>, Difference), OpenError> {
-        let (pods, claims) = (persisted.pods.clone(), persisted.claims.clone());
-        let contested = persisted.metadata.contested.clone();
+        let before = persisted.clone();
+        let contested = &before.metadata.contested;
         let mut rows = Vec::new();
         let mut adopted = Vec::new();
         for (file, sound) in found {
@@ -105,19 +105,8 @@ impl Startup<'_> {
             }
         }
         rows.iter().for_each(|row| persisted.metadata.apply(row));
-        let contests = persisted.metadata.contested.iter();
-        let news = contests.filter(|(id, contest)| contested.get(*id) != Some(*contest));
-        rows.extend(news.map(|(&id, contest)| Row::Contested(id, Some(contest.clone()))));
-        let difference = Difference::between(&pods, &persisted.pods);
-        let uids = difference.added.iter().chain(&difference.changed);
-        rows.extend(uids.filter_map(|uid| persisted.pods.get(uid)).map(Row::pod));
-        let removed = difference.removed.iter();
-        rows.extend(removed.map(|uid| Row::Pod(uid.clone(), None)));
-        let is_same = |claim: &&Claim| claims.get(&claim.uid) == Some(claim);
-        let changed = persisted.claims.values().filter(|claim| !is_same(claim));
-        rows.extend(changed.map(Row::claim));
-        let gone = claims.keys().filter(|uid| !persisted.claims.contains_key(*uid));
-        rows.extend(gone.map(|uid| Row::Claim(uid.clone(), None)));
+        let (changed, difference) = changes(&before, persisted);
+        rows.extend(changed);
         for content in adopted {
             match content {
                 Content::Devices(imported) => {
@@ -125,7 +114,10 @@ impl Startup<'_> {
                 }
                 Content::Claims(imported) => {
                     let mut report = imported.report(difference.clone());
-                    let new = persisted.claims.keys().filter(|uid| !claims.contains_key(*uid));
+                    let new = persisted
+                        .claims
+                        .keys()
+                        .filter(|uid| !before.claims.contains_key(*uid));
                     report.claims = new.cloned().collect();
                     self.report.imported_claims = Some(report);
                 }
@@ -160,6 +152,28 @@ impl Startup<'_> {
         let archive = format!("{:#}\n", dump::to_json(persisted));
         fs::write_new(&path, archive.as_bytes()).map_err(|source| OpenError::Archive { path, source })
     }
+}
+
+/// Returns the rows that change one state into another, except for those of the mirrors and resources.
+fn changes(before: &PersistedState, after: &PersistedState) -> (Vec<Row>, Difference) {
+    let contests = after.metadata.contested.iter();
+    let contests = contests.filter(|(id, contest)| before.metadata.contested.get(*id) != Some(*contest));
+    let contests = contests.map(|(&id, contest)| Row::Contested(id, Some(contest.clone())));
+    let mut rows: Vec<Row> = contests.collect();
+    let difference = Difference::between(&before.pods, &after.pods);
+    let uids = difference.added.iter().chain(&difference.changed);
+    rows.extend(uids.filter_map(|uid| after.pods.get(uid)).map(Row::pod));
+    let removed = difference.removed.iter();
+    rows.extend(removed.map(|uid| Row::Pod(uid.clone(), None)));
+    let is_same = |claim: &&Claim| before.claims.get(&claim.uid) == Some(claim);
+    let changed = after.claims.values().filter(|claim| !is_same(claim));
+    rows.extend(changed.map(Row::claim));
+    let gone = before
+        .claims
+        .keys()
+        .filter(|uid| !after.claims.contains_key(*uid));
+    rows.extend(gone.map(|uid| Row::Claim(uid.clone(), None)));
+    (rows, difference)
 }
 
 /// Adopts a file about devices. A pod that the file does not have holds no devices.

@@ -11,9 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use devlet_core::{
-    Allocation, Blocked, ClaimUid, ContainerName, DeviceId, Pod, PodClaim, PodUid, ResourceName,
-};
+use devlet_core::{Allocation, Blocked, ContainerName, DeviceId, Pod, PodClaim, PodUid, ResourceName};
 
 use super::claims_file::ImportedClaims;
 use super::devices_file::ImportedDevices;

@@ -170,24 +170,9 @@ impl State {
         };
         let (mut pods, mut difference) = imported.against(|uid| self.node.pod(uid));
         if let Some((id, contest)) = adopted {
-            // The file is complete: a pod that it does not have holds no devices.
-            let lost = self
-                .node
-                .pods()
-                .filter(|pod| !imported.pods.contains_key(&pod.uid));
-            for pod in lost.filter(|pod| !pod.allocations.is_empty()) {
-                if pod.claims.is_empty() {
-                    difference.removed.push(pod.uid.clone());
-                } else {
-                    difference.changed.push(pod.uid.clone());
-                    importing.pods.insert(pod.uid.clone());
-                    let allocations = Vec::new();
-                    pods.push(Pod {
-                        allocations,
-                        ..pod.clone()
-                    });
-                }
-            }
+            let lost = self.lose_devices(imported, &mut difference);
+            importing.pods.extend(lost.iter().map(|pod| pod.uid.clone()));
+            pods.extend(lost);
             // Pods that only the file has held its devices during the contest, too, but count as added.
             let has_claims = |uid| self.node.pod(uid).is_some_and(|pod| !pod.claims.is_empty());
             let new = contest.pods.iter();
@@ -228,6 +213,29 @@ impl State {
             settled: Box::new(settled),
         };
         Ok((rows, completion, difference))
+    }
+
+    /// Returns the pods on record that an adopted file does not have, without devices. Pods that hold nothing then are only
+    /// added to the difference.
+    fn lose_devices(&self, imported: &ImportedDevices, difference: &mut Difference) -> Vec<Pod> {
+        let mut changed = Vec::new();
+        let lost = self
+            .node
+            .pods()
+            .filter(|pod| !imported.pods.contains_key(&pod.uid));
+        for pod in lost.filter(|pod| !pod.allocations.is_empty()) {
+            if pod.claims.is_empty() {
+                difference.removed.push(pod.uid.clone());
+            } else {
+                difference.changed.push(pod.uid.clone());
+                let allocations = Vec::new();
+                changed.push(Pod {
+                    allocations,
+                    ..pod.clone()
+                });
+            }
+        }
+        changed
     }
 
     /// Adds the devices of contested files to the pods of an import. Returns the contests about these pods, with the
@@ -274,40 +282,17 @@ impl State {
             imported.is_incomplete,
             adopted.is_some(),
         )?;
-        let is_taken = |claim: &Claim| {
-            let named = self.node.claim_named(&claim.key);
-            named.is_some_and(|other| other.claim.uid != claim.uid && !other.pods.is_empty())
-                || self.is_leaving(&claim.uid)
-        };
-        let taken = imported.claims.values().filter(|claim| is_taken(claim));
-        let left_out: Vec<Claim> = taken.cloned().collect();
-        for claim in &left_out {
-            imported.leave_out(&claim.uid);
-        }
+        let left_out = self.leave_out_taken(&mut imported);
         let mut importing = Importing {
             pods: imported.pods.keys().cloned().collect(),
             claims: BTreeMap::new(),
         };
         self.check_idle(&importing.pods)?;
-        let (mut claims, mut rows) = (Vec::new(), Vec::new());
-        for (uid, claim) in &imported.claims {
-            if self.node.is_importing(uid, &claim.key) {
-                let claim = claim.key.clone();
-                return Err(ImportError::ClaimInFlight { claim });
-            }
-            if let Some(known) = self.node.claim(uid) {
-                if claim.holds_more_than(known.claim) {
-                    let (claim, pods) = (claim.key.clone(), known.pods.clone());
-                    return Err(ImportError::OtherDevices { claim, pods });
-                }
-                self.check_stays(&known)?;
-                continue;
-            }
-            importing.claims.insert(uid.clone(), claim.key.clone());
-            rows.push(Row::claim(claim));
-            claims.push(claim.clone());
-        }
-        let (mut pods, mut difference) = (Vec::new(), Difference::default());
+        let claims = self.new_claims(&imported)?;
+        let keys = claims.iter().map(|claim| (claim.uid.clone(), claim.key.clone()));
+        importing.claims.extend(keys);
+        let mut rows: Vec<Row> = claims.iter().map(Row::claim).collect();
+        let mut difference = Difference::default();
         if adopted.is_some() {
             // The file is complete: a pod that it does not have holds no claims.
             let lost = self
@@ -323,24 +308,7 @@ impl State {
             self.check_idle(&importing.pods)?;
             self.check_idle(&difference.removed.iter().cloned().collect())?;
         }
-        for uid in &importing.pods {
-            match self.node.pod(uid) {
-                None => {
-                    difference.added.push(uid.clone());
-                    pods.push(imported.new_pod(uid));
-                }
-                Some(pod) => {
-                    let more = match &adopted {
-                        Some(_) => imported.pod(pod).unwrap_or_else(|| pod.clone()),
-                        None => imported.pod_with_more(pod),
-                    };
-                    if more != *pod {
-                        difference.changed.push(uid.clone());
-                        pods.push(more);
-                    }
-                }
-            }
-        }
+        let pods = self.with_claims(&imported, &importing.pods, adopted.is_some(), &mut difference);
         if let Some((id, blocked)) = adopted {
             settled.reasons.push(blocked);
             unblocked.push(Row::Contested(id, None));
@@ -362,5 +330,68 @@ impl State {
             settled: Box::new(settled),
         };
         Ok((rows, completion, report))
+    }
+    /// Removes claims from a file that cannot be imported: pods hold another claim of the same name, or the claim is being
+    /// unprepared. Returns the removed claims.
+    fn leave_out_taken(&self, imported: &mut ImportedClaims) -> Vec<Claim> {
+        let is_taken = |claim: &&Claim| {
+            let named = self.node.claim_named(&claim.key);
+            named.is_some_and(|other| other.claim.uid != claim.uid && !other.pods.is_empty())
+                || self.is_leaving(&claim.uid)
+        };
+        let left_out: Vec<Claim> = imported.claims.values().filter(is_taken).cloned().collect();
+        for claim in &left_out {
+            imported.leave_out(&claim.uid);
+        }
+        left_out
+    }
+
+    /// Returns the claims of a file that are not on record. Fails if a claim cannot be imported at present.
+    fn new_claims(&self, imported: &ImportedClaims) -> Result<Vec<Claim>, ImportError> {
+        let mut new = Vec::new();
+        for (uid, claim) in &imported.claims {
+            if self.node.is_importing(uid, &claim.key) {
+                let claim = claim.key.clone();
+                return Err(ImportError::ClaimInFlight { claim });
+            }
+            let Some(known) = self.node.claim(uid) else {
+                new.push(claim.clone());
+                continue;
+            };
+            if claim.holds_more_than(known.claim) {
+                let (claim, pods) = (claim.key.clone(), known.pods);
+                return Err(ImportError::OtherDevices { claim, pods });
+            }
+            self.check_stays(&known)?;
+        }
+        Ok(new)
+    }
+
+    /// Returns the pods that get or lose claims by an import, and adds them to the difference. An adopted file has all claims
+    /// of a pod; otherwise its claims are added.
+    fn with_claims(
+        &self,
+        imported: &ImportedClaims,
+        uids: &BTreeSet<PodUid>,
+        is_adopted: bool,
+        difference: &mut Difference,
+    ) -> Vec<Pod> {
+        let mut pods = Vec::new();
+        for uid in uids {
+            let Some(pod) = self.node.pod(uid) else {
+                difference.added.push(uid.clone());
+                pods.push(imported.new_pod(uid));
+                continue;
+            };
+            let changed = match is_adopted {
+                true => imported.pod(pod).unwrap_or_else(|| pod.clone()),
+                false => imported.pod_with_more(pod),
+            };
+            if changed != *pod {
+                difference.changed.push(uid.clone());
+                pods.push(changed);
+            }
+        }
+        pods
     }
 }

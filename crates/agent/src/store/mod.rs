@@ -133,6 +133,23 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    fn new(state: State, write_timeout: Duration, counters: Arc<Counters>) -> Self {
+        let (latest, _) = watch::channel(state.node.changes());
+        let (health, _) = watch::channel(None);
+        Self {
+            state: Mutex::new(state),
+            latest,
+            health,
+            mirror_failure: Mutex::new(None),
+            id_failure: Mutex::new(None),
+            quarantined: Mutex::default(),
+            writing_since: Mutex::new(None),
+            write_timeout,
+            resources_dirty: AtomicBool::new(false),
+            counters,
+        }
+    }
+
     fn set_id_failure(&self, failure: Option<String>) {
         let mut known = self.id_failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = failure.as_ref().filter(|_| known.is_none()) {

@@ -87,14 +87,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         file: &file,
         traces: &traces,
     };
-    // In parallel: both take long for a node with many pods.
-    let (files, opened) = thread::scope(|scope| {
-        let read = || KubeletFile::ALL.map(|file| (file, FileOnDisk::read(options.path_of(file))));
-        let files = thread::Builder::new().spawn_scoped(scope, read);
-        let opened = file.open();
-        let files = files.map_or_else(|_| read(), |files| files.join().unwrap_or_else(|_| read()));
-        (files, opened)
-    });
+    let (files, opened) = read_files(&options, &file);
     if let Ok(loaded) = &opened
         && let Some(link) = restored_link(&loaded.persisted)
     {
@@ -134,6 +127,17 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         node,
     };
     Ok((opened.start(options)?, report))
+}
+
+/// Reads the kubelet's files and the database, in parallel: both take long for a node with many pods.
+fn read_files(options: &OpenOptions, file: &DatabaseFile) -> (KubeletFiles, Result<Loaded, LoadError>) {
+    thread::scope(|scope| {
+        let read = || KubeletFile::ALL.map(|file| (file, FileOnDisk::read(options.path_of(file))));
+        let files = thread::Builder::new().spawn_scoped(scope, read);
+        let opened = file.open();
+        let files = files.map_or_else(|_| read(), |files| files.join().unwrap_or_else(|_| read()));
+        (files, opened)
+    })
 }
 
 /// Writes the progress of the database to the id files: after the database has it, and before anything is answered. While

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Instant;
 
 use devlet_core::Node;
-use tokio::sync::watch;
 
 use super::clock::MonotonicClock;
 use super::commit_queue::CommitQueue;
@@ -63,24 +62,16 @@ pub(super) struct Opened {
 
 impl Opened {
     pub(super) fn start(self, options: OpenOptions) -> Result<Store, OpenError> {
-        let (latest, _) = watch::channel(self.node.changes());
-        let (health, _) = watch::channel(None);
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State {
-                node: self.node,
-                blocked: self.metadata.blocked.clone(),
-                contested: self.metadata.contested.clone(),
-            }),
-            latest,
-            health,
-            mirror_failure: Mutex::new(None),
-            id_failure: Mutex::new(None),
-            quarantined: Mutex::default(),
-            writing_since: Mutex::new(None),
-            write_timeout: options.write_timeout,
-            resources_dirty: AtomicBool::new(false),
-            counters: Arc::clone(&self.file.counters),
-        });
+        let state = State {
+            node: self.node,
+            blocked: self.metadata.blocked.clone(),
+            contested: self.metadata.contested.clone(),
+        };
+        let shared = Arc::new(Shared::new(
+            state,
+            options.write_timeout,
+            Arc::clone(&self.file.counters),
+        ));
         shared.set_id_failure(self.progress.failure);
         let (sender, inbox) = mpsc::channel();
         let (requester, requests) = mpsc::channel();
