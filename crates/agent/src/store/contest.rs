@@ -128,7 +128,7 @@ fn lost_claims(persisted: &PersistedState, pod: &Pod, imported: &ImportedClaims)
             .zip(imported.claims.get(&claim.uid))
         {
             _ if !listed.iter().any(|each| each.uid == claim.uid) => "ResourceClaim",
-            Some((ours, theirs)) if ours.holds_more_than(theirs) => "devices of ResourceClaim",
+            Some((ours, theirs)) if ours.has_more_than(theirs) => "devices of ResourceClaim",
             _ => return None,
         };
         Some(format!("{what} {} of {}", claim.key, named(pod)))
@@ -136,13 +136,13 @@ fn lost_claims(persisted: &PersistedState, pod: &Pod, imported: &ImportedClaims)
     lost.collect()
 }
 
-/// Returns the claims for which the record and the file each have a device that the other lacks.
+/// Returns the claims for which the record and the file each have a device of one driver that the other lacks.
 fn claims_with_other_devices(persisted: &PersistedState, imported: &ImportedClaims) -> Vec<String> {
     let both = imported
         .claims
         .iter()
         .filter_map(|(uid, theirs)| Some((persisted.claims.get(uid)?, theirs)));
-    let other = both.filter(|(ours, theirs)| ours.holds_more_than(theirs) && theirs.holds_more_than(ours));
+    let other = both.filter(|(ours, theirs)| ours.conflicts_with(theirs));
     other
         .map(|(ours, _)| format!("ResourceClaim {}", ours.key))
         .collect()

@@ -358,7 +358,7 @@ impl State {
                 new.push(claim.clone());
                 continue;
             };
-            if claim.holds_more_than(known.claim) {
+            if claim.has_more_than(known.claim) {
                 let (claim, pods) = (claim.key.clone(), known.pods);
                 return Err(ImportError::OtherDevices { claim, pods });
             }
