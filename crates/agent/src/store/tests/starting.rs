@@ -37,7 +37,7 @@ fn devices(store: &Store, uid: &str) -> Vec<String> {
     devices.map(ToString::to_string).collect()
 }
 
-/// A root whose database has pod `a` with device 00, and whose mirror says so.
+/// Returns a root with pod `a` on device 00 in its database and its mirror.
 async fn root_with_a_pod() -> Root {
     let root = Root::new();
     let store = root.open();
@@ -54,7 +54,7 @@ fn asides(root: &Root) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn nothing_there_is_a_fresh_start() {
+async fn a_start_without_files_is_a_first_start() {
     let root = Root::new();
     let (store, report) = root.open_with_report();
     assert_eq!(report.found, Found::Nothing);
@@ -104,7 +104,7 @@ async fn a_first_start_imports_a_file_of_any_version() {
             assert!(!pod.allocations[0].devices.is_empty());
         }
         assert!(store.read(|node| !node.known_resources().is_empty()));
-        // Before the first mirror is written, the file is known all the same.
+        // The hash of the file is known before the first mirror is written.
         drop(store);
         let after = Root::new();
         std::fs::copy(root.database(), after.database()).unwrap();
@@ -151,7 +151,7 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
 }
 
 #[tokio::test]
-async fn what_is_set_aside_overwrites_nothing() {
+async fn a_quarantined_file_overwrites_no_other() {
     let root = root_with_a_pod().await;
     for number in 1..=3 {
         std::fs::write(root.checkpoint(), format!("broken {number}")).unwrap();
@@ -168,10 +168,10 @@ async fn what_is_set_aside_overwrites_nothing() {
 }
 
 #[tokio::test]
-async fn a_crash_while_setting_aside_is_no_fresh_start() {
+async fn a_crash_during_a_quarantine_is_not_a_first_start() {
     let root = Root::new();
     std::fs::write(root.checkpoint(), "broken").unwrap();
-    // The database cannot be made.
+    // The database cannot be created.
     let disk = Disk::default();
     disk.fail_writes(Some(ErrorKind::StorageFull));
     let options = OpenOptions {
@@ -192,7 +192,7 @@ async fn a_crash_while_setting_aside_is_no_fresh_start() {
 }
 
 #[tokio::test]
-async fn a_database_is_right_when_the_file_is_absent_or_ours() {
+async fn the_database_counts_when_the_file_is_absent_or_a_mirror() {
     let root = root_with_a_pod().await;
     let (store, report) = root.open_with_report();
     assert_eq!(report.found, Found::Database);
@@ -209,7 +209,7 @@ async fn a_database_is_right_when_the_file_is_absent_or_ours() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_gives_a_device_again_in_the_words_of_an_older_mirror_is_believed() {
+async fn a_kubelets_file_equal_to_an_older_mirror_is_adopted() {
     let root = root_with_a_pod().await;
     let held = std::fs::read(root.checkpoint()).unwrap();
     let store = root.open();
@@ -225,7 +225,7 @@ async fn a_kubelet_that_gives_a_device_again_in_the_words_of_an_older_mirror_is_
     assert_eq!(devices(&store, "a"), ["00"]);
 }
 
-/// The file that an operator has to decide about.
+/// Returns the file that an operator has to decide about.
 fn contested(report: &OpenReport) -> Vec<u8> {
     let [contested] = &report.contested[..] else {
         panic!("{report:?}");
@@ -250,7 +250,7 @@ fn refuses(store: &Store) -> bool {
 }
 
 #[tokio::test]
-async fn an_old_copy_of_our_own_mirror_is_not_adopted() {
+async fn an_old_copy_of_a_mirror_is_not_adopted() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -280,7 +280,7 @@ async fn an_old_copy_of_our_own_mirror_is_not_adopted() {
 }
 
 #[tokio::test]
-async fn after_a_takeover_the_mirror_from_before_it_is_not_ours_any_longer() {
+async fn after_a_takeover_the_previous_mirror_is_not_known_any_longer() {
     let root = root_with_a_pod().await;
     let ours = std::fs::read(root.checkpoint()).unwrap();
     std::fs::write(root.checkpoint(), kubelet_file(&[("a", &["00"]), ("k", &["05"])])).unwrap();
@@ -298,7 +298,7 @@ async fn after_a_takeover_the_mirror_from_before_it_is_not_ours_any_longer() {
     assert_eq!(uids(&store), ["a", "k"]);
 }
 
-/// A root with the pods `changed` (00), `gone` (01) and `same` (02), and a kubelet's file that says otherwise.
+/// Returns a root with the pods `changed` (00), `gone` (01) and `same` (02), and a kubelet's file that disagrees.
 async fn root_with_a_contested_file() -> (Root, Pod) {
     let root = Root::new();
     let store = root.open();
@@ -328,7 +328,7 @@ async fn a_file_that_takes_devices_from_pods_is_adopted_only_when_an_operator_im
     ] {
         assert!(difference.contains(part), "{part}: {difference}");
     }
-    // The devices of both sides are held, also after another start and without the file.
+    // The devices of both sides are held, even after another start and without the file.
     let after = Root::new();
     std::fs::copy(root.database(), after.database()).unwrap();
     for store in [store, after.open()] {
@@ -383,8 +383,7 @@ async fn a_contested_file_that_an_operator_forgets_leaves_the_record_as_it_was()
     assert_eq!(uids(&store), ["changed", "gone", "same"]);
 }
 
-/// Options of a root whose id is outside of the directory, too.
-/// A root with pod `a` (00), and a contested file with these pods.
+/// Returns a root with pod `a` (00), and a contested file with these pods.
 async fn root_contested_by(pods: &[(&str, &[&str])]) -> Root {
     let root = root_with_a_pod().await;
     std::fs::write(root.checkpoint(), kubelet_file(pods)).unwrap();
@@ -399,9 +398,9 @@ fn contests(store: &Store) -> Vec<Blocked> {
 }
 
 #[tokio::test]
-async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held() {
+async fn a_further_file_does_not_end_a_contest_and_all_devices_stay_held() {
     let first = kubelet_file(&[("c", &["05"])]);
-    // Files that take nothing from pods on record, one that takes all, and one that agrees with all.
+    // Files that take nothing from pods on record, one that takes everything, and one that agrees with the record.
     for further in [
         &[("a", &["00"][..]), ("b", &["01"])][..],
         &[("a", &["00", "02"])],
@@ -454,7 +453,7 @@ async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held()
             stop(&store).await;
         }
 
-        // Each file releases only what no other side has.
+        // Forgetting a file releases only devices that no other side has.
         let store = root.open();
         for (file, other) in [(&first, both[1].file()), (&further, both[0].file())] {
             let refused = store.import(file.as_bytes()).await.unwrap_err();
@@ -500,7 +499,7 @@ async fn of_two_contested_files_the_last_that_is_not_forgotten_can_be_adopted() 
 }
 
 #[tokio::test]
-async fn a_forgotten_file_releases_nothing_that_was_imported_meanwhile() {
+async fn a_forgotten_file_releases_no_device_that_was_imported_since() {
     for is_restarted in [false, true] {
         let root = root_contested_by(&[("c", &["05", "06"]), ("d", &["07"])]).await;
         let mut store = root.open();
@@ -671,7 +670,7 @@ async fn a_lost_database_blocks_the_node_and_the_mirror_is_imported() {
         offer(&store, GPU, 8);
         assert!(refuses(&store), "{how}");
         stop(&store).await;
-        // It stays blocked until an operator decides, or the database is back.
+        // The node stays blocked until an operator decides, or the database is back.
         let (store, report) = Store::open(options.clone()).unwrap();
         assert!(report.blocked.is_some(), "{how}");
         if how == "removed" {
@@ -685,7 +684,7 @@ async fn a_lost_database_blocks_the_node_and_the_mirror_is_imported() {
             std::fs::rename(elsewhere.path().join("state.redb"), root.database()).unwrap();
             let (store, report) = Store::open(options).unwrap();
             if how == "removed" {
-                // Since the decision, it is an older copy. The mirror has what was admitted meanwhile.
+                // Since the decision, the database is an older copy. The mirror has the pods that were admitted since.
                 assert!(matches!(report.blocked, Some(Blocked::LostDatabase { .. })));
                 assert_eq!(uids(&store), ["a", "b"]);
             } else {
@@ -697,7 +696,7 @@ async fn a_lost_database_blocks_the_node_and_the_mirror_is_imported() {
 }
 
 #[tokio::test]
-async fn a_database_of_another_node_is_set_aside_and_blocks_the_node() {
+async fn a_database_of_another_node_is_quarantined_and_blocks_the_node() {
     let (root, other) = (root_with_a_pod().await, Root::new());
     let store = other.open();
     offer(&store, GPU, 8);
@@ -712,10 +711,10 @@ async fn a_database_of_another_node_is_set_aside_and_blocks_the_node() {
         "{report:?}"
     );
     assert_eq!(asides(&root).len(), 1);
-    assert_eq!(uids(&store), ["a"], "as the mirror says");
+    assert_eq!(uids(&store), ["a"], "as in the mirror");
 }
 
-/// Copies of the database and the id files.
+/// Copies the database and the id files.
 struct Copies(BTreeMap<PathBuf, Vec<u8>>);
 
 impl Copies {
@@ -778,7 +777,7 @@ async fn an_older_copy_of_the_database_is_lost() {
             panic!("{how}: {report:?}");
         };
         assert!(reason.contains("older copy"), "{how}: {reason}");
-        assert_eq!(uids(&store), ["a"], "{how}: as the mirror says");
+        assert_eq!(uids(&store), ["a"], "{how}: as in the mirror");
         offer(&store, GPU, 8);
         assert!(refuses(&store), "{how}");
         store.stop().await.unwrap();
@@ -880,7 +879,7 @@ async fn a_lost_database_and_an_unusable_file_block_the_node_side_by_side() {
     offer(&store, GPU, 8);
     assert!(refuses(&store));
     stop(&store).await;
-    // The same after another start. The id files were left alone, so the database can be put back.
+    // Nothing changes at another start. The id files were left alone, so the database can be put back.
     let (store, _) = root.open_with_report();
     assert_eq!(store.read(|node| node.blocked_by().to_vec()), reasons);
     stop(&store).await;
@@ -892,7 +891,7 @@ async fn a_lost_database_and_an_unusable_file_block_the_node_side_by_side() {
 }
 
 #[tokio::test]
-async fn a_database_of_which_one_id_file_is_wrong_starts_again_when_that_file_is_removed() {
+async fn a_database_with_one_wrong_id_file_starts_after_that_file_is_removed() {
     let elsewhere = tempfile::tempdir().unwrap();
     let (root, outside) = (Root::new(), elsewhere.path().join(".devlet-node-id"));
     let options = with_outside(&root, &outside);
@@ -922,7 +921,7 @@ async fn a_database_of_which_one_id_file_is_wrong_starts_again_when_that_file_is
 }
 
 #[tokio::test]
-async fn a_database_that_was_replaced_under_a_running_devlet_is_lost_at_the_next_start() {
+async fn a_database_replaced_while_devlet_ran_is_lost_at_the_next_start() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -947,11 +946,15 @@ async fn a_database_that_was_replaced_under_a_running_devlet_is_lost_at_the_next
     assert_eq!(uids(&store), ["a"]);
 }
 
-/// What is left of a root when its process is killed.
+/// Returns a copy of a root, as a kill at this moment would leave it.
 fn after_a_kill(root: &Root) -> Root {
     let after = Root::new();
     for name in root.names() {
-        std::fs::copy(root.path().join(&name), after.path().join(&name)).unwrap();
+        match std::fs::copy(root.path().join(&name), after.path().join(&name)) {
+            // The running store has removed a temporary file.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            copied => _ = copied.unwrap(),
+        }
     }
     after
 }
@@ -972,7 +975,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
         admit(&store, "b", 1).await.unwrap();
         match how {
             "removed, then replaced" => {
-                // It cannot be made again.
+                // It cannot be created again.
                 disk.fail_writes(Some(ErrorKind::StorageFull));
                 std::fs::remove_file(root.database()).unwrap();
                 admit(&store, "c", 1).await.unwrap_err();
@@ -1008,7 +1011,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
         assert!(reason.contains("older copy"), "{how}: {reason}");
         offer(&killed, GPU, 8);
         assert!(refuses(&killed), "{how}");
-        // The store itself goes on once the file is gone, and leaves a database that is the last one.
+        // The store continues once the file is gone, and leaves the latest database.
         disk.fail_writes(None);
         disk.fail_syncs(None);
         std::fs::remove_file(root.database()).unwrap();
@@ -1125,7 +1128,7 @@ async fn an_id_file_that_cannot_be_replaced_is_overwritten() {
 }
 
 #[tokio::test]
-async fn a_crash_before_the_id_files_are_written_is_no_older_copy() {
+async fn a_crash_before_the_id_files_are_written_does_not_make_an_older_copy() {
     let elsewhere = tempfile::tempdir().unwrap();
     let (root, outside) = (Root::new(), elsewhere.path().join(".devlet-node-id"));
     let options = with_outside(&root, &outside);
@@ -1142,7 +1145,7 @@ async fn a_crash_before_the_id_files_are_written_is_no_older_copy() {
     store.stop().await.unwrap();
     states.push(Copies::of(&all));
     for [before, after] in states.array_windows() {
-        // The database comes first, then one file after the other.
+        // The database is written first, then one file after the other.
         for files in [&[][..], &[&outside], &[&inside]] {
             all.iter().for_each(|path| before.put(path));
             after.put(&database);
@@ -1186,12 +1189,12 @@ async fn the_id_files_are_never_ahead_of_a_disk_that_refuses_writes() {
 }
 
 #[tokio::test]
-async fn a_crash_while_the_identity_is_made_is_no_lost_database() {
+async fn a_crash_while_the_node_id_is_created_does_not_lose_the_database() {
     let elsewhere = tempfile::tempdir().unwrap();
     let (root, outside) = (Root::new(), elsewhere.path().join(".devlet-node-id"));
     let options = with_outside(&root, &outside);
     let inside = root.path().join("node-id");
-    // A database that could not be made leaves no trace.
+    // A database that could not be created leaves no trace.
     let disk = Disk::default();
     disk.fail_writes(Some(ErrorKind::StorageFull));
     let full = OpenOptions {
@@ -1226,7 +1229,7 @@ async fn a_crash_while_the_identity_is_made_is_no_lost_database() {
 }
 
 #[tokio::test]
-async fn a_file_that_another_user_controls_is_set_aside_and_never_adopted() {
+async fn a_file_that_another_user_controls_is_quarantined_and_never_adopted() {
     use std::os::unix::fs::PermissionsExt as _;
     let is_root = rustix::process::geteuid().is_root();
     for how in [
@@ -1270,7 +1273,7 @@ async fn a_file_that_another_user_controls_is_set_aside_and_never_adopted() {
             panic!("{how}: {report:?}");
         };
         assert!(aside.kept.symlink_metadata().is_ok(), "{how}");
-        // It may be the word of a kubelet, unless it is no file or another user's.
+        // A kubelet may have written it, unless it is not a regular file or belongs to another user.
         let may_be_state = ["group", "others", "two names", "too large"].contains(&how);
         assert_eq!(report.blocked.is_some(), may_be_state, "{how}: {report:?}");
         if may_be_state {
@@ -1311,7 +1314,7 @@ async fn a_database_or_id_that_another_user_controls_is_refused() {
 }
 
 #[tokio::test]
-async fn anything_but_a_file_in_the_place_of_the_database_or_its_id_is_set_aside() {
+async fn a_non_regular_file_in_the_place_of_the_database_or_its_id_is_quarantined() {
     for kind in NOT_FILES {
         let root = root_with_a_pod().await;
         std::fs::remove_file(root.database()).unwrap();
@@ -1321,7 +1324,7 @@ async fn anything_but_a_file_in_the_place_of_the_database_or_its_id_is_set_aside
             matches!(report.blocked, Some(Blocked::LostDatabase { .. })),
             "{kind}: {report:?}"
         );
-        assert_eq!(uids(&store), ["a"], "{kind}: as the mirror says");
+        assert_eq!(uids(&store), ["a"], "{kind}: as in the mirror");
         assert!(report.quarantined[0].kept.symlink_metadata().is_ok(), "{kind}");
         drop(store);
 
@@ -1355,7 +1358,7 @@ async fn a_database_behind_a_link_stays_behind_it() {
 }
 
 #[tokio::test]
-async fn a_database_behind_a_link_into_a_directory_of_others_is_refused() {
+async fn a_database_behind_a_link_into_a_directory_of_another_user_is_rejected() {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
     let root = root_with_a_pod().await;
     let (disk, between) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -1431,11 +1434,11 @@ async fn a_database_without_an_id_beside_id_files_is_lost() {
     let Some(Blocked::LostDatabase { reason, .. }) = &report.blocked else {
         panic!("{report:?}");
     };
-    assert!(reason.contains("no node id"), "{reason}");
-    assert_eq!(uids(&store), ["a"], "as the mirror says");
+    assert!(reason.contains("does not have a node id"), "{reason}");
+    assert_eq!(uids(&store), ["a"], "as in the mirror");
     assert_eq!(std::fs::read(root.path().join("node-id")).unwrap(), id);
     stop(&store).await;
-    // A database from before there were ids has no files with one beside it.
+    // A database from before id files, without such files beside it.
     let root = Root::new();
     drop(root.database_file(Storage::default()).create(&rows).unwrap());
     let (_store, report) = root.open_with_report();
@@ -1462,7 +1465,7 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
     store.mirror().await.unwrap();
     assert!(root.checkpoint().exists());
     store.stop().await.unwrap();
-    // A second name of our own mirror is no news.
+    // A second name of a mirror has nothing new.
     std::fs::hard_link(root.checkpoint(), root.path().join("second")).unwrap();
     let (store, report) = root.open_with_report();
     assert_eq!(report.blocked, None);
@@ -1470,7 +1473,7 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
 }
 
 #[tokio::test]
-async fn each_unreadable_file_is_a_decision_of_its_own() {
+async fn each_unreadable_file_needs_its_own_decision() {
     let root = root_with_a_pod().await;
     let mut kept = Vec::new();
     for content in ["half of a file", "half of another"] {
@@ -1485,7 +1488,7 @@ async fn each_unreadable_file_is_a_decision_of_its_own() {
         reasons.iter().map(|reason| reason.file().to_owned()).collect()
     };
     assert_eq!(open(&store), kept);
-    // It is not known which of them a sound file replaces.
+    // It is unknown which of them a sound file replaces.
     store
         .import(kubelet_file(&[("b", &["01"])]).as_bytes())
         .await
@@ -1507,7 +1510,7 @@ async fn each_unreadable_file_is_a_decision_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_crash_before_an_unreadable_file_is_removed_makes_no_second_decision() {
+async fn a_crash_before_an_unreadable_file_is_removed_does_not_block_twice() {
     let root = root_with_a_pod().await;
     std::fs::write(root.checkpoint(), "half of a file").unwrap();
     let (store, report) = root.open_with_report();
@@ -1522,7 +1525,7 @@ async fn a_crash_before_an_unreadable_file_is_removed_makes_no_second_decision()
 }
 
 #[tokio::test]
-async fn an_adopted_file_is_no_answer_about_an_unreadable_one() {
+async fn an_adopted_file_does_not_end_the_block_by_an_unreadable_one() {
     let root = root_contested_by(&[("c", &["05"])]).await;
     let store = root.open();
     let contested = contests(&store).remove(0).file().to_owned();
@@ -1581,7 +1584,7 @@ async fn a_start_that_cannot_keep_a_copy_leaves_no_file_behind() {
     assert_eq!(archive.count(), 0);
 }
 
-/// Damages that no reader should survive.
+/// Damages the database so that it cannot be read.
 fn damage(root: &Root, how: &str) {
     let path = root.database();
     let mut bytes = std::fs::read(&path).unwrap();
@@ -1589,7 +1592,7 @@ fn damage(root: &Root, how: &str) {
         "empty" => bytes.clear(),
         "cut" => bytes.truncate(100),
         "log" => bytes.truncate(wal::LENGTH as usize),
-        "text" => bytes = b"this is no database".to_vec(),
+        "text" => bytes = b"this is not a database".to_vec(),
         "ones" => bytes.iter_mut().skip(64).for_each(|byte| *byte = 0xff),
         "zeros" => bytes.iter_mut().skip(4096).for_each(|byte| *byte = 0),
         other => panic!("{other}"),
@@ -1598,7 +1601,7 @@ fn damage(root: &Root, how: &str) {
 }
 
 #[tokio::test]
-async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_new_is_admitted() {
+async fn an_unreadable_database_is_quarantined_and_the_mirror_imported_but_no_new_pod_admitted() {
     for how in ["empty", "cut", "log", "text", "ones", "zeros"] {
         let root = root_with_a_pod().await;
         damage(&root, how);
@@ -1611,7 +1614,7 @@ async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_
             panic!("{report:?}");
         };
         assert_eq!(std::fs::read(&aside.kept).unwrap(), damaged, "{how}");
-        // The mirror may lag behind what was in the database.
+        // The mirror may lag behind the database.
         let file = aside.kept.display().to_string();
         let files = "both kubelet_internal_checkpoint and dra_manager_state".to_owned();
         assert_eq!(
@@ -1623,11 +1626,11 @@ async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_
     }
 }
 
-/// A file of which it is known what was read when it was locked.
+/// A file that records the reads before it was locked.
 #[derive(Debug)]
 struct Watched {
     file: FileBackend,
-    /// The reads before it was locked, by their lengths.
+    /// Lengths of the reads before it was locked.
     unlocked: Arc<Mutex<Vec<usize>>>,
     is_locked: AtomicBool,
 }
@@ -1689,7 +1692,7 @@ async fn the_log_is_not_read_while_another_process_may_write_it() {
 }
 
 #[tokio::test]
-async fn a_flipped_bit_in_a_pod_is_not_believed() {
+async fn a_flipped_bit_in_a_pod_is_detected() {
     let root = root_with_a_pod().await;
     let mut bytes = std::fs::read(root.database()).unwrap();
     let needle = b"acme.com/gpu\x22\x0200";
@@ -1792,7 +1795,7 @@ async fn a_reboot_marks_pods() {
     let (store, report) = Store::open(options).unwrap();
     assert!(report.reboot.is_none());
     assert!(pods(&store)[0].before_reboot);
-    // Admitted again, it is a pod of today.
+    // Admitted again, it is not from before the reboot.
     let request = request("a", 1);
     let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     held.commit(&request, Vec::new()).await.unwrap();
@@ -1800,7 +1803,7 @@ async fn a_reboot_marks_pods() {
 }
 
 #[tokio::test]
-async fn a_reboot_releases_pods_of_our_api_if_told_so() {
+async fn a_reboot_releases_pods_of_the_api_if_configured() {
     let root = root_with_a_pod().await;
     let store = root.open();
     let file = kubelet_file(&[("imported", &["05"])]);
@@ -1823,12 +1826,12 @@ async fn a_reboot_releases_pods_of_our_api_if_told_so() {
 }
 
 #[tokio::test]
-async fn a_reboot_that_cannot_be_written_starts_all_the_same_and_is_written_later() {
+async fn a_start_after_a_reboot_succeeds_while_writes_fail() {
     let root = root_with_a_pod().await;
     let disk = Disk::default();
     let file = root.database_file(disk.storage());
     let loaded = file.open().unwrap();
-    // What opening costs is granted; the first write is not.
+    // Writes of the opening succeed; the first one after it fails.
     let opened = disk.syncs();
     drop(loaded);
     let disk = Disk::default();
@@ -1871,7 +1874,7 @@ async fn a_database_in_use_is_left_alone() {
 }
 
 #[tokio::test]
-async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_at_either() {
+async fn many_records_are_read_in_two_halves_and_an_invalid_one_is_detected_in_each() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 1);
@@ -1912,7 +1915,7 @@ async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_a
 }
 
 #[tokio::test]
-async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
+async fn changes_that_are_only_in_the_log_count() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 2);
@@ -2013,6 +2016,6 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         [mirrors(KubeletFile::Claims), mirrors(KubeletFile::Devices)],
         [vec![2], vec![1]]
     );
-    // It is the same when the database knows it.
+    // The result is the same after a checkpoint.
     assert_eq!(loaded.database.snapshot().unwrap().load().unwrap(), persisted);
 }
