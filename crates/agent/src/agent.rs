@@ -163,7 +163,7 @@ impl Agent {
         // Before anything is touched: a live kubelet keeps its directory.
         let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
         let (store, mut report) = Store::open(open_options(&config)?)?;
-        report.set_aside.extend(set_aside);
+        report.quarantined.extend(set_aside);
         // Only now: plugins of a node that does not start keep their sockets.
         remove_sockets(before);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());

@@ -22,7 +22,7 @@ pub type Capacities = BTreeMap<ResourceName, Capacity>;
 /// Tells the capacity of all resources, now and whenever it is another one. Changes that come while somebody is being
 /// told are told as one.
 pub(crate) async fn follow(store: Store, stop: CancellationToken, mut tell: impl FnMut(&Capacities) + Send) {
-    let mut changes = store.changed();
+    let mut changes = store.subscribe();
     let mut last = None;
     loop {
         changes.borrow_and_update();
@@ -44,7 +44,7 @@ pub(crate) async fn follow(store: Store, stop: CancellationToken, mut tell: impl
 /// Ends the grace period of each plugin that left, so that whoever follows the node's changes sees that, too. How
 /// long it lasts is measured by a clock that nobody sets.
 pub(crate) async fn end_graces(store: Store, stop: CancellationToken) {
-    let mut changes = store.changed();
+    let mut changes = store.subscribe();
     let mut next: Option<(Moment, Instant)> = None;
     loop {
         changes.borrow_and_update();
@@ -173,7 +173,7 @@ mod tests {
         store.update(|node| node.connection_lost(connection, long_ago));
 
         let is_known = || store.read(|node| node.known_resources().contains_key("acme.com/gpu"));
-        let mut changes = store.changed();
+        let mut changes = store.subscribe();
         while is_known() {
             changes.changed().await.unwrap();
         }

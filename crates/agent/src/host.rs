@@ -262,7 +262,7 @@ impl Host {
         let (sender, receiver) = mpsc::channel(1);
         let host = self.clone();
         self.agent.spawn(async move {
-            let changes = host.agent.store().changed();
+            let changes = host.agent.store().subscribe();
             let look = || list(&host);
             let stop = host.agent.stopping();
             tokio::select! {
@@ -440,8 +440,9 @@ fn find_elsewhere(node: &Node, name: &str) -> Option<PodUid> {
         None => (!name.contains('/')).then_some(name),
     };
     // A pod on record that has that UID and another name, or none, is not meant.
-    let is_elsewhere =
-        |uid: &PodUid| node.pod(uid).is_none() && (node.is_in_flight(uid) || !node.pending_unprepare(uid).is_empty());
+    let is_elsewhere = |uid: &PodUid| {
+        node.pod(uid).is_none() && (node.is_in_flight(uid) || !node.pending_unprepare(uid).is_empty())
+    };
     (uid.map(PodUid::from).into_iter().chain([derived]))
         .find(is_elsewhere)
         .or_else(|| claims::pod_that_left(node, name))
@@ -899,7 +900,7 @@ impl Devlet for Host {
         let health = self.agent.store().health();
         let mirror = self.agent.store().mirror_failure();
         let id_file = self.agent.store().id_failure();
-        let set_aside = self.agent.store().set_aside();
+        let set_aside = self.agent.store().quarantined();
         let unreachable = self.agent.unreachable().await;
         let resources = self.resources();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);

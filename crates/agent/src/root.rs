@@ -14,9 +14,9 @@ use std::path::Path;
 use crate::agent::StartError;
 use crate::config::Config;
 use crate::grpc::uds;
-use crate::store::files::{self, PRIVATE};
+use crate::store::fs::{self, PRIVATE};
 use crate::store::state_file::{self, StateFileError};
-use crate::store::{self, SetAside};
+use crate::store::{self, Quarantined};
 
 /// Makes the directories of a node, and checks who may write them.
 pub(crate) fn prepare(config: &Config) -> Result<(), StartError> {
@@ -62,13 +62,13 @@ fn untrusted(path: &Path, problem: &StateFileError) -> StartError {
 }
 
 /// Takes the lock of the root directory. Anything but a regular file in its place is set aside and returned.
-pub(crate) fn lock(config: &Config) -> Result<(File, Option<SetAside>), StartError> {
+pub(crate) fn lock(config: &Config) -> Result<(File, Option<Quarantined>), StartError> {
     let path = config.lock();
     let (file, set_aside) = match open_lock(&path) {
         Err(StateFileError::NotRegular { kind }) => {
-            let moved = files::move_aside(&path, store::system_time());
+            let moved = fs::move_to_quarantine(&path, store::system_time());
             let kept = moved.map_err(|problem| lock_failed(&path, problem))?;
-            let set_aside = SetAside {
+            let set_aside = Quarantined {
                 original: path.clone(),
                 kept,
                 reason: StateFileError::NotRegular { kind }.to_string(),

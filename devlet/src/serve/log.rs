@@ -122,7 +122,7 @@ pub(super) fn opened(report: &OpenReport, root: &Path) {
             );
         }
     }
-    for aside in &report.set_aside {
+    for aside in &report.quarantined {
         let (file, kept) = (aside.original.display(), aside.kept.display());
         tracing::error!(%file, %kept, reason = aside.reason, "unreadable state file set aside");
     }

@@ -236,7 +236,7 @@ async fn stop(agent: &Agent) -> anyhow::Result<()> {
     stopped.map_err(|error| match error {
         StopError::Mirror(_) => anyhow::Error::new(error)
             .context("stopped; answered changes are on disk, but a kubelet must not take over"),
-        StopError::Unplaced { .. } | StopError::Lost { .. } => {
+        StopError::Misplaced { .. } | StopError::Lost { .. } => {
             anyhow::Error::new(error).context("stopped without a database")
         }
         StopError::Hangs { .. } | StopError::Stopped => error.into(),

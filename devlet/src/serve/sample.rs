@@ -113,7 +113,7 @@ impl Sample {
     ) -> anyhow::Result<Self> {
         let mut sample = Self::spawn(what, root)?;
         let deadline = Instant::now() + START_TIMEOUT;
-        let mut changes = agent.store().changed();
+        let mut changes = agent.store().subscribe();
         while !agent.store().read(&serves) {
             tokio::select! {
                 changed = timeout_at(deadline, changes.changed()) => if changed.is_err() {

@@ -47,7 +47,7 @@ pub(crate) async fn follow(
         let mut unseen = listed(&slices).await;
         let mut running: BTreeSet<DriverName> = BTreeSet::new();
         let mut wipes = FuturesUnordered::new();
-        let mut changes = store.changed();
+        let mut changes = store.subscribe();
         loop {
             changes.borrow_and_update();
             let now = store.now();
@@ -120,7 +120,7 @@ async fn wipe(store: &Store, slices: &impl ResourceSlices, driver: DriverName, s
     };
     tokio::select! {
         () = wiped => {}
-        () = came_back(store.changed(), store, &driver, since) => {}
+        () = came_back(store.subscribe(), store, &driver, since) => {}
     }
     driver
 }

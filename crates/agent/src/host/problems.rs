@@ -8,7 +8,7 @@ use devlet_core::{Availability, Blocked, DeviceView, Moment, Node, PodUid};
 
 use crate::grpc::uds::Unreachable;
 use crate::plugin_registry::status::Summary;
-use crate::store::{ImportReport, OpenReport, SetAside, WriteError, is_unknown_pod};
+use crate::store::{ImportReport, OpenReport, Quarantined, WriteError, is_unknown_pod};
 use crate::words::{MOST_NAMED, NamedPod, first, since_when};
 
 /// What is wrong now.
@@ -310,13 +310,13 @@ fn doubly_held(device: &DeviceView) -> String {
 }
 
 /// What was found in the place of a kubelet's file while devlet ran.
-pub(super) fn of_set_aside(all: &[SetAside]) -> Vec<Problem> {
+pub(super) fn of_set_aside(all: &[Quarantined]) -> Vec<Problem> {
     all.iter()
         .map(|aside| set_aside("since the start", aside))
         .collect()
 }
 
-fn set_aside(when: &str, aside: &SetAside) -> Problem {
+fn set_aside(when: &str, aside: &Quarantined) -> Problem {
     Problem {
         what: format!(
             "{when}, {} was not used: {}",
@@ -335,7 +335,10 @@ pub(super) fn of_start(report: &OpenReport) -> Vec<Problem> {
         hint,
         blocking: false,
     };
-    let aside = report.set_aside.iter().map(|aside| set_aside("at start", aside));
+    let aside = report
+        .quarantined
+        .iter()
+        .map(|aside| set_aside("at start", aside));
     let takeover = report.takeover.iter().map(|takeover| {
         let difference = &takeover.difference;
         let what = format!(

@@ -191,7 +191,7 @@ fn by_end(Ended { outcome, reason }: Ended) -> ByEnd {
 impl Metrics {
     /// The state was opened.
     pub fn opened(&self, report: &OpenReport) {
-        let set_aside = report.set_aside.len();
+        let set_aside = report.quarantined.len();
         self.recorded.set_aside.store(set_aside, Ordering::Relaxed);
     }
 

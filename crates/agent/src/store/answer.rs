@@ -1,26 +1,26 @@
-//! What a plugin's stored answer means.
+//! Decoding of a plugin's stored answer.
 //!
-//! Records keep the answer as it came, byte for byte, and nothing else: what it means is derived again when
-//! records are read. One fact, stored once, and fields that a later version understands are not lost.
+//! Records keep the bytes of the answer, which are decoded again when records are read. So fields that only a later version
+//! understands are not lost.
 
 use std::sync::Arc;
 
 use devlet_core::device_plugin::run_options::{Answer, DeviceNode, Mount, RunOptions};
 use devlet_kubelet_files::device_plugin::response::{self, InvalidResponse};
 
-/// The answer that these bytes of a `v1beta1.ContainerAllocateResponse` are, read as a kubelet reads them.
+/// Decodes a `v1beta1.ContainerAllocateResponse` as a kubelet does.
 ///
-/// The options of an answer that is to be committed must come from here: they are what a restart will bring back.
+/// An answer to commit must come from here, so that a restart decodes the same options.
 pub fn answer(raw: impl Into<Arc<[u8]>>) -> Result<Answer, InvalidResponse> {
     let raw = raw.into();
     read(&raw)?;
     Ok(recorded(raw))
 }
 
-/// Permissions of a device node that a plugin leaves out.
+/// Permissions of a device node if the plugin does not set them.
 const ALL_PERMISSIONS: &str = "rwm";
 
-/// Returns a path in the container as runtimes use it: relative paths begin at its root.
+/// Returns a path in the container as runtimes use it: a relative path starts at the root.
 fn in_container(path: String) -> String {
     match path.is_empty() || path.starts_with('/') {
         true => path,
@@ -61,8 +61,7 @@ fn read(raw: &[u8]) -> Result<RunOptions, InvalidResponse> {
     })
 }
 
-/// The same for an answer that is on record already: one that says nothing intelligible adds nothing to a
-/// container, but its bytes are kept.
+/// Decodes a recorded answer. One that does not decode adds nothing to a container, but its bytes are kept.
 pub(crate) fn recorded(raw: impl Into<Arc<[u8]>>) -> Answer {
     Answer::lazy(raw, |raw| read(raw).unwrap_or_default())
 }

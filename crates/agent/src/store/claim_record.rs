@@ -1,4 +1,4 @@
-//! Claims in the database: see [`super::record`] for the rules.
+//! Database records of claims; see [`super::record`] for the rules.
 
 use std::collections::BTreeMap;
 
@@ -10,33 +10,33 @@ use prost::Message as _;
 
 use super::record::InvalidRecord;
 
-/// A claim; its UID is the key. Who holds it is in the records of pods.
+/// A claim; its UID is the key. The records of pods contain which pods hold it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ClaimRecord {
     #[prost(string, tag = "1")]
     pub(crate) namespace: String,
     #[prost(string, tag = "2")]
     pub(crate) name: String,
-    /// The UID of the pod that it was meant for, or that held it last.
+    /// UID of the pod for which it was prepared, or that held it last.
     #[prost(string, tag = "3")]
     pub(crate) pod: String,
     #[prost(message, repeated, tag = "4")]
     pub(crate) preparations: Vec<PreparationRecord>,
-    /// What that pod is called; empty if it is not known.
+    /// Namespace of that pod; empty if unknown.
     #[prost(string, tag = "5")]
     pub(crate) pod_namespace: String,
     #[prost(string, tag = "6")]
     pub(crate) pod_name: String,
 }
 
-/// What a driver does for a claim.
+/// The preparation of a claim by a driver.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct PreparationRecord {
     #[prost(string, tag = "1")]
     pub(crate) driver: String,
     #[prost(enumeration = "StateRecord", tag = "2")]
     pub(crate) state: i32,
-    /// None: not known.
+    /// None if unknown.
     #[prost(message, optional, tag = "3")]
     pub(crate) allocated: Option<AllocatedRecord>,
     #[prost(string, repeated, tag = "4")]
@@ -92,7 +92,7 @@ pub(crate) struct PreparedRecord {
 /// A claim that a pod holds.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct PodClaimRecord {
-    /// What the pod calls it.
+    /// Name of the claim in the pod's spec.
     #[prost(string, tag = "1")]
     pub(crate) name: String,
     #[prost(string, tag = "2")]
@@ -284,7 +284,7 @@ impl From<&ClaimUse> for ClaimUseRecord {
     }
 }
 
-/// A claim as it is written.
+/// Returns the key and the record of a claim.
 pub(crate) fn encode_claim(claim: &Claim) -> (ClaimUid, Vec<u8>) {
     (claim.uid.clone(), ClaimRecord::from(claim).encode_to_vec())
 }

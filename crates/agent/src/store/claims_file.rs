@@ -1,7 +1,7 @@
-//! A kubelet's `dra_manager_state`, as claims and the pods that hold them, and the other way round.
+//! The kubelet's `dra_manager_state`: read as claims and pods, and written as a mirror.
 //!
-//! The file says which claims there are, what drivers prepared for them, and which pods hold them; not what is allocated,
-//! and not what pods call their claims. A pod that we know keeps what the file does not speak of.
+//! The file has claims, the devices that drivers prepared for them, and the pods that hold them. It has neither allocations
+//! nor the names of claims in pods' specs. A known pod keeps what the file does not contain.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,19 +11,20 @@ use devlet_kubelet_files::dra::{self, envelope};
 use devlet_kubelet_files::salvage::INCOMPLETE_POD;
 use devlet_kubelet_files::{Document, Format, Role};
 
-use super::database::{LoadError, Snapshot};
-use super::import::{Difference, ImportReport, UnreadableFile};
+use super::import_report::{Difference, ImportReport, UnreadableFile};
+use super::load_error::LoadError;
+use super::tables::Snapshot;
 
-/// A file that has been read.
+/// The content of a file about claims.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ImportedClaims {
     pub(crate) format: Format,
     pub(crate) claims: BTreeMap<ClaimUid, Claim>,
-    /// Who holds them.
+    /// The claims of each pod.
     pub(crate) pods: BTreeMap<PodUid, Vec<PodClaim>>,
     /// Claims that a later one of the same name replaces, as in a kubelet.
     pub(crate) replaced_entries: usize,
-    /// Whether the file is the rest of a damaged one.
+    /// The file is the readable rest of a damaged one.
     pub(crate) is_incomplete: bool,
 }
 
@@ -44,7 +45,7 @@ impl ImportedClaims {
                 let claims = checkpoint.claims.into_iter().flatten();
                 claims.map(dra::flat::FlatClaim::into_claim).collect()
             }
-            // A kubelet takes this for no claims; it may as well be that they are lost.
+            // A kubelet reads this as no claims, but they may be lost.
             Document::DraEnvelope(checkpoint) if !checkpoint.has_claim_list => {
                 return Err(UnreadableFile::NoClaims);
             }
@@ -96,8 +97,8 @@ impl ImportedClaims {
         self.claims.insert(uid, claim);
     }
 
-    /// A pod with the claims that the file says it holds: as it has them itself, as far as it does. `None` if it has
-    /// nothing then.
+    /// Returns a pod with exactly the claims of the file. Known claims stay as they are. `None` if the pod holds nothing
+    /// then.
     pub(crate) fn pod(&self, pod: &Pod) -> Option<Pod> {
         let listed = self.pods.get(&pod.uid).map_or(&[][..], Vec::as_slice);
         let is_listed = |claim: &PodClaim| listed.iter().any(|each| each.uid == claim.uid);
@@ -119,7 +120,7 @@ impl ImportedClaims {
         })
     }
 
-    /// Without a claim.
+    /// Removes a claim.
     pub(crate) fn leave_out(&mut self, uid: &ClaimUid) {
         self.claims.remove(uid);
         self.pods.retain(|_, claims| {
@@ -141,7 +142,7 @@ impl ImportedClaims {
         }
     }
 
-    /// A pod that nothing else is known of.
+    /// Returns a pod of which only the claims are known.
     pub(crate) fn new_pod(&self, uid: &PodUid) -> Pod {
         Pod {
             uid: uid.clone(),
@@ -157,7 +158,7 @@ impl ImportedClaims {
         }
     }
 
-    /// A pod with the claims of the file in addition to its own.
+    /// Returns a pod with the claims of the file in addition to its own.
     pub(crate) fn pod_with_more(&self, pod: &Pod) -> Pod {
         let mut more = pod.clone();
         add(
@@ -186,7 +187,7 @@ fn prepared(device: dra::Device) -> PreparedDevice {
     }
 }
 
-/// What the file should say; `None` if there are no claims.
+/// Returns the content of the mirror; `None` if there are no claims.
 pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
     let claims = snapshot.claims()?;
     if claims.is_empty() {
@@ -201,7 +202,7 @@ pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
     let hidden = hidden(&claims, |uid| holders.contains_key(uid.as_str()));
     let claims = claims.into_iter().filter(|(uid, _)| !hidden.contains(uid));
     let claims = claims.map(|(_, claim)| {
-        // A kubelet unprepares a claim for a pod that is gone: so one must be named.
+        // A kubelet unprepares a claim only for a pod that is gone, so one must be listed.
         let pods = holders.remove(claim.uid.as_str());
         let is_held = pods.is_some();
         let pods = pods.unwrap_or_else(|| BTreeSet::from([claim.pod.as_str().to_owned()]));
@@ -211,13 +212,13 @@ pub(crate) fn mirror(snapshot: &Snapshot) -> Result<Option<String>, LoadError> {
     Ok(Some(envelope::write(Some(&claims))))
 }
 
-/// The claims that have no place in the file. Of two entries of one name, readers keep the last: so there is but one, of
-/// the claim that matters most.
+/// Returns the claims to leave out. Of several entries of one name, readers keep only the last. So the file has one entry
+/// per name: that of the claim with the highest priority.
 fn hidden(claims: &BTreeMap<ClaimUid, Claim>, is_held: impl Fn(&ClaimUid) -> bool) -> BTreeSet<ClaimUid> {
-    let mut chosen: BTreeMap<&ClaimKey, (Weight, &ClaimUid)> = BTreeMap::new();
+    let mut chosen: BTreeMap<&ClaimKey, (Priority, &ClaimUid)> = BTreeMap::new();
     let mut hidden = BTreeSet::new();
     for (uid, claim) in claims {
-        let this = (weight(claim, is_held(uid)), uid);
+        let this = (priority(claim, is_held(uid)), uid);
         let loser = match chosen.get(&claim.key) {
             Some((other, _)) if *other > this.0 => Some(this),
             _ => chosen.insert(&claim.key, this),
@@ -227,35 +228,35 @@ fn hidden(claims: &BTreeMap<ClaimUid, Claim>, is_held: impl Fn(&ClaimUid) -> boo
     hidden
 }
 
-/// How much it matters that a claim is in the file.
+/// Priority of a claim among those of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Weight {
-    /// An operator gave up on it.
+enum Priority {
+    /// An operator abandoned it.
     Abandoned,
     /// No pod on record holds it: it is being prepared or unprepared.
     Free,
     Held,
 }
 
-fn weight(claim: &Claim, is_held: bool) -> Weight {
+fn priority(claim: &Claim, is_held: bool) -> Priority {
     let mut preparations = claim.preparations.values();
     if is_held {
-        Weight::Held
+        Priority::Held
     } else if preparations.any(|each| each.state == PreparationState::Abandoned) {
-        Weight::Abandoned
+        Priority::Abandoned
     } else {
-        Weight::Free
+        Priority::Free
     }
 }
 
-/// The file without any claims.
+/// Returns the content of a file without claims.
 pub(crate) fn empty() -> String {
     envelope::write(None)
 }
 
-/// Whether a kubelet has something to do at a driver. One that was given up on has nothing to do for pods that use the claim
-/// again: a kubelet would call it.
-fn has_to_do(preparation: &Preparation, is_held: bool) -> bool {
+/// Returns `true` if the file lists a driver, which a kubelet would then call. An abandoned preparation is left out if pods
+/// use the claim again.
+fn is_listed(preparation: &Preparation, is_held: bool) -> bool {
     match preparation.state {
         PreparationState::Unprepared => false,
         PreparationState::Abandoned => !is_held,
@@ -265,9 +266,9 @@ fn has_to_do(preparation: &Preparation, is_held: bool) -> bool {
 
 fn written(claim: Claim, pods: BTreeSet<String>, is_held: bool) -> dra::Claim {
     let drivers = claim.preparations.into_iter();
-    let drivers = drivers.filter(|(_, preparation)| has_to_do(preparation, is_held));
+    let drivers = drivers.filter(|(_, preparation)| is_listed(preparation, is_held));
     let drivers = drivers.map(|(name, preparation)| {
-        // One that is to be prepared again names no devices: whoever reads it would take it for prepared.
+        // A pending preparation is written without devices: readers treat one with devices as prepared.
         let is_pending = preparation.state == PreparationState::Pending;
         let devices: Vec<dra::Device> = preparation.devices.into_iter().map(device).collect();
         let skip: Vec<String> = preparation.skip.into_iter().collect();
@@ -287,7 +288,7 @@ fn written(claim: Claim, pods: BTreeSet<String>, is_held: bool) -> dra::Claim {
 }
 
 fn device(device: PreparedDevice) -> dra::Device {
-    // As a kubelet: nothing, not an empty list.
+    // A kubelet writes null instead of an empty list, too.
     let list = |texts: Vec<String>| Some(texts).filter(|texts| !texts.is_empty());
     dra::Device {
         pool: device.pool,

@@ -1,11 +1,11 @@
-//! Group commit: callers queue changes, one thread writes all that are queued with one sync.
+//! Group commit: callers queue changes, and one thread writes all queued changes with one sync.
 //!
 //! ```text
-//!   callers ──enqueue──► queue ──all of it──► writer thread ──► one record ──► one sync ──► answers
+//!   callers ──enqueue──► queue ──all changes──► writer thread ──► one record ──► one sync ──► answers
 //! ```
 //!
-//! A queued change is carried out, whether its caller still waits or not. So a caller may stop waiting at its deadline
-//! even if the disk hangs, and a retry finds the change done or in flight.
+//! A queued change is written even if its caller stops waiting. So a caller can give up at its deadline while the disk
+//! hangs, and a retry finds the change done or in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,8 +16,27 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
-use super::database::{Row, Snapshot};
-use super::writer::{Change, Message, Phase, SecondPhase, Unplaced, WriteError};
+use super::completion::{Completion, CompletionGuard};
+use super::error::{MisplacedDatabase, WriteError};
+use super::row::Row;
+use super::tables::Snapshot;
+
+/// A change on its way to disk.
+pub(crate) struct Change {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) completion: CompletionGuard,
+    // Declared after the completion: dropped unsent, it reports the failure only after the change is cancelled.
+    pub(crate) done: oneshot::Sender<Result<(), WriteError>>,
+}
+
+/// A message to the writer thread.
+pub(crate) enum Message {
+    Write(Change),
+    /// Metadata of resources has changed.
+    ResourcesChanged,
+    Read(oneshot::Sender<Result<Snapshot, WriteError>>),
+    Stop(oneshot::Sender<Result<(), MisplacedDatabase>>),
+}
 
 /// A change that the writer did not accept because it has ended. Dropping it cancels the change.
 #[must_use = "a change is cancelled where this is dropped"]
@@ -44,25 +63,25 @@ impl CommitQueue {
     }
 
     /// Queues a change. If the writer has ended, the change is cancelled.
-    pub(crate) fn write(&self, rows: Vec<Row>, phase: Phase) -> PendingCommit {
-        let (pending, rejected) = self.enqueue(rows, phase);
+    pub(crate) fn write(&self, rows: Vec<Row>, completion: Completion) -> PendingCommit {
+        let (pending, rejected) = self.enqueue(rows, completion);
         drop(rejected);
         pending
     }
 
     /// Queues a change under the state lock, so that changes are written in the order in which they were begun. A
     /// rejected change must be dropped after the lock is released: its cancellation takes the lock.
-    pub(crate) fn enqueue(&self, rows: Vec<Row>, phase: Phase) -> (PendingCommit, RejectedChange) {
+    pub(crate) fn enqueue(&self, rows: Vec<Row>, completion: Completion) -> (PendingCommit, RejectedChange) {
         let (done, answer) = oneshot::channel();
         let change = Change {
             rows,
-            second: SecondPhase::new(phase, Arc::clone(&self.shared)),
+            completion: CompletionGuard::new(completion, Arc::clone(&self.shared)),
             done,
         };
         let sent = self.sender.send(Message::Write(change));
         let pending = PendingCommit {
             answer,
-            timeout: self.shared.patience,
+            timeout: self.shared.write_timeout,
         };
         (pending, RejectedChange(sent.err()))
     }
@@ -72,10 +91,10 @@ impl CommitQueue {
         let _ = self.sender.send(message);
     }
 
-    /// Reports that the known resources have changed.
-    pub(crate) fn note(&self) {
-        if !self.shared.noted.swap(true, Ordering::AcqRel) {
-            self.send(Message::Note);
+    /// Reports that metadata of resources has changed.
+    pub(crate) fn resources_changed(&self) {
+        if !self.shared.resources_dirty.swap(true, Ordering::AcqRel) {
+            self.send(Message::ResourcesChanged);
         }
     }
 
@@ -85,14 +104,14 @@ impl CommitQueue {
         answer
     }
 
-    pub(crate) fn stop(&self) -> oneshot::Receiver<Result<(), Unplaced>> {
+    pub(crate) fn stop(&self) -> oneshot::Receiver<Result<(), MisplacedDatabase>> {
         let (done, answer) = oneshot::channel();
         self.send(Message::Stop(done));
         answer
     }
 }
 
-/// A queued change. It is carried out even if this is dropped.
+/// A queued change. It is written even if this is dropped.
 pub(crate) struct PendingCommit {
     answer: oneshot::Receiver<Result<(), WriteError>>,
     /// Longest wait for the disk.
@@ -120,7 +139,7 @@ impl PendingCommit {
     }
 }
 
-/// Waits for a write until `deadline`. The write is carried out even if this gives up.
+/// Waits for a write until `deadline`. The write continues after that.
 pub(crate) async fn in_time<T, E: From<WriteError>>(
     deadline: Instant,
     write: impl Future<Output = Result<T, E>>,

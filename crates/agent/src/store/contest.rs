@@ -1,34 +1,36 @@
-//! A kubelet's file that would take devices or claims from pods on record, or give their devices to other pods, too.
+//! Contests: a kubelet's file that takes devices or claims from pods on record, or also gives their devices to other pods.
 //!
-//! Such a file may be the word of a kubelet that was in charge meanwhile, an old copy, or a forgery, and only an operator
-//! can tell. So it is copied, no new pod is admitted, and the devices of both sides stay held, until the operator imports
-//! the copy or forgets it. Pods that the file adds or changes, and pods that hold the same devices, are not answered.
+//! Such a file may be from a kubelet that was in charge, an old copy, or a forgery. Only an operator can decide that. So
+//! the file is copied, no new pod is admitted, and the devices of both sides stay held until the operator imports or
+//! forgets the copy. devlet does not answer for pods that the file adds or changes, nor for pods with the same devices.
 //!
-//! A contest ends in no other way. A further file that is found meanwhile is contested, too, unless it has exactly what is
-//! on record: the devices of all sides stay held. Of several files of one kind at most one can be adopted, so the operator
-//! forgets the others first. A forgotten file releases only devices that are neither on record, an import since then
-//! included, nor in another contested file.
+//! A contest does not end in any other way. A further file that is found in the meantime is also contested, unless it has
+//! exactly what is on record: the devices of all sides stay held. At most one of several files of one kind can be adopted,
+//! so the operator forgets the others first. Forgetting a file releases the devices that are neither on record, including
+//! later imports, nor in another contested file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use devlet_core::{Allocation, Blocked, ContainerName, DeviceId, Pod, PodClaim, PodUid, ResourceName};
 
 use super::claims_file::ImportedClaims;
-use super::database::{Contents, Hash};
-use super::import::{Content, Imported};
+use super::devices_file::ImportedDevices;
+use super::import::Content;
+use super::kubelet_file::Hash;
+use super::persisted_state::PersistedState;
 use super::record::{ContestedRecord, InvalidRecord, Names, PodRecord, SidesRecord, encode_pod};
 
-/// More losses or pods than this are counted, not named.
+/// Maximum number of items that a text lists by name.
 const MAX_NAMED: usize = 5;
 
-/// Where a file contradicts the record, in words. Empty if the file only adds.
+/// The contradictions between a file and the record, as text. Empty if the file only adds.
 #[derive(Debug, Default)]
 pub(crate) struct Disagreement {
-    /// Devices and claims that it takes from pods on record.
+    /// Devices and claims that the file takes from pods on record.
     lost: Vec<String>,
-    /// Devices of pods on record that it gives to other pods, too.
+    /// Devices of pods on record that the file also gives to other pods.
     doubled: Vec<String>,
-    /// Claims on record to which it gives other devices.
+    /// Claims on record for which the file has other devices.
     other_devices: Vec<String>,
 }
 
@@ -39,20 +41,20 @@ impl Disagreement {
 }
 
 /// Compares a file with the record.
-pub(crate) fn disagreement(contents: &Contents, content: &Content) -> Disagreement {
-    let pods = contents.pods.values();
+pub(crate) fn disagreement(persisted: &PersistedState, content: &Content) -> Disagreement {
+    let pods = persisted.pods.values();
     match content {
         Content::Devices(imported) => Disagreement {
             lost: pods.flat_map(|pod| lost_devices(pod, imported)).collect(),
-            doubled: doubled_devices(contents, imported),
+            doubled: doubled_devices(persisted, imported),
             other_devices: Vec::new(),
         },
         Content::Claims(imported) => Disagreement {
             lost: pods
-                .flat_map(|pod| lost_claims(contents, pod, imported))
+                .flat_map(|pod| lost_claims(persisted, pod, imported))
                 .collect(),
             doubled: Vec::new(),
-            other_devices: claims_with_other_devices(contents, imported),
+            other_devices: claims_with_other_devices(persisted, imported),
         },
     }
 }
@@ -62,18 +64,18 @@ fn devices(allocations: &[Allocation]) -> impl Iterator<Item = (&ResourceName, &
     each.flat_map(|each| each.devices.iter().map(|id| (&each.resource, id)))
 }
 
-/// Devices that a pod on record keeps, and that the file gives to another pod as well.
-fn doubled_devices(contents: &Contents, imported: &Imported) -> Vec<String> {
+/// Returns the devices that a pod on record keeps and that the file also gives to another pod.
+fn doubled_devices(persisted: &PersistedState, imported: &ImportedDevices) -> Vec<String> {
     let theirs = |uid: &PodUid| imported.pods.get(uid).map_or(&[][..], Vec::as_slice);
     let mut kept = BTreeMap::new();
-    for pod in contents.pods.values() {
+    for pod in persisted.pods.values() {
         let in_file: BTreeSet<_> = devices(theirs(&pod.uid)).collect();
         let ours = devices(&pod.allocations).filter(|device| in_file.contains(device));
         kept.extend(ours.map(|device| (device, pod)));
     }
     let mut doubled = Vec::new();
     for (uid, allocations) in &imported.pods {
-        let ours = contents
+        let ours = persisted
             .pods
             .get(uid)
             .map_or(&[][..], |pod| pod.allocations.as_slice());
@@ -88,19 +90,19 @@ fn doubled_devices(contents: &Contents, imported: &Imported) -> Vec<String> {
     doubled
 }
 
-/// The pods that are not answered while a file is contested: those that it adds or changes, and those that hold the same
-/// devices.
-pub(crate) fn unanswered(contents: &Contents, changed: &BTreeSet<PodUid>) -> Vec<PodUid> {
+/// Returns the pods that devlet does not answer for while a file is contested: those that the file adds or changes, and
+/// those with the same devices.
+pub(crate) fn unanswered(persisted: &PersistedState, changed: &BTreeSet<PodUid>) -> Vec<PodUid> {
     let is_changed = |pod: &&Pod| changed.contains(&pod.uid);
-    let open = contents.pods.values().filter(is_changed);
+    let open = persisted.pods.values().filter(is_changed);
     let open: BTreeSet<_> = open.flat_map(|pod| devices(&pod.allocations)).collect();
     let shares =
         |pod: &&Pod| is_changed(pod) || devices(&pod.allocations).any(|device| open.contains(&device));
-    let pods = contents.pods.values().filter(shares);
+    let pods = persisted.pods.values().filter(shares);
     pods.map(|pod| pod.uid.clone()).collect()
 }
 
-fn lost_devices(pod: &Pod, imported: &Imported) -> Vec<String> {
+fn lost_devices(pod: &Pod, imported: &ImportedDevices) -> Vec<String> {
     let theirs = imported.pods.get(&pod.uid).map_or(&[][..], Vec::as_slice);
     let has = |ours: &Allocation, id: &DeviceId| {
         let same =
@@ -117,10 +119,10 @@ fn lost_devices(pod: &Pod, imported: &Imported) -> Vec<String> {
     lost.collect()
 }
 
-fn lost_claims(contents: &Contents, pod: &Pod, imported: &ImportedClaims) -> Vec<String> {
+fn lost_claims(persisted: &PersistedState, pod: &Pod, imported: &ImportedClaims) -> Vec<String> {
     let listed = imported.pods.get(&pod.uid).map_or(&[][..], Vec::as_slice);
     let lost = pod.claims.iter().filter_map(|claim| {
-        let what = match contents
+        let what = match persisted
             .claims
             .get(&claim.uid)
             .zip(imported.claims.get(&claim.uid))
@@ -134,12 +136,12 @@ fn lost_claims(contents: &Contents, pod: &Pod, imported: &ImportedClaims) -> Vec
     lost.collect()
 }
 
-/// Claims of which the record and the file each have a device of one driver that the other lacks.
-fn claims_with_other_devices(contents: &Contents, imported: &ImportedClaims) -> Vec<String> {
+/// Returns the claims for which the record and the file each have a device of one driver that the other lacks.
+fn claims_with_other_devices(persisted: &PersistedState, imported: &ImportedClaims) -> Vec<String> {
     let both = imported
         .claims
         .iter()
-        .filter_map(|(uid, theirs)| Some((contents.claims.get(uid)?, theirs)));
+        .filter_map(|(uid, theirs)| Some((persisted.claims.get(uid)?, theirs)));
     let other = both.filter(|(ours, theirs)| ours.conflicts_with(theirs));
     other
         .map(|(ours, _)| format!("ResourceClaim {}", ours.key))
@@ -153,13 +155,17 @@ fn named(pod: &Pod) -> String {
     }
 }
 
-/// The difference between a file and the record, in words.
-pub(crate) fn difference(contents: &Contents, content: &Content, disagreement: &Disagreement) -> String {
+/// Describes the difference between a file and the record.
+pub(crate) fn difference(
+    persisted: &PersistedState,
+    content: &Content,
+    disagreement: &Disagreement,
+) -> String {
     let pods: BTreeSet<&PodUid> = match content {
         Content::Devices(imported) => imported.pods.keys().collect(),
         Content::Claims(imported) => imported.pods.keys().collect(),
     };
-    let new = pods.into_iter().filter(|uid| !contents.pods.contains_key(*uid));
+    let new = pods.into_iter().filter(|uid| !persisted.pods.contains_key(*uid));
     let new: Vec<String> = new.map(|uid| format!("pod {uid}")).collect();
     let Disagreement {
         lost,
@@ -193,17 +199,17 @@ fn list(texts: &[String]) -> String {
     named
 }
 
-/// A kubelet's file that disagrees with the record, until an operator chooses.
+/// A kubelet's file that disagrees with the record, until an operator decides.
 ///
-/// While it is open, each of its pods holds the devices of all sides: those on record, and those in each contested file.
+/// Until then, each of its pods holds the devices of all sides: those on record, and those in each contested file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Contest {
-    /// Where a copy of the file is.
+    /// Path of a copy of the file.
     pub(crate) file: String,
     pub(crate) hash: Hash,
-    /// The difference between the file and the record, in words.
+    /// The difference between the file and the record, as text.
     pub(crate) difference: String,
-    /// Pods that are not answered until then: those that the file adds or changes, and those that hold the same devices.
+    /// Pods that devlet does not answer for: those that the file adds or changes, and those with the same devices.
     pub(crate) unanswered: Vec<PodUid>,
     /// Pods of a file about devices.
     pub(crate) pods: BTreeMap<PodUid, Sides>,
@@ -212,13 +218,13 @@ pub(crate) struct Contest {
 /// The allocations of a pod of a contested file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Sides {
-    /// Without contested files. The same in each contest about the pod.
+    /// Without contested files. Equal in each contest about the pod.
     pub(crate) on_record: Vec<Allocation>,
     pub(crate) in_file: Vec<Allocation>,
 }
 
 impl Contest {
-    /// Why no pod is admitted until an operator chooses.
+    /// Returns the block until an operator decides.
     pub(crate) fn blocked(&self) -> Blocked {
         Blocked::ContestedFile {
             file: self.file.clone(),
@@ -230,7 +236,7 @@ impl Contest {
     pub(crate) fn record(&self) -> ContestedRecord {
         let encoded = |uid: &PodUid, allocations: &[Allocation]| match allocations {
             [] => Vec::new(),
-            some => encode_pod(&Imported::new_pod(uid, some)).1,
+            some => encode_pod(&ImportedDevices::new_pod(uid, some)).1,
         };
         let sides = self.pods.iter().map(|(uid, sides)| SidesRecord {
             uid: uid.to_string(),
@@ -281,7 +287,7 @@ impl TryFrom<ContestedRecord> for Contest {
     }
 }
 
-/// The allocations of a pod with the devices that contested files give it.
+/// Returns the allocations of a pod including the devices that contested files give it.
 pub(crate) fn held<'a>(
     contests: impl IntoIterator<Item = &'a Contest>,
     uid: &PodUid,
@@ -294,8 +300,8 @@ pub(crate) fn held<'a>(
     held
 }
 
-/// Notes what a pod holds without contested files.
-pub(crate) fn note_on_record<'a>(
+/// Updates the allocations of a pod on record in each contest.
+pub(crate) fn set_on_record<'a>(
     contests: impl IntoIterator<Item = &'a mut Contest>,
     uid: &PodUid,
     on_record: &[Allocation],
@@ -306,33 +312,33 @@ pub(crate) fn note_on_record<'a>(
     sides.for_each(|sides| sides.on_record = on_record.to_vec());
 }
 
-/// What a pod holds without contested files.
-fn on_record<'a>(contents: &'a Contents, uid: &PodUid) -> &'a [Allocation] {
-    let Some(pod) = contents.pods.get(uid) else {
+/// Returns the allocations of a pod without those of contested files.
+fn on_record<'a>(persisted: &'a PersistedState, uid: &PodUid) -> &'a [Allocation] {
+    let Some(pod) = persisted.pods.get(uid) else {
         return &[];
     };
-    let mut contests = contents.around.contested.values();
+    let mut contests = persisted.metadata.contested.values();
     let sides = contests.find_map(|contest| contest.pods.get(uid));
     sides.map_or(&pod.allocations, |sides| &sides.on_record)
 }
 
 /// Returns `true` if a file has exactly what is on record without contested files.
-pub(crate) fn is_on_record(contents: &Contents, content: &Content) -> bool {
+pub(crate) fn is_on_record(persisted: &PersistedState, content: &Content) -> bool {
     match content {
         Content::Devices(imported) => {
-            let ours = contents.pods.keys().map(|uid| (uid, on_record(contents, uid)));
+            let ours = persisted.pods.keys().map(|uid| (uid, on_record(persisted, uid)));
             let theirs = imported.pods.iter().map(|(uid, each)| (uid, each.as_slice()));
             placed_devices(ours) == placed_devices(theirs)
         }
         Content::Claims(imported) => {
             let mut claims = imported.claims.keys();
             let has_pod = |(uid, theirs): (&PodUid, &Vec<PodClaim>)| {
-                let ours = contents.pods.get(uid).map_or(&[][..], |pod| &pod.claims);
+                let ours = persisted.pods.get(uid).map_or(&[][..], |pod| &pod.claims);
                 let is_known = |theirs: &PodClaim| ours.iter().any(|ours| ours.uid == theirs.uid);
                 theirs.iter().all(is_known)
             };
-            disagreement(contents, content).is_empty()
-                && claims.all(|uid| contents.claims.contains_key(uid))
+            disagreement(persisted, content).is_empty()
+                && claims.all(|uid| persisted.claims.contains_key(uid))
                 && imported.pods.iter().all(has_pod)
         }
     }
@@ -354,26 +360,26 @@ fn placed_devices<'a>(pods: impl Iterator<Item = (&'a PodUid, &'a [Allocation])>
 /// Lets the pods of a file hold its devices besides their own. Returns the sides of each, and the pods to which the file
 /// gives more than what is on record.
 pub(crate) fn hold_both(
-    contents: &mut Contents,
-    imported: &Imported,
+    persisted: &mut PersistedState,
+    imported: &ImportedDevices,
 ) -> (BTreeMap<PodUid, Sides>, BTreeSet<PodUid>) {
     let (mut all, mut changed) = (BTreeMap::new(), BTreeSet::new());
     for (uid, theirs) in &imported.pods {
-        let on_record = on_record(contents, uid).to_vec();
-        // One that was removed meanwhile is not on record.
-        note_on_record(contents.around.contested.values_mut(), uid, &on_record);
+        let on_record = on_record(persisted, uid).to_vec();
+        // A pod that was removed in the meantime is not on record.
+        set_on_record(persisted.metadata.contested.values_mut(), uid, &on_record);
         let mut alone = on_record.clone();
-        let mut all_sides = held(contents.around.contested.values(), uid, &on_record);
+        let mut all_sides = held(persisted.metadata.contested.values(), uid, &on_record);
         for theirs in theirs {
             add(&mut alone, theirs);
             add(&mut all_sides, theirs);
         }
-        let is_known = contents.pods.contains_key(uid);
+        let is_known = persisted.pods.contains_key(uid);
         if !is_known || alone != on_record {
             changed.insert(uid.clone());
         }
-        let new = || Imported::new_pod(uid, &[]);
-        contents.pods.entry(uid.clone()).or_insert_with(new).allocations = all_sides;
+        let new = || ImportedDevices::new_pod(uid, &[]);
+        persisted.pods.entry(uid.clone()).or_insert_with(new).allocations = all_sides;
         let in_file = theirs.clone();
         all.insert(uid.clone(), Sides { on_record, in_file });
     }

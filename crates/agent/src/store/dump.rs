@@ -1,4 +1,4 @@
-//! All of the database as JSON, for people.
+//! The content of the database as JSON, for people.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,33 +6,34 @@ use devlet_core::dra::claims::{AllocatedDevice, Claim, Preparation, PreparationS
 use devlet_core::{Allocation, ClaimUse, ContainerKind, DriverName, Pod, PodClaim, Source};
 use serde_json::{Map, Value, json};
 
-use super::database::{Contents, Hash, KubeletFile};
+use super::kubelet_file::{Hash, KubeletFile};
+use super::persisted_state::PersistedState;
 
-pub(crate) fn contents(contents: &Contents) -> Value {
-    let around = &contents.around;
-    let blocked = around.blocked.values();
+pub(crate) fn to_json(persisted: &PersistedState) -> Value {
+    let metadata = &persisted.metadata;
+    let blocked = metadata.blocked.values();
     let blocked = blocked.map(|blocked| json!({ "file": blocked.file, "reason": blocked.reason }));
-    let contested = around.contested.values();
+    let contested = metadata.contested.values();
     let contested = contested.map(|each| json!({ "file": each.file, "difference": each.difference }));
-    let resources = around.resources.iter().map(|(name, record)| {
+    let resources = metadata.resources.iter().map(|(name, record)| {
         let endpoint = (!record.endpoint.is_empty()).then_some(record.endpoint.as_str());
         let record = json!({ "endpoint": endpoint, "goneSince": record.gone_since });
         (name.as_str().to_owned(), record)
     });
     let mirrors = |file| {
-        let mirrors = around.mirrors(file).0.iter();
+        let mirrors = metadata.mirrors(file).0.iter();
         let mirrors = mirrors.map(|(number, hash)| json!({ "number": number, "sha256": hex(hash) }));
         mirrors.collect::<Vec<_>>()
     };
     json!({
-        "schema": super::database::SCHEMA,
-        "bootId": around.boot_id,
-        "nodeId": around.node_id,
-        "starts": around.progress.starts,
+        "schema": super::tables::SCHEMA,
+        "bootId": metadata.boot_id,
+        "nodeId": metadata.node_id,
+        "starts": metadata.progress.starts,
         "contested": contested.collect::<Vec<_>>(),
         "blocked": blocked.collect::<Vec<_>>(),
-        "claims": contents.claims.values().map(claim).collect::<Vec<_>>(),
-        "pods": contents.pods.values().map(pod).collect::<Vec<_>>(),
+        "claims": persisted.claims.values().map(claim).collect::<Vec<_>>(),
+        "pods": persisted.pods.values().map(pod).collect::<Vec<_>>(),
         "resources": resources.collect::<Map<_, _>>(),
         "mirrors": mirrors(KubeletFile::Devices),
         "claimMirrors": mirrors(KubeletFile::Claims),
@@ -50,7 +51,7 @@ fn pod(pod: &Pod) -> Value {
         "namespace": pod.name.namespace,
         "name": pod.name.name,
         "source": source,
-        // Text, because not every reader of JSON has whole numbers of this size.
+        // A string, because some JSON readers do not support integers of this size.
         "fingerprint": format!("{:016x}", pod.fingerprint),
         "labels": pod.metadata.labels,
         "admittedAtMs": pod.metadata.admitted_at.map(|moment| moment.0),

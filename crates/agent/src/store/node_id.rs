@@ -1,33 +1,33 @@
-//! The identity of a node and the progress of its database: they tell a lost or older database from a first start.
+//! The ID of a node and the progress of its database, which distinguish a lost or older database from a first start.
 //!
-//! A random id is in the database, in a file beside it, and in a file outside of its directory. All three are written
-//! before anything is answered, the database first: a crash in between leaves a database whose id the next start writes to
-//! the files that lack it. So a database that is missing, or that has another id, while a trace of an earlier start exists
-//! is lost: its content is not known, and no pod may be admitted as if it had been empty. Only a directory without any
-//! trace is one in which devlet starts for the first time.
+//! A random ID is in the database, in a file beside it, and in a file outside of its directory. All three are written before
+//! anything is answered, the database first. A crash in between leaves a database with an ID that the next start writes to
+//! the files that lack it. So a database is lost if it is missing or has another ID while a trace of an earlier start
+//! exists. Its content is unknown, and no pod may be admitted as if it had been empty. Only a directory without any trace
+//! means a first start.
 //!
-//! Traces are the two files, and what earlier starts and stops left beside the database: `.saved-*`, `.unreadable-*`
-//! and `archive`. A lock, a socket or a half-made database (`.new`) are not: they exist before the first answer.
+//! Traces are the two files, and files that earlier starts and stops left beside the database: `.saved-*`, `.unreadable-*`
+//! and `archive`. A lock, a socket or an incomplete database (`.new`) are not traces: they exist before the first answer.
 //!
-//! The same three places have the number of starts, and after a clean stop a random id of that stop:
+//! The database and both files also have the number of starts, and after a clean stop a random ID of that stop:
 //!
 //! | database, compared with each file | then |
 //! | --- | --- |
-//! | no id | from before the files: lost |
+//! | without an ID | from before the files: lost |
 //! | fewer starts | an older copy: lost |
 //! | as many starts, and the file has a stop that the database lacks | a copy from within the last run: lost |
-//! | as many starts, and the file has no stop | the last run was killed, or the two are the same |
+//! | as many starts, and the file does not have a stop | the last run was killed, or both are equal |
 //! | more starts | a crash before the files were written |
 //!
-//! The database is written first, so it may be ahead of the files and is never behind. While the node is blocked because
-//! its database is lost, the files are left as they are: the lost database may be put back. As soon as a running devlet
-//! notices that its database was removed or replaced, it raises the number in the files: the file that is in its place is
-//! an older copy then, even after a kill.
+//! The database is written first, so it may be ahead of the files but is never behind. While the node is blocked because its
+//! database is lost, the files stay as they are: the lost database may be put back. As soon as a running devlet notices
+//! that its database was removed or replaced, it raises the number in the files. Then the file in its place is an older
+//! copy, even after a kill.
 //!
-//! One file with the progress is enough to recognise an older copy. A file that cannot be written is reported; while no
-//! file has the progress, nothing is written to the database.
+//! One file with the progress is enough to recognise an older copy. A file that cannot be written is reported. While neither
+//! file has the progress, no change is written to the database.
 //!
-//! Deliberately absent: protection against a copy from within a run that was killed before it noticed, which would cost a
+//! Deliberately absent: protection against a copy from within a run that was killed before it noticed, which would need a
 //! second write per admission, and against copies of the database and both files together.
 
 use std::fmt;
@@ -37,29 +37,29 @@ use std::path::{Path, PathBuf};
 use devlet_core::Moment;
 use uuid::Uuid;
 
-use super::files::{self, ASIDE};
-use super::open::{OpenError, SetAside};
+use super::fs::{self, QUARANTINE_SUFFIX};
+use super::open_report::{OpenError, Quarantined};
 use super::state_file::{self, StateFileError};
 
 /// The file beside the database.
 const FILE: &str = "node-id";
 
-/// How far a database has come.
+/// The progress of a database.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// How often devlet was started with it, or found that it was removed or replaced.
+    /// Number of starts with it, plus the number of times that it was found removed or replaced.
     pub(crate) starts: u64,
-    /// The id of the clean stop since which nothing has changed.
+    /// ID of the last clean stop, if nothing has changed since.
     pub(crate) stop: Option<String>,
 }
 
 impl Progress {
-    /// Of a start.
+    /// Returns the progress after a start.
     pub(crate) fn of_start(starts: u64) -> Self {
         Self { starts, stop: None }
     }
 
-    /// Of a clean stop.
+    /// Returns the progress after a clean stop.
     pub(crate) fn stopped(&self) -> Self {
         Self {
             starts: self.starts,
@@ -67,14 +67,14 @@ impl Progress {
         }
     }
 
-    /// Whether a database is older than a file.
+    /// Returns `true` if a database with this progress is older than a file.
     fn is_behind(&self, file: &Self) -> bool {
         self.starts < file.starts
             || (self.starts == file.starts && file.stop.is_some() && self.stop != file.stop)
     }
 }
 
-/// The content of a file.
+/// The content of an id file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     id: Uuid,
@@ -108,7 +108,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// The files with the id, and their contents.
+/// The id files and their contents.
 #[derive(Debug, Default)]
 pub(crate) struct IdFiles(Vec<(PathBuf, Option<Entry>)>);
 
@@ -117,7 +117,7 @@ pub(crate) struct IdFiles(Vec<(PathBuf, Option<Entry>)>);
 pub(crate) struct NotWritten {
     pub(crate) path: PathBuf,
     pub(crate) error: io::Error,
-    /// Whether any of the files has an id, of an earlier start.
+    /// At least one file has an ID from an earlier start.
     pub(crate) has_id: bool,
 }
 
@@ -128,16 +128,16 @@ impl fmt::Display for NotWritten {
 }
 
 impl IdFiles {
-    /// The progress of the file that is ahead of the others.
+    /// Returns the progress of the most recent file.
     pub(crate) fn newest(&self) -> Option<&Progress> {
         let entries = self.0.iter().filter_map(|(_, entry)| entry.as_ref());
         let all = entries.map(|entry| &entry.progress);
         all.max_by_key(|progress| (progress.starts, progress.stop.is_some()))
     }
 
-    /// Writes the id and the progress to the files that do not have them. A file that cannot be written does not keep the
-    /// other from being written. Returns an error if no file has the progress: an older copy of the database would not be
-    /// recognised. Otherwise returns a file that does not have it, if any.
+    /// Writes the ID and the progress to the files that do not have them. Both files are tried. Returns an error if neither
+    /// file has the progress, because an older copy of the database would not be recognised. Otherwise returns a file that
+    /// does not have it, if any.
     pub(crate) fn write(&mut self, id: &str, progress: &Progress) -> Result<Option<NotWritten>, NotWritten> {
         let Ok(id) = Uuid::parse_str(id) else {
             return Ok(None);
@@ -152,7 +152,7 @@ impl IdFiles {
                     *entry = Some(new.clone());
                     is_written = true;
                 }
-                // The root directory may belong to root alone, so the file was never made.
+                // Only root may write to the root directory, so the file was never created.
                 Err(error)
                     if number < last
                         && entry.is_none()
@@ -176,41 +176,41 @@ impl IdFiles {
     }
 }
 
-/// Replaces an id file. One that cannot be replaced, because the disk is full or another user holds the temporary name, is
-/// overwritten: if a power loss tears it, the other file is still whole.
+/// Replaces an id file, or overwrites it if that fails because the disk is full or another user holds the temporary name. If
+/// a power loss tears the overwritten file, the other file is still complete.
 fn write_file(path: &Path, old: Option<&Entry>, new: &Entry) -> io::Result<()> {
     if old == Some(new) {
         return Ok(());
     }
     let content = new.to_string();
-    match files::replace(path, content.as_bytes()) {
-        Ok(()) => files::sync_directory_of(path),
-        Err(error) if old.is_some() => files::overwrite(path, content.as_bytes()).map_err(|_| error),
+    match fs::replace(path, content.as_bytes()) {
+        Ok(()) => fs::sync_directory_of(path),
+        Err(error) if old.is_some() => fs::overwrite(path, content.as_bytes()).map_err(|_| error),
         Err(error) => Err(error),
     }
 }
 
-/// What earlier starts left behind.
+/// Files that earlier starts left.
 #[derive(Debug)]
 pub(crate) struct Traces {
-    /// The files with the id.
+    /// The id files.
     pub(crate) files: IdFiles,
-    /// Everything that shows that devlet has run here.
+    /// Paths that show that devlet has run here.
     found: Vec<PathBuf>,
-    /// The newest database that a stop saved beside its place.
+    /// The newest database that a stop saved beside its path.
     saved: Option<PathBuf>,
-    /// The newest file that a start set aside.
-    aside: Option<PathBuf>,
-    /// What was in the place of the files and could not be read.
-    pub(crate) set_aside: Vec<SetAside>,
+    /// The newest database that a start quarantined.
+    old_database: Option<PathBuf>,
+    /// Files at the paths of the id files that could not be used.
+    pub(crate) quarantined: Vec<Quarantined>,
 }
 
 impl Traces {
-    /// Looks for traces. `behind` are the names behind the database if it is a link, `outside` is the file outside of its
+    /// Looks for traces. `targets` are the targets of the database if it is a link, `outside` is the id file outside of its
     /// directory.
     pub(crate) fn find(
         database: &Path,
-        behind: &[PathBuf],
+        targets: &[PathBuf],
         outside: Option<&Path>,
         now: Moment,
     ) -> Result<Self, OpenError> {
@@ -218,10 +218,10 @@ impl Traces {
             files: IdFiles::default(),
             found: Vec::new(),
             saved: None,
-            aside: None,
-            set_aside: Vec::new(),
+            old_database: None,
+            quarantined: Vec::new(),
         };
-        // The one outside counts first: it stays when the directory is replaced as a whole.
+        // The file outside comes first: it remains when the whole directory is replaced.
         for path in outside
             .map(Path::to_owned)
             .into_iter()
@@ -234,7 +234,7 @@ impl Traces {
             path: database.to_owned(),
             reason: error.to_string(),
         })?;
-        for name in behind {
+        for name in targets {
             // The directory may be on a disk that is not mounted.
             if let Err(error) = traces.list(name) {
                 tracing::debug!(path = %name.display(), %error, "directory not listed");
@@ -253,13 +253,13 @@ impl Traces {
             }
             Err(StateFileError::NotRegular { kind }) => {
                 let reason = StateFileError::NotRegular { kind }.to_string();
-                let kept = files::move_aside(path, now).map_err(|source| OpenError::SetAside {
+                let kept = fs::move_to_quarantine(path, now).map_err(|source| OpenError::Quarantine {
                     path: path.to_owned(),
                     reason: reason.clone(),
                     source,
                 })?;
                 self.found.push(kept.clone());
-                self.set_aside.push(SetAside {
+                self.quarantined.push(Quarantined {
                     original: path.to_owned(),
                     kept,
                     reason,
@@ -270,28 +270,28 @@ impl Traces {
         }
     }
 
-    /// Looks for what is beside the database.
+    /// Looks for traces beside the database.
     fn list(&mut self, database: &Path) -> io::Result<()> {
         let Some((directory, name)) = database.parent().zip(database.file_name()) else {
             return Ok(());
         };
         let name = name.to_string_lossy();
-        let (saved, aside) = (format!("{name}.saved-"), format!("{name}{ASIDE}"));
+        let (saved, unreadable) = (format!("{name}.saved-"), format!("{name}{QUARANTINE_SUFFIX}"));
         for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
             let (path, is_file) = (entry.path(), entry.file_type().is_ok_and(|kind| kind.is_file()));
             let text = path.file_name().unwrap_or_default().to_string_lossy();
             let copy = if text.starts_with(&saved) {
                 &mut self.saved
-            } else if text.starts_with(&aside) {
-                &mut self.aside
+            } else if text.starts_with(&unreadable) {
+                &mut self.old_database
             } else if text == "archive" {
                 self.found.push(path);
                 continue;
             } else {
                 continue;
             };
-            // Names end with the time.
+            // Names end with a timestamp.
             if is_file && copy.as_deref().and_then(Path::file_name) <= path.file_name() {
                 *copy = Some(path.clone());
             }
@@ -300,35 +300,35 @@ impl Traces {
         Ok(())
     }
 
-    /// One of the traces.
+    /// Returns one of the traces.
     pub(crate) fn any(&self) -> Option<&Path> {
         self.saved.as_ref().or(self.found.first()).map(PathBuf::as_path)
     }
 
-    /// A file that may be the database, in words.
+    /// Describes a file that may be the lost database.
     pub(crate) fn copy(&self) -> Option<String> {
-        match (&self.saved, &self.aside) {
+        match (&self.saved, &self.old_database) {
             (Some(saved), _) => Some(format!("{} may be it", saved.display())),
-            (None, Some(aside)) => Some(format!("an earlier start set {} aside", aside.display())),
+            (None, Some(old)) => Some(format!("an earlier start set {} aside", old.display())),
             (None, None) => None,
         }
     }
 
-    /// The id of the node, or a new one.
+    /// Returns the ID of the node, or a new one.
     pub(crate) fn id(&self) -> String {
         let mut entries = self.files.0.iter().filter_map(|(_, entry)| entry.as_ref());
         let known = entries.next().map(|entry| entry.id);
         known.unwrap_or_else(Uuid::new_v4).to_string()
     }
 
-    /// Why a database is not the last one of this node.
+    /// Returns why a database is not the latest one of this node.
     pub(crate) fn contradiction(&self, id: Option<&str>, progress: &Progress) -> Option<String> {
         self.files.0.iter().find_map(|(path, entry)| {
             let (path, entry) = (path.display(), entry.as_ref()?);
             // A database gets an id before the files do.
             let Some(id) = id else {
                 return Some(format!(
-                    "it has no node id, so it is older than {path}; to use it all the same, put it back and remove {FILE} \
+                    "it does not have a node id, so it is older than {path}; to use it anyway, put it back and remove {FILE} \
                      and .devlet-{FILE}"
                 ));
             };
@@ -340,7 +340,7 @@ impl Traces {
             }
             progress.is_behind(&entry.progress).then(|| {
                 format!(
-                    "it is an older copy (start {}; {path} was last written by start {}); to use it all the same, put it \
+                    "it is an older copy (start {}; {path} was last written by start {}); to use it anyway, put it \
                      back and remove {FILE} and .devlet-{FILE}",
                     progress.starts, entry.progress.starts
                 )

@@ -1,8 +1,8 @@
-//! What is in the database, value by value.
+//! Records: the values of the database.
 //!
-//! Every value is a protobuf message, so that fields can be added: a record that lacks one has its default. A
-//! field whose absence would change the meaning of a record needs a new schema version instead, because an older
-//! devlet would drop it at its next write.
+//! Every value is a protobuf message, so that fields can be added: a record without a field has its default. A field that
+//! changes the meaning of a record by its absence needs a new schema version instead, because an older devlet would drop
+//! it at its next write.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,9 +16,9 @@ use prost::Message as _;
 
 use super::answer::recorded;
 use super::claim_record::{ClaimUseRecord, PodClaimRecord};
-use super::database::{BlockedBy, KubeletFile};
+use super::kubelet_file::{BlockedBy, KubeletFile};
 
-/// Why a value is no record of ours.
+/// Why a value does not decode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidRecord {
     #[error("not a valid protobuf message")]
@@ -29,8 +29,8 @@ pub(crate) enum InvalidRecord {
     Kind(i32),
     #[error("unknown state of a claim {0}")]
     State(i32),
-    #[error("device {place} of {devices} is on a NUMA node")]
-    Place { place: u32, devices: usize },
+    #[error("device {index} of {devices} is on a NUMA node")]
+    Index { index: u32, devices: usize },
     #[error("{0} bytes where a number should be")]
     Length(usize),
     #[error("an entry of the write-ahead log is invalid")]
@@ -58,18 +58,16 @@ pub(crate) struct PodRecord {
     pub(crate) before_reboot: bool,
     #[prost(message, repeated, tag = "6")]
     pub(crate) allocations: Vec<AllocationRecord>,
-    /// Since schema 2; none: not known.
+    /// Empty if unknown.
     #[prost(string, repeated, tag = "7")]
     pub(crate) containers: Vec<String>,
-    /// Since schema 3.
     #[prost(message, repeated, tag = "8")]
     pub(crate) claims: Vec<PodClaimRecord>,
-    /// Since schema 3.
     #[prost(message, repeated, tag = "9")]
     pub(crate) claim_uses: Vec<ClaimUseRecord>,
     #[prost(btree_map = "string, string", tag = "10")]
     pub(crate) labels: BTreeMap<String, String>,
-    /// Milliseconds since the epoch; none: not known.
+    /// Milliseconds since the Unix epoch; none if unknown.
     #[prost(uint64, optional, tag = "11")]
     pub(crate) admitted_at: Option<u64>,
 }
@@ -83,7 +81,7 @@ pub(crate) enum SourceRecord {
     Imported = 3,
 }
 
-/// What one container holds of one resource.
+/// Devices of one resource that a container holds.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct AllocationRecord {
     #[prost(string, tag = "1")]
@@ -96,7 +94,7 @@ pub(crate) struct AllocationRecord {
     pub(crate) devices: Vec<String>,
     #[prost(message, repeated, tag = "5")]
     pub(crate) nodes: Vec<NumaRecord>,
-    /// The plugin's answer as it came.
+    /// The bytes of the plugin's answer.
     #[prost(bytes = "vec", tag = "6")]
     pub(crate) answer: Vec<u8>,
     #[prost(bool, tag = "7")]
@@ -112,42 +110,42 @@ pub(crate) enum KindRecord {
     App = 3,
 }
 
-/// The devices on a NUMA node, by their place in the list of devices.
+/// The devices on a NUMA node, by their index in the list of devices.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct NumaRecord {
     #[prost(sint64, tag = "1")]
     pub(crate) node: i64,
     #[prost(uint32, repeated, tag = "2")]
-    pub(crate) places: Vec<u32>,
+    pub(crate) indices: Vec<u32>,
 }
 
 /// A known resource; its name is the key.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct ResourceRecord {
-    /// Where its last plugin answers or answered; empty if there was none.
+    /// Endpoint of its last plugin; empty if there was none.
     #[prost(string, tag = "1")]
     pub(crate) endpoint: String,
-    /// Since when it does not; none while it is connected.
+    /// When the plugin disconnected, in milliseconds since the Unix epoch; none while it is connected.
     #[prost(uint64, optional, tag = "2")]
     pub(crate) gone_since: Option<u64>,
 }
 
-/// A change as it is in the write-ahead log.
+/// A change in the write-ahead log.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct WalRecord {
-    /// In this order.
+    /// In the order in which they are applied.
     #[prost(message, repeated, tag = "1")]
     pub(crate) entries: Vec<EntryRecord>,
 }
 
-/// What a change makes of one key.
+/// The new value of one key.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct EntryRecord {
     #[prost(enumeration = "TableRecord", tag = "1")]
     pub(crate) table: i32,
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) key: Vec<u8>,
-    /// None: it is removed.
+    /// None removes the key.
     #[prost(bytes = "vec", optional, tag = "3")]
     pub(crate) value: Option<Vec<u8>>,
 }
@@ -159,38 +157,38 @@ pub(crate) enum TableRecord {
     Meta = 1,
     Pods = 2,
     Resources = 3,
-    /// Its keys are numbers, 8 bytes, little endian.
+    /// Keys are numbers: 8 bytes, little endian.
     Mirrors = 4,
     Claims = 5,
-    /// Like those of `Mirrors`.
+    /// Keys are numbers: 8 bytes, little endian.
     ClaimMirrors = 6,
 }
 
-/// Why nobody is admitted.
+/// Why no pod is admitted.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct BlockedRecord {
-    /// Where the state that could not be read is.
+    /// Path of the lost or unreadable state.
     #[prost(string, tag = "1")]
     pub(crate) file: String,
-    /// What is wrong with it.
+    /// Why it cannot be used.
     #[prost(string, tag = "2")]
     pub(crate) reason: String,
-    /// Whether it is a database, since schema 2.
+    /// It is a database.
     #[prost(bool, tag = "3")]
     pub(crate) is_database: bool,
-    /// Whether it is a database that is not there.
+    /// It is a database that is lost.
     #[prost(bool, tag = "10")]
     pub(crate) is_lost: bool,
-    /// Of a database: whether a kubelet's file about devices was imported since.
+    /// For a database: a kubelet's file about devices has been imported since.
     #[prost(bool, tag = "11")]
     pub(crate) devices_imported: bool,
-    /// The same about claims.
+    /// For a database: a kubelet's file about claims has been imported since.
     #[prost(bool, tag = "12")]
     pub(crate) claims_imported: bool,
 }
 
 impl BlockedRecord {
-    /// Why no pod is admitted.
+    /// Returns the reason for the node.
     pub(crate) fn blocked(&self, by: BlockedBy) -> Blocked {
         let (file, reason) = (self.file.clone(), self.reason.clone());
         match () {
@@ -206,7 +204,7 @@ impl BlockedRecord {
         }
     }
 
-    /// The record about a database after the import of a kubelet's file; `None` if that ends the reason.
+    /// Returns the record about a database after the import of a kubelet's file; `None` if the import ends the block.
     pub(crate) fn after_import(&self, file: KubeletFile) -> Option<Self> {
         let mut after = self.clone();
         match file {
@@ -225,22 +223,22 @@ impl BlockedRecord {
     }
 }
 
-/// A kubelet's file that would remove pods on record, until an operator chooses.
+/// A kubelet's file that disagrees with the record, until an operator decides.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct ContestedRecord {
-    /// Where a copy of the file is.
+    /// Path of a copy of the file.
     #[prost(string, tag = "1")]
     pub(crate) file: String,
     /// SHA-256 of the file.
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) hash: Vec<u8>,
-    /// The difference between the file and the record, in words.
+    /// The difference between the file and the record, as text.
     #[prost(string, tag = "3")]
     pub(crate) difference: String,
     /// Pods of the file.
     #[prost(message, repeated, tag = "4")]
     pub(crate) sides: Vec<SidesRecord>,
-    /// Pods that are not answered until then: those that the file adds or changes, and those that hold the same devices.
+    /// Pods that devlet does not answer for: those that the file adds or changes, and those with the same devices.
     #[prost(string, repeated, tag = "5")]
     pub(crate) pods: Vec<String>,
 }
@@ -258,14 +256,14 @@ pub(crate) struct SidesRecord {
     pub(crate) in_file: Vec<u8>,
 }
 
-/// Names that are in many records, and once in memory.
+/// Interned names, which many records share.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     containers: BTreeSet<ContainerName>,
     resources: BTreeSet<ResourceName>,
 }
 
-fn once<N: Ord + Clone + Borrow<str> + From<String>>(known: &mut BTreeSet<N>, name: String) -> N {
+fn intern<N: Ord + Clone + Borrow<str> + From<String>>(known: &mut BTreeSet<N>, name: String) -> N {
     if let Some(name) = known.get(name.as_str()) {
         return name.clone();
     }
@@ -287,14 +285,16 @@ impl PodRecord {
             _ => return Err(InvalidRecord::Source(self.source)),
         };
         let containers = self.containers.into_iter();
-        let containers = containers.map(|name| once(&mut names.containers, name)).collect();
+        let containers = containers
+            .map(|name| intern(&mut names.containers, name))
+            .collect();
         let mut allocations = Vec::with_capacity(self.allocations.len());
         for allocation in self.allocations {
             allocations.push(allocation.into_allocation(names)?);
         }
         let claims = self.claims.into_iter();
         let claim_uses = self.claim_uses.into_iter().map(|usage| ClaimUse {
-            container: once(&mut names.containers, usage.container),
+            container: intern(&mut names.containers, usage.container),
             claim: usage.claim,
             request: usage.request,
         });
@@ -353,25 +353,25 @@ impl AllocationRecord {
         };
         let devices: Vec<DeviceId> = self.devices.into_iter().map(DeviceId::from).collect();
         let mut nodes = Vec::with_capacity(self.nodes.len());
-        for NumaRecord { node, places } in self.nodes {
-            let device = |place: u32| {
-                let device = usize::try_from(place).ok().and_then(|at| devices.get(at));
-                device.cloned().ok_or(InvalidRecord::Place {
-                    place,
+        for NumaRecord { node, indices } in self.nodes {
+            let device = |index: u32| {
+                let device = usize::try_from(index).ok().and_then(|at| devices.get(at));
+                device.cloned().ok_or(InvalidRecord::Index {
+                    index,
                     devices: devices.len(),
                 })
             };
-            let mut ids = Vec::with_capacity(places.len());
-            for place in places {
-                ids.push(device(place)?);
+            let mut ids = Vec::with_capacity(indices.len());
+            for index in indices {
+                ids.push(device(index)?);
             }
             nodes.push((node, ids));
         }
         nodes.sort();
         Ok(Allocation {
-            container: once(&mut names.containers, self.container),
+            container: intern(&mut names.containers, self.container),
             kind,
-            resource: once(&mut names.resources, self.resource),
+            resource: intern(&mut names.resources, self.resource),
             devices,
             nodes,
             answer: recorded(self.answer),
@@ -382,9 +382,9 @@ impl AllocationRecord {
     /// The devices by NUMA node.
     pub(crate) fn devices_by_node(&self) -> BTreeMap<i64, Vec<String>> {
         let ids = |record: &NumaRecord| {
-            let ids = record.places.iter().filter_map(|&place| {
-                let place = usize::try_from(place).ok()?;
-                self.devices.get(place).cloned()
+            let ids = record.indices.iter().filter_map(|&index| {
+                let index = usize::try_from(index).ok()?;
+                self.devices.get(index).cloned()
             });
             (record.node, ids.collect())
         };
@@ -401,10 +401,10 @@ impl From<&Allocation> for AllocationRecord {
             Some(ContainerKind::App) => KindRecord::App,
         };
         // The list is sorted.
-        let place = |id: &DeviceId| allocation.devices.binary_search(id).ok()?.try_into().ok();
+        let index = |id: &DeviceId| allocation.devices.binary_search(id).ok()?.try_into().ok();
         let nodes = allocation.nodes.iter().map(|(node, ids)| NumaRecord {
             node: *node,
-            places: ids.iter().filter_map(place).collect(),
+            indices: ids.iter().filter_map(index).collect(),
         });
         Self {
             container: allocation.container.as_str().into(),
@@ -419,8 +419,7 @@ impl From<&Allocation> for AllocationRecord {
 }
 
 impl ResourceRecord {
-    /// The trace of the plugin. One that was connected when the record was written is gone since `now`: nobody
-    /// watched it since.
+    /// Returns the last plugin. One that was connected when the record was written counts as gone since `now`.
     pub(crate) fn last(&self, now: Moment) -> Option<LastPlugin> {
         (!self.endpoint.is_empty()).then(|| LastPlugin {
             endpoint: self.endpoint.clone(),
@@ -429,7 +428,7 @@ impl ResourceRecord {
     }
 }
 
-/// Every known resource with its plugin, or the trace of the last one.
+/// Returns every known resource with its current or last plugin.
 pub(crate) fn known_resources(node: &Node) -> BTreeMap<ResourceName, ResourceRecord> {
     let mut known: BTreeMap<ResourceName, ResourceRecord> = node
         .known_resources()
@@ -442,7 +441,7 @@ pub(crate) fn known_resources(node: &Node) -> BTreeMap<ResourceName, ResourceRec
             (name, record.unwrap_or_default())
         })
         .collect();
-    // Oldest first, so that of several plugins the newest is remembered.
+    // Oldest first, so that the newest of several plugins is kept.
     for plugin in node.plugins() {
         let record = ResourceRecord {
             endpoint: plugin.endpoint,
@@ -453,7 +452,7 @@ pub(crate) fn known_resources(node: &Node) -> BTreeMap<ResourceName, ResourceRec
     known
 }
 
-/// A pod as it is written.
+/// Returns the key and the record of a pod.
 pub(crate) fn encode_pod(pod: &Pod) -> (PodUid, Vec<u8>) {
     (pod.uid.clone(), PodRecord::from(pod).encode_to_vec())
 }

@@ -1,4 +1,4 @@
-//! Opening and reading state files: regular files only, without following links, without blocking, of bounded size.
+//! Safe opening and reading of state files: only regular files of bounded size, without following links or blocking.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// The size up to which a state file is read. A file with 10,000 pods has a few megabytes.
+/// Maximum size of a state file in bytes. A file with 10,000 pods has a few megabytes.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Group and others may write.
+/// Mode bits that let the group and others write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Why a file is not read as state.
@@ -52,7 +52,7 @@ pub(crate) enum StateFileError {
 }
 
 impl StateFileError {
-    /// Whether the file can be the word of root or of the user of devlet all the same.
+    /// Returns `true` if root or the user of devlet can have written the file nevertheless.
     pub(crate) fn may_be_state(&self) -> bool {
         match self {
             Self::NotRegular { .. } | Self::Owner { .. } => false,
@@ -60,7 +60,7 @@ impl StateFileError {
         }
     }
 
-    /// The command that makes a file or directory of this name acceptable, for those that another user controls.
+    /// Returns the command that takes control of the file or directory away from another user.
     pub(crate) fn remedy(&self, path: &Path) -> Option<String> {
         let path = path.display();
         match self {
@@ -74,7 +74,7 @@ impl StateFileError {
     }
 }
 
-/// Opens a regular file for reading, or for reading and writing. `None` if there is nothing under that name.
+/// Opens a regular file for reading, or for reading and writing. `None` if the path does not exist.
 pub(crate) fn open(path: &Path, write: bool) -> Result<Option<(File, Metadata)>, StateFileError> {
     // Opening a device can have side effects, so the kind is checked before and after.
     match fs::symlink_metadata(path) {
@@ -92,7 +92,7 @@ pub(crate) fn open(path: &Path, write: bool) -> Result<Option<(File, Metadata)>,
     Ok(Some((file, metadata)))
 }
 
-/// Opens a regular file for writing, and creates it with this mode if there is nothing under that name.
+/// Opens a regular file for writing. Creates it with this mode if the path does not exist.
 pub(crate) fn open_or_create(path: &Path, mode: u32) -> Result<(File, Metadata), StateFileError> {
     if let Some(opened) = open(path, true)? {
         return Ok(opened);
@@ -103,8 +103,8 @@ pub(crate) fn open_or_create(path: &Path, mode: u32) -> Result<(File, Metadata),
     Ok((file, metadata))
 }
 
-/// Reads a file that belongs to root or the user of devlet, and that no other user may write. `None` if there is nothing
-/// under that name.
+/// Reads a file that belongs to root or the user of devlet, and that no other user may write. `None` if the path does not
+/// exist.
 pub(crate) fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, StateFileError> {
     let Some((file, metadata)) = open(path, false)? else {
         return Ok(None);
@@ -114,14 +114,14 @@ pub(crate) fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, StateFile
     Ok(Some((content, metadata)))
 }
 
-/// Reads an open file, up to the greatest size.
+/// Reads an open file, up to [`MAX_BYTES`].
 pub(crate) fn read_open(file: File, metadata: &Metadata) -> Result<Vec<u8>, StateFileError> {
     let bytes = metadata.len();
     if bytes > MAX_BYTES {
         return Err(StateFileError::TooLarge { bytes });
     }
     let mut content = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
-    // The file may grow meanwhile.
+    // The file may grow while it is read.
     file.take(MAX_BYTES + 1).read_to_end(&mut content)?;
     let bytes = u64::try_from(content.len()).unwrap_or(u64::MAX);
     if bytes > MAX_BYTES {
@@ -130,7 +130,7 @@ pub(crate) fn read_open(file: File, metadata: &Metadata) -> Result<Vec<u8>, Stat
     Ok(content)
 }
 
-/// Checks that a file has no second name through which it can be changed.
+/// Checks that a file has only one name, so that it cannot be changed through another one.
 pub(crate) fn check_links(metadata: &Metadata) -> Result<(), StateFileError> {
     match metadata.nlink() {
         1 => Ok(()),
@@ -150,15 +150,15 @@ pub(crate) fn check_access(metadata: &Metadata) -> Result<(), StateFileError> {
     Ok(())
 }
 
-/// Checks that no other user can replace what is in a directory. A sticky directory lets its users remove only files of
-/// their own; where `sticky` is true, that is enough.
+/// Checks that no other user can replace files in a directory. `sticky` accepts a sticky directory: its users can remove
+/// only their own files.
 pub(crate) fn check_directory(metadata: &Metadata, sticky: bool) -> Result<(), StateFileError> {
     let (uid, gid, mode) = (metadata.uid(), metadata.gid(), metadata.mode());
     let own = rustix::process::geteuid().as_raw();
     if uid != 0 && uid != own {
         return Err(StateFileError::Owner { uid });
     }
-    // The group of root, and a group that a user has alone: by convention its number is the user's.
+    // The group of root, and the private group of a user, which by convention has the user's number.
     let has_private_group = gid == 0 || gid == own;
     let writable = mode
         & if has_private_group {

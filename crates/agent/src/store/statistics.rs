@@ -1,4 +1,4 @@
-//! How often and how long the disk was waited for.
+//! Counters and histograms of writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,18 +12,18 @@ pub const DURATION_BOUNDS: [f64; 19] = [
 /// Upper bounds of the buckets for the number of changes that share a write.
 pub const BATCH_BOUNDS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 
-/// What has been counted since the store was opened.
+/// Counters since the store was opened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statistics {
     /// Syncs of the database file.
     pub syncs: u64,
-    /// Writes that failed; each refused a whole batch.
+    /// Failed writes; each failed a whole batch.
     pub failed_writes: u64,
-    /// How long each sync took, in seconds.
+    /// Duration of each sync in seconds.
     pub sync_durations: Histogram,
-    /// How many changes shared each write.
+    /// Number of changes in each write.
     pub batches: Histogram,
-    /// How long each write took from the first change on, in seconds, syncs included.
+    /// Duration of each write in seconds, including the sync.
     pub write_durations: Histogram,
     /// Mirrors of the kubelet's file that were written.
     pub mirrors: u64,
@@ -40,7 +40,7 @@ pub struct Histogram {
     pub count: u64,
 }
 
-/// Where counting happens.
+/// The counters, shared by threads.
 #[derive(Debug)]
 pub(crate) struct Counters {
     pub(crate) syncs: AtomicU64,
@@ -77,7 +77,7 @@ impl Counters {
     }
 }
 
-/// A histogram that threads can add to. The sum is kept in whole units: nanoseconds, or pieces.
+/// A histogram that threads can add to. The sum is in whole units: nanoseconds or changes.
 #[derive(Debug)]
 pub(crate) struct Tally<const N: usize> {
     bounds: &'static [f64; N],

@@ -1,4 +1,4 @@
-//! On real files, with a disk that can be told to fail, to wait, and to forget.
+//! Tests on real files, with disks that fail, wait, or lose writes.
 
 mod claim_files;
 mod claims;
@@ -23,14 +23,14 @@ use devlet_core::{
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
 use redb::backends::FileBackend;
 
-use super::backend::Behind;
-use super::database::Place;
+use super::database::DatabaseFile;
+use super::file_backend::OffsetBackend;
 use super::{CommitError, MirrorError, OpenOptions, OpenReport, StopError, Storage, Store, answer, wal};
 
 pub(super) const GPU: &str = "acme.com/gpu";
 pub(super) const NOW: Moment = Moment(1_790_000_000_123);
 
-/// A directory with a database and a kubelet's file, or the places for them.
+/// A directory for a database and kubelet's files.
 pub(super) struct Root(tempfile::TempDir);
 
 impl Root {
@@ -59,10 +59,10 @@ impl Root {
             checkpoint: Some(self.checkpoint()),
             claims: Some(self.claims_file()),
             clock: Arc::new(|| NOW),
-            // Tests ask for it.
+            // Tests request mirrors themselves.
             mirror_interval: Duration::from_secs(3600),
-            // Some disks of tests are slow.
-            write_patience: Duration::from_secs(3600),
+            // Tests hold up some disks.
+            write_timeout: Duration::from_secs(3600),
             ..OpenOptions::new(self.database(), "boot-1")
         }
     }
@@ -83,9 +83,9 @@ impl Root {
         Store::open(options).unwrap().0
     }
 
-    /// The database behind the store.
-    pub(super) fn place(&self, storage: Storage) -> Place {
-        Place {
+    /// Returns the database of the store.
+    pub(super) fn database_file(&self, storage: Storage) -> DatabaseFile {
+        DatabaseFile {
             path: self.database(),
             storage,
             counters: Arc::default(),
@@ -93,7 +93,7 @@ impl Root {
         }
     }
 
-    /// Names in the directory, sorted.
+    /// Returns the names in the directory, sorted.
     pub(super) fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -103,7 +103,7 @@ impl Root {
     }
 }
 
-/// A plugin that offers this many devices, named 00, 01 and so on, on two NUMA nodes.
+/// Connects a plugin with `count` devices, named 00, 01 and so on, on two NUMA nodes.
 pub(super) fn offer(store: &Store, resource: &str, count: usize) -> ConnectionId {
     let devices = (0..count).map(|number| Device {
         id: format!("{number:02}").into(),
@@ -145,7 +145,7 @@ pub(super) fn request(uid: &str, gpus: usize) -> PodRequest {
     }
 }
 
-/// An answer with one variable, and with field 99, which nobody knows.
+/// An answer with one variable, and with the unknown field 99.
 pub(super) const RAW: &[u8] = b"\x0a\x06\x0a\x01K\x12\x01V\x9a\x06\x03new";
 
 pub(super) async fn admit_raw(store: &Store, uid: &str, gpus: usize, raw: &[u8]) -> Result<Pod, CommitError> {
@@ -171,41 +171,47 @@ pub(super) fn free(store: &Store) -> usize {
     store.read(|node| node.capacity_of(&GPU.into(), NOW).free)
 }
 
-/// Returns when the disk takes writes again.
-pub(super) async fn healed(store: &Store) {
+/// Waits until writes succeed again.
+pub(super) async fn wait_until_healthy(store: &Store) {
     let mut health = store.shared.health.subscribe();
-    let healed = health.wait_for(Option::is_none);
-    tokio::time::timeout(Duration::from_secs(60), healed)
-        .await
-        .unwrap()
-        .unwrap();
+    let healthy = health.wait_for(Option::is_none);
+    tokio::time::timeout(MAX_WAIT, healthy).await.unwrap().unwrap();
 }
 
-/// Waits for something that the clock of a thread of the store decides.
-pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
-    let waiting = async {
-        while !is_so() {
-            tokio::task::yield_now().await;
+/// Maximum duration of a wait.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+
+/// Interval of checks for conditions without an event.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Waits until a thread of the store has made `condition` true. `subject` is for the message of a timeout.
+pub(super) async fn wait_until(subject: &str, condition: impl Fn() -> bool) {
+    let polling = async {
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        while !condition() {
+            ticks.tick().await;
         }
     };
-    let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
-    assert!(waited.is_ok(), "{what} does not happen");
+    let waited = tokio::time::timeout(MAX_WAIT, polling).await;
+    assert!(waited.is_ok(), "timed out: {subject}");
 }
 
-/// Returns when the plugin of a resource is on disk as it should be.
-pub(super) async fn noted(store: &Store, resource: &str, is_there: impl Fn(&serde_json::Value) -> bool) {
-    // The writer does it by itself; only its own clock says when.
-    let noted = async {
-        while !is_there(&store.dump().await.unwrap()["resources"][resource]) {
-            tokio::task::yield_now().await;
+/// Waits until the writer has flushed metadata of a resource for which `condition` is true.
+pub(super) async fn wait_for_resource(
+    store: &Store,
+    resource: &str,
+    condition: impl Fn(&serde_json::Value) -> bool,
+) {
+    let polling = async {
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        while !condition(&store.dump().await.unwrap()["resources"][resource]) {
+            ticks.tick().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), noted)
-        .await
-        .unwrap();
+    tokio::time::timeout(MAX_WAIT, polling).await.unwrap();
 }
 
-/// A kubelet's file in which each pod's container `main` holds these devices.
+/// Returns a kubelet's file in which the container `main` of each pod holds these devices.
 pub(super) fn kubelet_file(pods: &[(&str, &[&str])]) -> String {
     let entries = pods.iter().map(|(uid, devices)| Entry {
         pod_uid: (*uid).into(),
@@ -223,27 +229,27 @@ pub(super) fn kubelet_file(pods: &[(&str, &[&str])]) -> String {
     })
 }
 
-/// The database behind the write-ahead log.
+/// Opens the redb database behind the write-ahead log.
 fn database(root: &Root) -> redb::Database {
     let file = std::fs::File::options()
         .read(true)
         .write(true)
         .open(root.database())
         .unwrap();
-    let file = Storage::default().over(FileBackend::new(file).unwrap(), &Arc::default());
-    let first = wal::LENGTH;
+    let file = Storage::default().wrap(FileBackend::new(file).unwrap(), &Arc::default());
+    let offset = wal::LENGTH;
     redb::Database::builder()
-        .create_with_backend(Behind { file, first })
+        .create_with_backend(OffsetBackend { file, offset })
         .unwrap()
 }
 
-/// A name for a kubelet's file that leaves no room for the name under which a directory in its way is set aside.
+/// A name for a kubelet's file that is too long to be extended by the suffix of a quarantined file.
 pub(super) const LONG_NAME: &str = concat!(
     "kubelet_internal_checkpoint-kubelet_internal_checkpoint-kubelet_internal_checkpoint-kubelet_internal_checkpoint-",
     "kubelet_internal_checkpoint-kubelet_internal_checkpoint-kubelet_internal_checkpoint-kubelet_internal_checkpoint"
 );
 
-/// Keeps a file with [`LONG_NAME`] from being replaced, until the directory that is returned is removed.
+/// Prevents the replacement of a file with [`LONG_NAME`], until the returned directory is removed.
 pub(super) fn obstruct(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap().to_str().unwrap();
     let obstacle = path.with_file_name(format!(".{name}.new"));
@@ -251,7 +257,7 @@ pub(super) fn obstruct(path: &Path) -> PathBuf {
     obstacle
 }
 
-/// What may be in the place of a state file, and must not be opened; see [`make`].
+/// Kinds of files that must not be opened at the path of a state file; see [`make`].
 pub(super) const NOT_FILES: [&str; 4] = ["named pipe", "directory", "link to a device", "dangling link"];
 
 pub(super) fn make(kind: &str, path: &Path) {

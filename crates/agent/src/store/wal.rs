@@ -1,4 +1,4 @@
-//! The write-ahead log: the last changes, in front of the database and in the same file.
+//! The write-ahead log: the latest changes, stored in front of the redb database in the same file.
 //!
 //! ```text
 //!   0        4 KiB  12 KiB                                             1 MiB
@@ -8,12 +8,12 @@
 //! ```
 //!
 //! redb rewrites half a dozen pages for one small change. A record is one write to blocks that exist, one small write of
-//! the mark, and one sync for both. From time to time a checkpoint copies the records into the database, which stores the
-//! number of the last one; then the log starts over at its beginning.
+//! the mark, and one sync for both. A checkpoint copies the records into the database, which stores the number of the
+//! last one. Then the log starts over at its beginning.
 //!
-//! Every sector carries a salted checksum that covers its place in the file. A sector that was never written has a fixed
-//! pattern. So a torn write can be told from damage: a torn write leaves whole sectors, new or old, while a flipped bit or
-//! a zeroed sector leaves one that is invalid.
+//! Every sector carries a salted checksum that covers its offset. A sector that was never written has a fixed pattern. So a
+//! torn write can be distinguished from damage. A torn write leaves whole sectors, new or old; a flipped bit or a zeroed
+//! sector leaves an invalid one.
 //!
 //! The mark contains the number of the last record and the ID of the boot that wrote it. It is written after the record,
 //! and a change is answered only when both are synced. A start needs all records behind the last checkpoint, up to the
@@ -22,15 +22,15 @@
 //! | found | then | because |
 //! | --- | --- | --- |
 //! | the mark or a record before the marked one is damaged or missing | blocked | it was synced and answered |
-//! | the marked record has an invalid sector | blocked | no torn write looks like that |
+//! | the marked record has an invalid sector | blocked | a torn write leaves valid sectors |
 //! | it has old sectors, and the mark is of the same boot | blocked | the record was in the page cache before the mark was |
 //! | it has old sectors, and the mark is of another boot | dropped | power was lost before the sync, so it was not answered |
 //! | one complete record behind the mark | kept | devlet or the machine stopped between the two writes |
-//! | a part of a record behind the mark | ignored | likewise; it was not answered |
+//! | a part of a record behind the mark | ignored | devlet or the machine stopped during the write, before the answer |
 //! | two records behind the mark | blocked | the mark is out of date: the first of them was synced with its own |
 //! | the mark is older than the last checkpoint | blocked | the checkpoint was synced after it |
 //!
-//! The mark is more than 4 KiB away from every record, so that one bad page never takes both.
+//! The mark is more than 4 KiB away from every record, so that one bad page never damages both.
 //!
 //! Deliberately absent: protection against a drive that reports a sync as done and then loses the write.
 
@@ -41,27 +41,27 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::backend::Counted;
+use super::file_backend::MeteredFile;
 
-/// Bytes in front of the database.
+/// Length of the log in bytes: the offset of the database.
 pub(crate) const LENGTH: u64 = 1 << 20;
-/// The unit that a drive writes as a whole.
+/// Bytes that a drive writes atomically.
 const SECTOR: usize = 512;
 const MAGIC: &[u8; 16] = b"devlet state 2\n\0";
-const SALT: usize = 16;
-const HASH: usize = 32;
+const SALT_LENGTH: usize = 16;
+const HASH_LENGTH: usize = 32;
 /// Offset of the mark.
-const MARK: usize = 4 << 10;
+const MARK_OFFSET: usize = 4 << 10;
 /// Offset of the first record.
-const START: usize = 12 << 10;
+const FIRST_RECORD: usize = 12 << 10;
 /// Content of sectors that were never written. Not zero: a zeroed sector is damage.
 const BLANK: u8 = 0xb1;
-/// Length of the checksum of a sector.
-const CHECK: usize = 16;
-/// Bytes of a sector in front of its part of the record.
-const HEAD: usize = CHECK + 8 + 8 + 8 + 4 + 4;
-/// Bytes of a record in one sector.
-const PAYLOAD: usize = SECTOR - HEAD;
+/// Length of the checksum of a sector in bytes.
+const CHECKSUM_LENGTH: usize = 16;
+/// Bytes of a sector in front of its payload.
+const HEAD_LENGTH: usize = CHECKSUM_LENGTH + 8 + 8 + 8 + 4 + 4;
+/// Bytes of a record that one sector holds.
+const PAYLOAD_LENGTH: usize = SECTOR - HEAD_LENGTH;
 
 /// Why a log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -81,10 +81,10 @@ pub(crate) enum WalError {
 /// The log of an open database.
 #[derive(Debug)]
 pub(crate) struct Wal {
-    file: Arc<Counted>,
+    file: Arc<MeteredFile>,
     salt: Salt,
     boot: u64,
-    /// Random, so that a record is not mistaken for an earlier attempt to write a record of the same number.
+    /// Random: distinguishes a record from an earlier attempt to write a record of the same number.
     session: u64,
     /// Number of the last record.
     number: u64,
@@ -92,8 +92,8 @@ pub(crate) struct Wal {
     end: usize,
 }
 
-/// Part of every hash, so that recorded content cannot be made to look like a sector of the log.
-type Salt = [u8; SALT];
+/// Part of every hash, so that recorded content cannot imitate a sector of the log.
+type Salt = [u8; SALT_LENGTH];
 
 fn length() -> usize {
     usize::try_from(LENGTH).unwrap_or(usize::MAX)
@@ -103,57 +103,57 @@ fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Number of sectors of a record.
+/// Returns the number of sectors of a record.
 fn sectors(content: usize) -> usize {
-    content.div_ceil(PAYLOAD).max(1)
+    content.div_ceil(PAYLOAD_LENGTH).max(1)
 }
 
 impl Wal {
     /// Writes an empty log, which is on disk after the next sync.
-    pub(crate) fn create(file: Arc<Counted>, boot_id: &str) -> io::Result<Self> {
-        let mut salt = [0; SALT];
+    pub(crate) fn create(file: Arc<MeteredFile>, boot_id: &str) -> io::Result<Self> {
+        let mut salt = [0; SALT_LENGTH];
         for part in salt.chunks_mut(8) {
             part.copy_from_slice(&random().to_le_bytes());
         }
-        // All of it, so that later writes need no space.
+        // Write the whole log now, so that later writes need no free space.
         let mut all = vec![BLANK; length()];
         all[..SECTOR].fill(0);
         all[..MAGIC.len()].copy_from_slice(MAGIC);
-        all[MAGIC.len()..][..SALT].copy_from_slice(&salt);
-        all[MAGIC.len() + SALT..][..HASH].copy_from_slice(&hash(&salt, &[MAGIC]));
+        all[MAGIC.len()..][..SALT_LENGTH].copy_from_slice(&salt);
+        all[MAGIC.len() + SALT_LENGTH..][..HASH_LENGTH].copy_from_slice(&hash(&salt, &[MAGIC]));
         let wal = Self {
             file,
             salt,
-            boot: boot_of(&salt, boot_id),
+            boot: boot_hash(&salt, boot_id),
             session: random(),
             number: 0,
-            end: START,
+            end: FIRST_RECORD,
         };
-        all[MARK..][..SECTOR].copy_from_slice(&encode(&salt, MARK, &wal.head(0, 0), &[]));
+        all[MARK_OFFSET..][..SECTOR].copy_from_slice(&encode(&salt, MARK_OFFSET, &wal.head(0, 0), &[]));
         wal.file.set_len(LENGTH)?;
         wal.file.write(0, &all)?;
         Ok(wal)
     }
 
     /// Reads the header, which never changes, and returns the salt.
-    pub(crate) fn check(file: &Counted) -> Result<Salt, WalError> {
+    pub(crate) fn check(file: &MeteredFile) -> Result<Salt, WalError> {
         let mut first = [0; SECTOR];
         file.read(0, &mut first)?;
         if !first.starts_with(MAGIC) {
             return Err(WalError::Foreign);
         }
-        let mut salt = [0; SALT];
-        salt.copy_from_slice(&first[MAGIC.len()..][..SALT]);
-        if first[MAGIC.len() + SALT..][..HASH] != hash(&salt, &[MAGIC]) {
+        let mut salt = [0; SALT_LENGTH];
+        salt.copy_from_slice(&first[MAGIC.len()..][..SALT_LENGTH]);
+        if first[MAGIC.len() + SALT_LENGTH..][..HASH_LENGTH] != hash(&salt, &[MAGIC]) {
             return Err(WalError::Header);
         }
         Ok(salt)
     }
 
-    /// Reads the log of a file that no other process can be writing to. Returns the contents of all records behind
-    /// `checkpoint`, the number of the last record that the database has.
+    /// Reads the log of a locked file. Returns the contents of all records behind `checkpoint`, the number of the last
+    /// record that the database contains.
     pub(crate) fn open(
-        file: Arc<Counted>,
+        file: Arc<MeteredFile>,
         boot_id: &str,
         checkpoint: u64,
     ) -> Result<(Self, Vec<Vec<u8>>), WalError> {
@@ -161,15 +161,15 @@ impl Wal {
         let mut bytes = vec![0; length()];
         file.read(0, &mut bytes)?;
         let image = Image { salt, bytes };
-        let Sector::Written(mark, _) = image.sector(MARK) else {
+        let Sector::Written(mark, _) = image.sector(MARK_OFFSET) else {
             return Err(WalError::Mark);
         };
         if mark.number < checkpoint {
             let number = mark.number + 1;
             return Err(WalError::Damaged { number });
         }
-        let boot = boot_of(&salt, boot_id);
-        let (mut number, mut end) = (checkpoint, START);
+        let boot = boot_hash(&salt, boot_id);
+        let (mut number, mut end) = (checkpoint, FIRST_RECORD);
         let (mut contents, mut last) = (Vec::new(), None);
         while number <= mark.number {
             let next = number + 1;
@@ -194,7 +194,7 @@ impl Wal {
             boot,
             session: random(),
             number,
-            end: if contents.is_empty() { START } else { end },
+            end: if contents.is_empty() { FIRST_RECORD } else { end },
         };
         if number != mark.number {
             let head = last.unwrap_or_else(|| wal.head(number, 0));
@@ -204,28 +204,28 @@ impl Wal {
         Ok((wal, contents))
     }
 
-    /// The number of the last record.
+    /// Returns the number of the last record.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Writes a record and syncs. Returns `false` if there is no room, and does nothing then.
+    /// Writes a record and syncs. Returns `false`, without writing, if there is not enough space.
     pub(crate) fn append(&mut self, content: &[u8]) -> io::Result<bool> {
         let count = sectors(content.len());
         let Ok(length) = u32::try_from(content.len()) else {
             return Ok(false);
         };
-        if count * SECTOR > self.room() {
+        if count * SECTOR > self.free_bytes() {
             return Ok(false);
         }
         let number = self.number + 1;
         let head = self.head(number, length);
         let mut record = Vec::with_capacity(count * SECTOR);
-        for (index, place) in (0..).zip((self.end..).step_by(SECTOR).take(count)) {
-            let first = record.len() / SECTOR * PAYLOAD;
+        for (index, offset) in (0..).zip((self.end..).step_by(SECTOR).take(count)) {
+            let first = record.len() / SECTOR * PAYLOAD_LENGTH;
             let part = content.get(first..).unwrap_or_default();
-            let part = part.get(..PAYLOAD).unwrap_or(part);
-            record.extend_from_slice(&encode(&self.salt, place, &Head { index, ..head }, part));
+            let part = part.get(..PAYLOAD_LENGTH).unwrap_or(part);
+            record.extend_from_slice(&encode(&self.salt, offset, &Head { index, ..head }, part));
         }
         self.file.write(self.end as u64, &record)?;
         self.write_mark(&head)?;
@@ -236,7 +236,8 @@ impl Wal {
     }
 
     fn write_mark(&self, head: &Head) -> io::Result<()> {
-        self.file.write(MARK as u64, &encode(&self.salt, MARK, head, &[]))
+        self.file
+            .write(MARK_OFFSET as u64, &encode(&self.salt, MARK_OFFSET, head, &[]))
     }
 
     fn head(&self, number: u64, length: u32) -> Head {
@@ -249,19 +250,19 @@ impl Wal {
         }
     }
 
-    /// Whether the database has all records.
+    /// Returns `true` if the database contains all records.
     pub(crate) fn is_empty(&self) -> bool {
-        self.end == START
+        self.end == FIRST_RECORD
     }
 
-    /// Bytes that are left for records.
-    pub(crate) fn room(&self) -> usize {
+    /// Returns the number of bytes left for records.
+    pub(crate) fn free_bytes(&self) -> usize {
         length().saturating_sub(self.end)
     }
 
-    /// Starts over: the database has all records.
+    /// Starts over, because the database contains all records.
     pub(crate) fn reset(&mut self) {
-        self.end = START;
+        self.end = FIRST_RECORD;
     }
 }
 
@@ -270,7 +271,7 @@ impl Wal {
 struct Head {
     number: u64,
     session: u64,
-    /// Of the ID of the boot in which it was written.
+    /// Hash of the ID of the boot in which it was written.
     boot: u64,
     /// Length of the whole record.
     length: u32,
@@ -291,15 +292,15 @@ enum Sector<'a> {
 }
 
 impl Image {
-    /// The record of this number at this place, if it is complete.
-    fn record(&self, place: usize, number: u64) -> Option<(Head, Vec<u8>)> {
-        let Sector::Written(first, _) = self.sector(place) else {
+    /// Returns the record of this number at this offset, if it is complete.
+    fn record(&self, offset: usize, number: u64) -> Option<(Head, Vec<u8>)> {
+        let Sector::Written(first, _) = self.sector(offset) else {
             return None;
         };
         let length = usize::try_from(first.length).ok()?;
         let mut content = Vec::new();
-        for (index, place) in (0..).zip((place..).step_by(SECTOR).take(sectors(length))) {
-            let Sector::Written(head, payload) = self.sector(place) else {
+        for (index, offset) in (0..).zip((offset..).step_by(SECTOR).take(sectors(length))) {
+            let Sector::Written(head, payload) = self.sector(offset) else {
                 return None;
             };
             let is_of_record = (head.number, head.session, head.length, head.index)
@@ -313,50 +314,50 @@ impl Image {
         Some((first, content))
     }
 
-    /// Whether an interrupted write can have left the record like this: each sector is either its own or an older one.
-    fn is_torn(&self, place: usize, mark: &Head) -> bool {
+    /// Returns `true` if an interrupted write can have left the record: each sector is its own or an older one.
+    fn is_torn(&self, offset: usize, mark: &Head) -> bool {
         let Ok(length) = usize::try_from(mark.length) else {
             return false;
         };
-        let mut places = (place..).step_by(SECTOR).take(sectors(length));
-        places.all(|place| match self.sector(place) {
+        let mut offsets = (offset..).step_by(SECTOR).take(sectors(length));
+        offsets.all(|offset| match self.sector(offset) {
             Sector::Blank => true,
             Sector::Written(head, _) => head.number <= mark.number,
             Sector::Invalid => false,
         })
     }
 
-    fn sector(&self, place: usize) -> Sector<'_> {
-        let Some(bytes) = place
+    fn sector(&self, offset: usize) -> Sector<'_> {
+        let Some(bytes) = offset
             .checked_add(SECTOR)
-            .and_then(|end| self.bytes.get(place..end))
+            .and_then(|end| self.bytes.get(offset..end))
         else {
             return Sector::Invalid;
         };
         if bytes.iter().all(|byte| *byte == BLANK) {
             return Sector::Blank;
         }
-        decode(&self.salt, place, bytes)
+        decode(&self.salt, offset, bytes)
             .map_or(Sector::Invalid, |(head, payload)| Sector::Written(head, payload))
     }
 }
 
-fn encode(salt: &Salt, place: usize, head: &Head, payload: &[u8]) -> [u8; SECTOR] {
+fn encode(salt: &Salt, offset: usize, head: &Head, payload: &[u8]) -> [u8; SECTOR] {
     let mut sector = [0; SECTOR];
-    let (check, rest) = sector.split_at_mut(CHECK);
+    let (checksum, rest) = sector.split_at_mut(CHECKSUM_LENGTH);
     rest[..8].copy_from_slice(&head.number.to_le_bytes());
     rest[8..16].copy_from_slice(&head.session.to_le_bytes());
     rest[16..24].copy_from_slice(&head.boot.to_le_bytes());
     rest[24..28].copy_from_slice(&head.length.to_le_bytes());
     rest[28..32].copy_from_slice(&head.index.to_le_bytes());
     rest[32..][..payload.len()].copy_from_slice(payload);
-    check.copy_from_slice(&check_of(salt, place, rest));
+    checksum.copy_from_slice(&sector_checksum(salt, offset, rest));
     sector
 }
 
-fn decode<'a>(salt: &Salt, place: usize, sector: &'a [u8]) -> Option<(Head, &'a [u8])> {
-    let (check, rest) = sector.split_at_checked(CHECK)?;
-    if check != check_of(salt, place, rest) {
+fn decode<'a>(salt: &Salt, offset: usize, sector: &'a [u8]) -> Option<(Head, &'a [u8])> {
+    let (checksum, rest) = sector.split_at_checked(CHECKSUM_LENGTH)?;
+    if checksum != sector_checksum(salt, offset, rest) {
         return None;
     }
     let (number, rest) = rest.split_first_chunk()?;
@@ -374,21 +375,21 @@ fn decode<'a>(salt: &Salt, place: usize, sector: &'a [u8]) -> Option<(Head, &'a 
     Some((head, payload))
 }
 
-fn check_of(salt: &Salt, place: usize, rest: &[u8]) -> [u8; CHECK] {
-    let hash = hash(salt, &[&(place as u64).to_le_bytes(), rest]);
-    let mut check = [0; CHECK];
-    check.copy_from_slice(&hash[..CHECK]);
-    check
+fn sector_checksum(salt: &Salt, offset: usize, rest: &[u8]) -> [u8; CHECKSUM_LENGTH] {
+    let hash = hash(salt, &[&(offset as u64).to_le_bytes(), rest]);
+    let mut checksum = [0; CHECKSUM_LENGTH];
+    checksum.copy_from_slice(&hash[..CHECKSUM_LENGTH]);
+    checksum
 }
 
-fn boot_of(salt: &Salt, boot_id: &str) -> u64 {
+fn boot_hash(salt: &Salt, boot_id: &str) -> u64 {
     let hash = hash(salt, &[boot_id.as_bytes()]);
     let mut boot = [0; 8];
     boot.copy_from_slice(&hash[..8]);
     u64::from_le_bytes(boot)
 }
 
-fn hash(salt: &Salt, parts: &[&[u8]]) -> [u8; HASH] {
+fn hash(salt: &Salt, parts: &[&[u8]]) -> [u8; HASH_LENGTH] {
     let mut hash = Sha256::new();
     hash.update(salt);
     for part in parts {

@@ -1,280 +1,92 @@
-//! The thread that writes to the database, for all that is queued at once (`commit_queue.rs`).
+//! The thread that writes to the database: one record and one sync for all queued changes (`commit_queue.rs`).
 //!
 //! ```text
-//!   queue ──everything queued──► one record ──► one sync
-//!                                                 │
-//!      ◄── answers ◄── second phase, in order, one lock ◄──┘
+//!   queue ──all changes──► one record ──► one sync
+//!                                            │
+//!      ◄── answers ◄── completions, in order, under one lock ◄──┘
 //! ```
 //!
-//! Memory follows the disk: the second phase of a change runs after its sync, and if that fails the change is cancelled.
+//! Memory follows the disk: a change is completed in memory after its sync, and cancelled if the sync fails.
 //!
-//! What is known of resources (the plugin last seen, and since when it is gone) is written without anybody waiting for
-//! it: with the next change, which costs no sync more, or by itself when a moment has passed without one.
+//! Metadata of resources (the last plugin, and since when it is gone) is flushed asynchronously: with the next change,
+//! which needs no additional sync, or alone after [`RESOURCE_FLUSH_DELAY`].
 //!
-//! A write that failed leaves the database in doubt: the change may be on disk or not, and pages may look written
-//! that are not. So the file is given up, and before the next write a new one is made from memory, which is what
-//! has been answered for. That is tried again with every batch, and from time to time without one.
+//! After a failed write the content of the file is unknown: the change may be on disk, and pages may be readable that were
+//! not written. So the file is discarded, and the next write creates a new one from memory, which has all answered
+//! changes. The writer retries with every batch, and every [`RETRY_INTERVAL`] without one.
 //!
-//! The same is done if the file has lost its name, because somebody removed it: what is in it would be gone with us.
-//! Nothing is answered before it has been seen that the file is in its place. A file that somebody else put there is
-//! left alone, and nothing is written until it is gone. As soon as that is noticed, the id files get ahead of every database
-//! there is (`node_id.rs`): after a kill, the next start accepts none of them.
+//! The writer also creates a new file if another process removed or replaced the current one. A change is answered only
+//! after a check that the file is still in place. A file of another process is left alone, and no change is written until
+//! it is gone. The writer then raises the progress in the id files (`node_id.rs`) above that of every existing database, so
+//! that a start after a kill accepts none of them.
 //!
-//! Nothing is written either while no id file has the progress of the database.
+//! While no id file has the progress of the database, no change is written either.
 
-use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use devlet_core::dra::claims::Claim;
-use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 use tokio::sync::oneshot;
 
-use super::database::{BlockedBy, Database, Place, Row, Snapshot, Surroundings};
-use super::files::{self, Identity};
-use super::mirror::Doorbell;
+use super::clock::MonotonicClock;
+use super::commit_queue::{Change, Message};
+use super::database::{Database, DatabaseFile};
+use super::error::{MisplacedDatabase, WriteError};
+use super::fs::{self, FileId};
+use super::kubelet_file::BlockedBy;
+use super::kubelet_files::MirrorHandle;
 use super::node_id::{IdFiles, Progress};
+use super::persisted_state::NodeMetadata;
 use super::record::known_resources;
-use super::{Settled, Shared, State, Steady, wal};
+use super::row::Row;
+use super::tables::Snapshot;
+use super::{Shared, wal};
 
-/// How often the disk is tried again while it refuses writes and nobody asks.
-const RETRY: Duration = Duration::from_secs(1);
+/// Interval of retries while writes fail and no change is queued.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long news of resources wait for a change that takes them along.
-pub(crate) const NOTE_PAUSE: Duration = Duration::from_millis(100);
+/// Time that changed metadata of resources waits for another change to be written with.
+pub(crate) const RESOURCE_FLUSH_DELAY: Duration = Duration::from_millis(100);
 
-/// How often, if nobody asks, it is seen whether the database is in its place, and which resources nobody needs any
-/// longer.
-const TIDY: Duration = Duration::from_secs(10);
-
-/// Why something is not on disk.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum WriteError {
-    /// The disk refuses.
-    #[error("{} cannot be written: {reason}", .path.display())]
-    Disk {
-        /// The database.
-        path: PathBuf,
-        /// What the disk says.
-        reason: String,
-        /// The same, for programs.
-        kind: Option<std::io::ErrorKind>,
-    },
-    /// The disk does not answer.
-    #[error("the disk has not answered for {} s: look at it, and at the kernel's log", .waited.as_secs())]
-    Hangs {
-        /// For how long.
-        waited: Duration,
-    },
-    /// The disk did not answer in time for a change that is queued.
-    #[error(
-        "the disk does not answer (waited {:.1} s); the change may still be written; try again, and look at the \
-         kernel's log if it stays so",
-        .waited.as_secs_f64()
-    )]
-    TimedOut {
-        /// How long the caller waited.
-        waited: Duration,
-    },
-    /// The store has been stopped.
-    #[error("the store has been stopped")]
-    Stopped,
-}
-
-/// In the end, the database is not in its place.
-#[derive(Debug)]
-pub(crate) struct Unplaced {
-    pub(crate) problem: WriteError,
-    /// Where it is instead.
-    pub(crate) saved: Option<PathBuf>,
-}
-
-/// A change on its way to disk.
-pub(crate) struct Change {
-    pub(crate) rows: Vec<Row>,
-    pub(crate) second: SecondPhase,
-    // After the second phase: whoever sees that no answer comes sees that it was cancelled, too.
-    pub(crate) done: oneshot::Sender<Result<(), WriteError>>,
-}
-
-/// Carried out when the change is on disk; a change that is lost on the way is cancelled.
-pub(crate) struct SecondPhase {
-    phase: Option<Phase>,
-    shared: Arc<Shared>,
-}
-
-impl SecondPhase {
-    pub(crate) fn new(phase: Phase, shared: Arc<Shared>) -> Self {
-        let phase = Some(phase);
-        Self { phase, shared }
-    }
-
-    fn is_about_the_node(&self) -> bool {
-        !matches!(self.phase, None | Some(Phase::Nothing))
-    }
-
-    /// Under the lock.
-    fn settle(&mut self, state: &mut State, is_written: bool) {
-        match self.phase.take() {
-            Some(phase) if is_written => phase.finish(state),
-            Some(phase) => phase.cancel(state),
-            None => {}
-        }
-    }
-}
-
-impl Drop for SecondPhase {
-    fn drop(&mut self) {
-        if let Some(phase) = self.phase.take() {
-            self.shared.change(|state| phase.cancel(state));
-        }
-    }
-}
-
-/// What becomes true in memory when a change is on disk.
-#[derive(Debug)]
-pub(crate) enum Phase {
-    Intent(ReservationId),
-    Commit(ReservationId),
-    Release(PodUid),
-    Record(RecordId),
-    /// `pods` are those that are different now.
-    Import {
-        pods: Vec<Pod>,
-        removed: Vec<PodUid>,
-        importing: Importing,
-        resources: BTreeSet<ResourceName>,
-        claims: Vec<Claim>,
-        settled: Box<Settled>,
-    },
-    /// `pods` are those that hold what they held before a contested file, `removed` those that only it had.
-    Forget {
-        settled: Box<Settled>,
-        pods: Vec<Pod>,
-        removed: Vec<PodUid>,
-    },
-    /// Nothing: the change is about the disk only.
-    Nothing,
-}
-
-impl Phase {
-    pub(crate) fn finish(self, state: &mut State) {
-        let node = &mut state.node;
-        match self {
-            Self::Intent(id) => node.finish_intent(id),
-            Self::Commit(id) => node.finish_commit(id),
-            Self::Release(pod) => node.finish_release(&pod),
-            Self::Record(id) => node.finish_record(id),
-            Self::Import {
-                pods,
-                removed,
-                importing,
-                resources,
-                claims,
-                settled,
-            } => {
-                node.end_import(&importing);
-                for pod in &removed {
-                    node.finish_release(pod);
-                }
-                for claim in claims {
-                    node.put_claim(claim);
-                }
-                for pod in pods {
-                    let taken_in = node.put(pod);
-                    debug_assert!(taken_in.is_ok(), "a pod that is being imported is in flight");
-                }
-                node.add_resources(resources);
-                state.settle(*settled);
-            }
-            Self::Forget {
-                settled,
-                pods,
-                removed,
-            } => {
-                for pod in &removed {
-                    node.finish_release(pod);
-                }
-                for pod in pods {
-                    // One that is being admitted or removed by now has what that ends with.
-                    let _ = node.put(pod);
-                }
-                state.settle(*settled);
-            }
-            Self::Nothing => {}
-        }
-    }
-
-    pub(crate) fn cancel(self, state: &mut State) {
-        match self {
-            Self::Intent(id) => state.node.cancel_intent(id),
-            Self::Commit(id) => state.node.cancel_commit(id),
-            Self::Release(pod) => state.node.cancel_release(&pod),
-            Self::Record(id) => state.node.cancel_record(id),
-            Self::Import {
-                importing, removed, ..
-            } => {
-                state.node.end_import(&importing);
-                for pod in &removed {
-                    state.node.cancel_release(pod);
-                }
-            }
-            Self::Forget { removed, .. } => {
-                for pod in &removed {
-                    state.node.cancel_release(pod);
-                }
-            }
-            Self::Nothing => {}
-        }
-    }
-}
-
-pub(crate) enum Message {
-    Write(Change),
-    /// What is known of resources has changed.
-    Note,
-    Read(oneshot::Sender<Result<Snapshot, WriteError>>),
-    Stop(oneshot::Sender<Result<(), Unplaced>>),
-}
+/// Interval of idle checks: the database is still in place, idle resources are evicted.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Writer {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) place: Place,
+    pub(crate) file: DatabaseFile,
     /// `None` after a failure.
     pub(crate) database: Option<Database>,
-    /// The file that is in its place if nobody else put one there.
-    pub(crate) ours: Option<Identity>,
-    pub(crate) around: Surroundings,
+    /// The file that this writer created or opened.
+    pub(crate) own_file: Option<FileId>,
+    pub(crate) metadata: NodeMetadata,
     pub(crate) id_files: IdFiles,
-    /// Whether an id file has the progress of the database, so that an older copy is recognised.
-    pub(crate) is_recorded: bool,
+    /// An id file has the progress of the database, so that an older copy is recognised.
+    pub(crate) is_progress_recorded: bool,
     pub(crate) inbox: Receiver<Message>,
-    pub(crate) doorbell: Doorbell,
-    pub(crate) clock: Steady,
-    /// When news of resources are written at the latest; `None` if there are none.
-    pub(crate) note_due: Option<Instant>,
-    /// When it last did something.
-    pub(crate) active: Instant,
+    pub(crate) mirror: MirrorHandle,
+    pub(crate) clock: MonotonicClock,
+    /// Deadline for changed metadata of resources; `None` if nothing has changed.
+    pub(crate) resource_flush_at: Option<Instant>,
+    /// Time of the last work.
+    pub(crate) last_active: Instant,
 }
 
-/// The messages that were queued.
+/// The messages in the queue, by kind.
 #[derive(Default)]
-struct Queue {
+struct Batch {
     changes: Vec<Change>,
     readers: Vec<oneshot::Sender<Result<Snapshot, WriteError>>>,
-    stop: Option<oneshot::Sender<Result<(), Unplaced>>>,
+    stop: Option<oneshot::Sender<Result<(), MisplacedDatabase>>>,
 }
 
 impl Writer {
-    /// Writes until the store is stopped, or until the last sender is gone.
+    /// Writes until the store is stopped, or until the last sender is dropped.
     pub(crate) fn run(self) {
         let shared = Arc::clone(&self.shared);
         if catch_unwind(AssertUnwindSafe(|| self.write_until_stopped())).is_err() {
-            // Whether the last change is on disk is not known, so nothing more is written.
+            // It is unknown whether the last change is on disk, so no further change is written.
             shared.health.send_replace(Some(WriteError::Stopped));
             tracing::error!("writer ended by a panic, no pod is admitted");
         }
@@ -282,84 +94,85 @@ impl Writer {
 
     fn write_until_stopped(mut self) {
         loop {
-            let idle = self.due().saturating_duration_since(Instant::now());
-            let mut queue = Queue::default();
+            let idle = self.next_wakeup().saturating_duration_since(Instant::now());
+            let mut batch = Batch::default();
             match self.inbox.recv_timeout(idle) {
-                Ok(message) => self.sort(message, &mut queue),
+                Ok(message) => self.sort_message(message, &mut batch),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // In order, and nothing behind a stop.
-            while queue.stop.is_none()
+            // Messages behind a stop are not read.
+            while batch.stop.is_none()
                 && let Ok(message) = self.inbox.try_recv()
             {
-                self.sort(message, &mut queue);
+                self.sort_message(message, &mut batch);
             }
-            if !self.work(queue) {
+            if !self.work(batch) {
                 return;
             }
         }
     }
 
-    fn sort(&mut self, message: Message, queue: &mut Queue) {
+    fn sort_message(&mut self, message: Message, batch: &mut Batch) {
         match message {
-            Message::Write(change) => queue.changes.push(change),
-            Message::Read(reader) => queue.readers.push(reader),
-            Message::Stop(done) => queue.stop = Some(done),
-            Message::Note => {
-                self.note_due.get_or_insert_with(|| Instant::now() + NOTE_PAUSE);
+            Message::Write(change) => batch.changes.push(change),
+            Message::Read(reader) => batch.readers.push(reader),
+            Message::Stop(done) => batch.stop = Some(done),
+            Message::ResourcesChanged => {
+                self.resource_flush_at
+                    .get_or_insert_with(|| Instant::now() + RESOURCE_FLUSH_DELAY);
             }
         }
     }
 
-    /// Handles the queued messages, and the work that is due. Returns `false` after a stop.
-    fn work(&mut self, queue: Queue) -> bool {
-        if !queue.changes.is_empty() || !queue.readers.is_empty() {
-            self.active = Instant::now();
+    /// Handles a batch of messages and the work that is due. Returns `false` after a stop.
+    fn work(&mut self, batch: Batch) -> bool {
+        if !batch.changes.is_empty() || !batch.readers.is_empty() {
+            self.last_active = Instant::now();
         }
-        if !queue.changes.is_empty() {
-            self.write(queue.changes);
+        if !batch.changes.is_empty() {
+            self.write(batch.changes);
         }
-        for reader in queue.readers {
-            // A reader that has gone needs no answer.
+        for reader in batch.readers {
+            // Fails if the reader has stopped waiting.
             let snapshot = self.read();
             let _ = reader.send(snapshot);
         }
-        if let Some(done) = queue.stop {
-            if self.note_due.is_some() {
+        if let Some(done) = batch.stop {
+            if self.resource_flush_at.is_some() {
                 self.write(Vec::new());
             }
             if self.is_in_place() {
                 self.record_stop();
             } else {
-                self.heal();
+                self.recover();
             }
             self.database = None;
-            let _ = done.send(self.outcome());
+            let _ = done.send(self.final_result());
             return false;
         }
-        if Instant::now() >= self.due() {
-            self.write_by_itself();
-            self.active = Instant::now();
+        if Instant::now() >= self.next_wakeup() {
+            self.work_while_idle();
+            self.last_active = Instant::now();
         }
         true
     }
 
-    /// When there is work without a message.
-    fn due(&self) -> Instant {
-        match (&self.database, self.note_due) {
-            (None, _) => self.active + RETRY,
-            _ if !self.is_recorded => self.active + RETRY,
+    /// Returns the time of the next work that needs no message.
+    fn next_wakeup(&self) -> Instant {
+        match (&self.database, self.resource_flush_at) {
+            (None, _) => self.last_active + RETRY_INTERVAL,
+            _ if !self.is_progress_recorded => self.last_active + RETRY_INTERVAL,
             (Some(_), Some(due)) => due,
-            (Some(_), None) => self.active + TIDY,
+            (Some(_), None) => self.last_active + IDLE_CHECK_INTERVAL,
         }
     }
 
-    /// Nobody has asked for a while.
-    fn write_by_itself(&mut self) {
-        if self.is_in_place() && self.is_recorded {
-            let is_idle = self.note_due.is_none();
-            self.note_due.get_or_insert_with(Instant::now);
+    /// Flushes metadata of resources, makes a checkpoint, or recovers the database.
+    fn work_while_idle(&mut self) {
+        if self.is_in_place() && self.is_progress_recorded {
+            let is_idle = self.resource_flush_at.is_none();
+            self.resource_flush_at.get_or_insert_with(Instant::now);
             self.write(Vec::new());
             if is_idle {
                 self.checkpoint();
@@ -367,63 +180,63 @@ impl Writer {
             if self.shared.has_id_failure()
                 && let Err(error) = self.record_progress()
             {
-                self.note_health(Some(error));
+                self.set_health(Some(error));
             }
         } else {
-            self.heal();
+            self.recover();
         }
     }
 
-    fn heal(&mut self) {
-        let healed = self.rebuild();
-        self.note_health(healed.err());
+    fn recover(&mut self) {
+        let rebuilt = self.rebuild();
+        self.set_health(rebuilt.err());
     }
 
-    /// Whether there is a database under its name. One that has lost it is given up.
+    /// Returns `true` if the open database is still in place. Otherwise abandons its file.
     fn is_in_place(&mut self) -> bool {
         let Some(database) = &self.database else {
             return false;
         };
-        let is_in_place = Identity::of_at_least(&self.place.path, wal::LENGTH) == Some(database.identity);
+        let is_in_place = FileId::of_at_least(&self.file.path, wal::LENGTH) == Some(database.file_id);
         if !is_in_place {
-            let path = self.place.path.display();
+            let path = self.file.path.display();
             tracing::error!(%path, "the database was removed or replaced while devlet ran");
-            self.disown();
+            self.abandon_file();
         }
         is_in_place
     }
 
-    /// Gives up a database whose file was removed, replaced or cut short. The id files get ahead of every database there is:
-    /// if this process is killed, the next start takes the file in its place for an older copy.
-    fn disown(&mut self) {
+    /// Closes a database whose file was removed, replaced or truncated. Raises the progress in the id files above that of
+    /// every existing database: after a kill, the next start treats the file in its place as an older copy.
+    fn abandon_file(&mut self) {
         self.database = None;
-        if self.around.is_blocked_by_database() {
-            self.ours = None;
+        if self.metadata.is_blocked_by_database() {
+            self.own_file = None;
             return;
         }
-        if self.ours.take().is_some() {
-            let starts = self.around.progress.starts.saturating_add(1);
-            self.around.progress = Progress::of_start(starts);
-            self.is_recorded = false;
+        if self.own_file.take().is_some() {
+            let starts = self.metadata.progress.starts.saturating_add(1);
+            self.metadata.progress = Progress::of_start(starts);
+            self.is_progress_recorded = false;
         }
-        // Tried again with every attempt to make the database again.
-        if !self.is_recorded
+        // Retried with every attempt to create the database.
+        if !self.is_progress_recorded
             && let Err(error) = self.record_progress()
         {
             tracing::warn!(%error, "loss of the database not recorded");
         }
     }
 
-    /// News of resources.
-    fn notes(&mut self) -> Vec<Row> {
-        // From here on, a change may be missing in what is read, so it must be noted again.
-        self.shared.noted.store(false, Ordering::Release);
+    /// Returns the changed metadata of resources.
+    fn resource_updates(&mut self) -> Vec<Row> {
+        // A change from here on may be missing in the copy below, so it must be reported again.
+        self.shared.resources_dirty.store(false, Ordering::Release);
         let now = self.clock.now();
         let known = self.shared.change(|state| {
             state.node.evict_idle(now);
             known_resources(&state.node)
         });
-        let recorded = &self.around.resources;
+        let recorded = &self.metadata.resources;
         let forgotten = recorded.keys().filter(|name| !known.contains_key(*name));
         let mut rows: Vec<Row> = forgotten.map(|name| Row::Resource(name.clone(), None)).collect();
         let news = known
@@ -433,85 +246,89 @@ impl Writer {
         rows
     }
 
-    /// Writes changes, and what there is to be noted.
+    /// Writes changes, and the metadata of resources if a flush is due.
     fn write(&mut self, batch: Vec<Change>) {
         let started = Instant::now();
-        let notes = match self.note_due.take() {
-            Some(_) => self.notes(),
+        let resource_updates = match self.resource_flush_at.take() {
+            Some(_) => self.resource_updates(),
             None => Vec::new(),
         };
-        if batch.is_empty() && notes.is_empty() {
+        if batch.is_empty() && resource_updates.is_empty() {
             return;
         }
-        self.shared.writes_since(Some(started));
-        let written = self.try_write(&batch, &notes);
-        self.shared.writes_since(None);
-        if written.is_err() && !notes.is_empty() {
-            self.note_due = Some(Instant::now() + RETRY);
+        self.shared.set_writing_since(Some(started));
+        let written = self.try_write(&batch, &resource_updates);
+        self.shared.set_writing_since(None);
+        if written.is_err() && !resource_updates.is_empty() {
+            self.resource_flush_at = Some(Instant::now() + RETRY_INTERVAL);
         }
-        let counters = &self.place.counters;
+        let counters = &self.file.counters;
         if !batch.is_empty() {
             counters.write_durations.add_duration(started.elapsed());
             counters.batches.add_count(batch.len());
         }
-        self.note_health(written.clone().err());
-        let is_news = batch.iter().any(|change| change.second.is_about_the_node());
-        self.settle(batch, &written);
+        self.set_health(written.clone().err());
+        let is_news = batch.iter().any(|change| change.completion.changes_node());
+        self.complete(batch, &written);
         if written.is_ok() && is_news {
-            self.doorbell.ring();
+            self.mirror.request();
         }
-        self.maintain(Database::make_room);
+        self.maintain(Database::ensure_wal_space);
     }
 
-    fn try_write(&mut self, batch: &[Change], notes: &[Row]) -> Result<(), WriteError> {
-        // Changes come last: of what is said twice, their word counts.
-        let rows = || notes.iter().chain(batch.iter().flat_map(|change| &change.rows));
+    fn try_write(&mut self, batch: &[Change], resource_updates: &[Row]) -> Result<(), WriteError> {
+        // Changes come last, so that they override metadata of the same resource.
+        let rows = || {
+            resource_updates
+                .iter()
+                .chain(batch.iter().flat_map(|change| &change.rows))
+        };
         self.write_rows(rows())?;
         if !self.is_in_place() {
-            // Written, but to a file without a name; so once more, to one that has it.
+            // Written to a removed file, so written again to a new one.
             self.write_rows(rows())?;
             if !self.is_in_place() {
-                return Err(self.refusal("it is removed again and again"));
+                return Err(self.refusal("another process keeps removing it"));
             }
         }
-        // The database that was lost is replaced for good.
-        let was_blocked = self.around.is_blocked_by_database();
+        // An operator has decided about the lost database, so the id files may name this one.
+        let was_blocked = self.metadata.is_blocked_by_database();
         if was_blocked && rows().any(|row| matches!(row, Row::Blocked(BlockedBy::Database, None))) {
             let recorded = self.record_progress();
             if recorded.is_err() {
-                // Still blocked: the database is made again from memory.
-                (self.database, self.is_recorded) = (None, true);
+                // Still blocked: the database is created again from memory.
+                (self.database, self.is_progress_recorded) = (None, true);
             }
             recorded?;
         }
-        rows().for_each(|row| self.around.follow(row));
+        rows().for_each(|row| self.metadata.apply(row));
         Ok(())
     }
 
-    /// Writes to the id files how far the database has come.
+    /// Writes the progress of the database to the id files.
     fn record_progress(&mut self) -> Result<(), WriteError> {
-        let Some(id) = &self.around.node_id else {
+        let Some(id) = &self.metadata.node_id else {
             return Ok(());
         };
-        let written = self.id_files.write(id, &self.around.progress);
-        self.is_recorded = written.is_ok();
+        let written = self.id_files.write(id, &self.metadata.progress);
+        self.is_progress_recorded = written.is_ok();
         let failure = written.as_ref().map_or_else(Some, Option::as_ref);
-        self.shared.note_id_failure(failure.map(ToString::to_string));
-        written.map(drop).map_err(|not| self.place.not_written(&not))
+        self.shared.set_id_failure(failure.map(ToString::to_string));
+        written.map(drop).map_err(|not| self.file.not_written(&not))
     }
 
-    /// Writes a new id of this stop to the database and then to the id files: a start after it recognises every other
-    /// database.
+    /// Writes a new ID of this stop to the database and then to the id files. The next start recognises every other
+    /// database by it.
     fn record_stop(&mut self) {
-        let row = Row::Progress(self.around.progress.stopped());
+        let row = Row::Progress(self.metadata.progress.stopped());
         let written = self.write_rows(std::iter::once(&row));
         let is_written = written.is_ok();
         if let Err(error) = written {
-            self.note_health(Some(error));
+            self.set_health(Some(error));
         }
         self.checkpoint();
-        if is_written && self.database.is_some() && !self.around.is_blocked_by_database() {
-            self.around.follow(&row);
+        if is_written && self.database.is_some() && !self.metadata.is_blocked_by_database() {
+            self.metadata.apply(&row);
             if let Err(error) = self.record_progress() {
                 tracing::warn!(%error, "clean stop not recorded");
             }
@@ -524,60 +341,60 @@ impl Writer {
             Some(database) => database.write(rows),
             None => return Err(WriteError::Stopped),
         };
-        written.map_err(|error| self.give_up(&error))
+        written.map_err(|error| self.discard_database(&error))
     }
 
-    /// Carries out the second phase of every change, in order; then the callers are answered.
-    fn settle(&self, batch: Vec<Change>, written: &Result<(), WriteError>) {
-        // In place: what is dropped under the lock, and be it because of a panic, would wait for the lock.
+    /// Completes or cancels every change in memory, in order. Then answers the callers.
+    fn complete(&self, batch: Vec<Change>, written: &Result<(), WriteError>) {
+        // Changes are not moved into the closure: a guard that is dropped under the lock, even by a panic, would deadlock.
         let mut batch = batch;
         self.shared.change(|state| {
             for change in &mut batch {
-                change.second.settle(state, written.is_ok());
+                change.completion.run(state, written.is_ok());
             }
         });
         for change in batch {
-            // Fails if the caller has left. The change is carried out all the same.
+            // Fails if the caller has stopped waiting. The change is done in any case.
             let _ = change.done.send(written.clone());
         }
     }
 
-    /// Makes the database again after a failure, unless another file is in its place, and the id files ready for it.
+    /// Creates the database again after a failure, unless another file is in its place, and updates the id files.
     fn rebuild(&mut self) -> Result<(), WriteError> {
         if self.database.is_none() {
             self.create()?;
         }
-        if self.is_recorded || self.around.is_blocked_by_database() {
+        if self.is_progress_recorded || self.metadata.is_blocked_by_database() {
             return Ok(());
         }
         self.record_progress()
     }
 
     fn create(&mut self) -> Result<(), WriteError> {
-        let found = Identity::at(&self.place.path);
-        if found.is_none() || found != self.ours {
-            self.disown();
+        let found = FileId::at(&self.file.path);
+        if found.is_none() || found != self.own_file {
+            self.abandon_file();
         }
-        if found.is_some() && found != self.ours {
+        if found.is_some() && found != self.own_file {
             return Err(self.refusal("another file is in its place; move that away"));
         }
-        match self.place.create(&self.rows()) {
+        match self.file.create(&self.rows()) {
             Ok(database) => {
-                self.ours = Some(database.identity);
+                self.own_file = Some(database.file_id);
                 self.database = Some(database);
                 Ok(())
             }
             Err(error) => {
-                // It may have come as far as to its name.
-                self.ours = Identity::at(&self.place.path);
+                // The new file may already have its final name.
+                self.own_file = FileId::at(&self.file.path);
                 Err(self.failure(&error))
             }
         }
     }
 
-    /// Everything, from memory.
+    /// Returns the whole content of the database, from memory.
     fn rows(&self) -> Vec<Row> {
-        let mut rows = self.around.rows();
+        let mut rows = self.metadata.rows();
         self.shared.read(|node| {
             rows.extend(node.recorded_claims().map(Row::claim));
             rows.extend(node.pods().map(Row::pod));
@@ -586,19 +403,19 @@ impl Writer {
     }
 
     fn refusal(&self, reason: &str) -> WriteError {
-        self.place.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
+        self.file.counters.failed_writes.fetch_add(1, Ordering::Relaxed);
         WriteError::Disk {
-            path: self.place.path.clone(),
+            path: self.file.path.clone(),
             reason: reason.into(),
             kind: None,
         }
     }
 
     fn failure(&self, error: &redb::Error) -> WriteError {
-        self.place.failure(error)
+        self.file.failure(error)
     }
 
-    pub(crate) fn note_health(&self, now: Option<WriteError>) {
+    pub(crate) fn set_health(&self, now: Option<WriteError>) {
         let before = self.shared.health.send_replace(now.clone());
         match (before, now) {
             (None, Some(error)) => {
@@ -611,7 +428,7 @@ impl Writer {
 
     fn read(&mut self) -> Result<Snapshot, WriteError> {
         match &mut self.database {
-            Some(database) => database.snapshot().map_err(|error| self.give_up(&error)),
+            Some(database) => database.snapshot().map_err(|error| self.discard_database(&error)),
             None => Err(self.problem()),
         }
     }
@@ -620,30 +437,28 @@ impl Writer {
         self.shared.health.borrow().clone().unwrap_or(WriteError::Stopped)
     }
 
-    /// In the end: what was answered is on disk, or at least somewhere. A file of ours has that, whatever it did not take
-    /// since.
-    fn outcome(&mut self) -> Result<(), Unplaced> {
-        let found = Identity::at(&self.place.path);
-        if found.is_some() && found == self.ours {
+    /// Returns `Ok` if the writer's own file is in place: it has all answered changes. Otherwise saves them in another file.
+    fn final_result(&mut self) -> Result<(), MisplacedDatabase> {
+        let found = FileId::at(&self.file.path);
+        if found.is_some() && found == self.own_file {
             return Ok(());
         }
-        let name = format!(".saved-{}", files::timestamp(self.clock.now()));
-        let place = Place {
-            path: files::beside(&self.place.path, &name),
-            ..self.place.clone()
+        let name = format!(".saved-{}", fs::timestamp(self.clock.now()));
+        let file = DatabaseFile {
+            path: fs::with_suffix(&self.file.path, &name),
+            ..self.file.clone()
         };
-        // The id files name this stop, so that the next start recognises the file in the place of the database as
-        // another one.
-        self.around.progress = self.around.progress.stopped();
-        let saved = place.create(&self.rows());
-        if !self.around.is_blocked_by_database()
+        // The id files name this stop, so that the next start does not accept the file in the place of the database.
+        self.metadata.progress = self.metadata.progress.stopped();
+        let saved = file.create(&self.rows());
+        if !self.metadata.is_blocked_by_database()
             && let Err(error) = self.record_progress()
         {
             tracing::warn!(%error, "stop not recorded");
         }
-        Err(Unplaced {
+        Err(MisplacedDatabase {
             problem: self.problem(),
-            saved: saved.is_ok().then_some(place.path),
+            saved: saved.is_ok().then_some(file.path),
         })
     }
 
@@ -651,18 +466,18 @@ impl Writer {
         self.maintain(Database::checkpoint);
     }
 
-    /// Does work that no caller waits for. If it fails, no change is accepted until the database is healthy again.
+    /// Does background work. If it fails, no change is accepted until the database has recovered.
     fn maintain(&mut self, work: fn(&mut Database) -> Result<(), redb::Error>) {
         if let Some(database) = &mut self.database
             && let Err(error) = work(database)
         {
-            let error = self.give_up(&error);
-            self.note_health(Some(error));
+            let error = self.discard_database(&error);
+            self.set_health(Some(error));
         }
     }
 
-    /// After a failed write nothing in the file can be trusted.
-    fn give_up(&mut self, error: &redb::Error) -> WriteError {
+    /// Closes the database: its content is unknown after a failed write.
+    fn discard_database(&mut self, error: &redb::Error) -> WriteError {
         self.database = None;
         self.failure(error)
     }

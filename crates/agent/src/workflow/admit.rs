@@ -192,7 +192,7 @@ pub async fn admit<W>(
     mut waiting: impl FnMut(&ReserveError) -> W,
 ) -> Result<Pod, AdmitError> {
     let started = Instant::now();
-    let mut changes = store.changed();
+    let mut changes = store.subscribe();
     let mut vanished = 0;
     let mut silent = BTreeSet::new();
     loop {

@@ -210,7 +210,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
         waiting: &mut impl FnMut(&ReserveError) -> W,
     ) -> Result<(), PrepareError> {
         let store = &self.inner.store;
-        let mut changes = store.changed();
+        let mut changes = store.subscribe();
         let mut waited_for = Calls::default();
         written(deadline, held.intent()).await?;
         loop {
@@ -244,7 +244,12 @@ impl<D: DriverCalls + 'static> Claims<D> {
     /// Has the claims unprepared that a pod was the last to leave, by `deadline`; connected drivers get at least
     /// [`LEAST`]. Claims that are not unprepared by then are returned, and retried in the background.
     pub async fn unprepare(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
-        if self.inner.store.read(|node| node.pending_unprepare(pod)).is_empty() {
+        if self
+            .inner
+            .store
+            .read(|node| node.pending_unprepare(pod))
+            .is_empty()
+        {
             return Ok(());
         }
         let operation = self.inner.metrics.claims(ClaimOperation::Unprepare);
@@ -255,7 +260,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
 
     async fn unprepare_all(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
         let store = &self.inner.store;
-        let mut changes = store.changed();
+        let mut changes = store.subscribe();
         let mut waited_for = Calls::default();
         let least = deadline.max(Instant::now() + LEAST);
         loop {
@@ -316,7 +321,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
         let Inner {
             store, stop, hurry, ..
         } = &*self.inner;
-        let mut changes = store.changed();
+        let mut changes = store.subscribe();
         let mut may_write = Instant::now();
         loop {
             changes.borrow_and_update();

@@ -114,7 +114,7 @@ fn abandoned(node: &Node, pod: &PodUid, drivers: &BTreeSet<DriverName>) -> Vec<A
 
 async fn release(store: &Store, pod: &PodUid, deadline: Instant) -> Result<(), RemoveError> {
     let named = || store.read(|node| NamedPod::of(node, pod));
-    let mut changes = store.changed();
+    let mut changes = store.subscribe();
     loop {
         changes.borrow_and_update();
         match written(deadline, store.release(pod)).await {

@@ -101,7 +101,7 @@ async fn claims_are_prepared(
     deadline: Instant,
 ) -> Result<(), StartContainerError> {
     let started = Instant::now();
-    let mut changes = store.changed();
+    let mut changes = store.subscribe();
     loop {
         changes.borrow_and_update();
         let waits = store.read(|node| node.unprepared_claims(pod));
@@ -138,7 +138,7 @@ async fn tell(
     deadline: Instant,
 ) -> Result<(), StartContainerError> {
     let started = Instant::now();
-    let mut changes = store.changed();
+    let mut changes = store.subscribe();
     loop {
         changes.borrow_and_update();
         let plugin = store.read(|node| serving(node, resource));

@@ -35,7 +35,7 @@ pub(crate) async fn node(root: &Path) -> Agent {
 
 /// Waits until the node is as wanted.
 pub(crate) async fn until<T>(agent: &Agent, wanted: impl Fn(&Node) -> Option<T>) -> T {
-    let mut changes = agent.store().changed();
+    let mut changes = agent.store().subscribe();
     let found = async {
         loop {
             changes.borrow_and_update();

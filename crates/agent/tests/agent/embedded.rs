@@ -195,7 +195,7 @@ async fn claims_of_pods_that_are_gone_are_unprepared_in_batches_and_one_holds_up
     }
     assert!(calls < PODS / 2, "they share calls: {calls}");
     let stuck = PodUid::from(pods[7].uid.as_str());
-    let mut changes = agent.store().changed();
+    let mut changes = agent.store().subscribe();
     let left = |uid: &PodUid| agent.store().read(|node| node.pending_unprepare(uid).len());
     while pods[1..].iter().map(|pod| left(&pod.uid)).sum::<usize>() > 1 {
         changes.changed().await.unwrap();
@@ -217,7 +217,7 @@ async fn a_source_that_is_followed_is_asked_until_the_node_stops() {
     let (stays, ends) = (pod("stays", Source::Embedder), pod("ends", Source::Embedder));
     admit(&agent, &stays).await;
     admit(&agent, &ends).await;
-    let mut changes = agent.store().changed();
+    let mut changes = agent.store().subscribe();
 
     agent.follow_pods(list(&[&stays]), Duration::from_millis(10));
     while held(&agent) > 1 {
@@ -279,7 +279,7 @@ async fn cut_short(method: &str, options: Options) -> (Agent, tempfile::TempDir,
         ..gpus(root.path())
     };
     let plugin = Plugin::registered(&script.with_fault(method, Fault::Hang));
-    let mut changes = agent.store().changed();
+    let mut changes = agent.store().subscribe();
     while agent.store().read(|node| node.serving(&GPU.into()).is_none()) {
         changes.changed().await.unwrap();
     }

@@ -1,6 +1,5 @@
 //! Errors that a caller gets if devlet is not running or does not answer.
 
-
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;

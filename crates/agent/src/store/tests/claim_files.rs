@@ -1,4 +1,4 @@
-//! `dra_manager_state`: every row of the table in `open.rs` once more, and what is between the two files.
+//! Starts with a `dra_manager_state`: every row of the table in `open.rs`, and interactions of the two files.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -14,7 +14,7 @@ use super::claims::{DRIVER, admit_claiming, answer_calls, claiming, claims, driv
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
-use crate::store::database::LoadError;
+use crate::store::load_error::LoadError;
 use crate::store::{Found, HoldError, ImportError, ImportReport, MirrorError, OnReboot};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubelet-files/testdata/dra");
@@ -23,7 +23,7 @@ fn testdata(name: &str) -> Vec<u8> {
     std::fs::read(Path::new(TESTDATA).join(name)).unwrap()
 }
 
-/// A claim with one device, as a kubelet writes it, for these pods.
+/// Returns a claim with one device for these pods, as a kubelet writes it.
 fn kubelets(name: &str, pods: &[&str], devices: bool) -> dra::Claim {
     let device = dra::Device {
         pool: "pool".into(),
@@ -58,7 +58,7 @@ fn names(store: &Store) -> Vec<String> {
     claims(store).into_iter().map(|claim| claim.key.name).collect()
 }
 
-/// A root with a pod and its claim, closed.
+/// Returns a stopped root with a pod and its claim.
 async fn root_with_a_claim() -> Root {
     let root = Root::new();
     let store = root.open();
@@ -68,7 +68,7 @@ async fn root_with_a_claim() -> Root {
     root
 }
 
-/// What it would be after the same process was killed, with the same files.
+/// Returns a copy of the files, as a kill at this moment would leave them.
 fn copy(root: &Root) -> Root {
     let after = Root::new();
     for (from, to) in [
@@ -109,11 +109,16 @@ async fn a_first_start_imports_a_file_of_any_version() {
             assert!(!holders.is_empty() && holders.iter().all(|uid| pods.iter().any(|pod| pod.uid == *uid)));
             assert!(pods.iter().all(|pod| pod.source == Source::Imported));
         }
-        // Before the first mirror is written, the file is known all the same.
+        // The hash of the file is known before the first mirror is written.
         drop(store);
-        // A copy of a database that is being closed may be half of it.
-        let is_closed = || !matches!(root.place(Storage::default()).open(), Err(LoadError::InUse));
-        until("the end of the store", is_closed).await;
+        // A copy of a database that is being closed may be incomplete.
+        let is_closed = || {
+            !matches!(
+                root.database_file(Storage::default()).open(),
+                Err(LoadError::InUse)
+            )
+        };
+        wait_until("the store is closed", is_closed).await;
         let (_, report) = copy(&root).open_with_report();
         assert!(
             report.takeover.is_none() && report.imported_claims.is_none(),
@@ -123,7 +128,7 @@ async fn a_first_start_imports_a_file_of_any_version() {
 }
 
 #[tokio::test]
-async fn every_flat_file_of_a_kubelet_is_taken_in() {
+async fn every_flat_file_of_a_kubelet_is_imported() {
     for (folder, files) in [
         ("flat-1.27", 3),
         ("flat-1.28-1.29", 2),
@@ -208,7 +213,7 @@ async fn an_imported_claim_that_names_devices_is_prepared_and_kept_while_a_pod_h
     assert_eq!(
         store.update(|node| node.due_calls(NOW)),
         [],
-        "nobody is called on a file's word"
+        "no driver is called for an imported claim"
     );
 
     store.release(&"p".into()).await.unwrap();
@@ -289,7 +294,7 @@ async fn without_claims_there_is_no_file_and_with_the_last_one_it_is_empty() {
 }
 
 #[tokio::test]
-async fn our_own_file_changes_nothing_and_one_that_is_gone_comes_back() {
+async fn an_unchanged_mirror_is_kept_and_a_removed_one_is_written_again() {
     let root = root_with_a_claim().await;
     let (store, report) = root.open_with_report();
     assert!(report.takeover.is_none() && report.imported_claims.is_none());
@@ -311,7 +316,7 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
 
         let (store, report) = root.open_with_report();
 
-        let [aside] = &report.set_aside[..] else {
+        let [aside] = &report.quarantined[..] else {
             panic!("{report:?}");
         };
         assert_eq!(aside.original, root.claims_file());
@@ -337,7 +342,7 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
 }
 
 #[tokio::test]
-async fn two_unreadable_files_are_two_decisions() {
+async fn each_of_two_unreadable_files_needs_a_decision() {
     let root = Root::new();
     std::fs::write(root.claims_file(), "{ broken").unwrap();
     std::fs::write(root.checkpoint(), "{ broken").unwrap();
@@ -360,7 +365,7 @@ async fn two_unreadable_files_are_two_decisions() {
     assert_eq!(blocked(&root.open()), None);
 }
 
-/// A pod with a claim of its own on a device.
+/// Returns the request of a pod with its own claim on a device.
 fn wanting(device: &str) -> PodRequest {
     let mut request = claiming("new", "new");
     let key = request.claims[0].claim.key.clone();
@@ -386,7 +391,7 @@ async fn damaged_claims_stay_held_and_the_node_blocked() {
         kubelets("one", &["a"], true),
         kubelets("two", &["b"], true),
     ]));
-    // One claim has lost its UID, name and pods. A byte before a quote of the other one is damaged.
+    // One claim lacks its UID, name and pods. A byte before a quote of the other one is damaged.
     let lost = whole.find("ClaimUID").unwrap()..whole.find(r#",\"DriverState"#).unwrap();
     let (before, rest) = (&whole[..lost.start], &whole[lost.end..]);
     let zeros = "\0".repeat(lost.len());
@@ -422,7 +427,7 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
         matches!(report.blocked, Some(Blocked::UnreadableClaims { .. })),
         "{report:?}"
     );
-    assert_eq!(report.set_aside.len(), 1);
+    assert_eq!(report.quarantined.len(), 1);
     assert_eq!(names(&store), ["one"]);
     store.forget().await.unwrap();
     store.stop().await.unwrap();
@@ -430,7 +435,7 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
 }
 
 #[tokio::test]
-async fn a_file_that_a_kubelet_wrote_is_taken_over() {
+async fn a_file_that_a_kubelet_wrote_is_adopted() {
     let root = Root::new();
     let store = root.open();
     drive(&store);
@@ -503,14 +508,14 @@ async fn a_claim_with_other_devices_is_contested_and_imported_only_after_its_pod
 }
 
 #[tokio::test]
-async fn a_further_file_ends_no_contest() {
+async fn a_further_file_does_not_end_a_contest() {
     let root = root_with_a_claim().await;
     let ours = read(&root);
     write(&root, &[kubelets("theirs", &["k"], true)]);
     let (store, report) = root.open_with_report();
     assert_eq!(report.contested.len(), 1, "{report:?}");
     stop(&store).await;
-    // It takes nothing, and adds a claim.
+    // It only adds a claim.
     let mut further = ours.clone();
     further.push(kubelets("two", &["l"], true));
     write(&root, &further);
@@ -542,7 +547,7 @@ async fn a_further_file_ends_no_contest() {
 }
 
 #[tokio::test]
-async fn each_file_speaks_for_what_it_is_about() {
+async fn each_file_counts_only_for_its_own_kind() {
     let root = Root::new();
     let store = root.open();
     drive(&store);
@@ -558,7 +563,7 @@ async fn each_file_speaks_for_what_it_is_about() {
     store.stop().await.unwrap();
     let claims_file = std::fs::read(root.claims_file()).unwrap();
 
-    // A kubelet that has taken its devices from it, and nothing else.
+    // A kubelet has released only the devices of the pod.
     std::fs::write(root.checkpoint(), kubelet_file(&[("k", &["03"])])).unwrap();
     let (store, report) = root.open_with_report();
     let difference = adopt_contested(&store, &report).await.difference;
@@ -569,7 +574,7 @@ async fn each_file_speaks_for_what_it_is_about() {
     store.stop().await.unwrap();
     assert_eq!(std::fs::read(root.claims_file()).unwrap(), claims_file);
 
-    // And then its claims.
+    // Then it has released the claims, too.
     write(&root, &[]);
     let (store, report) = root.open_with_report();
     let difference = adopt_contested(&store, &report).await.difference;
@@ -579,7 +584,7 @@ async fn each_file_speaks_for_what_it_is_about() {
 }
 
 #[tokio::test]
-async fn a_file_that_somebody_writes_while_we_run_is_left_alone() {
+async fn a_file_that_another_process_writes_meanwhile_is_left_alone() {
     let root = Root::new();
     let store = root.open();
     drive(&store);
@@ -593,19 +598,19 @@ async fn a_file_that_somebody_writes_while_we_run_is_left_alone() {
     assert!(matches!(refused, MirrorError::Foreign { .. }), "{refused:?}");
     assert_eq!(read(&root)[0].name, "theirs");
     let devices = std::fs::metadata(root.checkpoint());
-    assert!(devices.is_ok(), "the other file is kept all the same");
+    assert!(devices.is_ok(), "the other file is still updated");
     store.stop().await.unwrap_err();
     let (store, report) = root.open_with_report();
     assert!(
         report.takeover.is_none() && report.contested.is_empty(),
         "{report:?}"
     );
-    assert_eq!(report.set_aside[0].original, root.claims_file());
+    assert_eq!(report.quarantined[0].original, root.claims_file());
     assert_eq!(names(&store), ["one", "two"]);
 }
 
 #[tokio::test]
-async fn an_import_adds_claims_and_who_holds_them() {
+async fn an_import_adds_claims_and_their_holders() {
     let root = Root::new();
     let store = root.open();
     drive(&store);
@@ -638,7 +643,7 @@ async fn an_import_adds_claims_and_who_holds_them() {
 }
 
 #[tokio::test]
-async fn a_file_without_claims_is_no_answer() {
+async fn a_file_without_claims_does_not_unblock() {
     let root = Root::new();
     std::fs::write(root.claims_file(), "{ broken").unwrap();
     let store = root.open();
@@ -651,7 +656,7 @@ async fn a_file_without_claims_is_no_answer() {
 }
 
 #[tokio::test]
-async fn what_is_to_be_prepared_again_names_no_devices() {
+async fn a_pending_preparation_is_written_without_devices() {
     let root = root_with_a_claim().await;
     let options = OpenOptions {
         boot_id: "boot-2".into(),
@@ -689,7 +694,7 @@ async fn of_two_claims_of_one_name_the_file_has_the_one_that_a_pod_holds() {
     }
 }
 
-/// A root with a claim that no pod holds, and that was given up on.
+/// Returns a root with an abandoned claim that no pod holds.
 async fn root_with_an_abandoned_claim() -> (Root, Store) {
     let root = Root::new();
     let store = root.open();
@@ -703,7 +708,7 @@ async fn root_with_an_abandoned_claim() -> (Root, Store) {
 }
 
 #[tokio::test]
-async fn a_driver_that_was_given_up_on_has_no_part_in_a_claim_that_is_used_again() {
+async fn an_abandoned_driver_is_not_listed_for_a_claim_that_is_used_again() {
     let (root, store) = root_with_an_abandoned_claim().await;
     let mut request = claiming("b", "one");
     request.claims[0].claim.drivers.clear();
@@ -733,7 +738,7 @@ async fn a_claim_that_is_forgotten_is_neither_in_the_database_nor_in_the_file() 
 
     let unknown = store.forget_claim(&"uid-one".into()).await.unwrap_err();
     assert_eq!(unknown, BeginForgetError::Unknown.into());
-    // Killed before the file was written: it is ours, and says nothing.
+    // After a kill before the file was written: its hash is known, so it has nothing new.
     let killed = copy(&root);
     assert_eq!(names(&killed.open()), Vec::<String>::new());
     store.stop().await.unwrap();
@@ -777,14 +782,14 @@ async fn an_import_does_not_bring_back_a_claim_that_is_being_unprepared() {
     is_left_out().await;
     assert!(store.record_claims().await.unwrap());
 
-    // Now it is gone, and the file is the only word about it.
+    // Now the claim is gone, and only the file has it.
     let report = store.import(file.as_bytes()).await.unwrap();
     assert_eq!((report.claims.len(), report.left_out.len()), (1, 0));
     assert_eq!(uids(&store), ["a", "k"]);
 }
 
 #[tokio::test]
-async fn a_claim_is_not_imported_while_nobody_is_sure_to_keep_it() {
+async fn a_claim_is_not_imported_while_all_its_pods_are_in_flight() {
     let root = Root::new();
     let store = root.open();
     drive(&store);
@@ -821,10 +826,10 @@ async fn a_pod_waits_for_a_claim_that_is_being_imported() {
     let twice = store.import(left.as_bytes()).await.unwrap_err();
     let key = claiming("a", "one").claims[0].claim.key.clone();
     assert_eq!(twice, ImportError::ClaimInFlight { claim: key });
-    disk.let_syncs_go();
+    disk.release_syncs();
     import.await.unwrap();
 
-    // It joins what is on disk, and gives up: the claim is as it was.
+    // It joins the claim on disk and is dropped: the claim is unchanged.
     drop(store.hold(&claiming("a", "one"), &Preferences::new()).unwrap());
     assert_eq!(claims(&store)[0].preparations[DRIVER].devices.len(), 1);
     store.release(&"k".into()).await.unwrap();
@@ -836,12 +841,12 @@ async fn a_pod_waits_for_a_claim_that_is_being_imported() {
     assert_eq!(names(&root.open()), Vec::<String>::new());
 }
 
-/// What a kubelet does that took over, and stopped again: its file, with all that it does not mean as it was.
+/// Changes the file as a kubelet that took over and stopped again, and starts devlet.
 async fn take_over(root: &Root, change: impl FnOnce(&mut Vec<dra::Claim>)) -> Store {
     let mut file = read(root);
     change(&mut file);
     let file = envelope::write(Some(&file));
-    // Its own hand: no kubelet ends a file like this, and each reads it.
+    // The newline makes the hash unknown. A kubelet does not write it, but accepts it.
     std::fs::write(root.claims_file(), file + "\n").unwrap();
     let (store, report) = root.open_with_report();
     if report.takeover.is_none() {
@@ -871,7 +876,7 @@ fn asked_to_unprepare(store: &Store) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_kubelet_takes_nothing_away_that_its_file_has_no_place_for() {
+async fn a_kubelet_does_not_take_away_what_its_file_cannot_contain() {
     for (old, new) in [("uid-1", "uid-2"), ("uid-2", "uid-1")] {
         for is_removed in [false, true] {
             let root = Root::new();
@@ -896,7 +901,7 @@ async fn a_kubelet_takes_nothing_away_that_its_file_has_no_place_for() {
             let left: Vec<String> = left.collect();
             assert!(left.contains(&old.to_owned()), "{left:?}");
             assert_eq!(uids(&store).is_empty(), is_removed);
-            // A claim that the operator takes from its pods is unprepared, once more if a kubelet did that already.
+            // A claim that the operator takes from its pods is unprepared, even if a kubelet has already done so.
             let mut expected = vec![old];
             expected.extend(is_removed.then_some(new));
             expected.sort_unstable();
@@ -906,7 +911,7 @@ async fn a_kubelet_takes_nothing_away_that_its_file_has_no_place_for() {
 }
 
 #[tokio::test]
-async fn a_driver_that_was_given_up_on_is_still_asked_after_a_kubelet_has_unprepared_the_rest() {
+async fn an_abandoned_driver_is_still_called_after_a_kubelet_has_unprepared_the_rest() {
     for is_removed in [false, true] {
         let (root, store) = root_with_an_abandoned_claim().await;
         let mut request = claiming("b", "one");
@@ -988,7 +993,7 @@ async fn a_file_that_lacks_a_claim_does_not_end_its_unpreparation() {
     }
 }
 
-/// A pod with the claim `one`, which has this UID.
+/// Returns the request of a pod with the claim `one` of this UID.
 async fn admit_with_uid(store: &Store, pod: &str, uid: &str) {
     let mut request = claiming(pod, uid.trim_start_matches("uid-"));
     request.claims[0].claim.key.name = "one".into();

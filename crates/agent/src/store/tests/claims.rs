@@ -1,4 +1,4 @@
-//! Claims: on disk before a driver is called, and as long as one has something to undo.
+//! Claims are on disk before a driver is called, and until they are unprepared.
 
 use std::io::ErrorKind;
 
@@ -15,7 +15,7 @@ use crate::store::{Held, HoldError, OnReboot};
 
 pub(super) const DRIVER: &str = "gpu.acme.com";
 
-/// A plugin of a driver that is connected.
+/// Connects a DRA driver.
 pub(super) fn drive(store: &Store) -> ConnectionId {
     let offer = DriverOffer {
         driver: DRIVER.into(),
@@ -33,7 +33,7 @@ pub(super) fn drive(store: &Store) -> ConnectionId {
     })
 }
 
-/// A pod whose container uses all of one claim, with one device.
+/// Returns the request of a pod with a container that uses one claim with one device.
 pub(super) fn claiming(uid: &str, claim: &str) -> PodRequest {
     let allocated = AllocationResult {
         driver: DRIVER.into(),
@@ -62,7 +62,7 @@ pub(super) fn claiming(uid: &str, claim: &str) -> PodRequest {
     request
 }
 
-/// What the driver does if it is asked.
+/// Carries out the calls that the driver would get.
 pub(super) fn answer_calls(store: &Store, calls: Vec<Call>) {
     for call in calls {
         let uids = call.claims.into_iter().map(|(uid, _)| uid);
@@ -113,7 +113,7 @@ pub(super) fn claims(store: &Store) -> Vec<Claim> {
     store.read(|node| node.claims().map(|view| view.claim.clone()).collect())
 }
 
-/// What a process that is killed now leaves behind.
+/// Returns a copy of the files as a kill at this moment would leave them.
 fn after_a_kill(root: &Root) -> (Root, Store) {
     let after = Root::new();
     std::fs::copy(root.database(), after.database()).unwrap();
@@ -122,7 +122,7 @@ fn after_a_kill(root: &Root) -> (Root, Store) {
 }
 
 #[tokio::test]
-async fn a_restart_brings_back_claims_and_who_holds_them() {
+async fn a_restart_restores_claims_and_their_holders() {
     let root = Root::new();
     let store = root.open();
     drive(&store);
@@ -147,7 +147,7 @@ async fn a_restart_brings_back_claims_and_who_holds_them() {
 }
 
 #[tokio::test]
-async fn an_intent_is_on_disk_before_anybody_is_called() {
+async fn an_intent_is_on_disk_before_a_driver_is_called() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -197,7 +197,7 @@ async fn a_pod_and_its_claims_are_one_write() {
 }
 
 #[tokio::test]
-async fn a_pod_that_joins_costs_one_write_and_one_that_leaves_one() {
+async fn a_pod_that_joins_or_leaves_a_claim_costs_one_write() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -235,7 +235,11 @@ async fn a_claim_is_on_disk_until_it_is_unprepared() {
     drive(&revived);
     assert_eq!(revived.read(|node| node.pending_unprepare(&"a".into())).len(), 1);
     unprepare(&revived);
-    assert!(revived.read(|node| node.pending_unprepare(&"a".into())).is_empty());
+    assert!(
+        revived
+            .read(|node| node.pending_unprepare(&"a".into()))
+            .is_empty()
+    );
 
     unprepare(&store);
     assert!(store.record_claims().await.unwrap());
@@ -246,7 +250,7 @@ async fn a_claim_is_on_disk_until_it_is_unprepared() {
 }
 
 #[tokio::test]
-async fn giving_up_on_a_driver_is_remembered() {
+async fn an_abandoned_preparation_is_recorded() {
     let root = Root::new();
     let store = root.open();
     let connection = drive(&store);
@@ -266,7 +270,7 @@ async fn giving_up_on_a_driver_is_remembered() {
 }
 
 #[tokio::test]
-async fn an_intent_that_cannot_be_written_never_was() {
+async fn an_intent_that_cannot_be_written_is_undone() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -282,7 +286,7 @@ async fn an_intent_that_cannot_be_written_never_was() {
     let refused = store.hold(&claiming("b", "two"), &Preferences::new());
     assert!(matches!(refused, Err(HoldError::Write(_))), "{refused:?}");
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit_claiming(&store, "b", "two").await.unwrap();
     let (_root, revived) = after_a_kill(&root);
     assert_eq!(claims(&revived), claims(&store));
@@ -305,8 +309,8 @@ async fn a_commit_that_cannot_be_written_leaves_a_claim_to_be_unprepared() {
 
     assert_eq!(uids(&store), ["a"]);
     disk.fail_syncs(None);
-    healed(&store).await;
-    // The database was made anew from memory.
+    wait_until_healthy(&store).await;
+    // The database was created again from memory.
     let (_root, revived) = after_a_kill(&root);
     assert_eq!(claims(&revived), claims(&store));
     assert_eq!(claims(&revived).len(), 2);
@@ -316,7 +320,7 @@ async fn a_commit_that_cannot_be_written_leaves_a_claim_to_be_unprepared() {
 }
 
 #[tokio::test]
-async fn a_release_that_cannot_be_written_unprepares_nothing() {
+async fn a_release_that_cannot_be_written_does_not_unprepare_claims() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -331,7 +335,7 @@ async fn a_release_that_cannot_be_written_unprepares_nothing() {
 }
 
 #[tokio::test]
-async fn a_holder_is_not_refused_by_a_full_disk() {
+async fn a_pod_that_holds_everything_is_admitted_on_a_full_disk() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -349,7 +353,7 @@ async fn a_holder_is_not_refused_by_a_full_disk() {
 }
 
 #[tokio::test]
-async fn a_stopped_store_takes_no_intent() {
+async fn a_stopped_store_rejects_intents() {
     let root = Root::new();
     let store = root.open();
     drive(&store);
@@ -378,7 +382,7 @@ async fn after_a_reboot_claims_are_to_be_prepared_again_or_unprepared() {
             ..root.options()
         };
         let (store, _) = Store::open(reboot()).unwrap();
-        // The same if the process does not come far.
+        // Also if the process is killed early.
         store.stop().await.unwrap();
         let (store, report) = Store::open(reboot()).unwrap();
         assert_eq!(report.reboot, None);

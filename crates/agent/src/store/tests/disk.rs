@@ -1,4 +1,4 @@
-//! Disks with faults.
+//! A disk that fails or holds up writes on request.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,23 +9,23 @@ use redb::backends::FileBackend;
 
 use crate::store::Storage;
 
-/// What a disk does next.
+/// The behaviour of a disk, and counts of its syncs.
 #[derive(Debug, Default)]
-struct Will {
+struct Behaviour {
     write_error: Option<io::ErrorKind>,
     sync_error: Option<io::ErrorKind>,
-    /// From which sync on they fail.
+    /// Number of syncs that succeed before they fail.
     failing_after: usize,
     holds_syncs: bool,
     syncs_waiting: usize,
     syncs: usize,
-    /// By whom, by name of the thread.
+    /// By the name of the thread.
     syncs_by: BTreeMap<String, usize>,
 }
 
-/// A disk that can be told to fail and to wait.
+/// A disk that fails or holds up writes on request.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Disk(Arc<(Mutex<Will>, Condvar)>);
+pub(super) struct Disk(Arc<(Mutex<Behaviour>, Condvar)>);
 
 impl Disk {
     pub(super) fn storage(&self) -> Storage {
@@ -38,61 +38,68 @@ impl Disk {
         })
     }
 
-    fn will(&self, change: impl FnOnce(&mut Will)) {
+    fn set(&self, change: impl FnOnce(&mut Behaviour)) {
         change(&mut self.0.0.lock().unwrap());
         self.0.1.notify_all();
     }
 
     pub(super) fn fail_writes(&self, error: Option<io::ErrorKind>) {
-        self.will(|will| will.write_error = error);
+        self.set(|behaviour| behaviour.write_error = error);
     }
 
     pub(super) fn fail_syncs(&self, error: Option<io::ErrorKind>) {
-        self.will(|will| (will.sync_error, will.failing_after) = (error, 0));
+        self.set(|behaviour| (behaviour.sync_error, behaviour.failing_after) = (error, 0));
     }
 
-    /// This many succeed, counted from the first one of all; those after it fail.
+    /// Lets syncs fail after the first `count` syncs of the disk.
     pub(super) fn fail_syncs_after(&self, count: usize) {
         let error = Some(io::ErrorKind::Other);
-        self.will(|will| (will.sync_error, will.failing_after) = (error, count));
+        self.set(|behaviour| (behaviour.sync_error, behaviour.failing_after) = (error, count));
     }
 
     pub(super) fn hold_syncs(&self) {
-        self.will(|will| will.holds_syncs = true);
+        self.set(|behaviour| behaviour.holds_syncs = true);
     }
 
-    pub(super) fn let_syncs_go(&self) {
-        self.will(|will| will.holds_syncs = false);
+    pub(super) fn release_syncs(&self) {
+        self.set(|behaviour| behaviour.holds_syncs = false);
     }
 
     pub(super) fn syncs(&self) -> usize {
         self.0.0.lock().unwrap().syncs
     }
 
-    /// How many there were by threads of a name.
+    /// Returns the number of syncs by threads of a name.
     pub(super) fn syncs_by(&self, thread: &str) -> usize {
-        let will = self.0.0.lock().unwrap();
-        will.syncs_by.get(thread).copied().unwrap_or_default()
+        let behaviour = self.0.0.lock().unwrap();
+        behaviour.syncs_by.get(thread).copied().unwrap_or_default()
     }
 
-    /// Returns when a sync is being held up.
+    /// Waits until a sync is held up.
     pub(super) fn wait_for_a_sync(&self) {
-        let will = self.0.0.lock().unwrap();
-        drop(self.0.1.wait_while(will, |will| will.syncs_waiting == 0).unwrap());
+        let behaviour = self.0.0.lock().unwrap();
+        drop(
+            self.0
+                .1
+                .wait_while(behaviour, |behaviour| behaviour.syncs_waiting == 0)
+                .unwrap(),
+        );
     }
 
     fn sync(&self) -> io::Result<()> {
         let (lock, condition) = &*self.0;
-        let mut will = lock.lock().unwrap();
-        will.syncs += 1;
+        let mut behaviour = lock.lock().unwrap();
+        behaviour.syncs += 1;
         let thread = std::thread::current().name().unwrap_or_default().to_owned();
-        *will.syncs_by.entry(thread).or_default() += 1;
-        let number = will.syncs;
-        will.syncs_waiting += 1;
+        *behaviour.syncs_by.entry(thread).or_default() += 1;
+        let number = behaviour.syncs;
+        behaviour.syncs_waiting += 1;
         condition.notify_all();
-        will = condition.wait_while(will, |will| will.holds_syncs).unwrap();
-        will.syncs_waiting -= 1;
-        let error = will.sync_error.filter(|_| number > will.failing_after);
+        behaviour = condition
+            .wait_while(behaviour, |behaviour| behaviour.holds_syncs)
+            .unwrap();
+        behaviour.syncs_waiting -= 1;
+        let error = behaviour.sync_error.filter(|_| number > behaviour.failing_after);
         error.map_or(Ok(()), |kind| Err(kind.into()))
     }
 }

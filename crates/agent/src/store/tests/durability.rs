@@ -1,4 +1,4 @@
-//! What was answered is there afterwards; what failed never was.
+//! Answered changes survive; failed changes leave no trace.
 
 use std::future::Future;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -15,13 +15,13 @@ use super::disk::Disk;
 use super::*;
 use crate::store::{Difference, HoldError, ReleaseError, StopError, WriteError};
 
-/// Polls once: what can be done without waiting is done.
+/// Polls a future once.
 pub(super) fn start<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Poll<T> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
 #[tokio::test]
-async fn a_restart_brings_back_every_pod_as_it_was() {
+async fn a_restart_restores_every_pod() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -47,12 +47,12 @@ async fn a_restart_brings_back_every_pod_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_killed_process_leaves_what_was_answered() {
+async fn answered_changes_survive_a_kill() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
     admit(&store, "a", 2).await.unwrap();
-    // A killed process leaves the file as it is at that moment.
+    // A kill leaves the file as it is at that moment.
     let after = Root::new();
     std::fs::copy(root.database(), after.database()).unwrap();
 
@@ -63,7 +63,7 @@ async fn a_killed_process_leaves_what_was_answered() {
 }
 
 #[tokio::test]
-async fn a_readmission_waits_for_nothing_and_writes_nothing() {
+async fn a_readmission_does_not_write() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -77,7 +77,7 @@ async fn a_readmission_waits_for_nothing_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_lone_change_costs_one_sync_and_a_question_none() {
+async fn a_change_costs_one_sync_and_a_read_none() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -105,7 +105,7 @@ async fn no_thread_of_a_runtime_waits_for_the_disk() {
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
     offer(&store, GPU, 8);
-    // Those of the start.
+    // The syncs of the start.
     let before = disk.syncs() - disk.syncs_by(WRITER);
 
     admit(&store, "a", 1).await.unwrap();
@@ -114,11 +114,11 @@ async fn no_thread_of_a_runtime_waits_for_the_disk() {
 }
 
 #[tokio::test]
-async fn a_disk_that_does_not_answer_is_reported_and_heals() {
+async fn a_stalled_disk_is_reported_until_it_answers() {
     let root = Root::new();
     let disk = Disk::default();
     let options = OpenOptions {
-        write_patience: Duration::from_millis(50),
+        write_timeout: Duration::from_millis(50),
         storage: disk.storage(),
         ..root.options()
     };
@@ -139,14 +139,14 @@ async fn a_disk_that_does_not_answer_is_reported_and_heals() {
         text.contains("the change may still be written; try again"),
         "{text}"
     );
-    // The write may have begun later than its caller began to wait.
+    // The caller may wait before the write begins.
     while !matches!(store.health(), Err(WriteError::Hangs { .. })) {
         tokio::task::yield_now().await;
     }
     let refused = store.hold(&request("b", 1), &Preferences::new());
     assert!(matches!(refused, Err(HoldError::Write(WriteError::Hangs { .. }))));
 
-    // Neither is it free: it may be on disk.
+    // The device is not free either: the allocation may be on disk.
     assert_eq!(free(&store), 7);
     let again = store.hold(&request("a", 1), &Preferences::new());
     assert!(
@@ -154,8 +154,8 @@ async fn a_disk_that_does_not_answer_is_reported_and_heals() {
         "{again:?}"
     );
 
-    let mut changed = store.changed();
-    disk.let_syncs_go();
+    let mut changed = store.subscribe();
+    disk.release_syncs();
     while pods(&store).is_empty() {
         changed.changed().await.unwrap();
     }
@@ -166,7 +166,7 @@ async fn a_disk_that_does_not_answer_is_reported_and_heals() {
     assert!(again.unwrap().is_none(), "it has everything");
 }
 
-/// For a thread, and for a task.
+/// A signal that a thread or a task can send.
 fn pair() -> (std::os::unix::net::UnixStream, tokio::net::UnixStream) {
     let (near, far) = tokio::net::UnixStream::pair().unwrap();
     let near = near.into_std().unwrap();
@@ -176,14 +176,14 @@ fn pair() -> (std::os::unix::net::UnixStream, tokio::net::UnixStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_hangs_stops_only_callers_that_need_it() {
+async fn a_stalled_disk_blocks_only_callers_that_write() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
     offer(&store, GPU, 8);
     store.mirror().await.unwrap();
 
-    // Both are asked from outside of the runtime.
+    // Both calls are made from outside of the runtime.
     let (mut echo, far) = pair();
     tokio::spawn(async move {
         let mut far = far;
@@ -205,7 +205,7 @@ async fn a_disk_that_hangs_stops_only_callers_that_need_it() {
         });
         door.write_all(&[1]).unwrap();
         disk.wait_for_a_sync();
-        // Sockets and timers are looked after, by a thread that is left.
+        // A free thread serves sockets and timers.
         echo.write_all(&[round]).unwrap();
         let mut answer = [0];
         echo.read_exact(&mut answer).unwrap();
@@ -213,12 +213,12 @@ async fn a_disk_that_hangs_stops_only_callers_that_need_it() {
         assert!(!admission.is_finished());
         assert_eq!(pods(&store).len(), 0);
 
-        // Changes that are queued meanwhile are written together.
+        // Changes that are queued in the meantime are written together.
         let another = tokio::spawn({
             let store = store.clone();
             async move { admit(&store, "another", 1).await }
         });
-        disk.let_syncs_go();
+        disk.release_syncs();
         admission.await.unwrap().unwrap();
         another.await.unwrap().unwrap();
         store.release(&name.as_str().into()).await.unwrap();
@@ -247,7 +247,7 @@ async fn changes_that_come_together_share_a_sync() {
     for other in &mut others {
         assert!(start(&mut other.as_mut()).is_pending());
     }
-    disk.let_syncs_go();
+    disk.release_syncs();
     first.await.unwrap();
     for other in others {
         other.await.unwrap();
@@ -272,7 +272,7 @@ async fn changes_that_come_together_share_a_sync() {
 }
 
 #[tokio::test]
-async fn memory_follows_the_disk_and_not_the_other_way() {
+async fn a_change_takes_effect_in_memory_after_it_is_on_disk() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -283,8 +283,8 @@ async fn memory_follows_the_disk_and_not_the_other_way() {
     assert!(start(&mut admission).is_pending());
     disk.wait_for_a_sync();
     assert_eq!(uids(&store), Vec::<String>::new(), "not before it is on disk");
-    assert_eq!(free(&store), 1, "but nobody else gets the device");
-    disk.let_syncs_go();
+    assert_eq!(free(&store), 1, "no other pod gets the device");
+    disk.release_syncs();
     admission.await.unwrap();
     assert_eq!(uids(&store), ["a"]);
 
@@ -295,13 +295,13 @@ async fn memory_follows_the_disk_and_not_the_other_way() {
     disk.wait_for_a_sync();
     assert_eq!(uids(&store), ["a"]);
     assert_eq!(free(&store), 1);
-    disk.let_syncs_go();
+    disk.release_syncs();
     removal.await.unwrap();
     assert_eq!(free(&store), 2);
 }
 
 #[tokio::test]
-async fn a_failed_sync_changes_nothing_and_heals() {
+async fn a_failed_sync_changes_nothing_and_the_store_recovers() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -334,7 +334,7 @@ async fn a_failed_sync_changes_nothing_and_heals() {
     assert_eq!(free(&store), 3);
 
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit(&store, "later", 2).await.unwrap();
 
     assert_eq!(store.health(), Ok(()));
@@ -346,7 +346,7 @@ async fn a_failed_sync_changes_nothing_and_heals() {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_and_heals_without_being_asked() {
+async fn a_full_disk_rejects_changes_and_the_store_recovers_alone() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -356,14 +356,14 @@ async fn a_full_disk_refuses_and_heals_without_being_asked() {
 
     disk.fail_writes(None);
 
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     assert_eq!(
         root.names().iter().filter(|name| name.ends_with(".new")).count(),
         0
     );
 }
 
-/// What a process finds that starts after this one was killed.
+/// Opens a copy of the files as a kill at this moment would leave them.
 fn after_a_kill(root: &Root) -> (Root, Store) {
     let after = Root::new();
     std::fs::copy(root.database(), after.database()).unwrap();
@@ -372,7 +372,7 @@ fn after_a_kill(root: &Root) -> (Root, Store) {
 }
 
 #[tokio::test]
-async fn a_database_that_is_removed_under_us_is_there_again_before_anything_is_answered() {
+async fn a_removed_database_is_created_again_before_the_next_answer() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -383,14 +383,14 @@ async fn a_database_that_is_removed_under_us_is_there_again_before_anything_is_a
 
     let (_root, revived) = after_a_kill(&root);
     assert_eq!(uids(&revived), ["after", "before"]);
-    // A clean stop leaves it, too.
+    // A clean stop keeps it.
     std::fs::remove_file(root.database()).unwrap();
     store.stop().await.unwrap();
     assert_eq!(uids(&root.open()), ["after", "before"]);
 }
 
 #[tokio::test]
-async fn a_database_that_is_removed_while_it_is_written_is_there_again_before_the_answer() {
+async fn a_database_removed_during_a_write_is_created_again_before_the_answer() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -402,7 +402,7 @@ async fn a_database_that_is_removed_while_it_is_written_is_there_again_before_th
     assert!(start(&mut admission).is_pending());
     disk.wait_for_a_sync();
     std::fs::remove_file(root.database()).unwrap();
-    disk.let_syncs_go();
+    disk.release_syncs();
     admission.await.unwrap();
 
     let (_root, revived) = after_a_kill(&root);
@@ -426,7 +426,7 @@ async fn without_the_directory_of_the_database_nothing_is_answered() {
     admit(&store, "refused", 1).await.unwrap_err();
     assert!(store.health().is_err());
     std::fs::create_dir(&directory).unwrap();
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit(&store, "after", 1).await.unwrap();
 
     store.stop().await.unwrap();
@@ -434,7 +434,7 @@ async fn without_the_directory_of_the_database_nothing_is_answered() {
 }
 
 #[tokio::test]
-async fn a_file_that_somebody_put_in_the_place_of_the_database_is_not_overwritten() {
+async fn a_file_of_another_process_in_the_place_of_the_database_is_not_overwritten() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -453,13 +453,13 @@ async fn a_file_that_somebody_put_in_the_place_of_the_database_is_not_overwritte
     assert_eq!(store.health().unwrap_err().to_string(), text);
     assert_eq!(std::fs::read_to_string(root.database()).unwrap(), "theirs");
     std::fs::remove_file(root.database()).unwrap();
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     store.stop().await.unwrap();
     assert_eq!(uids(&root.open()), ["before"]);
 }
 
 #[tokio::test]
-async fn a_store_whose_place_is_taken_in_the_end_leaves_its_database_beside_it() {
+async fn a_stop_saves_the_database_beside_a_file_of_another_process() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -470,7 +470,7 @@ async fn a_store_whose_place_is_taken_in_the_end_leaves_its_database_beside_it()
     let error = store.stop().await.unwrap_err();
 
     let said = error.to_string();
-    let StopError::Unplaced { saved, .. } = error else {
+    let StopError::Misplaced { saved, .. } = error else {
         panic!("{said}");
     };
     assert!(
@@ -484,7 +484,7 @@ async fn a_store_whose_place_is_taken_in_the_end_leaves_its_database_beside_it()
 }
 
 #[tokio::test]
-async fn a_store_without_any_database_in_the_end_says_so() {
+async fn a_stop_without_any_database_is_an_error() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -499,7 +499,7 @@ async fn a_store_without_any_database_in_the_end_says_so() {
 }
 
 #[tokio::test]
-async fn a_failed_batch_fails_for_everyone_in_it() {
+async fn a_failed_batch_fails_every_change_in_it() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -513,7 +513,7 @@ async fn a_failed_batch_fails_for_everyone_in_it() {
     assert!(start(&mut one).is_pending());
     assert!(start(&mut two).is_pending());
     disk.fail_syncs(Some(ErrorKind::Other));
-    disk.let_syncs_go();
+    disk.release_syncs();
 
     first.await.unwrap_err();
     one.await.unwrap_err();
@@ -522,7 +522,7 @@ async fn a_failed_batch_fails_for_everyone_in_it() {
 }
 
 #[tokio::test]
-async fn a_hold_that_is_dropped_frees_its_devices() {
+async fn a_dropped_reservation_frees_its_devices() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 2);
@@ -539,7 +539,7 @@ async fn a_hold_that_is_dropped_frees_its_devices() {
 }
 
 #[tokio::test]
-async fn a_caller_that_leaves_before_the_hand_over_leaves_nothing() {
+async fn a_commit_dropped_before_its_first_poll_changes_nothing() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 2);
@@ -554,7 +554,7 @@ async fn a_caller_that_leaves_before_the_hand_over_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_caller_that_leaves_after_the_hand_over_has_its_pod() {
+async fn a_commit_dropped_after_its_first_poll_is_written() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -567,7 +567,7 @@ async fn a_caller_that_leaves_after_the_hand_over_has_its_pod() {
     }
     let refused = store.hold(&request("a", 1), &Preferences::new()).unwrap_err();
     assert_eq!(refused, ReserveError::InFlight.into());
-    disk.let_syncs_go();
+    disk.release_syncs();
 
     admit(&store, "b", 1).await.unwrap();
     assert_eq!(uids(&store), ["a", "b"]);
@@ -577,13 +577,13 @@ async fn a_caller_that_leaves_after_the_hand_over_has_its_pod() {
         let mut removal = pin!(store.release(&uid));
         assert!(start(&mut removal).is_pending());
     }
-    disk.let_syncs_go();
+    disk.release_syncs();
     store.stop().await.unwrap();
     assert_eq!(uids(&root.open()), ["b"]);
 }
 
 #[tokio::test]
-async fn a_stopped_store_refuses_changes_and_gives_devices_back() {
+async fn a_stopped_store_rejects_changes_and_frees_devices() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 2);
@@ -597,10 +597,10 @@ async fn a_stopped_store_refuses_changes_and_gives_devices_back() {
 }
 
 #[tokio::test]
-async fn those_who_wait_for_changes_are_woken() {
+async fn subscribers_are_woken_by_changes() {
     let root = Root::new();
     let store = root.open();
-    let mut changed = store.changed();
+    let mut changed = store.subscribe();
     changed.mark_unchanged();
 
     offer(&store, GPU, 2);
@@ -637,7 +637,7 @@ async fn files_are_for_us_only() {
 }
 
 #[tokio::test]
-async fn the_last_plugin_of_a_resource_is_remembered() {
+async fn the_last_plugin_of_a_resource_is_recorded() {
     let root = Root::new();
     let store = root.open();
     let connection = offer(&store, GPU, 2);
@@ -653,13 +653,13 @@ async fn the_last_plugin_of_a_resource_is_remembered() {
     assert_eq!(last(GPU).gone_since, before);
     assert!(
         last("acme.com/nic").gone_since >= NOW,
-        "nobody watched it since the start"
+        "disconnected since the start"
     );
     assert_eq!(last("acme.com/nic").endpoint, "/run/plugin.sock");
 }
 
 #[tokio::test]
-async fn a_plugin_that_was_seen_is_soon_on_disk_and_nobody_waits_for_it() {
+async fn a_new_plugin_is_flushed_asynchronously() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -667,22 +667,22 @@ async fn a_plugin_that_was_seen_is_soon_on_disk_and_nobody_waits_for_it() {
 
     let connection = offer(&store, GPU, 2);
 
-    // The mirror comes in an hour.
-    noted(&store, GPU, |record| record["endpoint"] == "/run/plugin.sock").await;
+    // The mirror is due in an hour.
+    wait_for_resource(&store, GPU, |record| record["endpoint"] == "/run/plugin.sock").await;
     assert_eq!(disk.syncs(), syncs + 1);
     store.update(|node| node.connection_lost(connection, NOW));
-    noted(&store, GPU, |record| record["goneSince"] == NOW.0).await;
+    wait_for_resource(&store, GPU, |record| record["goneSince"] == NOW.0).await;
     assert_eq!(disk.syncs(), syncs + 2);
 }
 
 #[tokio::test]
-async fn a_plugin_that_was_seen_costs_an_admission_no_sync() {
+async fn a_new_plugin_is_flushed_with_an_admission_without_another_sync() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
     let syncs = disk.syncs();
 
-    // The writer is busy until both are there.
+    // The writer is held up until both changes are queued.
     disk.hold_syncs();
     let nothing = request("nothing", 0);
     let held = store.hold(&nothing, &Preferences::new()).unwrap().unwrap();
@@ -692,7 +692,7 @@ async fn a_plugin_that_was_seen_costs_an_admission_no_sync() {
     offer(&store, GPU, 2);
     let mut second = pin!(admit(&store, "a", 1));
     assert!(start(&mut second).is_pending());
-    disk.let_syncs_go();
+    disk.release_syncs();
     first.await.unwrap();
     second.await.unwrap();
 
@@ -702,7 +702,7 @@ async fn a_plugin_that_was_seen_costs_an_admission_no_sync() {
 }
 
 #[tokio::test]
-async fn a_resource_that_nobody_needs_is_forgotten() {
+async fn an_idle_resource_is_evicted() {
     let root = Root::new();
     let store = root.open();
     let long_ago = Moment(NOW.0 - EVICT_AFTER_MS);
@@ -713,7 +713,7 @@ async fn a_resource_that_nobody_needs_is_forgotten() {
         }
         store.update(|node| node.connection_lost(connection, since));
     }
-    noted(&store, "acme.com/old", serde_json::Value::is_null).await;
+    wait_for_resource(&store, "acme.com/old", serde_json::Value::is_null).await;
     store.stop().await.unwrap();
 
     let store = root.open();
@@ -730,7 +730,7 @@ async fn a_resource_that_nobody_needs_is_forgotten() {
 }
 
 #[tokio::test]
-async fn a_name_from_a_file_is_forgotten_unless_somebody_holds_it() {
+async fn a_resource_from_a_file_is_evicted_unless_a_pod_holds_it() {
     let root = Root::new();
     let store = root.open();
     store.import(kubelet_file(&[]).as_bytes()).await.unwrap();
@@ -740,7 +740,7 @@ async fn a_name_from_a_file_is_forgotten_unless_somebody_holds_it() {
 
     let store = root.open();
     assert!(!knows(&store));
-    noted(&store, GPU, serde_json::Value::is_null).await;
+    wait_for_resource(&store, GPU, serde_json::Value::is_null).await;
     store
         .import(kubelet_file(&[("k", &["00"])]).as_bytes())
         .await
@@ -750,7 +750,7 @@ async fn a_name_from_a_file_is_forgotten_unless_somebody_holds_it() {
 }
 
 #[tokio::test]
-async fn while_the_disk_refuses_nothing_is_set_aside() {
+async fn nothing_is_reserved_while_writes_fail() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -772,12 +772,12 @@ async fn while_the_disk_refuses_nothing_is_set_aside() {
     let kept = store.hold(&of_another_source, &Preferences::new()).unwrap();
     assert!(kept.is_none(), "only a note about it cannot be written");
     disk.fail_writes(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit(&store, "second", 1).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_changes_nothing() {
+async fn setting_the_clock_changes_nothing() {
     let root = Root::new();
     let clock = Arc::new(AtomicU64::new(NOW.0));
     let options = OpenOptions {
@@ -818,7 +818,7 @@ async fn everything_is_in_a_dump() {
 }
 
 #[tokio::test]
-async fn a_blocked_node_stays_blocked_until_told_otherwise() {
+async fn a_blocked_node_stays_blocked_until_an_operator_decides() {
     let root = Root::new();
     std::fs::write(root.checkpoint(), "{ broken").unwrap();
     let (store, report) = root.open_with_report();
@@ -830,7 +830,7 @@ async fn a_blocked_node_stays_blocked_until_told_otherwise() {
 
     let (store, report) = root.open_with_report();
     assert!(report.blocked.is_some());
-    assert!(report.set_aside.is_empty());
+    assert!(report.quarantined.is_empty());
     offer(&store, GPU, 2);
     let refused = store.hold(&request("a", 1), &Preferences::new()).unwrap_err();
     assert!(
@@ -851,7 +851,7 @@ async fn a_blocked_node_stays_blocked_until_told_otherwise() {
 }
 
 #[tokio::test]
-async fn an_import_unblocks_and_lasts() {
+async fn an_import_unblocks_the_node_durably() {
     let root = Root::new();
     std::fs::write(root.checkpoint(), "{ broken").unwrap();
     let store = root.open();
@@ -891,7 +891,7 @@ async fn a_file_without_pods_does_not_unblock() {
 }
 
 #[tokio::test]
-async fn all_containers_of_a_pod_are_remembered() {
+async fn all_containers_of_a_pod_are_recorded() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 2);
@@ -924,7 +924,7 @@ async fn all_containers_of_a_pod_are_remembered() {
 }
 
 #[tokio::test]
-async fn an_import_adds_to_what_is_held() {
+async fn an_import_adds_to_held_devices() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -939,9 +939,9 @@ async fn an_import_adds_to_what_is_held() {
     assert_eq!(
         refused,
         ReserveError::InFlight.into(),
-        "nobody else writes a pod that is being imported"
+        "no other operation writes a pod that is being imported"
     );
-    disk.let_syncs_go();
+    disk.release_syncs();
     let report = import.await.unwrap();
 
     assert_eq!(uids(&store), ["k", "ours"]);

@@ -1,4 +1,4 @@
-//! The kubelet's file, as we write it.
+//! Mirrors in the kubelet's files.
 
 use devlet_kubelet_files::{Role, verify};
 
@@ -10,7 +10,7 @@ fn read(root: &Root) -> String {
     std::fs::read_to_string(root.checkpoint()).unwrap()
 }
 
-/// How many files the database knows as ours.
+/// Returns the number of hashes of mirrors in the database.
 async fn known(store: &Store) -> usize {
     store.dump().await.unwrap()["mirrors"].as_array().unwrap().len()
 }
@@ -84,7 +84,7 @@ async fn an_imported_file_comes_back_in_the_newest_format() {
 }
 
 #[tokio::test]
-async fn a_mirror_that_says_nothing_new_is_not_written() {
+async fn an_unchanged_mirror_is_not_written() {
     let root = Root::new();
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
@@ -103,7 +103,7 @@ async fn a_hash_is_on_disk_before_its_mirror() {
     let disk = Disk::default();
     let store = root.open_on(disk.storage());
     offer(&store, GPU, 4);
-    // With it the resource is on disk; what is left is the hash.
+    // The resource is on disk with it, so only the hash is left to write.
     store.mirror().await.unwrap();
     admit(&store, "a", 1).await.unwrap();
     let before = read(&root);
@@ -114,14 +114,14 @@ async fn a_hash_is_on_disk_before_its_mirror() {
     assert!(matches!(refused, MirrorError::Write(_)), "{refused:?}");
     assert_eq!(read(&root), before);
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit(&store, "b", 1).await.unwrap();
     store.mirror().await.unwrap();
     assert!(read(&root).contains("\"b\""));
 }
 
 #[tokio::test]
-async fn a_crash_while_a_mirror_is_replaced_is_no_takeover_on_either_side_of_it() {
+async fn a_crash_before_or_after_a_mirror_is_replaced_is_not_a_takeover() {
     let root = Root::new();
     let disk = Disk::default();
     let mirror = root.path().join(LONG_NAME);
@@ -138,7 +138,7 @@ async fn a_crash_while_a_mirror_is_replaced_is_no_takeover_on_either_side_of_it(
     admit(&store, "a", 1).await.unwrap();
     let obstacle = obstruct(&mirror);
     store.mirror().await.unwrap_err();
-    // A process that dies here, between the record and the file, leaves this behind.
+    // The files as a kill between the record and the replacement leaves them.
     let recorded = std::fs::read(root.database()).unwrap();
     std::fs::remove_dir_all(obstacle).unwrap();
     store.mirror().await.unwrap();
@@ -153,7 +153,7 @@ async fn a_crash_while_a_mirror_is_replaced_is_no_takeover_on_either_side_of_it(
         assert!(report.takeover.is_none(), "{report:?}");
         assert_eq!(uids(&store), ["a"]);
         assert_eq!(known(&store).await, 2);
-        // From then on it is certain.
+        // From then on, only one hash is known.
         offer(&store, GPU, 4);
         store.mirror().await.unwrap();
         assert_eq!(read(&revived.checkpoint()), after);
@@ -177,14 +177,14 @@ async fn a_mirror_that_cannot_be_confirmed_is_confirmed_later() {
     assert!(matches!(refused, MirrorError::Write(_)), "{refused:?}");
     assert!(read(&root).contains("\"a\""), "the file is there");
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     assert_eq!(known(&store).await, 2);
     store.mirror().await.unwrap();
     assert_eq!(known(&store).await, 1);
 }
 
 #[tokio::test]
-async fn a_mirror_that_cannot_be_written_harms_nobody() {
+async fn a_mirror_that_cannot_be_written_does_not_fail_admissions() {
     let root = Root::new();
     let mirror = root.path().join(LONG_NAME);
     let options = OpenOptions {
@@ -203,7 +203,7 @@ async fn a_mirror_that_cannot_be_written_harms_nobody() {
         let refused = store.mirror().await.unwrap_err();
         assert!(matches!(refused, MirrorError::File { .. }), "{refused:?}");
     }
-    assert_eq!(store.health(), Ok(()), "nobody is refused");
+    assert_eq!(store.health(), Ok(()), "pods are admitted");
     let failure = store.mirror_failure().unwrap();
     assert!(failure.contains("cannot be replaced: "), "{failure}");
     assert_eq!(
@@ -234,7 +234,7 @@ async fn a_mirror_comes_by_itself() {
     let (store, _) = Store::open(options).unwrap();
     offer(&store, GPU, 4);
     admit(&store, "a", 1).await.unwrap();
-    // The last word is the mirrorer's; only its own clock says when.
+    // The thread retries after its own pause.
     let written = async {
         while !std::fs::read_to_string(root.checkpoint()).is_ok_and(|file| file.contains("\"a\"")) {
             tokio::task::yield_now().await;
@@ -258,7 +258,7 @@ async fn without_a_kubelets_file_there_is_no_mirror() {
 }
 
 #[tokio::test]
-async fn a_file_that_somebody_else_wrote_is_left_alone() {
+async fn a_file_of_another_process_is_left_alone() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 2);
@@ -278,16 +278,16 @@ async fn a_file_that_somebody_else_wrote_is_left_alone() {
     assert_eq!(store.mirror_failure(), None);
     std::fs::write(root.checkpoint(), theirs).unwrap();
     store.release(&"b".into()).await.unwrap();
-    // Nor does a clean stop overwrite it.
+    // A clean stop does not overwrite it either.
     assert!(store.stop().await.is_err());
     assert_eq!(read(&root), theirs);
-    // devlet was running, so no kubelet was in charge.
+    // devlet was running, so a kubelet was not in charge.
     let (store, report) = root.open_with_report();
     assert!(
         report.takeover.is_none() && report.blocked.is_none(),
         "{report:?}"
     );
-    let [aside] = &report.set_aside[..] else {
+    let [aside] = &report.quarantined[..] else {
         panic!("{report:?}");
     };
     assert_eq!(std::fs::read_to_string(&aside.kept).unwrap(), theirs);
@@ -296,7 +296,7 @@ async fn a_file_that_somebody_else_wrote_is_left_alone() {
     assert!(read(&root).contains("\"a\""), "the mirror is back");
 }
 
-/// A store that looks after its files all the time, with pod `a` in its mirror.
+/// A store with a short mirror interval, and with pod `a` in its mirror.
 async fn watchful(root: &Root) -> Store {
     let options = OpenOptions {
         mirror_interval: Duration::from_millis(1),
@@ -309,7 +309,7 @@ async fn watchful(root: &Root) -> Store {
     store
 }
 
-/// Puts something in the place of a file that may be written again at any time.
+/// Puts a file of this kind in the place of a mirror, which may be written at any time.
 fn put(kind: &str, path: &Path) {
     let made = path.with_extension("made");
     make(kind, &made);
@@ -319,7 +319,7 @@ fn put(kind: &str, path: &Path) {
     }
 }
 
-/// A root with pod `a` that was killed after it had noticed this file in the place of a mirror.
+/// A root with pod `a`, killed after devlet had noticed this file in the place of a mirror.
 async fn killed_with_a_foreign_file(theirs: &str) -> (Root, OpenOptions) {
     let root = Root::new();
     let store = root.open();
@@ -337,7 +337,7 @@ async fn killed_with_a_foreign_file(theirs: &str) -> (Root, OpenOptions) {
 }
 
 #[tokio::test]
-async fn a_foreign_file_is_forgotten_with_its_reason() {
+async fn the_hash_of_a_foreign_file_is_removed_with_the_file() {
     let theirs = kubelet_file(&[("a", &["00"]), ("b", &["07"]), ("c", &["01"])]);
     for how in ["set aside", "set aside with a second name", "replaced by our own"] {
         let (root, options) = killed_with_a_foreign_file(&theirs).await;
@@ -350,14 +350,17 @@ async fn a_foreign_file_is_forgotten_with_its_reason() {
         }
         let (store, report) = Store::open(options.clone()).unwrap();
         assert_eq!(report.blocked, None, "{how}");
-        assert_eq!(report.set_aside.len(), usize::from(how != "replaced by our own"));
+        assert_eq!(
+            report.quarantined.len(),
+            usize::from(how != "replaced by our own")
+        );
         assert_eq!(uids(&store), ["a"], "{how}");
         offer(&store, GPU, 8);
         admit(&store, "c", 1).await.unwrap();
         if how == "replaced by our own" {
             store.mirror().await.unwrap();
         }
-        // Killed; a kubelet takes over and comes to the same state.
+        // After a kill, a kubelet takes over and reaches the same state.
         let killed = Root::new();
         for name in ["state.redb", "node-id"] {
             std::fs::copy(root.path().join(name), killed.path().join(name)).unwrap();
@@ -367,7 +370,7 @@ async fn a_foreign_file_is_forgotten_with_its_reason() {
         let (store, report) = killed.open_with_report();
 
         assert!(
-            report.takeover.is_some() && report.set_aside.is_empty(),
+            report.takeover.is_some() && report.quarantined.is_empty(),
             "{how}: {report:?}"
         );
         assert_eq!(uids(&store), ["a", "b", "c"], "{how}");
@@ -378,10 +381,10 @@ async fn a_foreign_file_is_forgotten_with_its_reason() {
 async fn a_foreign_file_that_a_crash_leaves_in_its_place_is_still_foreign() {
     let theirs = kubelet_file(&[("a", &["00"]), ("b", &["07"]), ("c", &["01"])]);
     let (root, options) = killed_with_a_foreign_file(&theirs).await;
-    // The first one repairs it.
-    drop(root.place(Storage::default()).open().unwrap());
+    // The first start repairs the database.
+    drop(root.database_file(Storage::default()).open().unwrap());
     let disk = Disk::default();
-    let loaded = root.place(disk.storage()).open().unwrap();
+    let loaded = root.database_file(disk.storage()).open().unwrap();
     let opened = disk.syncs();
     drop(loaded);
     let disk = Disk::default();
@@ -389,18 +392,18 @@ async fn a_foreign_file_that_a_crash_leaves_in_its_place_is_still_foreign() {
     disk.fail_syncs_after(opened);
     let storage = disk.storage();
     let (store, report) = Store::open(OpenOptions { storage, ..options }).unwrap();
-    assert_eq!(report.set_aside.len(), 1);
+    assert_eq!(report.quarantined.len(), 1);
     assert!(store.health().is_err());
     let killed = Root::new();
     for name in ["state.redb", "node-id"] {
         std::fs::copy(root.path().join(name), killed.path().join(name)).unwrap();
     }
-    // At that time, the file is not removed yet.
+    // The file has not been removed yet.
     std::fs::write(killed.checkpoint(), &theirs).unwrap();
 
     let (store, report) = killed.open_with_report();
 
-    assert_eq!(report.set_aside.len(), 1, "{report:?}");
+    assert_eq!(report.quarantined.len(), 1, "{report:?}");
     assert_eq!(uids(&store), ["a"]);
 }
 
@@ -412,17 +415,17 @@ async fn a_foreign_file_is_noticed_on_an_idle_node() {
         ..root.options()
     };
     let (store, _) = Store::open(options).unwrap();
-    // Nothing changes from here on.
+    // Without changes from here on.
     store.mirror().await.unwrap();
 
     let theirs = kubelet_file(&[("k", &["01"])]);
     std::fs::write(root.checkpoint(), &theirs).unwrap();
 
-    until("a problem", || store.mirror_failure().is_some()).await;
+    wait_until("a problem is reported", || store.mirror_failure().is_some()).await;
     assert_eq!(read(&root), theirs);
     std::fs::remove_file(root.checkpoint()).unwrap();
-    until("the mirror", || root.checkpoint().exists()).await;
-    until("no problem", || store.mirror_failure().is_none()).await;
+    wait_until("the mirror is written", || root.checkpoint().exists()).await;
+    wait_until("the problem is gone", || store.mirror_failure().is_none()).await;
 }
 
 #[tokio::test]
@@ -443,28 +446,31 @@ async fn a_foreign_file_is_noticed_while_the_node_is_blocked() {
     std::fs::write(root.checkpoint(), &theirs).unwrap();
 
     let is_foreign = |failure: String| failure.contains("written by another process");
-    until("a problem", || store.mirror_failure().is_some_and(is_foreign)).await;
+    wait_until("the file is reported", || {
+        store.mirror_failure().is_some_and(is_foreign)
+    })
+    .await;
     store.stop().await.unwrap_err();
     assert_eq!(read(&root), theirs);
-    // devlet was running, so no kubelet was in charge.
+    // devlet was running, so a kubelet was not in charge.
     let (store, report) = root.open_with_report();
-    assert_eq!(report.set_aside[0].original, root.checkpoint());
+    assert_eq!(report.quarantined[0].original, root.checkpoint());
     assert_eq!(report.blocked, contested);
     assert_eq!(uids(&store), ["a", "c"]);
 }
 
 #[tokio::test]
-async fn anything_but_a_file_in_the_place_of_a_mirror_is_set_aside_and_neither_it_nor_a_stop_hangs() {
+async fn a_non_regular_file_in_the_place_of_a_mirror_is_quarantined_without_hanging() {
     for kind in NOT_FILES {
         let root = Root::new();
         let store = watchful(&root).await;
 
         put(kind, &root.checkpoint());
 
-        until("the mirror", || root.checkpoint().is_file()).await;
+        wait_until("the mirror is written", || root.checkpoint().is_file()).await;
         assert!(read(&root).contains("\"a\""), "{kind}");
-        let [aside] = &store.set_aside()[..] else {
-            panic!("{kind}: {:?}", store.set_aside());
+        let [aside] = &store.quarantined()[..] else {
+            panic!("{kind}: {:?}", store.quarantined());
         };
         assert!(aside.kept.symlink_metadata().is_ok(), "{kind}");
         put(kind, &root.checkpoint());
@@ -474,7 +480,7 @@ async fn anything_but_a_file_in_the_place_of_a_mirror_is_set_aside_and_neither_i
 }
 
 #[tokio::test]
-async fn a_directory_under_the_temporary_name_of_a_file_is_set_aside() {
+async fn a_directory_at_the_temporary_name_of_a_file_is_quarantined() {
     let root = Root::new();
     let outside = root.path().join(".devlet-node-id");
     let options = OpenOptions {

@@ -1,13 +1,13 @@
-//! A disk that loses power at every sync.
+//! Power losses at every sync, kills at every write, and damage.
 //!
-//! Between two syncs a disk may write what it got in any order, or not at all. So at every sync many disks are
-//! made: what was synced before, with some of the writes since, some of them torn. Each must open, and contain
-//! the state before the change that is under way, or the state after it, and nothing else.
+//! Between two syncs a disk may write in any order, or not at all. So at every sync many images are made: the synced
+//! content with some of the later writes, some of them torn. Each must open, and contain exactly the state before the
+//! current change or the state after it.
 //!
-//! A kill of the process is different: the writes before it are all there, in order, and the boot is the same.
+//! After a kill of the process, all writes before it are present, in order, and the boot is the same.
 //!
-//! Damage is different again: flipped bits and zeroed sectors anywhere in the file. A damaged file has the same pods, or
-//! it is refused; it never has fewer.
+//! Damage means flipped bits and zeroed sectors anywhere in the file. A damaged file has the same pods or is rejected; it
+//! never has fewer.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,16 +20,17 @@ use redb::backends::FileBackend;
 
 use super::claims::{admit_claiming, answer_calls, claiming, drive, prepare};
 use super::*;
-use crate::store::database::{Contents, Place};
+use crate::store::database::DatabaseFile;
+use crate::store::persisted_state::PersistedState;
 
-/// What drives are trusted with: a sector is written as a whole or not at all.
+/// Bytes that a drive writes atomically.
 const SECTOR: usize = 512;
 
-/// The boot in which the store writes, as [`Root::options`] says, and the one after a power loss.
+/// IDs of the boot in which the store writes, see [`Root::options`], and of the boot after a power loss.
 const BOOT: &str = "boot-1";
 const REBOOTED: &str = "boot-2";
 
-/// Everything that must be there as a whole.
+/// The content that must be complete.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct State {
     pods: BTreeMap<PodUid, Pod>,
@@ -56,7 +57,7 @@ impl Operation {
         }
     }
 
-    /// Only the sectors for which `kept` holds.
+    /// Only the sectors for which `kept` is true.
     fn torn(&self, kept: impl Fn(usize) -> bool) -> Vec<Self> {
         match self {
             Self::Length(_) => Vec::new(),
@@ -74,7 +75,7 @@ impl Operation {
 struct Recording {
     synced: Vec<u8>,
     pending: Vec<Operation>,
-    /// The states that a disk may be in.
+    /// The states that an image may have.
     allowed: Vec<State>,
     armed: bool,
     syncs: usize,
@@ -96,7 +97,7 @@ impl Recorder {
     fn storage(&self) -> Storage {
         let recorder = self.clone();
         Storage::new(move |file| {
-            // Another file: from its beginning.
+            // Another file, from its beginning.
             let mut recording = recorder.0.lock().unwrap();
             recording.synced.clear();
             recording.pending.clear();
@@ -153,24 +154,24 @@ impl Recording {
     }
 }
 
-/// What a start would read from a disk with this content.
+/// Returns the state that a start reads from a disk with this content.
 fn load(image: Vec<u8>, boot: &str) -> Result<State, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("state.redb");
     std::fs::write(&path, b"the content is elsewhere").unwrap();
     let image = Mutex::new(Some(image));
-    let place = Place {
+    let file = DatabaseFile {
         path,
         storage: Storage::new(move |_| Box::new(Memory(Mutex::new(image.lock().unwrap().take().unwrap())))),
         counters: Arc::default(),
         boot_id: boot.into(),
     };
-    let loaded = place.open().map_err(|error| error.to_string())?;
-    let Contents { pods, claims, .. } = loaded.contents;
+    let loaded = file.open().map_err(|error| error.to_string())?;
+    let PersistedState { pods, claims, .. } = loaded.persisted;
     Ok(State { pods, claims })
 }
 
-/// Ways in which these writes may have reached the disk.
+/// Returns the combinations of writes that may have reached the disk.
 fn losses(pending: &[Operation], seed: usize) -> Vec<Vec<Operation>> {
     let count = pending.len();
     let pick = |kept: &dyn Fn(usize) -> bool| -> Vec<Operation> {
@@ -194,7 +195,7 @@ fn losses(pending: &[Operation], seed: usize) -> Vec<Vec<Operation>> {
             losses.push(torn);
         }
     }
-    // And at random, with a fixed seed.
+    // Random combinations, with a fixed seed.
     let mut random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed as u64 + 1);
     for _ in 0..16 {
         let mut any = Vec::new();
@@ -213,7 +214,7 @@ fn losses(pending: &[Operation], seed: usize) -> Vec<Vec<Operation>> {
     losses
 }
 
-/// What is written when the process is killed: everything up to a page of one of the writes.
+/// Returns the writes that a killed process leaves: everything up to a page of one of the writes.
 fn kills(pending: &[Operation]) -> Vec<Vec<Operation>> {
     const PAGE: usize = 4096;
     let mut kills = Vec::new();
@@ -300,7 +301,7 @@ impl StorageBackend for Memory {
 /// An answer of this size.
 fn big_answer(size: usize) -> Vec<u8> {
     let mut raw = RAW.to_vec();
-    // Field 100, which nobody knows.
+    // The unknown field 100.
     raw.extend([0xa2, 0x06]);
     let mut length = size;
     while length >= 0x80 {
@@ -326,12 +327,12 @@ fn file_of(one: &str, other: &str) -> String {
 }
 
 #[tokio::test]
-async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
+async fn a_power_loss_neither_loses_answered_changes_nor_leaves_partial_ones() {
     let root = Root::new();
     let recorder = Recorder::default();
     let store = root.open_on(recorder.storage());
     offer(&store, GPU, 64);
-    // What is known of the plugin may be written before the first step.
+    // Metadata of the plugin may be written before the first step.
     recorder.0.lock().unwrap().allowed = vec![state(&store)];
     recorder.0.lock().unwrap().armed = true;
     let steps = [
@@ -347,7 +348,7 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
         Step::Admit("a", 0),
         Step::Admit("d", 600_000),
         Step::Look,
-        // Larger than the room in the log; the file grows and shrinks.
+        // Larger than the free space in the log; the file grows and shrinks.
         Step::Admit("f", 600_000),
         Step::Admit("g", 0),
         Step::Remove("k"),
@@ -363,7 +364,7 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
                 after.pods.remove(*uid);
             }
             Step::Admit(uid, size) => {
-                // What it will get, from a store of its own in the same state.
+                // The expected result, from another store in the same state.
                 let raw = big_answer(*size);
                 let (_root, twin) = twin(&store).await;
                 admit_raw(&twin, uid, 1, &raw).await.unwrap();
@@ -387,7 +388,7 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
             }
             Step::Look => drop(store.dump().await.unwrap()),
         }
-        // Answered: from now on it is there, whatever happens.
+        // Answered: from now on the change is always present.
         let recording = &mut *recorder.0.lock().unwrap();
         recording.allowed = vec![after];
         let image = recording.synced.clone();
@@ -398,7 +399,7 @@ async fn no_power_loss_loses_what_was_answered_or_leaves_half_a_change() {
     assert_eq!(recording.problems, Vec::<String>::new());
     assert!(recording.syncs >= 14, "{}", recording.syncs);
     assert!(recording.images > 400, "{}", recording.images);
-    // Some disks have the change already, others not yet.
+    // Some images have the change already, others not yet.
     assert!((recording.syncs..recording.images).contains(&recording.changed));
 }
 
@@ -412,7 +413,7 @@ fn state(store: &Store) -> State {
 }
 
 impl Recorder {
-    /// Carries out one change, before and after which the disk is as given; and from when it is answered on, as after.
+    /// Makes one change. Images may have the state before or after it, and only the state after it once it is answered.
     async fn watch(&self, before: State, after: State, change: impl Future<Output = ()>) {
         self.0.lock().unwrap().allowed = vec![before, after.clone()];
         change.await;
@@ -425,7 +426,7 @@ impl Recorder {
 }
 
 #[tokio::test]
-async fn no_power_loss_tears_a_pod_from_its_claims() {
+async fn a_power_loss_never_separates_a_pod_from_its_claims() {
     let root = Root::new();
     let recorder = Recorder::default();
     let store = root.open_on(recorder.storage());
@@ -433,14 +434,14 @@ async fn no_power_loss_tears_a_pod_from_its_claims() {
     recorder.0.lock().unwrap().armed = true;
     let mut on_disk = State::default();
     for (uid, claim) in [("a", "one"), ("b", "two"), ("c", "one")] {
-        // What it will be, from a store of its own in the same state.
+        // The expected state, from another store in the same state.
         let (_root, twin) = twin(&store).await;
         drive(&twin);
         admit_claiming(&twin, uid, claim).await.unwrap();
         let admitted = state(&twin);
         let request = claiming(uid, claim);
         let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
-        // The intent: claims alone, and nothing if they are there.
+        // The intent: only claims, and nothing if they are recorded already.
         let intended = State {
             pods: on_disk.pods.clone(),
             claims: state(&store).claims,
@@ -497,7 +498,7 @@ async fn no_power_loss_tears_a_pod_from_its_claims() {
     assert!((recording.syncs..recording.images).contains(&recording.changed));
 }
 
-/// Another store and the same plugin.
+/// Opens another store with the same plugin.
 async fn twin(store: &Store) -> (Root, Store) {
     let root = Root::new();
     let options = OpenOptions {
@@ -514,31 +515,31 @@ async fn twin(store: &Store) -> (Root, Store) {
     (root, twin)
 }
 
-/// Changes the image at `place`, loads it, and changes it back. Returns whether it could be read.
-fn is_read_with(image: &mut [u8], place: usize, damage: &[u8], expected: &State) -> bool {
-    let end = image.len().min(place + damage.len());
-    let damage = &damage[..end - place];
-    let whole = image[place..end].to_vec();
+/// Damages the image at `offset`, loads it, and repairs it. Returns `true` if it could be read.
+fn is_read_with(image: &mut [u8], offset: usize, damage: &[u8], expected: &State) -> bool {
+    let end = image.len().min(offset + damage.len());
+    let damage = &damage[..end - offset];
+    let whole = image[offset..end].to_vec();
     if whole == damage {
         return true;
     }
-    image[place..end].copy_from_slice(damage);
+    image[offset..end].copy_from_slice(damage);
     let loaded = [BOOT, REBOOTED].map(|boot| load(image.to_vec(), boot));
-    image[place..end].copy_from_slice(&whole);
+    image[offset..end].copy_from_slice(&whole);
     for state in loaded.iter().flatten() {
         let found: Vec<_> = state.pods.keys().collect();
-        assert!(state == expected, "{} bytes at {place}: {found:?}", damage.len());
+        assert!(state == expected, "{} bytes at {offset}: {found:?}", damage.len());
     }
     loaded[0].is_ok()
 }
 
 #[tokio::test]
-async fn no_damage_leaves_fewer_pods() {
+async fn a_damaged_file_never_has_fewer_pods() {
     let root = Root::new();
     let recorder = Recorder::default();
     let store = root.open_on(recorder.storage());
     offer(&store, GPU, 64);
-    // Some pods are in the tables and have been in the log, where some of their records still are.
+    // Some pods are in the tables, and some of their old records are still in the log.
     for (uid, size) in [("a", 0), ("b", 600_000), ("c", 2_000), ("d", 500_000), ("e", 0)] {
         admit_raw(&store, uid, 1, &big_answer(size)).await.unwrap();
     }
@@ -556,29 +557,29 @@ async fn no_damage_leaves_fewer_pods() {
         true => read += 1,
         false => refused += 1,
     };
-    for place in (0..image.len()).step_by(SECTOR) {
+    for offset in (0..image.len()).step_by(SECTOR) {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // In the first sectors of each part is what everything else depends on.
+        // The first sectors of each part are the most important ones.
         let is_first = [0, 4 << 10, 12 << 10, 1 << 20]
             .iter()
-            .any(|first| (*first..first + 1024).contains(&place));
+            .any(|first| (*first..first + 1024).contains(&offset));
         // A sample: most of the file is the answer of one pod.
         if !is_first && !random.is_multiple_of(20) {
             continue;
         }
         let flips = if is_first { 24 } else { 1 };
         for flip in 0..flips {
-            let byte = place + (usize::try_from(random >> 9).unwrap() + flip * 21) % SECTOR;
+            let byte = offset + (usize::try_from(random >> 9).unwrap() + flip * 21) % SECTOR;
             let byte = byte.min(image.len() - 1);
             let flipped = image[byte] ^ (1 << (random % 8));
             count(is_read_with(&mut image, byte, &[flipped], &expected));
         }
-        count(is_read_with(&mut image, place, &[0; SECTOR], &expected));
+        count(is_read_with(&mut image, offset, &[0; SECTOR], &expected));
     }
-    for place in (0..image.len()).step_by(3 * 4096) {
-        count(is_read_with(&mut image, place, &[0; 4096], &expected));
+    for offset in (0..image.len()).step_by(3 * 4096) {
+        count(is_read_with(&mut image, offset, &[0; 4096], &expected));
     }
     // Unused parts of the file may be damaged; used ones may not.
     assert!(read > 50 && refused > 100, "{read} {refused}");

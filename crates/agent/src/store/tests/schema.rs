@@ -4,7 +4,8 @@ use redb::TableDefinition;
 
 use super::*;
 use crate::store::OpenError;
-use crate::store::database::{LoadError, SCHEMA};
+use crate::store::load_error::LoadError;
+use crate::store::tables::SCHEMA;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 
@@ -48,6 +49,10 @@ async fn a_newer_schema_is_refused_and_left_alone() {
 async fn an_unknown_older_schema_is_unreadable() {
     let root = root_with_a_pod().await;
     set_schema(&root, 0);
-    let refused = root.place(Storage::default()).open().map(|_| ()).unwrap_err();
+    let refused = root
+        .database_file(Storage::default())
+        .open()
+        .map(|_| ())
+        .unwrap_err();
     assert!(matches!(refused, LoadError::Unreadable(_)), "{refused:?}");
 }

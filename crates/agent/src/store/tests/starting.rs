@@ -15,9 +15,12 @@ use redb::{BackendError, StorageBackend};
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
-use crate::store::database::{BlockedBy, KubeletFile, LoadError, Mirror, PendingFile, Row};
-use crate::store::import::Imported;
+use crate::store::devices_file::ImportedDevices;
+use crate::store::kubelet_file::{BlockedBy, KubeletFile, PendingFile};
+use crate::store::load_error::LoadError;
+use crate::store::mirror_hashes::MirrorUpdate;
 use crate::store::record::{BlockedRecord, ResourceRecord};
+use crate::store::row::Row;
 use crate::store::{
     ForgetFileError, Found, HoldError, ImportError, MirrorError, OnReboot, OpenError, StopError,
 };
@@ -34,7 +37,7 @@ fn devices(store: &Store, uid: &str) -> Vec<String> {
     devices.map(ToString::to_string).collect()
 }
 
-/// A root whose database has pod `a` with device 00, and whose mirror says so.
+/// Returns a root with pod `a` on device 00 in its database and its mirror.
 async fn root_with_a_pod() -> Root {
     let root = Root::new();
     let store = root.open();
@@ -51,12 +54,12 @@ fn asides(root: &Root) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn nothing_there_is_a_fresh_start() {
+async fn a_start_without_files_is_a_first_start() {
     let root = Root::new();
     let (store, report) = root.open_with_report();
     assert_eq!(report.found, Found::Nothing);
     assert_eq!(report.blocked, None);
-    assert!(report.set_aside.is_empty());
+    assert!(report.quarantined.is_empty());
     assert_eq!(uids(&store), Vec::<String>::new());
     assert_eq!(root.names(), ["node-id", "state.redb"]);
 }
@@ -101,7 +104,7 @@ async fn a_first_start_imports_a_file_of_any_version() {
             assert!(!pod.allocations[0].devices.is_empty());
         }
         assert!(store.read(|node| !node.known_resources().is_empty()));
-        // Before the first mirror is written, the file is known all the same.
+        // The hash of the file is known before the first mirror is written.
         drop(store);
         let after = Root::new();
         std::fs::copy(root.database(), after.database()).unwrap();
@@ -129,7 +132,7 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
 
         let (_store, report) = root.open_with_report();
 
-        let [aside] = &report.set_aside[..] else {
+        let [aside] = &report.quarantined[..] else {
             panic!("{report:?}");
         };
         assert_eq!(aside.original, root.checkpoint());
@@ -148,12 +151,12 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
 }
 
 #[tokio::test]
-async fn what_is_set_aside_overwrites_nothing() {
+async fn a_quarantined_file_overwrites_no_other() {
     let root = root_with_a_pod().await;
     for number in 1..=3 {
         std::fs::write(root.checkpoint(), format!("broken {number}")).unwrap();
         let (store, report) = root.open_with_report();
-        assert_eq!(report.set_aside.len(), 1);
+        assert_eq!(report.quarantined.len(), 1);
         stop(&store).await;
     }
     let asides = asides(&root);
@@ -165,10 +168,10 @@ async fn what_is_set_aside_overwrites_nothing() {
 }
 
 #[tokio::test]
-async fn a_crash_while_setting_aside_is_no_fresh_start() {
+async fn a_crash_during_a_quarantine_is_not_a_first_start() {
     let root = Root::new();
     std::fs::write(root.checkpoint(), "broken").unwrap();
-    // The database cannot be made.
+    // The database cannot be created.
     let disk = Disk::default();
     disk.fail_writes(Some(ErrorKind::StorageFull));
     let options = OpenOptions {
@@ -189,11 +192,11 @@ async fn a_crash_while_setting_aside_is_no_fresh_start() {
 }
 
 #[tokio::test]
-async fn a_database_is_right_when_the_file_is_absent_or_ours() {
+async fn the_database_counts_when_the_file_is_absent_or_a_mirror() {
     let root = root_with_a_pod().await;
     let (store, report) = root.open_with_report();
     assert_eq!(report.found, Found::Database);
-    assert!(report.takeover.is_none() && report.set_aside.is_empty());
+    assert!(report.takeover.is_none() && report.quarantined.is_empty());
     assert_eq!(uids(&store), ["a"]);
     store.stop().await.unwrap();
 
@@ -206,7 +209,7 @@ async fn a_database_is_right_when_the_file_is_absent_or_ours() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_gives_a_device_again_in_the_words_of_an_older_mirror_is_believed() {
+async fn a_kubelets_file_equal_to_an_older_mirror_is_adopted() {
     let root = root_with_a_pod().await;
     let held = std::fs::read(root.checkpoint()).unwrap();
     let store = root.open();
@@ -222,7 +225,7 @@ async fn a_kubelet_that_gives_a_device_again_in_the_words_of_an_older_mirror_is_
     assert_eq!(devices(&store, "a"), ["00"]);
 }
 
-/// The file that an operator has to decide about.
+/// Returns the file that an operator has to decide about.
 fn contested(report: &OpenReport) -> Vec<u8> {
     let [contested] = &report.contested[..] else {
         panic!("{report:?}");
@@ -247,7 +250,7 @@ fn refuses(store: &Store) -> bool {
 }
 
 #[tokio::test]
-async fn an_old_copy_of_our_own_mirror_is_not_adopted() {
+async fn an_old_copy_of_a_mirror_is_not_adopted() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -277,7 +280,7 @@ async fn an_old_copy_of_our_own_mirror_is_not_adopted() {
 }
 
 #[tokio::test]
-async fn after_a_takeover_the_mirror_from_before_it_is_not_ours_any_longer() {
+async fn after_a_takeover_the_previous_mirror_is_not_known_any_longer() {
     let root = root_with_a_pod().await;
     let ours = std::fs::read(root.checkpoint()).unwrap();
     std::fs::write(root.checkpoint(), kubelet_file(&[("a", &["00"]), ("k", &["05"])])).unwrap();
@@ -295,7 +298,7 @@ async fn after_a_takeover_the_mirror_from_before_it_is_not_ours_any_longer() {
     assert_eq!(uids(&store), ["a", "k"]);
 }
 
-/// A root with the pods `changed` (00), `gone` (01) and `same` (02), and a kubelet's file that says otherwise.
+/// Returns a root with the pods `changed` (00), `gone` (01) and `same` (02), and a kubelet's file that disagrees.
 async fn root_with_a_contested_file() -> (Root, Pod) {
     let root = Root::new();
     let store = root.open();
@@ -325,7 +328,7 @@ async fn a_file_that_takes_devices_from_pods_is_adopted_only_when_an_operator_im
     ] {
         assert!(difference.contains(part), "{part}: {difference}");
     }
-    // The devices of both sides are held, also after another start and without the file.
+    // The devices of both sides are held, even after another start and without the file.
     let after = Root::new();
     std::fs::copy(root.database(), after.database()).unwrap();
     for store in [store, after.open()] {
@@ -380,8 +383,7 @@ async fn a_contested_file_that_an_operator_forgets_leaves_the_record_as_it_was()
     assert_eq!(uids(&store), ["changed", "gone", "same"]);
 }
 
-/// Options of a root whose id is outside of the directory, too.
-/// A root with pod `a` (00), and a contested file with these pods.
+/// Returns a root with pod `a` (00), and a contested file with these pods.
 async fn root_contested_by(pods: &[(&str, &[&str])]) -> Root {
     let root = root_with_a_pod().await;
     std::fs::write(root.checkpoint(), kubelet_file(pods)).unwrap();
@@ -396,9 +398,9 @@ fn contests(store: &Store) -> Vec<Blocked> {
 }
 
 #[tokio::test]
-async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held() {
+async fn a_further_file_does_not_end_a_contest_and_all_devices_stay_held() {
     let first = kubelet_file(&[("c", &["05"])]);
-    // Files that take nothing from pods on record, one that takes all, and one that agrees with all.
+    // Files that take nothing from pods on record, one that takes everything, and one that agrees with the record.
     for further in [
         &[("a", &["00"][..]), ("b", &["01"])][..],
         &[("a", &["00", "02"])],
@@ -423,7 +425,7 @@ async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held()
         let both = contests(&store);
         assert_eq!((both.len(), &both[0]), (2, &earlier));
         let held = pods(&store);
-        let imported = Imported::read(further.as_bytes()).unwrap().pods;
+        let imported = ImportedDevices::read(further.as_bytes()).unwrap().pods;
         let mut expected: BTreeMap<_, _> = held
             .iter()
             .map(|pod| (pod.uid.clone(), BTreeSet::new()))
@@ -451,7 +453,7 @@ async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held()
             stop(&store).await;
         }
 
-        // Each file releases only what no other side has.
+        // Forgetting a file releases only devices that no other side has.
         let store = root.open();
         for (file, other) in [(&first, both[1].file()), (&further, both[0].file())] {
             let refused = store.import(file.as_bytes()).await.unwrap_err();
@@ -497,7 +499,7 @@ async fn of_two_contested_files_the_last_that_is_not_forgotten_can_be_adopted() 
 }
 
 #[tokio::test]
-async fn a_forgotten_file_releases_nothing_that_was_imported_meanwhile() {
+async fn a_forgotten_file_releases_no_device_that_was_imported_since() {
     for is_restarted in [false, true] {
         let root = root_contested_by(&[("c", &["05", "06"]), ("d", &["07"])]).await;
         let mut store = root.open();
@@ -568,7 +570,7 @@ async fn the_second_of_two_decisions_about_a_file_is_refused() {
         }
         assert!(start(&mut forget).is_pending());
         assert!(start(&mut import).is_pending());
-        disk.let_syncs_go();
+        disk.release_syncs();
         let (imported, forgotten) = tokio::join!(import, forget);
 
         let file = reason.file().to_owned();
@@ -599,7 +601,7 @@ async fn a_decision_that_cannot_be_written_leaves_the_contest_to_the_next_one() 
     disk.fail_syncs(Some(ErrorKind::Other));
     store.forget().await.unwrap_err();
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     let file = kubelet_file(&[("c", &["05"])]);
     store.import(file.as_bytes()).await.unwrap();
     assert_eq!(uids(&store), ["c"]);
@@ -668,7 +670,7 @@ async fn a_lost_database_blocks_the_node_and_the_mirror_is_imported() {
         offer(&store, GPU, 8);
         assert!(refuses(&store), "{how}");
         stop(&store).await;
-        // It stays blocked until an operator decides, or the database is back.
+        // The node stays blocked until an operator decides, or the database is back.
         let (store, report) = Store::open(options.clone()).unwrap();
         assert!(report.blocked.is_some(), "{how}");
         if how == "removed" {
@@ -682,7 +684,7 @@ async fn a_lost_database_blocks_the_node_and_the_mirror_is_imported() {
             std::fs::rename(elsewhere.path().join("state.redb"), root.database()).unwrap();
             let (store, report) = Store::open(options).unwrap();
             if how == "removed" {
-                // Since the decision, it is an older copy. The mirror has what was admitted meanwhile.
+                // Since the decision, the database is an older copy. The mirror has the pods that were admitted since.
                 assert!(matches!(report.blocked, Some(Blocked::LostDatabase { .. })));
                 assert_eq!(uids(&store), ["a", "b"]);
             } else {
@@ -694,7 +696,7 @@ async fn a_lost_database_blocks_the_node_and_the_mirror_is_imported() {
 }
 
 #[tokio::test]
-async fn a_database_of_another_node_is_set_aside_and_blocks_the_node() {
+async fn a_database_of_another_node_is_quarantined_and_blocks_the_node() {
     let (root, other) = (root_with_a_pod().await, Root::new());
     let store = other.open();
     offer(&store, GPU, 8);
@@ -709,10 +711,10 @@ async fn a_database_of_another_node_is_set_aside_and_blocks_the_node() {
         "{report:?}"
     );
     assert_eq!(asides(&root).len(), 1);
-    assert_eq!(uids(&store), ["a"], "as the mirror says");
+    assert_eq!(uids(&store), ["a"], "as in the mirror");
 }
 
-/// Copies of the database and the id files.
+/// Copies the database and the id files.
 struct Copies(BTreeMap<PathBuf, Vec<u8>>);
 
 impl Copies {
@@ -775,7 +777,7 @@ async fn an_older_copy_of_the_database_is_lost() {
             panic!("{how}: {report:?}");
         };
         assert!(reason.contains("older copy"), "{how}: {reason}");
-        assert_eq!(uids(&store), ["a"], "{how}: as the mirror says");
+        assert_eq!(uids(&store), ["a"], "{how}: as in the mirror");
         offer(&store, GPU, 8);
         assert!(refuses(&store), "{how}");
         store.stop().await.unwrap();
@@ -866,7 +868,7 @@ async fn a_lost_database_and_an_unusable_file_block_the_node_side_by_side() {
         panic!("{reasons:?}");
     };
     assert!(reason.contains("hard links"), "{reason}");
-    assert_eq!(report.set_aside.len(), 1);
+    assert_eq!(report.quarantined.len(), 1);
     let file = kubelet_file(&[("k", &["05"])]);
     store.import(file.as_bytes()).await.unwrap();
     let reasons = store.read(|node| node.blocked_by().to_vec());
@@ -877,7 +879,7 @@ async fn a_lost_database_and_an_unusable_file_block_the_node_side_by_side() {
     offer(&store, GPU, 8);
     assert!(refuses(&store));
     stop(&store).await;
-    // The same after another start. The id files were left alone, so the database can be put back.
+    // Nothing changes at another start. The id files were left alone, so the database can be put back.
     let (store, _) = root.open_with_report();
     assert_eq!(store.read(|node| node.blocked_by().to_vec()), reasons);
     stop(&store).await;
@@ -889,7 +891,7 @@ async fn a_lost_database_and_an_unusable_file_block_the_node_side_by_side() {
 }
 
 #[tokio::test]
-async fn a_database_of_which_one_id_file_is_wrong_starts_again_when_that_file_is_removed() {
+async fn a_database_with_one_wrong_id_file_starts_after_that_file_is_removed() {
     let elsewhere = tempfile::tempdir().unwrap();
     let (root, outside) = (Root::new(), elsewhere.path().join(".devlet-node-id"));
     let options = with_outside(&root, &outside);
@@ -919,7 +921,7 @@ async fn a_database_of_which_one_id_file_is_wrong_starts_again_when_that_file_is
 }
 
 #[tokio::test]
-async fn a_database_that_was_replaced_under_a_running_devlet_is_lost_at_the_next_start() {
+async fn a_database_replaced_while_devlet_ran_is_lost_at_the_next_start() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 8);
@@ -944,11 +946,15 @@ async fn a_database_that_was_replaced_under_a_running_devlet_is_lost_at_the_next
     assert_eq!(uids(&store), ["a"]);
 }
 
-/// What is left of a root when its process is killed.
+/// Returns a copy of a root, as a kill at this moment would leave it.
 fn after_a_kill(root: &Root) -> Root {
     let after = Root::new();
     for name in root.names() {
-        std::fs::copy(root.path().join(&name), after.path().join(&name)).unwrap();
+        match std::fs::copy(root.path().join(&name), after.path().join(&name)) {
+            // The running store has removed a temporary file.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            copied => _ = copied.unwrap(),
+        }
     }
     after
 }
@@ -969,7 +975,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
         admit(&store, "b", 1).await.unwrap();
         match how {
             "removed, then replaced" => {
-                // It cannot be made again.
+                // It cannot be created again.
                 disk.fail_writes(Some(ErrorKind::StorageFull));
                 std::fs::remove_file(root.database()).unwrap();
                 admit(&store, "c", 1).await.unwrap_err();
@@ -977,7 +983,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
                     let id = std::fs::read_to_string(root.path().join("node-id"));
                     id.unwrap().contains("starts 2")
                 };
-                until("a record of the loss", is_noticed).await;
+                wait_until("the loss is recorded", is_noticed).await;
                 std::fs::rename(&copy, root.database()).unwrap();
             }
             "replaced after a failed write" => {
@@ -988,7 +994,7 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
                     let health = store.health();
                     health.is_err_and(|error| error.to_string().contains("another file"))
                 };
-                until("a refusal", is_refused).await;
+                wait_until("writes are refused", is_refused).await;
             }
             _ => {
                 std::fs::rename(&copy, root.database()).unwrap();
@@ -1005,11 +1011,11 @@ async fn a_replaced_database_that_was_noticed_is_lost_even_after_a_kill() {
         assert!(reason.contains("older copy"), "{how}: {reason}");
         offer(&killed, GPU, 8);
         assert!(refuses(&killed), "{how}");
-        // The store itself goes on once the file is gone, and leaves a database that is the last one.
+        // The store continues once the file is gone, and leaves the latest database.
         disk.fail_writes(None);
         disk.fail_syncs(None);
         std::fs::remove_file(root.database()).unwrap();
-        healed(&store).await;
+        wait_until_healthy(&store).await;
         admit(&store, "d", 1).await.unwrap();
         let (killed, report) = after_a_kill(&root).open_with_report();
         assert_eq!(report.blocked, None, "{how}");
@@ -1091,7 +1097,7 @@ async fn no_pod_is_admitted_while_no_id_file_can_be_written() {
     directories
         .iter()
         .for_each(|path| std::fs::create_dir(path).unwrap());
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit(&store, "b", 1).await.unwrap();
     for path in [own.join("node-id"), outside.join(".devlet-node-id")] {
         assert!(std::fs::read_to_string(path).unwrap().contains("starts 2"));
@@ -1122,7 +1128,7 @@ async fn an_id_file_that_cannot_be_replaced_is_overwritten() {
 }
 
 #[tokio::test]
-async fn a_crash_before_the_id_files_are_written_is_no_older_copy() {
+async fn a_crash_before_the_id_files_are_written_does_not_make_an_older_copy() {
     let elsewhere = tempfile::tempdir().unwrap();
     let (root, outside) = (Root::new(), elsewhere.path().join(".devlet-node-id"));
     let options = with_outside(&root, &outside);
@@ -1139,7 +1145,7 @@ async fn a_crash_before_the_id_files_are_written_is_no_older_copy() {
     store.stop().await.unwrap();
     states.push(Copies::of(&all));
     for [before, after] in states.array_windows() {
-        // The database comes first, then one file after the other.
+        // The database is written first, then one file after the other.
         for files in [&[][..], &[&outside], &[&inside]] {
             all.iter().for_each(|path| before.put(path));
             after.put(&database);
@@ -1160,7 +1166,7 @@ async fn the_id_files_are_never_ahead_of_a_disk_that_refuses_writes() {
     let inside = root.path().join("node-id");
     let before = std::fs::read(&inside).unwrap();
     let disk = Disk::default();
-    let loaded = root.place(disk.storage()).open().unwrap();
+    let loaded = root.database_file(disk.storage()).open().unwrap();
     let opened = disk.syncs();
     drop(loaded);
     let disk = Disk::default();
@@ -1175,7 +1181,7 @@ async fn the_id_files_are_never_ahead_of_a_disk_that_refuses_writes() {
     assert_eq!(std::fs::read(&inside).unwrap(), before);
 
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
 
     assert_ne!(std::fs::read(&inside).unwrap(), before);
     store.stop().await.unwrap();
@@ -1183,12 +1189,12 @@ async fn the_id_files_are_never_ahead_of_a_disk_that_refuses_writes() {
 }
 
 #[tokio::test]
-async fn a_crash_while_the_identity_is_made_is_no_lost_database() {
+async fn a_crash_while_the_node_id_is_created_does_not_lose_the_database() {
     let elsewhere = tempfile::tempdir().unwrap();
     let (root, outside) = (Root::new(), elsewhere.path().join(".devlet-node-id"));
     let options = with_outside(&root, &outside);
     let inside = root.path().join("node-id");
-    // A database that could not be made leaves no trace.
+    // A database that could not be created leaves no trace.
     let disk = Disk::default();
     disk.fail_writes(Some(ErrorKind::StorageFull));
     let full = OpenOptions {
@@ -1223,7 +1229,7 @@ async fn a_crash_while_the_identity_is_made_is_no_lost_database() {
 }
 
 #[tokio::test]
-async fn a_file_that_another_user_controls_is_set_aside_and_never_adopted() {
+async fn a_file_that_another_user_controls_is_quarantined_and_never_adopted() {
     use std::os::unix::fs::PermissionsExt as _;
     let is_root = rustix::process::geteuid().is_root();
     for how in [
@@ -1263,11 +1269,11 @@ async fn a_file_that_another_user_controls_is_set_aside_and_never_adopted() {
         let (store, report) = root.open_with_report();
 
         assert_eq!(uids(&store), ["a"], "{how}");
-        let [aside] = &report.set_aside[..] else {
+        let [aside] = &report.quarantined[..] else {
             panic!("{how}: {report:?}");
         };
         assert!(aside.kept.symlink_metadata().is_ok(), "{how}");
-        // It may be the word of a kubelet, unless it is no file or another user's.
+        // A kubelet may have written it, unless it is not a regular file or belongs to another user.
         let may_be_state = ["group", "others", "two names", "too large"].contains(&how);
         assert_eq!(report.blocked.is_some(), may_be_state, "{how}: {report:?}");
         if may_be_state {
@@ -1308,7 +1314,7 @@ async fn a_database_or_id_that_another_user_controls_is_refused() {
 }
 
 #[tokio::test]
-async fn anything_but_a_file_in_the_place_of_the_database_or_its_id_is_set_aside() {
+async fn a_non_regular_file_in_the_place_of_the_database_or_its_id_is_quarantined() {
     for kind in NOT_FILES {
         let root = root_with_a_pod().await;
         std::fs::remove_file(root.database()).unwrap();
@@ -1318,8 +1324,8 @@ async fn anything_but_a_file_in_the_place_of_the_database_or_its_id_is_set_aside
             matches!(report.blocked, Some(Blocked::LostDatabase { .. })),
             "{kind}: {report:?}"
         );
-        assert_eq!(uids(&store), ["a"], "{kind}: as the mirror says");
-        assert!(report.set_aside[0].kept.symlink_metadata().is_ok(), "{kind}");
+        assert_eq!(uids(&store), ["a"], "{kind}: as in the mirror");
+        assert!(report.quarantined[0].kept.symlink_metadata().is_ok(), "{kind}");
         drop(store);
 
         let root = root_with_a_pod().await;
@@ -1327,7 +1333,7 @@ async fn anything_but_a_file_in_the_place_of_the_database_or_its_id_is_set_aside
         make(kind, &root.path().join("node-id"));
         let (store, report) = root.open_with_report();
         assert_eq!(report.blocked, None, "{kind}");
-        assert_eq!(report.set_aside.len(), 1, "{kind}");
+        assert_eq!(report.quarantined.len(), 1, "{kind}");
         assert_eq!(uids(&store), ["a"], "{kind}");
     }
 }
@@ -1352,7 +1358,7 @@ async fn a_database_behind_a_link_stays_behind_it() {
 }
 
 #[tokio::test]
-async fn a_database_behind_a_link_into_a_directory_of_others_is_refused() {
+async fn a_database_behind_a_link_into_a_directory_of_another_user_is_rejected() {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
     let root = root_with_a_pod().await;
     let (disk, between) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -1421,20 +1427,20 @@ async fn a_database_without_an_id_beside_id_files_is_lost() {
     let root = root_with_a_pod().await;
     let id = std::fs::read(root.path().join("node-id")).unwrap();
     let rows = [Row::BootId("boot-1".into())];
-    drop(root.place(Storage::default()).create(&rows).unwrap());
+    drop(root.database_file(Storage::default()).create(&rows).unwrap());
 
     let (store, report) = root.open_with_report();
 
     let Some(Blocked::LostDatabase { reason, .. }) = &report.blocked else {
         panic!("{report:?}");
     };
-    assert!(reason.contains("no node id"), "{reason}");
-    assert_eq!(uids(&store), ["a"], "as the mirror says");
+    assert!(reason.contains("does not have a node id"), "{reason}");
+    assert_eq!(uids(&store), ["a"], "as in the mirror");
     assert_eq!(std::fs::read(root.path().join("node-id")).unwrap(), id);
     stop(&store).await;
-    // A database from before there were ids has no files with one beside it.
+    // A database from before id files, without such files beside it.
     let root = Root::new();
-    drop(root.place(Storage::default()).create(&rows).unwrap());
+    drop(root.database_file(Storage::default()).create(&rows).unwrap());
     let (_store, report) = root.open_with_report();
     assert_eq!(report.blocked, None);
     assert_eq!(report.found, Found::Database);
@@ -1448,7 +1454,7 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
     let (store, report) = root.open_with_report();
 
     assert_eq!(uids(&store), ["a"]);
-    assert_eq!(report.set_aside.len(), 1);
+    assert_eq!(report.quarantined.len(), 1);
     assert_eq!(asides(&root).len(), 1);
     // A kubelet may have written it, and given more devices.
     assert!(
@@ -1459,7 +1465,7 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
     store.mirror().await.unwrap();
     assert!(root.checkpoint().exists());
     store.stop().await.unwrap();
-    // A second name of our own mirror is no news.
+    // A second name of a mirror has nothing new.
     std::fs::hard_link(root.checkpoint(), root.path().join("second")).unwrap();
     let (store, report) = root.open_with_report();
     assert_eq!(report.blocked, None);
@@ -1467,13 +1473,13 @@ async fn an_unreadable_file_beside_a_readable_database_blocks_until_an_operator_
 }
 
 #[tokio::test]
-async fn each_unreadable_file_is_a_decision_of_its_own() {
+async fn each_unreadable_file_needs_its_own_decision() {
     let root = root_with_a_pod().await;
     let mut kept = Vec::new();
     for content in ["half of a file", "half of another"] {
         std::fs::write(root.checkpoint(), content).unwrap();
         let (store, report) = root.open_with_report();
-        kept.push(report.set_aside[0].kept.display().to_string());
+        kept.push(report.quarantined[0].kept.display().to_string());
         store.stop().await.unwrap_err();
     }
     let store = root.open();
@@ -1482,7 +1488,7 @@ async fn each_unreadable_file_is_a_decision_of_its_own() {
         reasons.iter().map(|reason| reason.file().to_owned()).collect()
     };
     assert_eq!(open(&store), kept);
-    // It is not known which of them a sound file replaces.
+    // It is unknown which of them a sound file replaces.
     store
         .import(kubelet_file(&[("b", &["01"])]).as_bytes())
         .await
@@ -1504,22 +1510,22 @@ async fn each_unreadable_file_is_a_decision_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_crash_before_an_unreadable_file_is_removed_makes_no_second_decision() {
+async fn a_crash_before_an_unreadable_file_is_removed_does_not_block_twice() {
     let root = root_with_a_pod().await;
     std::fs::write(root.checkpoint(), "half of a file").unwrap();
     let (store, report) = root.open_with_report();
     store.stop().await.unwrap_err();
-    std::fs::hard_link(&report.set_aside[0].kept, root.checkpoint()).unwrap();
+    std::fs::hard_link(&report.quarantined[0].kept, root.checkpoint()).unwrap();
 
     let (store, report) = root.open_with_report();
 
     assert_eq!(contests(&store).len(), 1);
-    assert!(report.set_aside.is_empty(), "{report:?}");
+    assert!(report.quarantined.is_empty(), "{report:?}");
     assert!(!root.checkpoint().exists());
 }
 
 #[tokio::test]
-async fn an_adopted_file_is_no_answer_about_an_unreadable_one() {
+async fn an_adopted_file_does_not_end_the_block_by_an_unreadable_one() {
     let root = root_contested_by(&[("c", &["05"])]).await;
     let store = root.open();
     let contested = contests(&store).remove(0).file().to_owned();
@@ -1578,7 +1584,7 @@ async fn a_start_that_cannot_keep_a_copy_leaves_no_file_behind() {
     assert_eq!(archive.count(), 0);
 }
 
-/// Damages that no reader should survive.
+/// Damages the database so that it cannot be read.
 fn damage(root: &Root, how: &str) {
     let path = root.database();
     let mut bytes = std::fs::read(&path).unwrap();
@@ -1586,7 +1592,7 @@ fn damage(root: &Root, how: &str) {
         "empty" => bytes.clear(),
         "cut" => bytes.truncate(100),
         "log" => bytes.truncate(wal::LENGTH as usize),
-        "text" => bytes = b"this is no database".to_vec(),
+        "text" => bytes = b"this is not a database".to_vec(),
         "ones" => bytes.iter_mut().skip(64).for_each(|byte| *byte = 0xff),
         "zeros" => bytes.iter_mut().skip(4096).for_each(|byte| *byte = 0),
         other => panic!("{other}"),
@@ -1595,7 +1601,7 @@ fn damage(root: &Root, how: &str) {
 }
 
 #[tokio::test]
-async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_new_is_admitted() {
+async fn an_unreadable_database_is_quarantined_and_the_mirror_imported_but_no_new_pod_admitted() {
     for how in ["empty", "cut", "log", "text", "ones", "zeros"] {
         let root = root_with_a_pod().await;
         damage(&root, how);
@@ -1604,11 +1610,11 @@ async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_
         let (store, report) = root.open_with_report();
 
         assert_eq!(report.found, Found::KubeletFile, "{how}: {report:?}");
-        let [aside] = &report.set_aside[..] else {
+        let [aside] = &report.quarantined[..] else {
             panic!("{report:?}");
         };
         assert_eq!(std::fs::read(&aside.kept).unwrap(), damaged, "{how}");
-        // The mirror may lag behind what was in the database.
+        // The mirror may lag behind the database.
         let file = aside.kept.display().to_string();
         let files = "both kubelet_internal_checkpoint and dra_manager_state".to_owned();
         assert_eq!(
@@ -1620,11 +1626,11 @@ async fn an_unreadable_database_is_set_aside_and_the_mirror_imported_but_nobody_
     }
 }
 
-/// A file of which it is known what was read when it was locked.
+/// A file that records the reads before it was locked.
 #[derive(Debug)]
 struct Watched {
     file: FileBackend,
-    /// The reads before it was locked, by their lengths.
+    /// Lengths of the reads before it was locked.
     unlocked: Arc<Mutex<Vec<usize>>>,
     is_locked: AtomicBool,
 }
@@ -1686,7 +1692,7 @@ async fn the_log_is_not_read_while_another_process_may_write_it() {
 }
 
 #[tokio::test]
-async fn a_flipped_bit_in_a_pod_is_not_believed() {
+async fn a_flipped_bit_in_a_pod_is_detected() {
     let root = root_with_a_pod().await;
     let mut bytes = std::fs::read(root.database()).unwrap();
     let needle = b"acme.com/gpu\x22\x0200";
@@ -1721,7 +1727,7 @@ async fn an_unreadable_database_without_a_sound_file_blocks_the_node() {
 
         assert_eq!(report.found, Found::Nothing);
         assert!(report.blocked.is_some(), "{file:?}");
-        assert_eq!(report.set_aside.len(), 1 + usize::from(file.is_some()));
+        assert_eq!(report.quarantined.len(), 1 + usize::from(file.is_some()));
         stop(&store).await;
         assert!(root.open_with_report().1.blocked.is_some());
     }
@@ -1789,7 +1795,7 @@ async fn a_reboot_marks_pods() {
     let (store, report) = Store::open(options).unwrap();
     assert!(report.reboot.is_none());
     assert!(pods(&store)[0].before_reboot);
-    // Admitted again, it is a pod of today.
+    // Admitted again, it is not from before the reboot.
     let request = request("a", 1);
     let held = store.hold(&request, &Preferences::new()).unwrap().unwrap();
     held.commit(&request, Vec::new()).await.unwrap();
@@ -1797,7 +1803,7 @@ async fn a_reboot_marks_pods() {
 }
 
 #[tokio::test]
-async fn a_reboot_releases_pods_of_our_api_if_told_so() {
+async fn a_reboot_releases_pods_of_the_api_if_configured() {
     let root = root_with_a_pod().await;
     let store = root.open();
     let file = kubelet_file(&[("imported", &["05"])]);
@@ -1820,12 +1826,12 @@ async fn a_reboot_releases_pods_of_our_api_if_told_so() {
 }
 
 #[tokio::test]
-async fn a_reboot_that_cannot_be_written_starts_all_the_same_and_is_written_later() {
+async fn a_start_after_a_reboot_succeeds_while_writes_fail() {
     let root = root_with_a_pod().await;
     let disk = Disk::default();
-    let place = root.place(disk.storage());
-    let loaded = place.open().unwrap();
-    // What opening costs is granted; the first write is not.
+    let file = root.database_file(disk.storage());
+    let loaded = file.open().unwrap();
+    // Writes of the opening succeed; the first one after it fails.
     let opened = disk.syncs();
     drop(loaded);
     let disk = Disk::default();
@@ -1845,7 +1851,7 @@ async fn a_reboot_that_cannot_be_written_starts_all_the_same_and_is_written_late
     let hold = store.hold(&request("b", 1), &Preferences::new()).unwrap_err();
     assert_eq!(hold, HoldError::Write(refused));
     disk.fail_syncs(None);
-    healed(&store).await;
+    wait_until_healthy(&store).await;
     admit(&store, "b", 1).await.unwrap();
     store.stop().await.unwrap();
     let (store, report) = Store::open(options).unwrap();
@@ -1868,13 +1874,13 @@ async fn a_database_in_use_is_left_alone() {
 }
 
 #[tokio::test]
-async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_at_either() {
+async fn many_records_are_read_in_two_halves_and_an_invalid_one_is_detected_in_each() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 1);
     let like = admit(&store, "like", 1).await.unwrap();
     store.stop().await.unwrap();
-    let place = root.place(Storage::default());
+    let file = root.database_file(Storage::default());
     for count in [1_000, 1_001, 2_000] {
         let pods: BTreeMap<PodUid, Pod> = (0..count)
             .map(|number| {
@@ -1891,15 +1897,15 @@ async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_a
             })
             .collect();
         let rows: Vec<Row> = pods.values().map(Row::pod).collect();
-        drop(place.create(&rows).unwrap());
-        assert_eq!(place.open().unwrap().contents.pods, pods);
+        drop(file.create(&rows).unwrap());
+        assert_eq!(file.open().unwrap().persisted.pods, pods);
 
         for wrong in [0, count / 2, count - 1] {
             let mut rows = rows.clone();
             let uid = PodUid::from(format!("{wrong:05}"));
             rows.push(Row::Pod(uid, Some(vec![0xff])));
-            drop(place.create(&rows).unwrap());
-            let refused = place.open().map(|_| ()).unwrap_err();
+            drop(file.create(&rows).unwrap());
+            let refused = file.open().map(|_| ()).unwrap_err();
             assert!(
                 matches!(refused, LoadError::Unreadable(_)),
                 "{wrong}: {refused:?}"
@@ -1909,13 +1915,13 @@ async fn many_records_are_read_from_both_ends_and_one_that_is_wrong_is_noticed_a
 }
 
 #[tokio::test]
-async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
+async fn changes_that_are_only_in_the_log_count() {
     let root = Root::new();
     let store = root.open();
     offer(&store, GPU, 2);
     let like = admit(&store, "like", 1).await.unwrap();
     store.stop().await.unwrap();
-    let place = root.place(Storage::default());
+    let file = root.database_file(Storage::default());
     let claim = |uid: &str| {
         Claim::imported(
             ClaimKey {
@@ -1937,7 +1943,7 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         file: file.into(),
         ..BlockedRecord::default()
     };
-    let mirror = |number, forget| Mirror {
+    let mirror = |number, forget| MirrorUpdate {
         number,
         hash: [7; 32],
         forget,
@@ -1968,38 +1974,38 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         Row::Mirror(KubeletFile::Claims, mirror(2, vec![1])),
         Row::Mirror(KubeletFile::Devices, mirror(1, vec![])),
     ];
-    let mut database = place.create(&before).unwrap();
+    let mut database = file.create(&before).unwrap();
     database.write(&after).unwrap();
     // As a crash leaves it: without a checkpoint.
     drop(database);
 
-    let mut loaded = place.open().unwrap();
+    let mut loaded = file.open().unwrap();
 
     assert!(loaded.repaired, "there was something in the log");
-    let contents = loaded.contents;
-    let pods: Vec<(&str, u64)> = contents
+    let persisted = loaded.persisted;
+    let pods: Vec<(&str, u64)> = persisted
         .pods
         .iter()
         .map(|(uid, pod)| (uid.as_str(), pod.fingerprint))
         .collect();
     assert_eq!(pods, [("changed", 2), ("new", 3)]);
-    assert_eq!(contents.claims, BTreeMap::from([("new".into(), claim("new"))]));
-    assert_eq!(contents.around.boot_id.as_deref(), Some("after"));
+    assert_eq!(persisted.claims, BTreeMap::from([("new".into(), claim("new"))]));
+    assert_eq!(persisted.metadata.boot_id.as_deref(), Some("after"));
     assert_eq!(
-        contents.around.blocked,
+        persisted.metadata.blocked,
         BTreeMap::from([(by(KubeletFile::Claims), blocked("new"))])
     );
     assert!(
-        contents
-            .around
+        persisted
+            .metadata
             .resources
             .keys()
             .map(|name| name.as_str())
             .eq(["acme.com/new"])
     );
     let mirrors = |file| {
-        contents
-            .around
+        persisted
+            .metadata
             .mirrors(file)
             .0
             .keys()
@@ -2010,6 +2016,6 @@ async fn changes_in_the_log_alone_count_as_if_they_were_in_the_database() {
         [mirrors(KubeletFile::Claims), mirrors(KubeletFile::Devices)],
         [vec![2], vec![1]]
     );
-    // It is the same when the database knows it.
-    assert_eq!(loaded.database.snapshot().unwrap().contents().unwrap(), contents);
+    // The result is the same after a checkpoint.
+    assert_eq!(loaded.database.snapshot().unwrap().load().unwrap(), persisted);
 }

@@ -3,7 +3,7 @@ use std::fs::File;
 use redb::backends::FileBackend;
 
 use super::*;
-use crate::store::backend::Storage;
+use crate::store::file_backend::Storage;
 
 const BOOT: &str = "boot-1";
 
@@ -14,9 +14,9 @@ impl Disk {
         Self(tempfile::tempfile().unwrap())
     }
 
-    fn file(&self) -> Arc<Counted> {
+    fn file(&self) -> Arc<MeteredFile> {
         let file = FileBackend::new(self.0.try_clone().unwrap()).unwrap();
-        Storage::default().over(file, &Arc::default())
+        Storage::default().wrap(file, &Arc::default())
     }
 
     fn wal(&self) -> Wal {
@@ -42,14 +42,14 @@ impl Disk {
         bytes
     }
 
-    fn write(&self, place: usize, bytes: &[u8]) {
-        self.file().write(place as u64, bytes).unwrap();
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        self.file().write(offset as u64, bytes).unwrap();
     }
 
-    fn flip(&self, place: usize) {
+    fn flip(&self, offset: usize) {
         let mut byte = [0];
-        self.file().read(place as u64, &mut byte).unwrap();
-        self.write(place, &[byte[0] ^ 0x40]);
+        self.file().read(offset as u64, &mut byte).unwrap();
+        self.write(offset, &[byte[0] ^ 0x40]);
     }
 }
 
@@ -61,7 +61,7 @@ fn append(wal: &mut Wal, contents: &[&[u8]]) {
 
 /// A record of this number of sectors.
 fn long(sectors: usize) -> Vec<u8> {
-    vec![b'x'; sectors * PAYLOAD]
+    vec![b'x'; sectors * PAYLOAD_LENGTH]
 }
 
 #[test]
@@ -93,21 +93,20 @@ fn records_from_before_a_checkpoint_do_not_count() {
     assert_eq!(disk.contents(3), [b"four"]);
 }
 
-/// The second record, as a power loss or a kill may have left it: with `lost` of its sectors as they were before, and
-/// with the mark of before it or its own.
+/// A log with a torn second record: the sectors `lost` have their old content, and the mark is the old one or its own.
 fn torn(lost: &[usize], is_marked: bool) -> Disk {
     let disk = Disk::new();
     let mut wal = disk.wal();
     append(&mut wal, &[b"one"]);
-    let (place, before) = (wal.end, disk.sectors(wal.end, 3));
-    let mark = disk.sectors(MARK, 1);
+    let (offset, before) = (wal.end, disk.sectors(wal.end, 3));
+    let mark = disk.sectors(MARK_OFFSET, 1);
     append(&mut wal, &[&long(3)]);
     for sector in lost {
         let old = &before[sector * SECTOR..][..SECTOR];
-        disk.write(place + sector * SECTOR, old);
+        disk.write(offset + sector * SECTOR, old);
     }
     if !is_marked {
-        disk.write(MARK, &mark);
+        disk.write(MARK_OFFSET, &mark);
     }
     disk
 }
@@ -118,7 +117,7 @@ fn a_record_that_a_power_loss_tore_is_dropped() {
         for is_marked in [true, false] {
             let disk = torn(lost, is_marked);
             assert_eq!(disk.rebooted(0).unwrap(), [b"one"], "{lost:?} {is_marked}");
-            // The log continues in its place.
+            // The log continues at the same offset.
             let (mut wal, _) = disk.read(0).unwrap();
             append(&mut wal, &[b"two"]);
             assert_eq!(disk.contents(0), [b"one", b"two"], "{lost:?} {is_marked}");
@@ -138,7 +137,7 @@ fn old_sectors_in_a_marked_record_of_this_boot_are_damage() {
 }
 
 #[test]
-fn a_record_that_a_kill_cut_short_is_dropped() {
+fn a_record_that_a_kill_truncated_is_dropped() {
     // The mark is written last, and the kernel copies pages in order.
     for lost in [&[0, 1, 2][..], &[1, 2], &[2]] {
         assert_eq!(torn(lost, false).contents(0), [b"one"], "{lost:?}");
@@ -150,7 +149,7 @@ fn a_complete_record_behind_the_mark_is_kept_and_marked() {
     let disk = torn(&[], false);
     assert_eq!(disk.rebooted(0).unwrap().len(), 2);
     assert_eq!(disk.contents(0), [b"one".to_vec(), long(3)]);
-    disk.flip(START + SECTOR);
+    disk.flip(FIRST_RECORD + SECTOR);
     assert!(matches!(disk.rebooted(0), Err(WalError::Damaged { number: 2 })));
 }
 
@@ -159,9 +158,9 @@ fn a_mark_that_is_two_records_old_is_damage() {
     let disk = Disk::new();
     let mut wal = disk.wal();
     append(&mut wal, &[b"one"]);
-    let mark = disk.sectors(MARK, 1);
+    let mark = disk.sectors(MARK_OFFSET, 1);
     append(&mut wal, &[b"two", b"three"]);
-    disk.write(MARK, &mark);
+    disk.write(MARK_OFFSET, &mark);
     assert!(matches!(disk.read(0), Err(WalError::Mark)));
     assert!(matches!(disk.rebooted(0), Err(WalError::Mark)));
 }
@@ -171,16 +170,16 @@ fn a_torn_record_is_not_completed_by_an_earlier_attempt() {
     let disk = torn(&[0, 2], true);
     let (mut wal, contents) = Wal::open(disk.file(), "boot-2", 0).unwrap();
     assert_eq!(contents, [b"one"]);
-    // The same number at the same place; of the three sectors the second is lost, and that of the attempt is there.
+    // A record of the same number at the same offset. Its second sector is lost; that of the earlier attempt is present.
     let attempt = disk.sectors(wal.end + SECTOR, 1);
-    let place = wal.end + SECTOR;
-    append(&mut wal, &[&vec![b'y'; 3 * PAYLOAD]]);
-    disk.write(place, &attempt);
+    let offset = wal.end + SECTOR;
+    append(&mut wal, &[&vec![b'y'; 3 * PAYLOAD_LENGTH]]);
+    disk.write(offset, &attempt);
     let contents = Wal::open(disk.file(), "boot-3", 0).unwrap().1;
     assert_eq!(contents, [b"one"]);
 }
 
-/// Every outcome of damage to `disk` is the same records or a refusal, in the same boot and after another one.
+/// Checks that a damaged log has the same records or is rejected, in the same boot and in another one.
 fn never_fewer(disk: &Disk, records: &[Vec<u8>], what: &str) {
     for boot in [BOOT, "boot-2"] {
         match Wal::open(disk.file(), boot, 0) {
@@ -192,7 +191,7 @@ fn never_fewer(disk: &Disk, records: &[Vec<u8>], what: &str) {
 }
 
 #[test]
-fn no_damage_makes_a_log_shorter() {
+fn a_damaged_log_never_has_fewer_records() {
     let disk = Disk::new();
     let mut wal = disk.wal();
     let records = [b"one".to_vec(), long(2), b"three".to_vec(), long(12)];
@@ -200,27 +199,27 @@ fn no_damage_makes_a_log_shorter() {
     let pristine = disk.sectors(0, length() / SECTOR);
     let restore = |first: usize, length: usize| disk.write(first, &pristine[first..][..length]);
     let end = wal.end;
-    let places = (0..128)
-        .chain(MARK..MARK + SECTOR)
-        .chain(START..end + SECTOR)
+    let offsets = (0..128)
+        .chain(MARK_OFFSET..MARK_OFFSET + SECTOR)
+        .chain(FIRST_RECORD..end + SECTOR)
         .step_by(7);
-    for place in places {
-        disk.flip(place);
-        never_fewer(&disk, &records, &format!("byte {place}"));
-        restore(place, 1);
-        restore(MARK, SECTOR);
+    for offset in offsets {
+        disk.flip(offset);
+        never_fewer(&disk, &records, &format!("byte {offset}"));
+        restore(offset, 1);
+        restore(MARK_OFFSET, SECTOR);
     }
     for size in [SECTOR, 4096] {
-        for place in (0..end + size).step_by(size) {
+        for offset in (0..end + size).step_by(size) {
             for value in [0, 0xff, BLANK] {
-                // A page of blanks is not damage that happens; a start after a reboot takes it for a lost write.
-                if value == BLANK && place + size >= START {
+                // Blank pages are not realistic damage: a start after a reboot treats them as lost writes.
+                if value == BLANK && offset + size >= FIRST_RECORD {
                     continue;
                 }
-                disk.write(place, &vec![value; size]);
-                never_fewer(&disk, &records, &format!("{size} bytes of {value} at {place}"));
-                restore(place, size);
-                restore(MARK, SECTOR);
+                disk.write(offset, &vec![value; size]);
+                never_fewer(&disk, &records, &format!("{size} bytes of {value} at {offset}"));
+                restore(offset, size);
+                restore(MARK_OFFSET, SECTOR);
             }
         }
     }
@@ -245,14 +244,14 @@ fn a_log_and_a_database_of_different_ages_are_refused() {
 fn content_cannot_look_like_a_record() {
     let disk = Disk::new();
     let mut wal = disk.wal();
-    // As well as it can be made without knowing the salt: a payload is never at the start of a sector either.
+    // The best forgery without the salt. Besides, a payload is never at the start of a sector.
     let head = Head {
         number: 2,
         ..wal.head(2, 3)
     };
-    let forged = encode(&[0; SALT], START + SECTOR, &head, b"bad");
+    let forged = encode(&[0; SALT_LENGTH], FIRST_RECORD + SECTOR, &head, b"bad");
     append(&mut wal, &[b"one"]);
-    disk.write(START + SECTOR, &forged);
+    disk.write(FIRST_RECORD + SECTOR, &forged);
     assert_eq!(disk.contents(0), [b"one"]);
 }
 
@@ -277,5 +276,5 @@ fn other_files_are_refused() {
 
 #[test]
 fn the_mark_is_a_page_away_from_every_record() {
-    const { assert!(START - (MARK + SECTOR) >= 4096) };
+    const { assert!(FIRST_RECORD - (MARK_OFFSET + SECTOR) >= 4096) };
 }

@@ -298,7 +298,7 @@ impl Bed {
     }
 
     async fn until(&self, is_so: impl Fn(&Node) -> bool) {
-        let mut changes = self.store.changed();
+        let mut changes = self.store.subscribe();
         let waiting = async {
             loop {
                 changes.borrow_and_update();
@@ -641,7 +641,7 @@ async fn a_refusing_plugin_leaves_claims_to_be_unprepared() {
     // Whether the driver was called before the plugin refused, or not: nothing is left.
     while !bed.known().is_empty() {
         let gone = bed.store.clone();
-        let mut changes = gone.changed();
+        let mut changes = gone.subscribe();
         tokio::select! {
             asked = bed.asked.recv() => asked.unwrap().done(),
             _ = changes.changed() => {}
@@ -781,7 +781,7 @@ async fn what_a_driver_may_fill_for_all_claims_together_is_limited() {
     // Both are unprepared, and there is room again.
     while !bed.known().is_empty() {
         let gone = bed.store.clone();
-        let mut changes = gone.changed();
+        let mut changes = gone.subscribe();
         tokio::select! {
             asked = bed.asked.recv() => asked.unwrap().done(),
             _ = changes.changed() => {}

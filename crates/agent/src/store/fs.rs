@@ -1,4 +1,4 @@
-//! Files that must be whole or absent, and files that must never be lost.
+//! Operations on files: atomic replacement, quarantine under another name, and the identity of files.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use devlet_core::Moment;
 use rustix::fs::OFlags;
 
-use super::open::system_time;
+use super::clock::system_time;
 use super::state_file;
 
 /// Only the user of devlet may read and write.
 pub(crate) const PRIVATE: u32 = 0o600;
 const PRIVATE_DIRECTORY: u32 = 0o700;
 
-/// The names of files that could not be read go on like this, up to the time.
-pub(crate) const ASIDE: &str = ".unreadable-";
+/// Follows the name of a quarantined file; the time follows it.
+pub(crate) const QUARANTINE_SUFFIX: &str = ".unreadable-";
 
-/// `path` with `suffix` after its name.
-pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+/// Appends `suffix` to the file name of `path`.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -34,7 +34,7 @@ pub(crate) fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Makes names in the file's directory durable.
+/// Syncs the file's directory, which makes created, renamed and removed names durable.
 pub(crate) fn sync_directory_of(path: &Path) -> io::Result<()> {
     let flags = (OFlags::DIRECTORY | OFlags::NONBLOCK).bits();
     let mut options = OpenOptions::new();
@@ -42,44 +42,68 @@ pub(crate) fn sync_directory_of(path: &Path) -> io::Result<()> {
     options.open(directory_of(path))?.sync_all()
 }
 
-/// What tells one file from every other that exists.
+/// Identifies a file among all files that exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct FileId {
     device: u64,
     inode: u64,
 }
 
-impl Identity {
-    pub(crate) fn of(about: &fs::Metadata) -> Self {
-        let (device, inode) = (about.dev(), about.ino());
+impl FileId {
+    pub(crate) fn of(metadata: &fs::Metadata) -> Self {
+        let (device, inode) = (metadata.dev(), metadata.ino());
         Self { device, inode }
     }
 
-    /// Of the file that has this name, unless it has been cut short.
-    pub(crate) fn of_at_least(path: &Path, length: u64) -> Option<Self> {
-        let about = fs::metadata(path).ok()?;
-        (about.len() >= length).then(|| Self::of(&about))
+    /// Returns the ID of the file at `path`, following links.
+    pub(crate) fn at(path: &Path) -> Option<Self> {
+        Self::of_at_least(path, 0)
     }
 
-    /// Of the file that has this name.
-    pub(crate) fn at(path: &Path) -> Option<Self> {
-        fs::metadata(path).ok().as_ref().map(Self::of)
+    /// Like [`FileId::at`], but `None` if the file is shorter than `length` bytes.
+    pub(crate) fn of_at_least(path: &Path, length: u64) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        (metadata.len() >= length).then(|| Self::of(&metadata))
     }
 }
 
-/// Creates an empty file of our own under a temporary name.
+/// Identifies one version of a file: it differs after each write, even if the file is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileStamp {
+    id: FileId,
+    /// Time of the last change of content or attributes: seconds and nanoseconds.
+    ctime: (i64, i64),
+    length: u64,
+}
+
+impl FileStamp {
+    pub(crate) fn of(metadata: &fs::Metadata) -> Self {
+        Self {
+            id: FileId::of(metadata),
+            ctime: (metadata.ctime(), metadata.ctime_nsec()),
+            length: metadata.len(),
+        }
+    }
+
+    /// Returns the stamp of the file at `path`, without following links.
+    pub(crate) fn at(path: &Path) -> Option<Self> {
+        fs::symlink_metadata(path).ok().as_ref().map(Self::of)
+    }
+}
+
+/// Creates an empty file of devlet's own under a temporary name.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
-    clear(path)?;
+    free_temporary_name(path)?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create_new(true).mode(PRIVATE);
     options.open(path)
 }
 
-/// Frees a temporary name: a file that a crash left there is removed, a directory, which is not ours, is moved aside.
-fn clear(path: &Path) -> io::Result<()> {
+/// Frees a temporary name. A file that a crash left there is removed; a directory is not devlet's, so it is quarantined.
+fn free_temporary_name(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(_) if is_directory(path) => move_directory_aside(path),
+        Err(_) if is_directory(path) => quarantine_directory(path),
         done => done,
     }
 }
@@ -88,8 +112,8 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
-fn move_directory_aside(path: &Path) -> io::Result<()> {
-    let kept = move_aside(path, system_time())?;
+fn quarantine_directory(path: &Path) -> io::Result<()> {
+    let kept = move_to_quarantine(path, system_time())?;
     tracing::warn!(path = %path.display(), kept = %kept.display(), "directory set aside");
     Ok(())
 }
@@ -102,10 +126,10 @@ pub(crate) fn make_private(file: &File, metadata: &fs::Metadata) -> io::Result<(
     Ok(())
 }
 
-/// Replaces a file as a whole: a reader, even after a crash, sees the old content or the new. Which one it is
-/// after a crash is certain only when the directory has been synced, too.
+/// Replaces a file atomically: a reader, even after a crash, sees the old content or the new. The new content is durable
+/// only after the directory has been synced, too.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    // With a dot in front, as a kubelet does: it lists its directory without such names.
+    // A kubelet uses a leading dot, too: it skips such names when it lists its directory.
     let name = path
         .file_name()
         .map(|name| format!(".{}.new", name.to_string_lossy()));
@@ -115,20 +139,20 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         file.write_all(content)?;
         file.sync_all()?;
         if is_directory(path) {
-            move_directory_aside(path)?;
+            quarantine_directory(path)?;
         }
         fs::rename(&temporary, path)
     };
     let written = write();
     if written.is_err() {
-        // It is useless now, and the next attempt removes it in any case.
+        // The next attempt removes it in any case.
         let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-/// Overwrites a small file of our own in place, with one write: that needs neither space on the disk nor a temporary name. The
-/// content is padded with newlines to the length of the file.
+/// Overwrites a small file of devlet's own in place, with one write. That needs neither free space nor a temporary name.
+/// The content is padded with newlines to the length of the file.
 pub(crate) fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
     let opened = state_file::open(path, true).map_err(io::Error::other)?;
     let (file, metadata) = opened.ok_or(io::ErrorKind::NotFound)?;
@@ -140,32 +164,32 @@ pub(crate) fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Writes a file of our own that was not there before, in a directory of our own.
+/// Writes a new private file, creating its directory if needed. Returns the name that was free.
 pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
     let mut directory = fs::DirBuilder::new();
     directory.recursive(true).mode(PRIVATE_DIRECTORY);
     directory.create(directory_of(path))?;
-    unused(path, |candidate| {
+    with_unused_name(path, |candidate| {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(PRIVATE);
         let mut file = options.open(candidate)?;
         let written = file.write_all(content).and_then(|()| file.sync_all());
-        // A part of it takes space that may be what the disk lacks.
+        // A partial file would keep space occupied on a full disk.
         written.inspect_err(|_| _ = fs::remove_file(candidate))
     })
 }
 
-/// Gives a file a second name, `<name>.unreadable-<timestamp>`, under which nothing will ever write. The file
-/// itself is removed or replaced afterwards, when the state that follows from it is on disk: a crash in between leads
-/// back here, not to a start without it. A directory, which has no second name and was never state, is moved.
-pub(crate) fn keep_aside(path: &Path, now: Moment) -> io::Result<PathBuf> {
+/// Gives a file a second name, `<name>.unreadable-<timestamp>`, which devlet never writes to. The caller removes or
+/// replaces the original after the new state is on disk, so a start after a crash finds the original again. A directory
+/// cannot have a second name and was never state, so it is moved.
+pub(crate) fn quarantine(path: &Path, now: Moment) -> io::Result<PathBuf> {
     if fs::symlink_metadata(path)?.is_dir() {
-        return move_aside(path, now);
+        return move_to_quarantine(path, now);
     }
-    unused(&aside(path, now), |candidate| {
+    with_unused_name(&quarantine_path(path, now), |candidate| {
         match fs::hard_link(path, candidate) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                // Some file systems have no links.
+                // Some file systems do not support hard links.
                 let opened = state_file::open(path, false).map_err(io::Error::other)?;
                 let (mut source, _) = opened.ok_or(io::ErrorKind::NotFound)?;
                 let mut options = OpenOptions::new();
@@ -179,22 +203,23 @@ pub(crate) fn keep_aside(path: &Path, now: Moment) -> io::Result<PathBuf> {
     })
 }
 
-/// Moves whatever has this name to `<name>.unreadable-<timestamp>`, without opening it.
-pub(crate) fn move_aside(path: &Path, now: Moment) -> io::Result<PathBuf> {
-    unused(&aside(path, now), |candidate| {
-        match fs::symlink_metadata(candidate) {
+/// Renames a file of any kind to `<name>.unreadable-<timestamp>`, without opening it.
+pub(crate) fn move_to_quarantine(path: &Path, now: Moment) -> io::Result<PathBuf> {
+    with_unused_name(
+        &quarantine_path(path, now),
+        |candidate| match fs::symlink_metadata(candidate) {
             Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(path, candidate),
             Err(error) => Err(error),
-        }
-    })
+        },
+    )
 }
 
-fn aside(path: &Path, now: Moment) -> PathBuf {
-    beside(path, &format!("{ASIDE}{}", timestamp(now)))
+fn quarantine_path(path: &Path, now: Moment) -> PathBuf {
+    with_suffix(path, &format!("{QUARANTINE_SUFFIX}{}", timestamp(now)))
 }
 
-/// Removes a file that has been kept aside, if it still has its old name.
+/// Removes the original of a quarantined file, if it still exists, and syncs the directory.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -202,14 +227,14 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Tries names until one is not taken.
-fn unused(path: &Path, attempt: impl Fn(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
+/// Calls `attempt` with `path`, then with numbered names, until one does not exist. Syncs the directory.
+fn with_unused_name(path: &Path, attempt: impl Fn(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
     let mut candidate = path.to_owned();
     for number in 2_u32.. {
         match attempt(&candidate) {
             Ok(()) => break,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                candidate = beside(path, &format!("-{number}"));
+                candidate = with_suffix(path, &format!("-{number}"));
             }
             Err(error) => return Err(error),
         }
@@ -218,7 +243,7 @@ fn unused(path: &Path, attempt: impl Fn(&Path) -> io::Result<()>) -> io::Result<
     Ok(candidate)
 }
 
-/// A moment as a part of a file name.
+/// Formats a moment for use in a file name.
 pub(crate) fn timestamp(now: Moment) -> String {
     i64::try_from(now.0)
         .ok()

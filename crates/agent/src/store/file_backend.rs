@@ -1,4 +1,4 @@
-//! What lies under the database: a file, counted, with a place for tests to lose writes.
+//! The file below redb: syncs are counted, and tests can wrap it in one that fails, waits or loses writes.
 
 use std::fmt;
 use std::io;
@@ -12,20 +12,20 @@ use redb::{BackendError, StorageBackend};
 
 use super::statistics::Counters;
 
-/// What to put between the database and its file.
+/// Wraps the file of the database.
 ///
-/// The default is nothing. Tests put something there that fails, waits, or forgets what was not synced.
+/// The default does not wrap it. Tests use a wrapper that fails, waits, or drops unsynced writes.
 #[derive(Clone)]
 pub struct Storage(Arc<dyn Fn(FileBackend) -> Box<dyn StorageBackend> + Send + Sync>);
 
 impl Storage {
-    /// Every file that is opened goes through `wrap`.
+    /// Applies `wrap` to each file that is opened.
     pub fn new(wrap: impl Fn(FileBackend) -> Box<dyn StorageBackend> + Send + Sync + 'static) -> Self {
         Self(Arc::new(wrap))
     }
 
-    pub(crate) fn over(&self, file: FileBackend, counters: &Arc<Counters>) -> Arc<Counted> {
-        Arc::new(Counted {
+    pub(crate) fn wrap(&self, file: FileBackend, counters: &Arc<Counters>) -> Arc<MeteredFile> {
+        Arc::new(MeteredFile {
             inner: (self.0)(file),
             counters: Arc::clone(counters),
         })
@@ -44,14 +44,14 @@ impl fmt::Debug for Storage {
     }
 }
 
-/// A file whose syncs are counted.
+/// A file that counts and times its syncs.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct MeteredFile {
     inner: Box<dyn StorageBackend>,
     counters: Arc<Counters>,
 }
 
-impl Counted {
+impl MeteredFile {
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.inner.read(offset, out)
     }
@@ -77,30 +77,30 @@ impl Counted {
     }
 }
 
-/// What is behind the first bytes of a file, as a file of its own.
+/// Presents the part of a file behind `offset` as a file of its own.
 #[derive(Debug)]
-pub(crate) struct Behind {
-    pub(crate) file: Arc<Counted>,
-    pub(crate) first: u64,
+pub(crate) struct OffsetBackend {
+    pub(crate) file: Arc<MeteredFile>,
+    pub(crate) offset: u64,
 }
 
-impl Behind {
+impl OffsetBackend {
     fn inner(&self) -> &dyn StorageBackend {
         &*self.file.inner
     }
 }
 
-impl StorageBackend for Behind {
+impl StorageBackend for OffsetBackend {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.file.length()?.saturating_sub(self.first))
+        Ok(self.file.length()?.saturating_sub(self.offset))
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file.read(self.first + offset, out)
+        self.file.read(self.offset + offset, out)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.file.set_len(self.first + len)
+        self.file.set_len(self.offset + len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -108,7 +108,7 @@ impl StorageBackend for Behind {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write(self.first + offset, data)
+        self.file.write(self.offset + offset, data)
     }
 
     fn close(&self) -> io::Result<()> {
