@@ -69,6 +69,15 @@ names! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub(crate) u64);
 
+/// A process that runs a plugin or driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId {
+    /// The user that it runs as.
+    pub uid: u32,
+    /// Its number, if it is visible from here.
+    pub pid: Option<i32>,
+}
+
 /// Devices set aside while plugins are called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReservationId(pub(crate) u64);

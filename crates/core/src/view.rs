@@ -270,7 +270,7 @@ impl Node {
             connection,
             resource: name.clone(),
             endpoint: plugin.endpoint.clone(),
-            uid: plugin.uid,
+            uid: plugin.process.uid,
             options: plugin.options,
             connected_at: plugin.connected_at,
             devices: plugin.list.as_ref().map(|(_, list)| list.len()),
@@ -352,17 +352,6 @@ impl Node {
             .values()
             .filter_map(|resource| resource.grace_end());
         ends.min()
-    }
-
-    /// How much memory the answers take that pods keep of a resource's plugins, roughly.
-    pub fn memory_of_answers(&self, resource: &str) -> usize {
-        self.ledger.answers.get(resource).copied().unwrap_or_default()
-    }
-
-    /// Whether there is a list of a resource's devices, whoever sent it and however long ago.
-    pub fn keeps_list(&self, resource: &str) -> bool {
-        let resource = self.resources.get(resource);
-        resource.is_some_and(|resource| !resource.list.is_empty())
     }
 
     /// Whether a pod is being admitted, removed or imported.

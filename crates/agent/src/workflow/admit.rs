@@ -416,7 +416,7 @@ mod tests {
         let offer = Offer {
             resource: GPU.into(),
             endpoint: "gpu.sock".into(),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             options: plugin,
         };

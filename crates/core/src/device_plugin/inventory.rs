@@ -21,7 +21,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 
 use super::list::DeviceList;
-use crate::id::{ConnectionId, Moment, ResourceName};
+use crate::id::{ConnectionId, Moment, ProcessId, ResourceName};
 
 /// How long the devices of a plugin that left count towards capacity.
 pub const GRACE_MS: u64 = 5 * 60 * 1000;
@@ -39,8 +39,8 @@ pub struct Offer {
     pub resource: ResourceName,
     /// The socket at which the plugin answers.
     pub endpoint: String,
-    /// The user that it runs as.
-    pub uid: u32,
+    /// The process that it runs as.
+    pub process: ProcessId,
     /// Whether it may serve the resource beside a plugin of another user.
     pub may_share: bool,
     /// What it wants to be asked.
@@ -60,7 +60,7 @@ pub struct PluginOptions {
 #[derive(Debug, Clone)]
 pub(crate) struct Plugin {
     pub(crate) endpoint: String,
-    pub(crate) uid: u32,
+    pub(crate) process: ProcessId,
     pub(crate) options: PluginOptions,
     pub(crate) connected_at: Moment,
     /// Whether it has listed a healthy device since it connected.
@@ -75,8 +75,10 @@ pub(crate) struct Resource {
     pub(crate) plugins: BTreeMap<ConnectionId, Plugin>,
     /// The list that counts; without a plugin, the last one.
     pub(crate) list: Arc<DeviceList>,
-    /// Whose list that is.
+    /// The connection of that list; `None` without a plugin.
     pub(crate) active: Option<ConnectionId>,
+    /// The process that sent that list.
+    pub(crate) list_process: Option<ProcessId>,
     /// When the list was last in force, if it is not: plugins that come and go without a list do not prolong the
     /// grace period.
     pub(crate) idle_since: Option<Moment>,
@@ -114,6 +116,7 @@ impl Resource {
                 let changed = self.active != Some(id) || !Arc::ptr_eq(&self.list, list);
                 self.list = Arc::clone(list);
                 self.active = Some(id);
+                self.list_process = self.plugins.get(&id).map(|plugin| plugin.process);
                 changed
             }
             None => self.active.take().is_some(),

@@ -13,7 +13,7 @@
 //! From `committing` on a change is being written; it becomes true here when it is on disk, and never was if
 //! that fails.
 //!
-//! `held`, `free` and `answers` are derived from pods and reservations. They exist because a node may hold ten thousand
+//! `held` and `free` are derived from pods and reservations. They exist because a node may hold ten thousand
 //! devices; `check` recomputes them, and runs after every step of the history tests.
 
 use alloc::collections::btree_map::Entry;
@@ -82,8 +82,6 @@ pub(crate) struct Ledger {
     pub(crate) held: BTreeMap<ResourceName, BTreeMap<DeviceId, Vec<PodUid>>>,
     /// Healthy devices of the list in force that nobody holds.
     pub(crate) free: BTreeMap<ResourceName, BitSet>,
-    /// Memory that the answers of each resource's plugins take, in all pods.
-    pub(crate) answers: BTreeMap<ResourceName, usize>,
 }
 
 impl Ledger {
@@ -92,12 +90,10 @@ impl Ledger {
         let named = pods.values().filter(|pod| !pod.name.name.is_empty());
         let names = named.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
         let mut holders: BTreeMap<&ResourceName, Vec<(&DeviceId, &PodUid)>> = BTreeMap::new();
-        let mut answers: BTreeMap<&ResourceName, usize> = BTreeMap::new();
         for pod in pods.values() {
             for allocation in &pod.allocations {
                 let of_resource = holders.entry(&allocation.resource).or_default();
                 of_resource.extend(allocation.devices.iter().map(|device| (device, &pod.uid)));
-                *answers.entry(&allocation.resource).or_default() += allocation.answer.memory();
             }
         }
         let held = holders.into_iter().filter(|(_, holders)| !holders.is_empty());
@@ -116,13 +112,10 @@ impl Ledger {
             (name.clone(), by_device.collect())
         });
         let held = held.collect();
-        let answers = answers.into_iter();
-        let answers = answers.map(|(name, memory)| (name.clone(), memory)).collect();
         Self {
             pods,
             names,
             held,
-            answers,
             ..Self::default()
         }
     }
@@ -169,34 +162,12 @@ impl Ledger {
 
     /// Puts a pod among those that hold something; the one that had its UID.
     pub(crate) fn insert(&mut self, pod: Pod) -> Option<Pod> {
-        for allocation in &pod.allocations {
-            let memory = allocation.answer.memory();
-            if memory > 0 {
-                *self.answers.entry(allocation.resource.clone()).or_default() += memory;
-            }
-        }
-        let earlier = self.pods.insert(pod.uid.clone(), pod);
-        self.forget_answers(earlier.as_ref());
-        earlier
+        self.pods.insert(pod.uid.clone(), pod)
     }
 
     /// Takes a pod out again.
     pub(crate) fn remove(&mut self, pod: &PodUid) -> Option<Pod> {
-        let pod = self.pods.remove(pod);
-        self.forget_answers(pod.as_ref());
-        pod
-    }
-
-    fn forget_answers(&mut self, pod: Option<&Pod>) {
-        for allocation in pod.into_iter().flat_map(|pod| &pod.allocations) {
-            let Some(memory) = self.answers.get_mut(&allocation.resource) else {
-                continue;
-            };
-            *memory = memory.saturating_sub(allocation.answer.memory());
-            if *memory == 0 {
-                self.answers.remove(&allocation.resource);
-            }
-        }
+        self.pods.remove(pod)
     }
 
     /// Gives a name to a pod; one without a name gets none.
@@ -321,12 +292,6 @@ impl Ledger {
                 "the index of free devices of {name} is out of step"
             );
         }
-        let mut answers: BTreeMap<ResourceName, usize> = BTreeMap::new();
-        for allocation in self.pods.values().flat_map(|pod| &pod.allocations) {
-            *answers.entry(allocation.resource.clone()).or_default() += allocation.answer.memory();
-        }
-        answers.retain(|_, memory| *memory > 0);
-        assert_eq!(self.answers, answers, "the memory of answers is out of step");
         let in_flight: BTreeMap<PodUid, ReservationId> = self
             .reservations
             .iter()

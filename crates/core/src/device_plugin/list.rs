@@ -10,8 +10,8 @@ use crate::id::DeviceId;
 /// make every choice slow. The kubelet's limit is the same.
 const NODES: i64 = 64;
 
-/// So many nodes of a device are as good as a step.
-const NODES_PER_STEP: usize = 64;
+/// Approximate memory of a device besides its id and nodes: its place in the list, and the allocations around it.
+const DEVICE_BYTES: usize = 96;
 
 /// One device of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,21 +31,16 @@ pub struct DeviceList {
     healthy: BitSet,
     by_node: BTreeMap<i64, BitSet>,
     devices: Vec<Device>,
+    memory: usize,
 }
 
 impl DeviceList {
-    /// A list from a plugin's message. Of a device that is named twice the last entry counts. The second value
+    /// Builds a list from a plugin's message. Of a device that is named twice the last entry counts. The second value
     /// is the number of entries that were left out.
-    pub fn new(devices: Vec<Device>) -> (Self, usize) {
-        Self::stepwise(devices, &mut || {})
-    }
-
-    /// The same, step by step: a long list takes a while, and whoever builds it may want to pause between two steps.
-    pub fn stepwise(mut devices: Vec<Device>, step: &mut impl FnMut()) -> (Self, usize) {
+    pub fn new(mut devices: Vec<Device>) -> (Self, usize) {
         let named = devices.len();
-        sort(&mut devices, step);
+        devices.sort_by(|one, other| one.id.cmp(&other.id));
         devices.dedup_by(|later, kept| {
-            step();
             let is_same = later.id == kept.id;
             if is_same {
                 core::mem::swap(later, kept);
@@ -56,7 +51,6 @@ impl DeviceList {
         let mut healthy = BitSet::none(length);
         let mut by_node: BTreeMap<i64, BitSet> = BTreeMap::new();
         for (place, device) in devices.iter_mut().enumerate() {
-            (0..=device.nodes.len() / NODES_PER_STEP).for_each(|_| step());
             if device.healthy {
                 healthy.insert(place);
             }
@@ -69,37 +63,19 @@ impl DeviceList {
                     .insert(place);
             }
         }
-        let left_out = named - length;
-        (
-            Self {
-                healthy,
-                by_node,
-                devices,
-            },
-            left_out,
-        )
-    }
-
-    /// Whether another list says the same, step by step.
-    pub fn says_the_same(&self, other: &Self, step: &mut impl FnMut()) -> bool {
-        let Self {
+        let memory = |device: &Device| DEVICE_BYTES + device.id.as_str().len() + size_of_val(&*device.nodes);
+        let list = Self {
             healthy,
             by_node,
+            memory: devices.iter().map(memory).sum(),
             devices,
-        } = self;
-        let mut pairs = devices.iter().zip(&other.devices);
-        *healthy == other.healthy
-            && *by_node == other.by_node
-            && devices.len() == other.devices.len()
-            && pairs.all(|(one, other)| {
-                step();
-                one == other
-            })
+        };
+        (list, named - length)
     }
 
-    /// All devices, sorted by id; the list is no more.
-    pub fn into_devices(self) -> Vec<Device> {
-        self.devices
+    /// Returns the approximate memory that the list takes, in bytes.
+    pub fn memory(&self) -> usize {
+        self.memory
     }
 
     /// All devices, sorted by id.
@@ -147,29 +123,6 @@ impl DeviceList {
     /// A device by name.
     pub fn get(&self, id: &str) -> Option<&Device> {
         self.devices.get(self.place_of(id)?)
-    }
-}
-
-/// Sorts devices by id, step by step; of equal ids the last one named stays last. What is moved about are small numbers
-/// first, each device once in the end: long lists are mostly moves otherwise, and those of a whole run are one step.
-fn sort(devices: &mut [Device], step: &mut impl FnMut()) {
-    let mut order: Vec<usize> = (0..devices.len()).collect();
-    order.sort_by(|one, other| {
-        step();
-        devices[*one].id.cmp(&devices[*other].id)
-    });
-    // Where each place is filled from, round by round, until all are.
-    for start in 0..order.len() {
-        let mut place = start;
-        loop {
-            step();
-            let from = core::mem::replace(&mut order[place], place);
-            if from == start {
-                break;
-            }
-            devices.swap(place, from);
-            place = from;
-        }
     }
 }
 

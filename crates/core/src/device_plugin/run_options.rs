@@ -60,13 +60,6 @@ impl Answer {
             Meaning::Read(read) => Cow::Owned(read(&self.raw)),
         }
     }
-
-    /// How much memory it takes, roughly: it is kept as it came.
-    pub fn memory(&self) -> usize {
-        // What an allocation takes around that.
-        const AROUND: usize = 64;
-        self.raw.len() + AROUND
-    }
 }
 
 impl PartialEq for Answer {

@@ -19,7 +19,8 @@ use alloc::string::String;
 
 use crate::device_plugin::inventory::LastPlugin;
 use crate::dra::health::{Health, cut};
-use crate::id::{ConnectionId, DriverName, Moment};
+use crate::id::{ConnectionId, DriverName, Moment, ProcessId};
+use crate::quota::PluginIdentity;
 
 /// How long a driver may be away before its slices are wiped.
 pub const WIPE_DELAY_MS: u64 = 30 * 1000;
@@ -37,8 +38,8 @@ pub struct DriverOffer {
     pub driver: DriverName,
     /// The socket at which the plugin answers.
     pub endpoint: String,
-    /// The user that it runs as.
-    pub uid: u32,
+    /// The process that it runs as.
+    pub process: ProcessId,
     /// Whether it may serve the driver beside a plugin of another user.
     pub may_share: bool,
     /// What is spoken with it.
@@ -92,7 +93,7 @@ pub struct Refused {
 #[derive(Debug, Clone)]
 pub(crate) struct Plugin {
     pub(crate) endpoint: String,
-    pub(crate) uid: u32,
+    pub(crate) process: ProcessId,
     pub(crate) service: String,
     pub(crate) service_reason: String,
     pub(crate) health_service: Option<String>,
@@ -157,12 +158,12 @@ impl Drivers {
     ) -> Result<Option<ConnectionId>, RegisterError> {
         let known = self.drivers.get(&offer.driver);
         let mut plugins = known.into_iter().flat_map(|driver| driver.plugins.values());
-        let other = plugins.find(|plugin| plugin.uid != offer.uid);
+        let other = plugins.find(|plugin| plugin.process.uid != offer.process.uid);
         if let (Some(other), false) = (other, offer.may_share) {
             return Err(RegisterError::OtherUser {
-                first: other.uid,
+                first: other.process.uid,
                 endpoint: other.endpoint.clone(),
-                uid: offer.uid,
+                uid: offer.process.uid,
                 driver: offer.driver,
             });
         }
@@ -174,7 +175,7 @@ impl Drivers {
         let replaced = in_place.map(|(id, _)| *id);
         let plugin = Plugin {
             endpoint: offer.endpoint,
-            uid: offer.uid,
+            process: offer.process,
             service: offer.service,
             service_reason: offer.service_reason,
             health_service: offer.health_service,
@@ -188,6 +189,17 @@ impl Drivers {
             self.deregister(replaced, now);
         }
         Ok(replaced)
+    }
+
+    /// Returns all plugins of drivers that are registered.
+    pub(crate) fn registered_plugins(&self) -> impl Iterator<Item = PluginIdentity<'_>> {
+        self.drivers.iter().flat_map(|(name, driver)| {
+            driver.plugins.values().map(|plugin| PluginIdentity {
+                process: plugin.process,
+                name: name.as_str(),
+                endpoint: &plugin.endpoint,
+            })
+        })
     }
 
     /// The driver, if that was news.

@@ -137,7 +137,7 @@ impl Bed {
             let offer = Offer {
                 resource: WIDGET.into(),
                 endpoint: "widget.sock".into(),
-                uid: 0,
+                process: devlet_core::ProcessId { uid: 0, pid: None },
                 may_share: false,
                 options: PluginOptions::default(),
             };
@@ -188,7 +188,7 @@ impl Bed {
         let offer = DriverOffer {
             driver: driver.into(),
             endpoint: format!("{driver}.sock"),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             service: "v1.DRAPlugin".into(),
             service_reason: String::new(),
