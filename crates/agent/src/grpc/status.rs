@@ -287,9 +287,10 @@ impl Coded for ImportError {
     fn code(&self) -> Code {
         match self {
             Self::Unreadable(_) => Code::InvalidArgument,
-            Self::Empty { .. } | Self::Settled { .. } | Self::OtherContested { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::Empty { .. }
+            | Self::Settled { .. }
+            | Self::OtherContested { .. }
+            | Self::OtherDevices { .. } => Code::FailedPrecondition,
             Self::InFlight { .. } | Self::ClaimInFlight { .. } => Code::Aborted,
             Self::Write(error) => error.code(),
         }
