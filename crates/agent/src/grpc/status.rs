@@ -226,7 +226,7 @@ impl Coded for ReserveError {
 impl Coded for CallError {
     fn code(&self) -> Code {
         match self {
-            Self::TimedOut { .. } | Self::CutShort { .. } => Code::DeadlineExceeded,
+            Self::TimedOut { .. } | Self::CallerDeadline { .. } => Code::DeadlineExceeded,
             // The plugin's own code is about its own affairs.
             Self::Refused { .. } | Self::Invalid { .. } | Self::Gone { .. } => Code::Aborted,
         }
@@ -287,9 +287,10 @@ impl Coded for ImportError {
     fn code(&self) -> Code {
         match self {
             Self::Unreadable(_) => Code::InvalidArgument,
-            Self::Empty { .. } | Self::Settled { .. } | Self::OtherContested { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::Empty { .. }
+            | Self::Settled { .. }
+            | Self::OtherContested { .. }
+            | Self::OtherDevices { .. } => Code::FailedPrecondition,
             Self::InFlight { .. } | Self::ClaimInFlight { .. } => Code::Aborted,
             Self::Write(error) => error.code(),
         }
