@@ -11,6 +11,9 @@ use std::time::Duration;
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
 use devlet_core::{ClaimUid, DriverName, Node, Pod, PodRequest, PodUid, ReserveError, Source};
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
+use devlet_uds::server::{self, ServeError, ServerLimits};
+use devlet_uds::{ListenError, Listener, SocketHandle, SocketMissing};
 use futures_util::future::join_all;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
@@ -26,11 +29,8 @@ use crate::dra::drivers::Drivers;
 use crate::dra::registration::DriverRegistrar;
 use crate::dra::slices::{self, ResourceSlices};
 use crate::grpc::oversize::Bounded;
-use crate::grpc::server::{self, ServeError, ServerLimits};
-use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
 use crate::limits::Limit;
 use crate::limits::portions::Turns;
-use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::Seats;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
@@ -144,9 +144,9 @@ struct Inner {
     metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
-    kubelet_socket: Published,
+    kubelet_socket: SocketHandle,
     registry: RegistryStatus,
-    api_socket: OnceLock<Published>,
+    api_socket: OnceLock<SocketHandle>,
     /// Set once everything has ended well.
     stopped: OnceCell<()>,
     /// Held as long as we run.
@@ -161,7 +161,7 @@ impl Agent {
         let (lock, set_aside) = root::lock(&config)?;
         let before = sockets(&config);
         // Before anything is touched: a live kubelet keeps its directory.
-        let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
+        let listener = devlet_uds::listen(config.kubelet_socket(), devlet_uds::DEFAULT_MODE)?;
         let (store, mut report) = Store::open(open_options(&config)?)?;
         report.set_aside.extend(set_aside);
         // Only now: plugins of a node that does not start keep their sockets.
@@ -177,10 +177,16 @@ impl Agent {
             metrics: metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
-            registrations: Arc::new(Paces::new(config.limits.registrations_per_minute, MINUTE)),
-            repetitions: Arc::new(Paces::new(repetitions_per_minute(&config.limits), MINUTE)),
+            registrations: Arc::new(KeyedRateLimiter::new(
+                config.limits.registrations_per_minute,
+                MINUTE,
+            )),
+            repetitions: Arc::new(KeyedRateLimiter::new(
+                repetitions_per_minute(&config.limits),
+                MINUTE,
+            )),
             decoding: Turns::new(stop.clone()),
-            refusals: Arc::new(Mentions::new(Instant::now())),
+            refusals: Arc::new(LogThrottle::new(Instant::now())),
         };
         let drivers = Drivers::new(Arc::clone(&config));
         let watcher = Watcher::new(config.plugins_registry(), config.access.own_uid)?;
@@ -201,7 +207,7 @@ impl Agent {
         let routes = Routes::new(Bounded::new(today, limit, largest, &metrics))
             .add_service(Bounded::new(of_2017, limit, largest, &metrics));
         let access = config.access.clone();
-        let kubelet_socket = listener.published();
+        let kubelet_socket = listener.handle();
         let listener = listener.admit(move |peer| access.may_knock(peer.uid));
         // Whoever comes here comes to register.
         let limits = ServerLimits {
@@ -212,7 +218,7 @@ impl Agent {
             listener,
             routes,
             limits,
-            metrics.clone(),
+            metrics.on_refusal(Limit::CONNECTIONS_PER_UID),
             stop.clone().cancelled_owned(),
         );
         tasks.spawn(report_end(serving));
@@ -266,9 +272,9 @@ impl Agent {
     }
 
     /// Returns the sockets of the node that peers cannot dial. Sockets on a disk that hangs are among them.
-    pub async fn unreachable(&self) -> Vec<Unreachable> {
+    pub async fn unreachable(&self) -> Vec<SocketMissing> {
         let sockets = [Some(&self.inner.kubelet_socket), self.inner.api_socket.get()];
-        let checks = sockets.into_iter().flatten().map(Published::check);
+        let checks = sockets.into_iter().flatten().map(SocketHandle::check);
         join_all(checks)
             .await
             .into_iter()
@@ -284,7 +290,7 @@ impl Agent {
     /// The socket of our API belongs to the node from now on.
     pub(crate) fn serves_api_on(&self, listener: &Listener) {
         // There is one; a second could not have been made.
-        let _ = self.inner.api_socket.set(listener.published());
+        let _ = self.inner.api_socket.set(listener.handle());
     }
 
     /// Completes when the node is asked to stop.

@@ -1,17 +1,15 @@
 //! How much a peer may ask of the node.
 //!
 //! Whatever is over a limit is refused whole, with an error that names the limit as the configuration does, and is
-//! counted. A list that comes too often is no error: only the newest one counts ([`rate::Pace`]).
+//! counted. A list that comes too often is no error: only the newest one counts ([`devlet_uds::rate_limit::RateLimiter`]).
 
 pub(crate) mod portions;
-pub mod rate;
 pub(crate) mod seats;
 
 use std::fmt;
 
 use devlet_core::device_plugin::run_options::RunOptions;
-
-use crate::grpc::server::ServerLimits;
+use devlet_uds::server::ServerLimits;
 
 /// Every limit. The names are those of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]

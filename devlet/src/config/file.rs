@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use devlet_agent::access::RegisterRule;
 use devlet_agent::config::{Config, Deadlines, OnReboot};
-use devlet_agent::grpc::server::ServerLimits;
 use devlet_agent::limits::Limits;
 use devlet_agent::manifest::syntax::{self, Malformed, UnknownKey};
 use devlet_agent::manifest::{Place, Position, position_of};
+use devlet_uds::server::ServerLimits;
 use serde::{Deserialize, Serialize};
 
 use super::http_address::HttpAddress;
@@ -168,7 +168,6 @@ impl Default for LimitSettings {
             server:
                 ServerLimits {
                     connections_per_uid,
-                    connections_limit: _,
                     streams_per_connection,
                     frames_per_second,
                     preface,

@@ -6,22 +6,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use devlet_client::channel::Channel;
 use devlet_core::device_plugin::inventory::PluginOptions;
 use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::{DeviceId, PreferenceQuery};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use devlet_uds::PeerConnection;
+use devlet_uds::channel::Channel;
 use prost::Message as _;
 use prost::bytes::Bytes;
 use tonic::codec::Streaming;
 use tonic::{Code, Request, Status};
 
 use super::wire;
-use crate::grpc::call::{self, CallError, InvalidAnswer, Patience};
-use crate::grpc::fields::Damage;
+use crate::grpc::call::{self, CallDeadline, CallError, InvalidAnswer};
+use crate::grpc::fields::WireError;
 use crate::grpc::oversize::is_too_large;
-use crate::grpc::uds::Dialed;
 use crate::limits::portions::Portions;
 use crate::limits::seats::Account;
 use crate::limits::{Limit, Limits, OverLimit};
@@ -40,7 +40,7 @@ pub enum Api {
 /// A way to call one connected plugin.
 #[derive(Debug, Clone)]
 pub struct PluginClient {
-    dialed: Dialed,
+    dialed: PeerConnection,
     api: Api,
     calls: Calls,
     limits: Arc<Limits>,
@@ -49,7 +49,13 @@ pub struct PluginClient {
 
 impl PluginClient {
     /// `calls` measures what is called; what the plugin makes us hold is on its process's `account`.
-    pub(crate) fn new(dialed: &Dialed, api: Api, calls: Calls, limits: &Limits, account: &Account) -> Self {
+    pub(crate) fn new(
+        dialed: &PeerConnection,
+        api: Api,
+        calls: Calls,
+        limits: &Limits,
+        account: &Account,
+    ) -> Self {
         Self {
             dialed: dialed.clone(),
             api,
@@ -87,7 +93,7 @@ impl PluginClient {
         let options = self
             .within(
                 "GetDevicePluginOptions",
-                Patience::of(deadline),
+                CallDeadline::of(deadline),
                 self.short(),
                 call,
             )
@@ -122,7 +128,7 @@ impl PluginClient {
     pub async fn preferred(
         &self,
         question: &PreferenceQuery,
-        patience: Patience,
+        patience: CallDeadline,
     ) -> Result<Vec<DeviceId>, CallError> {
         let request = v1beta1::PreferredAllocationRequest {
             container_requests: vec![v1beta1::ContainerPreferredAllocationRequest {
@@ -145,7 +151,7 @@ impl PluginClient {
     }
 
     /// Hands devices to a container; the answer as bytes of a `ContainerAllocateResponse`.
-    pub async fn allocate(&self, devices: &[DeviceId], patience: Patience) -> Result<Bytes, CallError> {
+    pub async fn allocate(&self, devices: &[DeviceId], patience: CallDeadline) -> Result<Bytes, CallError> {
         const METHOD: &str = "Allocate";
         let (path, request) = match self.api {
             Api::V1beta1 => {
@@ -190,7 +196,7 @@ impl PluginClient {
     }
 
     /// Tells the plugin that a container is about to start.
-    pub async fn pre_start(&self, devices: &[DeviceId], patience: Patience) -> Result<(), CallError> {
+    pub async fn pre_start(&self, devices: &[DeviceId], patience: CallDeadline) -> Result<(), CallError> {
         if self.api == Api::V1alpha2 {
             return Ok(());
         }
@@ -207,11 +213,11 @@ impl PluginClient {
     async fn within<T>(
         &self,
         method: &'static str,
-        patience: Patience,
+        patience: CallDeadline,
         limit: (Limit, usize),
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, CallError> {
-        let (took, ended) = call::within(method, patience, limit, &self.dialed, call).await;
+        let (took, ended) = call::call_with_deadline(method, patience, limit, &self.dialed, call).await;
         self.calls.took(method, took);
         ended.inspect_err(|error| self.calls.failed(error))
     }
@@ -229,7 +235,7 @@ pub enum ListError {
     Ended(#[source] Status),
     /// The list is none.
     #[error("the list is damaged: {0}")]
-    Damaged(#[from] Damage),
+    Damaged(#[from] WireError),
     /// There is too much of it.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),

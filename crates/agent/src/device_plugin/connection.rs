@@ -18,6 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use devlet_core::{ConnectionId, Node, ResourceName};
+use devlet_uds::PeerConnection;
+use devlet_uds::rate_limit::RateLimiter;
 use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -25,10 +27,8 @@ use tokio_util::sync::CancellationToken;
 use super::client::{ListError, Lists, PluginClient, RawList};
 use super::impaired;
 use super::plugins::Entered;
-use crate::grpc::uds::Dialed;
 use crate::limits::Limit;
 use crate::limits::portions::Portions;
-use crate::limits::rate::Pace;
 use crate::limits::seats::{Account, Seat};
 use crate::store::Store;
 use crate::workflow::register::{Candidate, RegisterError, Registrar};
@@ -52,7 +52,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Connection {
     pub(crate) id: ConnectionId,
     pub(crate) client: PluginClient,
-    pub(crate) dialed: Dialed,
+    pub(crate) dialed: PeerConnection,
     /// Another registration took this one's place, or the node stops.
     pub(crate) dismissed: CancellationToken,
     /// Keeps the client reachable.
@@ -123,18 +123,18 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
     let resource = &candidate.resource;
     let ended = async {
         let mut lists = connection.client.lists().await?;
-        let mut pace = Pace::new(
+        let mut limiter = RateLimiter::new(
             registrar.config.limits.lists_per_second,
             Duration::from_secs(1),
             Instant::now(),
         );
         let mut is_first = true;
         while let Some(mut list) = lists.next().await? {
-            if let Err(due) = pace.take(Instant::now()) {
+            if let Err(due) = limiter.try_acquire(Instant::now()) {
                 registrar.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
                 (list, ()) = newest(list, &mut lists, tokio::time::sleep_until(due)).await?;
                 // It is due.
-                let _ = pace.take(Instant::now());
+                let _ = limiter.try_acquire(Instant::now());
             }
             let taken = take(list, &mut lists, is_first, registrar, resource, connection).await?;
             let Taken { changed, repeated } = taken;
@@ -146,7 +146,7 @@ async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Conne
         }
         Ok::<(), ListError>(())
     };
-    let gone = connection.dialed.gone();
+    let gone = connection.dialed.closed();
     tokio::select! {
         ended = ended => if let Err(error) = ended {
             let conn = connection.id;
@@ -275,7 +275,7 @@ fn lose(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
         true => registrar.store.update(lost),
         false => impaired::update(&registrar.store, &candidate.resource, lost),
     };
-    connection.dialed.hang_up();
+    connection.dialed.close();
     if news {
         registrar.metrics.lost(&candidate.resource);
         let (resource, conn) = (&candidate.resource, connection.id);

@@ -7,12 +7,12 @@ use devlet_core::device_plugin::rejections::Rejection;
 use devlet_kubelet_api::device_plugin::v1alpha2::registration_server as server_2017;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_server as server;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use devlet_uds::PeerCred;
 use tonic::{Request, Response, Status};
 
 use super::client::Api;
 use super::resource_name::{self, InvalidResourceName};
 use crate::grpc::status::refusal;
-use crate::grpc::uds::PeerCred;
 use crate::peer_text::shorten;
 use crate::workflow::register::{Candidate, Registrar};
 

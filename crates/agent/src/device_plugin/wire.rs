@@ -7,7 +7,7 @@ use prost::Message as _;
 use prost::bytes::Bytes;
 
 use super::client::ListError;
-use crate::grpc::fields::{Damage, Fields};
+use crate::grpc::fields::{FieldIter, WireError};
 use crate::limits::portions::Portions;
 use crate::limits::{Limit, Limits, shortened};
 
@@ -23,12 +23,12 @@ const DEVICES: u32 = 1;
 /// The devices of a list within bounds, and how much memory they take, roughly. `device` decodes one.
 pub(super) fn devices(
     list: Bytes,
-    device: impl Fn(Bytes) -> Result<Device, Damage>,
+    device: impl Fn(Bytes) -> Result<Device, WireError>,
     limits: &Limits,
     portions: &mut Portions,
 ) -> Result<(Vec<Device>, usize), ListError> {
     let mut count = 0;
-    for entry in Fields::of(list.clone(), DEVICES) {
+    for entry in FieldIter::of(list.clone(), DEVICES) {
         let bytes = entry?.1.len();
         count += 1;
         Limit::DEVICES_PER_RESOURCE.check(count, limits.devices_per_resource, || {
@@ -43,7 +43,7 @@ pub(super) fn devices(
         portions.step();
     }
     let (mut devices, mut memory) = (Vec::with_capacity(count), 0);
-    for entry in Fields::of(list, DEVICES) {
+    for entry in FieldIter::of(list, DEVICES) {
         let (DEVICES, entry) = entry? else {
             continue;
         };
@@ -61,7 +61,7 @@ pub(super) fn devices(
 }
 
 /// A device of `ListAndWatch`.
-pub(super) fn device(entry: Bytes) -> Result<Device, Damage> {
+pub(super) fn device(entry: Bytes) -> Result<Device, WireError> {
     let device = v1beta1::Device::decode(entry)?;
     Ok(Device {
         id: DeviceId::from(device.id),
@@ -76,7 +76,7 @@ pub(super) fn device(entry: Bytes) -> Result<Device, Damage> {
 }
 
 /// The same from a plugin of 2017, which knows nothing of topology.
-pub(super) fn device_2017(entry: Bytes) -> Result<Device, Damage> {
+pub(super) fn device_2017(entry: Bytes) -> Result<Device, WireError> {
     let device = v1alpha2::Device::decode(entry)?;
     Ok(Device {
         id: DeviceId::from(device.id),

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::client::DriverClient;
 use super::{DriverCallError, DriverCalls, Prepared, Unprepared};
 use crate::config::Config;
-use crate::grpc::call::Patience;
+use crate::grpc::call::CallDeadline;
 
 /// Clients by connection.
 #[derive(Debug, Clone)]
@@ -75,8 +75,8 @@ impl Drivers {
         })
     }
 
-    fn patience(&self, call: &Call, deadline: Instant) -> Patience {
-        Patience {
+    fn patience(&self, call: &Call, deadline: Instant) -> CallDeadline {
+        CallDeadline {
             own: self.config.deadlines.prepare_of(&call.driver),
             caller: Some(deadline),
         }

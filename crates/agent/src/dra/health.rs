@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use devlet_core::dra::health::HealthReport;
 use devlet_core::{ConnectionId, DriverName};
+use devlet_uds::rate_limit::RateLimiter;
 use prost::bytes::Bytes;
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -18,7 +19,6 @@ use super::wire;
 use crate::grpc::call::InvalidAnswer;
 use crate::grpc::oversize::is_too_large;
 use crate::limits::portions::Portions;
-use crate::limits::rate::Pace;
 use crate::limits::seats::Process;
 use crate::limits::{Limit, Limits};
 use crate::peer_text::shorten_status;
@@ -117,7 +117,7 @@ async fn listen(
     };
     let mut stream = stream?;
     let limits = &registrar.config.limits;
-    let mut pace = Pace::new(MESSAGES_PER_SECOND, Duration::from_secs(1), Instant::now());
+    let mut limiter = RateLimiter::new(MESSAGES_PER_SECOND, Duration::from_secs(1), Instant::now());
     let mut complained = false;
     let too_large = |status: Status| match is_too_large(&status) {
         true => {
@@ -127,14 +127,14 @@ async fn listen(
         false => WatchError::from(status),
     };
     while let Some(message) = stream.message().await.map_err(too_large)? {
-        if let Err(due) = pace.take(Instant::now()) {
+        if let Err(due) = limiter.try_acquire(Instant::now()) {
             tokio::time::sleep_until(due).await;
             // It is due.
-            let _ = pace.take(Instant::now());
+            let _ = limiter.try_acquire(Instant::now());
         }
-        pace.owe(weight(message.len(), BYTES_PER_SECOND), Instant::now());
+        limiter.charge(weight(message.len(), BYTES_PER_SECOND), Instant::now());
         let taken = take(registrar, id, message, process).await?;
-        pace.owe(weight(taken.reports, DEVICES_PER_SECOND), Instant::now());
+        limiter.charge(weight(taken.reports, DEVICES_PER_SECOND), Instant::now());
         registrar.metrics.health_reported(driver, taken.changed > 0);
         if taken.nameless + taken.left_out > 0 && !complained {
             let Taken {

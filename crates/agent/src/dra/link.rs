@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use devlet_core::ConnectionId;
+use devlet_uds::{DialError, PeerConnection};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -20,8 +21,6 @@ use super::client::DriverClient;
 use super::health;
 use super::registration::{Candidate, DriverRegistrar};
 use crate::config::Config;
-use crate::grpc::chatter::Hearing;
-use crate::grpc::uds::{self, DialError, Dialed};
 use crate::limits::seats::Seat;
 use crate::metrics::Metrics;
 
@@ -69,15 +68,15 @@ pub(super) async fn dial(
     candidate: &Candidate,
     config: &Config,
     metrics: &Metrics,
-) -> Result<Dialed, LinkError> {
+) -> Result<PeerConnection, LinkError> {
     let Candidate {
         driver,
         endpoint,
         uid,
         ..
     } = candidate;
-    let hearing = Hearing::new(&config.limits, metrics);
-    let dialed = uds::connect_to_hear(endpoint, Instant::now() + DIAL, &hearing).await?;
+    let limit = metrics.read_limit(&config.limits);
+    let dialed = devlet_uds::connect_limited(endpoint, Instant::now() + DIAL, &limit).await?;
     for owner in [dialed.owner, dialed.peer.uid] {
         if !config.access.may_name(*uid, owner, driver.as_str()) {
             return Err(LinkError::NotTheirs {
@@ -91,7 +90,7 @@ pub(super) async fn dial(
 }
 
 /// Stays connected with a plugin until it is dismissed.
-pub(super) async fn follow(registrar: DriverRegistrar, plugin: Plugin, first: Option<Dialed>) {
+pub(super) async fn follow(registrar: DriverRegistrar, plugin: Plugin, first: Option<PeerConnection>) {
     let dismissed = plugin.dismissed.clone();
     tokio::select! {
         () = stay(&registrar, &plugin, first) => {}
@@ -99,7 +98,7 @@ pub(super) async fn follow(registrar: DriverRegistrar, plugin: Plugin, first: Op
     }
 }
 
-async fn stay(registrar: &DriverRegistrar, plugin: &Plugin, first: Option<Dialed>) {
+async fn stay(registrar: &DriverRegistrar, plugin: &Plugin, first: Option<PeerConnection>) {
     let (mut dialed, mut pause) = (first, FIRST_PAUSE);
     loop {
         let next = match dialed.take() {
@@ -116,7 +115,7 @@ async fn stay(registrar: &DriverRegistrar, plugin: &Plugin, first: Option<Dialed
     }
 }
 
-async fn dialled_at_last(registrar: &DriverRegistrar, plugin: &Plugin) -> Dialed {
+async fn dialled_at_last(registrar: &DriverRegistrar, plugin: &Plugin) -> PeerConnection {
     let (mut pause, mut last) = (FIRST_PAUSE, String::new());
     loop {
         let error = match dial(&plugin.candidate, &registrar.config, &registrar.metrics).await {
@@ -134,7 +133,7 @@ async fn dialled_at_last(registrar: &DriverRegistrar, plugin: &Plugin) -> Dialed
 }
 
 /// Until the connection ends.
-async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: Dialed) {
+async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: PeerConnection) {
     let driver = &plugin.candidate.driver;
     let process = (plugin.candidate.uid, plugin.candidate.pid);
     let rpcs = registrar.metrics.driver(driver);
@@ -144,7 +143,7 @@ async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: Dialed) {
         rpcs,
         &registrar.config.limits,
     );
-    let gone = dialed.gone();
+    let gone = dialed.closed();
     let _linked = Linked::new(registrar, plugin, dialed, client.clone());
     tokio::select! {
         () = gone.wait() => {}
@@ -156,11 +155,16 @@ async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: Dialed) {
 struct Linked<'a> {
     registrar: &'a DriverRegistrar,
     plugin: &'a Plugin,
-    dialed: Dialed,
+    dialed: PeerConnection,
 }
 
 impl<'a> Linked<'a> {
-    fn new(registrar: &'a DriverRegistrar, plugin: &'a Plugin, dialed: Dialed, client: DriverClient) -> Self {
+    fn new(
+        registrar: &'a DriverRegistrar,
+        plugin: &'a Plugin,
+        dialed: PeerConnection,
+        client: DriverClient,
+    ) -> Self {
         // It can be called as soon as the node knows.
         registrar.drivers.link(plugin.id, Some(client));
         let now = registrar.store.now();
@@ -185,7 +189,7 @@ impl Drop for Linked<'_> {
             node.link_lost(id, now)
         });
         registrar.drivers.link(id, None);
-        self.dialed.hang_up();
+        self.dialed.close();
         let driver = &self.plugin.candidate.driver;
         registrar.metrics.driver_lost(driver);
         if news {

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use devlet_core::dra::drivers::{self, DriverOffer, Refusal};
 use devlet_core::{ConnectionId, DriverName, Node};
 use devlet_kubelet_api::plugin_registration::PluginInfo;
+use devlet_uds::PeerCred;
+use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -21,9 +23,7 @@ use super::link::{self, LinkError};
 use super::services::{self, NoService, NodeService, Services};
 use crate::config::Config;
 use crate::grpc::call::CallError;
-use crate::grpc::uds::PeerCred;
 use crate::limits::portions::Turns;
-use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::{Process, Seats};
 use crate::limits::{Limit, OverLimit, shortened};
 use crate::metrics::Metrics;
@@ -192,11 +192,11 @@ pub struct DriverRegistrar {
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     /// How often each process registers.
-    pub(crate) registrations: Arc<Paces<Process>>,
+    pub(crate) registrations: Arc<KeyedRateLimiter<Process>>,
     /// For long reports of health, which do not wait for plugins' lists.
     pub(crate) decoding: Turns,
     /// How often rejections are logged.
-    pub(crate) refusals: Arc<Mentions>,
+    pub(crate) refusals: Arc<LogThrottle>,
 }
 
 impl DriverRegistrar {
@@ -266,7 +266,7 @@ impl DriverRegistrar {
             node.driver_refused(&socket, refusal, now);
             last(node) != before
         });
-        if is_news && let Some(unsaid) = self.refusals.take(Instant::now()) {
+        if is_news && let Some(suppressed) = self.refusals.try_acquire(Instant::now()) {
             let PeerCred { uid, pid, .. } = peer;
             tracing::warn!(
                 driver = name,
@@ -274,7 +274,7 @@ impl DriverRegistrar {
                 pid,
                 uid,
                 reason,
-                unsaid,
+                suppressed,
                 "DRA driver rejected"
             );
         }
@@ -365,7 +365,7 @@ impl DriverRegistrar {
     fn in_time(&self, candidate: &Candidate) -> Result<(), OverLimit> {
         if self
             .registrations
-            .take((candidate.uid, candidate.pid), Instant::now())
+            .try_acquire((candidate.uid, candidate.pid), Instant::now())
         {
             return Ok(());
         }

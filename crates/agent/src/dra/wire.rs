@@ -1,7 +1,7 @@
 //! Between the wire and the core: what drivers answer, and what they say about their devices.
 //!
 //! A few bytes on the wire can stand for many times as much memory. So an answer is walked through part by part
-//! ([`Fields`]), and each part is looked at before it is decoded.
+//! ([`FieldIter`]), and each part is looked at before it is decoded.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use prost::bytes::Bytes;
 use super::services::NodeService;
 use super::{Prepared, Unprepared};
 use crate::grpc::call::InvalidAnswer;
-use crate::grpc::fields::Fields;
+use crate::grpc::fields::FieldIter;
 use crate::limits::portions::Portions;
 use crate::limits::{Limit, Limits, shortened};
 use crate::peer_text::shorten;
@@ -47,7 +47,7 @@ pub(super) fn prepared(
         let (uid, about) = claim?;
         let (mut devices, mut entries, mut error) = (Vec::new(), 0, String::new());
         let bytes = about.len();
-        for field in Fields::of(about, 2) {
+        for field in FieldIter::of(about, 2) {
             match field? {
                 (1, device) => {
                     count += 1;
@@ -85,7 +85,7 @@ pub(super) fn unprepared(answer: Bytes, asked: usize) -> Result<Unprepared, Inva
     for claim in Claims::of(answer) {
         let (uid, about) = claim?;
         let mut outcome = Ok(());
-        for field in Fields::of(about, 1) {
+        for field in FieldIter::of(about, 1) {
             if let (1, text) = field? {
                 let error = shorten(string(&text)?);
                 outcome = if error.is_empty() { Ok(()) } else { Err(error) };
@@ -106,7 +106,7 @@ fn prepared_device(
     entries: &mut usize,
     limits: &Limits,
 ) -> Result<PreparedDevice, InvalidAnswer> {
-    for field in Fields::of(device.clone(), 5) {
+    for field in FieldIter::of(device.clone(), 5) {
         let (tag, text) = field?;
         let (limit, most) = match tag {
             4 => (Limit::PATH_BYTES, limits.path_bytes),
@@ -139,7 +139,7 @@ pub(super) fn reports(
     portions: &mut Portions,
 ) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
     let (mut all, mut nameless) = (Vec::new(), 0);
-    for field in Fields::of(message, 1) {
+    for field in FieldIter::of(message, 1) {
         let (1, device) = field? else {
             portions.step();
             continue;
@@ -179,11 +179,11 @@ pub(super) fn reports(
 }
 
 /// The entries of a map from the UIDs of claims to messages.
-struct Claims(Fields);
+struct Claims(FieldIter);
 
 impl Claims {
     fn of(answer: Bytes) -> Self {
-        Self(Fields::of(answer, 1))
+        Self(FieldIter::of(answer, 1))
     }
 }
 
@@ -203,7 +203,7 @@ impl Iterator for Claims {
 
 fn claim(entry: Bytes) -> Result<(ClaimUid, Bytes), InvalidAnswer> {
     let (mut uid, mut about) = (String::new(), Bytes::new());
-    for field in Fields::of(entry, 2) {
+    for field in FieldIter::of(entry, 2) {
         match field? {
             (1, text) => uid = string(&text)?,
             (2, message) => about = message,

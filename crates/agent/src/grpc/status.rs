@@ -226,7 +226,7 @@ impl Coded for ReserveError {
 impl Coded for CallError {
     fn code(&self) -> Code {
         match self {
-            Self::TimedOut { .. } | Self::CutShort { .. } => Code::DeadlineExceeded,
+            Self::TimedOut { .. } | Self::CallerDeadline { .. } => Code::DeadlineExceeded,
             // The plugin's own code is about its own affairs.
             Self::Refused { .. } | Self::Invalid { .. } | Self::Gone { .. } => Code::Aborted,
         }

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use devlet_uds::rate_limit::KeyedRateLimiter;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::rate::Paces;
 use super::seats::Process;
 
 /// So long a portion is.
@@ -42,19 +42,19 @@ const LONGEST_REST: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 struct Done {
     /// In one go.
-    by_process: Paces<Option<Process>>,
-    all: Paces<()>,
+    by_process: KeyedRateLimiter<Option<Process>>,
+    all: KeyedRateLimiter<()>,
     /// In whatever way.
-    lately: Paces<Option<Process>>,
+    lately: KeyedRateLimiter<Option<Process>>,
 }
 
 impl Default for Done {
     fn default() -> Self {
         Self {
-            by_process: Paces::new(1, AT_ONCE * PARTS),
-            all: Paces::new(1, ALL_AT_ONCE * ALL_PARTS),
+            by_process: KeyedRateLimiter::new(1, AT_ONCE * PARTS),
+            all: KeyedRateLimiter::new(1, ALL_AT_ONCE * ALL_PARTS),
             // Its debts are of three periods at most.
-            lately: Paces::new(1, LONGEST_REST / 3),
+            lately: KeyedRateLimiter::new(1, LONGEST_REST / 3),
         }
     }
 }
@@ -63,18 +63,20 @@ impl Done {
     /// When there may be more, if there was too much.
     fn due(&self, process: Option<Process>) -> Option<Instant> {
         let now = Instant::now();
-        self.by_process.due(&process, now).max(self.all.due(&(), now))
+        self.by_process
+            .next_allowed_at(&process, now)
+            .max(self.all.next_allowed_at(&(), now))
     }
 
     /// Until when a process rests: if there was too much, or the last one was just now.
     fn rest(&self, process: Option<Process>) -> Option<Instant> {
-        let lately = self.lately.settles(&process, Instant::now());
+        let lately = self.lately.idle_at(&process, Instant::now());
         self.due(process).max(lately)
     }
 
     fn charge_lately(&self, process: Option<Process>, worked: Duration) {
         self.lately
-            .owe_time(process, worked.saturating_mul(REST), Instant::now());
+            .charge_time(process, worked.saturating_mul(REST), Instant::now());
     }
 
     /// What was done in one go.
@@ -82,8 +84,8 @@ impl Done {
         self.charge_lately(process, worked);
         let now = Instant::now();
         self.by_process
-            .owe_time(process, worked.saturating_mul(PARTS), now);
-        self.all.owe_time((), worked.saturating_mul(ALL_PARTS), now);
+            .charge_time(process, worked.saturating_mul(PARTS), now);
+        self.all.charge_time((), worked.saturating_mul(ALL_PARTS), now);
     }
 }
 
@@ -160,7 +162,10 @@ impl Turns {
 
     /// Whether much was done for this process lately. What was done for others is no reason to keep what is short waiting.
     pub(crate) fn had_much_itself(&self, process: Option<Process>) -> bool {
-        self.done.by_process.due(&process, Instant::now()).is_some()
+        self.done
+            .by_process
+            .next_allowed_at(&process, Instant::now())
+            .is_some()
     }
 
     /// Whether much was done lately, for this process or for all.
@@ -181,7 +186,7 @@ impl Turns {
     pub(crate) fn give_much(&self, process: Option<Process>) {
         self.done
             .by_process
-            .owe_time(process, 2 * AT_ONCE * PARTS, Instant::now());
+            .charge_time(process, 2 * AT_ONCE * PARTS, Instant::now());
     }
 }
 

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use devlet_uds::PeerCred;
+
 use super::{Limit, Limits, OverLimit};
 use crate::access::Access;
-use crate::grpc::uds::PeerCred;
 
 /// Who sits where.
 #[derive(Debug, Clone, Default)]

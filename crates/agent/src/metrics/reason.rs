@@ -77,7 +77,7 @@ pub(super) fn of_admission(error: &AdmitError) -> Ended {
         AdmitError::Plugin { problem, .. } => ended(
             "failed",
             match problem {
-                CallError::TimedOut { .. } | CallError::CutShort { .. } => "plugin_silent",
+                CallError::TimedOut { .. } | CallError::CallerDeadline { .. } => "plugin_silent",
                 CallError::Gone { .. } => "plugin_gone",
                 CallError::Refused { .. } => "plugin_refused",
                 CallError::Invalid { .. } => "plugin_answer",
@@ -144,7 +144,7 @@ pub(super) fn of_driver_registration(error: &registration::RegisterError) -> &'s
 /// The method, and the gRPC code as clients of gRPC call it.
 pub(super) fn of_call(error: &CallError) -> (&'static str, &'static str) {
     match error {
-        CallError::TimedOut { method, .. } | CallError::CutShort { method, .. } => {
+        CallError::TimedOut { method, .. } | CallError::CallerDeadline { method, .. } => {
             (method, code(Code::DeadlineExceeded))
         }
         CallError::Gone { method } => (method, code(Code::Unavailable)),

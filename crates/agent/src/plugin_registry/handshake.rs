@@ -15,6 +15,7 @@ use devlet_kubelet_api::plugin_registration::registration_client::RegistrationCl
 use devlet_kubelet_api::plugin_registration::{
     DEVICE_PLUGIN, DRA_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus,
 };
+use devlet_uds::{DialError, PeerConnection};
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -23,9 +24,7 @@ use crate::device_plugin::client::Api;
 use crate::device_plugin::resource_name::{self, InvalidResourceName};
 use crate::dra::registration::{self, DriverRegistrar, InvalidDriver, Registered};
 use crate::grpc::call::log_call;
-use crate::grpc::chatter::Hearing;
 use crate::grpc::oversize::is_too_large;
-use crate::grpc::uds::{self, DialError, Dialed};
 use crate::limits::{Limit, OverLimit};
 use crate::peer_text::{shorten, shorten_status};
 use crate::workflow::register::{Candidate, RegisterError, Registrar};
@@ -147,8 +146,8 @@ impl Handshake {
     /// Asks a socket for its plugin, registers it, and notifies it of the outcome.
     pub(super) async fn attempt(&self, socket: &Path) -> Result<TakenIn, HandshakeError> {
         let deadlines = &self.registrar.config.deadlines;
-        let hearing = Hearing::new(&self.registrar.config.limits, &self.registrar.metrics);
-        let dialed = uds::connect_once_to_hear(socket, deadline::after(deadlines.dial), &hearing)
+        let limit = self.registrar.metrics.read_limit(&self.registrar.config.limits);
+        let dialed = devlet_uds::connect_once_limited(socket, deadline::after(deadlines.dial), &limit)
             .await
             .map_err(|problem| HandshakeError::Dial {
                 socket: socket.to_owned(),
@@ -189,7 +188,7 @@ impl Handshake {
         &self,
         info: PluginInfo,
         socket: &Path,
-        dialed: &Dialed,
+        dialed: &PeerConnection,
     ) -> Result<TakenIn, HandshakeError> {
         match info.r#type.as_str() {
             DEVICE_PLUGIN => {
@@ -274,7 +273,7 @@ fn shortened(info: PluginInfo) -> PluginInfo {
     }
 }
 
-fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candidate, InvalidPlugin> {
+fn candidate(info: PluginInfo, socket: &Path, dialed: &PeerConnection) -> Result<Candidate, InvalidPlugin> {
     if !info
         .supported_versions
         .iter()

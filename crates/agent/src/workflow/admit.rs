@@ -35,7 +35,7 @@ use crate::device_plugin::answer;
 use crate::device_plugin::client::PluginClient;
 use crate::device_plugin::plugins::Plugins;
 use crate::dra::DriverCalls;
-use crate::grpc::call::{CallError, InvalidAnswer, LEAST, Patience, seconds};
+use crate::grpc::call::{CallDeadline, CallError, InvalidAnswer, MIN_CALL_TIME, seconds};
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
 
@@ -112,7 +112,7 @@ impl PluginCalls for RealCalls<'_> {
         question: &PreferenceQuery,
         deadline: Instant,
     ) -> Result<Vec<devlet_core::DeviceId>, CallError> {
-        let patience = Patience {
+        let patience = CallDeadline {
             own: self.config.deadlines.preferred,
             caller: Some(deadline),
         };
@@ -131,7 +131,7 @@ impl PluginCalls for RealCalls<'_> {
         let Some(client) = self.plugins.client(connection) else {
             return Err(gone("Allocate"));
         };
-        let patience = Patience {
+        let patience = CallDeadline {
             own: self.config.deadlines.allocate_of(&grant.resource),
             caller: Some(deadline),
         };
@@ -234,7 +234,7 @@ pub async fn admit<W>(
         let mut until = deadline;
         if reason.awaits_record() {
             claims.hurry();
-            until = deadline.max(started + LEAST);
+            until = deadline.max(started + MIN_CALL_TIME);
         }
         let _waits = waiting(&reason);
         let changed = tokio::select! {
@@ -317,7 +317,7 @@ async fn attempt<W>(
     }));
     let preparing = async {
         // A driver that is connected has that long, as plugins have.
-        let deadline = deadline.max(Instant::now() + LEAST);
+        let deadline = deadline.max(Instant::now() + MIN_CALL_TIME);
         let prepared = claims.prepare(&held, deadline, waiting).await;
         prepared.map_err(|error| match error {
             PrepareError::TimedOut(waits) => Stopped::Unprepared(ReserveError::NotPrepared { waits }),
@@ -367,7 +367,7 @@ async fn ask(
                 Ok(devices) => preferred = devices,
                 Err(error) => {
                     tracing::warn!(resource = %question.resource, %error, "device plugin gives no advice");
-                    if error.is_silence() {
+                    if error.is_timeout() {
                         silent.insert(question.connection);
                     }
                 }

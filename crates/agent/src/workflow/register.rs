@@ -7,6 +7,8 @@ use std::time::Duration;
 use devlet_core::device_plugin::inventory::Offer;
 use devlet_core::device_plugin::rejections::Rejection;
 use devlet_core::{ConnectError, ConnectionId, Node, ResourceName};
+use devlet_uds::DialError;
+use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -18,10 +20,7 @@ use crate::device_plugin::client::{Api, PluginClient};
 use crate::device_plugin::connection::{self, Connection};
 use crate::device_plugin::plugins::Plugins;
 use crate::grpc::call::CallError;
-use crate::grpc::chatter::Hearing;
-use crate::grpc::uds::{self, DialError};
 use crate::limits::portions::Turns;
-use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::{self, Process, Seats};
 use crate::limits::{Limit, Limits, OverLimit};
 use crate::metrics::Metrics;
@@ -112,13 +111,13 @@ pub struct Registrar {
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     /// How often each process registers.
-    pub(crate) registrations: Arc<Paces<Process>>,
+    pub(crate) registrations: Arc<KeyedRateLimiter<Process>>,
     /// The same for each resource of it.
-    pub(crate) repetitions: Arc<Paces<(Process, ResourceName)>>,
+    pub(crate) repetitions: Arc<KeyedRateLimiter<(Process, ResourceName)>>,
     /// For long lists.
     pub(crate) decoding: Turns,
     /// How often rejections are logged.
-    pub(crate) refusals: Arc<Mentions>,
+    pub(crate) refusals: Arc<LogThrottle>,
 }
 
 impl Registrar {
@@ -193,14 +192,14 @@ impl Registrar {
         } = rejection.clone();
         let now = self.store.now();
         let is_news = self.store.update(|node| node.plugin_rejected(rejection, now));
-        if is_news && let Some(unsaid) = self.refusals.take(Instant::now()) {
+        if is_news && let Some(suppressed) = self.refusals.try_acquire(Instant::now()) {
             tracing::warn!(
                 resource,
                 endpoint,
                 pid,
                 uid,
                 reason,
-                unsaid,
+                suppressed,
                 "device plugin rejected"
             );
         }
@@ -216,10 +215,10 @@ impl Registrar {
             Limit::REGISTRATIONS_PER_MINUTE.exceeded(what, most)
         };
         let most = self.config.limits.registrations_per_minute;
-        if !self.registrations.take(process, now) {
+        if !self.registrations.try_acquire(process, now) {
             return Err(often("the process registers too often".into(), most));
         }
-        if !self.repetitions.take((process, resource.clone()), now) {
+        if !self.repetitions.try_acquire((process, resource.clone()), now) {
             let tenth = repetitions_per_minute(&self.config.limits);
             let what = format!(
                 "the process registers {resource} more than {tenth} times a minute (each resource has a tenth)"
@@ -250,8 +249,8 @@ impl Registrar {
             });
         }
         let deadlines = &self.config.deadlines;
-        let hearing = Hearing::new(&self.config.limits, &self.metrics);
-        let dialed = uds::connect_to_hear(socket, deadline::after(deadlines.dial), &hearing)
+        let limit = self.metrics.read_limit(&self.config.limits);
+        let dialed = devlet_uds::connect_limited(socket, deadline::after(deadlines.dial), &limit)
             .await
             .map_err(RegisterError::Dial)?;
         for owner in [dialed.owner, dialed.peer.uid] {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Deadlines;
 use crate::device_plugin::plugins::Plugins;
-use crate::grpc::call::{CallError, Patience, seconds};
+use crate::grpc::call::{CallDeadline, CallError, seconds};
 use crate::run_options;
 use crate::store::Store;
 use crate::words;
@@ -151,7 +151,7 @@ async fn tell(
         if let Some(plugin) = plugin
             && let Some(client) = plugins.client(plugin.connection)
         {
-            let patience = Patience {
+            let patience = CallDeadline {
                 own: patience,
                 caller: Some(deadline),
             };
