@@ -23,15 +23,14 @@ use tonic::service::Routes;
 
 use crate::capacity::{self, Capacities};
 use crate::config::Config;
-use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::clients::PluginClients;
 use crate::device_plugin::registration::RegistrationService;
-use crate::dra::drivers::Drivers;
+use crate::dra::clients::DriverClients;
 use crate::dra::registration::DriverRegistrar;
 use crate::dra::slices::{self, ResourceSlices};
 use crate::grpc::oversize::Bounded;
-use crate::limits::Limit;
-use crate::limits::portions::Turns;
-use crate::limits::seats::Seats;
+use crate::limits::{Limit, MAX_SHORT_MESSAGE};
+use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
@@ -40,9 +39,9 @@ use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::root;
 use crate::store::{self, ForgetClaimError, OpenError, OpenReport, StopError, Store, WriteError};
 use crate::words::NamedPod;
-use crate::workflow::admit::{self, AdmitError, RealCalls};
+use crate::workflow::admit::{self, AdmitError, GrpcPluginCalls};
 use crate::workflow::claims::Claims;
-use crate::workflow::register::{Registrar, repetitions_per_minute};
+use crate::workflow::register_plugin::Registrar;
 use crate::workflow::remove;
 pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
@@ -139,8 +138,8 @@ pub struct Agent {
 struct Inner {
     config: Arc<Config>,
     store: Store,
-    plugins: Plugins,
-    claims: Claims<Drivers>,
+    plugins: PluginClients,
+    claims: Claims<DriverClients>,
     metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -167,13 +166,12 @@ impl Agent {
         // Only now: plugins of a node that does not start keep their sockets.
         remove_sockets(before);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let (plugins, metrics) = (Plugins::default(), Metrics::default());
+        let (plugins, metrics) = (PluginClients::default(), Metrics::default());
         metrics.opened(&report);
         let registrar = Registrar {
             config: Arc::clone(&config),
             store: store.clone(),
-            plugins: plugins.clone(),
-            seats: Seats::default(),
+            clients: plugins.clone(),
             metrics: metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
@@ -181,27 +179,33 @@ impl Agent {
                 config.limits.registrations_per_minute,
                 MINUTE,
             )),
-            repetitions: Arc::new(KeyedRateLimiter::new(
-                repetitions_per_minute(&config.limits),
-                MINUTE,
-            )),
-            decoding: Turns::new(stop.clone()),
-            refusals: Arc::new(LogThrottle::new(Instant::now())),
+            decoder: LongDecoder::default(),
+            rejection_log: Arc::new(LogThrottle::new(Instant::now())),
         };
-        let drivers = Drivers::new(Arc::clone(&config));
+        let drivers = DriverClients::new(Arc::clone(&config));
         let watcher = Watcher::new(config.plugins_registry(), config.access.own_uid)?;
         let handshake = Handshake {
-            drivers: DriverRegistrar::beside(&registrar, drivers.clone()),
+            drivers: DriverRegistrar {
+                config: Arc::clone(&config),
+                store: store.clone(),
+                drivers: drivers.clone(),
+                metrics: metrics.clone(),
+                tasks: tasks.clone(),
+                stop: stop.clone(),
+                registrations: Arc::clone(&registrar.registrations),
+                decoder: LongDecoder::default(),
+                rejection_log: Arc::clone(&registrar.rejection_log),
+            },
             registrar: registrar.clone(),
         };
         let registry = RegistryStatus::default();
         tasks.spawn(watch(watcher, handshake, registry.clone(), stop.clone()));
 
         let service = RegistrationService::new(registrar);
-        let largest = config.limits.registration_bytes;
+        let largest = MAX_SHORT_MESSAGE;
         let today = v1beta1::registration_server::RegistrationServer::new(service.clone());
         let of_2017 = v1alpha2::registration_server::RegistrationServer::new(service);
-        let limit = Limit::REGISTRATION_BYTES;
+        let limit = Limit::FIXED;
         let today = today.max_decoding_message_size(largest);
         let of_2017 = of_2017.max_decoding_message_size(largest);
         let routes = Routes::new(Bounded::new(today, limit, largest, &metrics))
@@ -212,7 +216,8 @@ impl Agent {
         // Whoever comes here comes to register.
         let limits = ServerLimits {
             expects_call: true,
-            ..config.limits.server.clone()
+            connections_per_uid: config.limits.connections_per_uid,
+            ..ServerLimits::default()
         };
         let serving = server::serve(
             listener,
@@ -342,7 +347,7 @@ impl Agent {
             metrics,
             ..
         } = &*self.inner;
-        let calls = RealCalls {
+        let calls = GrpcPluginCalls {
             store,
             plugins,
             config,
@@ -492,7 +497,7 @@ impl Agent {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         // Calls are cut after the drain time. A task that still waits then waits for a disk that does not answer.
-        let limit = self.inner.config.limits.server.drain.saturating_add(STOP_GRACE);
+        let limit = ServerLimits::default().drain.saturating_add(STOP_GRACE);
         if timeout(limit, self.inner.tasks.wait()).await.is_err() {
             tracing::warn!(?limit, "tasks still running after a stop");
         }

@@ -156,7 +156,7 @@ pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
     let limits = ServerLimits {
         connections_per_uid: callers,
         streams_per_connection: u32::try_from(callers).unwrap_or(u32::MAX),
-        ..limits.server.clone()
+        ..ServerLimits::default()
     };
     let stopping = agent.stopping().cancelled_owned();
     let serving = server::serve(

@@ -22,9 +22,7 @@ use super::wire;
 use crate::grpc::call::{self, CallDeadline, CallError, InvalidAnswer};
 use crate::grpc::fields::WireError;
 use crate::grpc::oversize::is_too_large;
-use crate::limits::portions::Portions;
-use crate::limits::seats::Account;
-use crate::limits::{Limit, Limits, OverLimit};
+use crate::limits::{Limit, LimitExceeded, Limits, MAX_SHORT_MESSAGE};
 use crate::metrics::Calls;
 use crate::peer_text::shorten_status;
 
@@ -44,29 +42,17 @@ pub struct PluginClient {
     api: Api,
     calls: Calls,
     limits: Arc<Limits>,
-    account: Arc<Account>,
 }
 
 impl PluginClient {
-    /// `calls` measures what is called; what the plugin makes us hold is on its process's `account`.
-    pub(crate) fn new(
-        dialed: &PeerConnection,
-        api: Api,
-        calls: Calls,
-        limits: &Limits,
-        account: &Account,
-    ) -> Self {
+    /// `calls` measures the calls.
+    pub(crate) fn new(dialed: &PeerConnection, api: Api, calls: Calls, limits: &Limits) -> Self {
         Self {
             dialed: dialed.clone(),
             api,
             calls,
             limits: Arc::new(limits.clone()),
-            account: Arc::new(account.clone()),
         }
-    }
-
-    pub(crate) fn account(&self) -> &Arc<Account> {
-        &self.account
     }
 
     fn client(&self, (_, largest): (Limit, usize)) -> DevicePluginClient<Channel> {
@@ -75,7 +61,7 @@ impl PluginClient {
 
     /// The limit of short answers.
     fn short(&self) -> (Limit, usize) {
-        (Limit::REGISTRATION_BYTES, self.limits.registration_bytes)
+        (Limit::FIXED, MAX_SHORT_MESSAGE)
     }
 
     /// The limit of answers that name devices.
@@ -236,9 +222,9 @@ pub enum ListError {
     /// The list is none.
     #[error("the list is damaged: {0}")]
     Damaged(#[from] WireError),
-    /// There is too much of it.
+    /// It exceeds a limit.
     #[error(transparent)]
-    OverLimit(#[from] OverLimit),
+    LimitExceeded(#[from] LimitExceeded),
 }
 
 impl From<Status> for ListError {
@@ -252,7 +238,7 @@ impl ListError {
         match self {
             Self::Ended(status) => status.code(),
             Self::Damaged(_) => Code::Internal,
-            Self::OverLimit(_) => Code::ResourceExhausted,
+            Self::LimitExceeded(_) => Code::ResourceExhausted,
         }
     }
 }
@@ -297,20 +283,14 @@ impl RawList {
         self.bytes.len()
     }
 
-    /// What it says, with the number of devices that it named again, if it is within bounds and `hold` agrees to how much
-    /// memory it takes. This takes time if the list is long.
-    pub(crate) fn decode(
-        self,
-        hold: impl FnOnce(usize) -> Result<(), OverLimit>,
-        portions: &mut Portions,
-    ) -> Result<(DeviceList, usize), ListError> {
+    /// Decodes the list. The second value is the number of entries that name a device again. Takes a while if the list is
+    /// long.
+    pub(crate) fn decode(self) -> Result<(DeviceList, usize), ListError> {
         let device = match self.api {
             Api::V1beta1 => wire::device,
-            Api::V1alpha2 => wire::device_2017,
+            Api::V1alpha2 => wire::device_v1alpha2,
         };
-        let (devices, memory) = wire::devices(self.bytes, device, &self.limits, portions)?;
-        hold(memory)?;
-        Ok(DeviceList::stepwise(devices, &mut || portions.step()))
+        Ok(DeviceList::new(wire::devices(self.bytes, device, &self.limits)?))
     }
 }
 

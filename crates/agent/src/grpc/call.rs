@@ -17,7 +17,7 @@ use tonic::{Code, Request, Response, Status};
 use super::fields::WireError;
 use super::oversize::is_too_large;
 use crate::deadline;
-use crate::limits::{Limit, OverLimit};
+use crate::limits::{Limit, LimitExceeded};
 use crate::peer_text::shorten_status;
 
 /// Tolerance for a peer whose timer runs ahead of ours.
@@ -66,7 +66,7 @@ pub enum InvalidAnswer {
     Damaged(String),
     /// It exceeds a limit.
     #[error(transparent)]
-    OverLimit(#[from] OverLimit),
+    LimitExceeded(#[from] LimitExceeded),
     /// Container runtimes cannot carry it out.
     #[error("no container runtime can carry out the answer: {0}")]
     Impossible(String),

@@ -35,7 +35,7 @@ use crate::grpc::call::{CallError, InvalidAnswer};
 use crate::limits::{Limit, Limits};
 use crate::store::{DURATION_BOUNDS, OpenReport};
 use crate::workflow::admit::AdmitError;
-use crate::workflow::register::RegisterError;
+use crate::workflow::register_plugin::RegisterError;
 
 pub use drivers::{ClaimOperation, DriverRpcs, Operating};
 pub use names::{MOST_AWAITED, MOST_RESOURCES, MOST_SOCKETS};
@@ -278,7 +278,7 @@ impl Metrics {
         let metrics = self.clone();
         Arc::new(move |refusal| {
             let limit = match refusal {
-                Refusal::TooManyFrames => Limit::FRAMES_PER_SECOND,
+                Refusal::TooManyFrames => Limit::FIXED,
                 _ => connections,
             };
             metrics.limit_hit(limit.name());
@@ -288,12 +288,15 @@ impl Metrics {
     /// Returns the limit on bytes of peers that are dialled.
     pub(crate) fn read_limit(&self, limits: &Limits) -> ReadLimit {
         let metrics = self.clone();
-        let on_hit = move || metrics.limit_hit(Limit::FRAMES_PER_SECOND.name());
-        ReadLimit::new(limits.server.frames_per_second, Arc::new(on_hit))
+        let on_hit = move || metrics.limit_hit(Limit::FIXED.name());
+        ReadLimit::new(10_000, Arc::new(on_hit))
     }
 
     /// Counts a request or connection that a limit refused or delayed, named as in the configuration.
     pub fn limit_hit(&self, limit: &'static str) {
+        if limit.is_empty() {
+            return;
+        }
         self.recorded.limit_hits.get_or_create(&ByLimit { limit }).inc();
     }
 
@@ -408,11 +411,14 @@ impl Calls {
     /// A call did not end well.
     pub(crate) fn failed(&self, error: &CallError) {
         if let CallError::Invalid {
-            problem: InvalidAnswer::OverLimit(over),
+            problem: InvalidAnswer::LimitExceeded(over),
             ..
         } = error
         {
             let limit = over.limit.name();
+            if limit.is_empty() {
+                return;
+            }
             self.recorded.limit_hits.get_or_create(&ByLimit { limit }).inc();
         }
         let (method, code) = reason::of_call(error);

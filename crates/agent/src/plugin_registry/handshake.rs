@@ -9,6 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use devlet_core::ProcessId;
 use devlet_core::device_plugin::rejections::Rejection;
 use devlet_kubelet_api::device_plugin::v1beta1;
 use devlet_kubelet_api::plugin_registration::registration_client::RegistrationClient;
@@ -25,9 +26,9 @@ use crate::device_plugin::resource_name::{self, InvalidResourceName};
 use crate::dra::registration::{self, DriverRegistrar, InvalidDriver, Registered};
 use crate::grpc::call::log_call;
 use crate::grpc::oversize::is_too_large;
-use crate::limits::{Limit, OverLimit};
+use crate::limits::{Limit, LimitExceeded, MAX_SHORT_MESSAGE};
 use crate::peer_text::{shorten, shorten_status};
-use crate::workflow::register::{Candidate, RegisterError, Registrar};
+use crate::workflow::register_plugin::{Candidate, RegisterError, Registrar};
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,11 +53,11 @@ pub enum HandshakeError {
     },
     /// It says too much.
     #[error("{method}: {over}")]
-    OverLimit {
+    LimitExceeded {
         /// The call.
         method: &'static str,
         /// By which limit.
-        over: OverLimit,
+        over: LimitExceeded,
     },
     /// It is nothing that is served here.
     #[error("no handler registered for plugin type: {kind} at socket {}", socket.display())]
@@ -99,7 +100,7 @@ impl HandshakeError {
     pub(super) fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Dial { .. } => Some("dial"),
-            Self::Call { .. } | Self::OverLimit { .. } => Some("handshake"),
+            Self::Call { .. } | Self::LimitExceeded { .. } => Some("handshake"),
             Self::Kind { .. } => Some("kind"),
             Self::Invalid(_) => Some("invalid"),
             Self::Register(_) | Self::RegisterDriver(_) => None,
@@ -118,7 +119,7 @@ impl HandshakeError {
     fn is_for_the_plugin(&self) -> bool {
         matches!(
             self,
-            Self::OverLimit { .. }
+            Self::LimitExceeded { .. }
                 | Self::Kind { .. }
                 | Self::Invalid(_)
                 | Self::Register(_)
@@ -153,9 +154,8 @@ impl Handshake {
                 socket: socket.to_owned(),
                 problem,
             })?;
-        let largest = self.registrar.config.limits.registration_bytes;
         let client = RegistrationClient::new(dialed.channel.clone());
-        let mut client = client.max_decoding_message_size(largest);
+        let mut client = client.max_decoding_message_size(MAX_SHORT_MESSAGE);
         let info = client.get_info(InfoRequest {});
         let taken_in = match self.call("GetInfo", socket, deadlines.info, info).await {
             Ok(info) => self.take_in(shortened(info), socket, &dialed).await,
@@ -179,7 +179,7 @@ impl Handshake {
         let told = self.call("NotifyRegistrationStatus", socket, deadlines.notify, told);
         let told = told.await;
         if let (Ok(_), Err(error)) = (&taken_in, told) {
-            tracing::warn!(socket = %socket.display(), %error, "plugin is registered and does not want to know");
+            tracing::warn!(socket = %socket.display(), %error, "plugin registered; NotifyRegistrationStatus failed");
         }
         taken_in
     }
@@ -243,11 +243,8 @@ impl Handshake {
         let problem = match ended {
             Ok(Ok(response)) => return Ok(response.into_inner()),
             Ok(Err(status)) if is_too_large(&status) => {
-                let limit = Limit::REGISTRATION_BYTES;
-                self.registrar.metrics.limit_hit(limit.name());
-                let most = self.registrar.config.limits.registration_bytes;
-                let over = limit.exceeded("the answer is too large", most);
-                return Err(HandshakeError::OverLimit { method, over });
+                let over = Limit::FIXED.exceeded("the answer is too large", MAX_SHORT_MESSAGE);
+                return Err(HandshakeError::LimitExceeded { method, over });
             }
             Ok(Err(status)) => {
                 let status = shorten_status(&status);
@@ -296,7 +293,9 @@ fn candidate(info: PluginInfo, socket: &Path, dialed: &PeerConnection) -> Result
         resource,
         socket: endpoint,
         api: Api::V1beta1,
-        uid: dialed.peer.uid,
-        pid: dialed.peer.pid,
+        process: ProcessId {
+            uid: dialed.peer.uid,
+            pid: dialed.peer.pid,
+        },
     })
 }

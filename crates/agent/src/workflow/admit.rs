@@ -32,10 +32,10 @@ use super::claims::{Claims, PrepareError};
 use super::written;
 use crate::config::Config;
 use crate::device_plugin::answer;
-use crate::device_plugin::client::PluginClient;
-use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::clients::PluginClients;
 use crate::dra::DriverCalls;
 use crate::grpc::call::{CallDeadline, CallError, InvalidAnswer, MIN_CALL_TIME, seconds};
+use crate::limits;
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
 
@@ -99,14 +99,14 @@ pub trait PluginCalls {
 
 /// Calls to real plugins.
 #[derive(Debug, Clone, Copy)]
-pub struct RealCalls<'a> {
+pub struct GrpcPluginCalls<'a> {
     pub store: &'a Store,
-    pub plugins: &'a Plugins,
+    pub plugins: &'a PluginClients,
     pub config: &'a Config,
     pub metrics: &'a Metrics,
 }
 
-impl PluginCalls for RealCalls<'_> {
+impl PluginCalls for GrpcPluginCalls<'_> {
     async fn preferred(
         &self,
         question: &PreferenceQuery,
@@ -136,36 +136,20 @@ impl PluginCalls for RealCalls<'_> {
             caller: Some(deadline),
         };
         let raw = client.allocate(&grant.devices, patience).await?;
-        self.understood(&grant.resource, &client, &raw)
-            .inspect_err(|error| client.calls().failed(error))
+        Self::decode_answer(&raw).inspect_err(|error| client.calls().failed(error))
     }
 }
 
-impl RealCalls<'_> {
-    /// What a plugin's answer means, if it is one that can be kept.
-    fn understood(
-        &self,
-        resource: &ResourceName,
-        client: &PluginClient,
-        raw: &[u8],
-    ) -> Result<Answer, CallError> {
+impl GrpcPluginCalls<'_> {
+    /// Decodes and checks a plugin's answer.
+    fn decode_answer(raw: &[u8]) -> Result<Answer, CallError> {
         let invalid = |problem| CallError::Invalid {
             method: "Allocate",
             problem,
         };
         let damaged = |error: InvalidResponse| invalid(InvalidAnswer::Damaged(error.to_string()));
         let answer = store::answer(raw).map_err(damaged)?;
-        let limits = &self.config.limits;
-        let mut served = client.account().served();
-        served.retain(|name| name != resource.as_str());
-        let kept: usize = self.store.read(|node| {
-            let names = served.iter().map(String::as_str).chain([resource.as_str()]);
-            names.map(|name| node.memory_of_answers(name)).sum()
-        });
-        limits
-            .check_answer(&answer.options())
-            .and_then(|()| limits.check_answers(kept + answer.memory()))
-            .map_err(|over| invalid(over.into()))?;
+        limits::check_answer(&answer.options()).map_err(|exceeded| invalid(exceeded.into()))?;
         answer::check(&answer.options())
             .map_err(|reason| invalid(InvalidAnswer::Impossible(reason.to_string())))?;
         Ok(answer)
@@ -401,7 +385,7 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::dra::drivers::Drivers;
+    use crate::dra::clients::DriverClients;
     use crate::store::OpenOptions;
 
     const GPU: &str = "acme.com/gpu";
@@ -459,9 +443,9 @@ mod tests {
         store.read(|node| node.capacity_of(&GPU.into(), now).free)
     }
 
-    fn no_drivers(store: &Store) -> Claims<Drivers> {
+    fn no_drivers(store: &Store) -> Claims<DriverClients> {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let drivers = Drivers::new(Arc::new(Config::new("")));
+        let drivers = DriverClients::new(Arc::new(Config::new("")));
         let metrics = Metrics::default();
         Claims::new(store.clone(), drivers, metrics, tasks, stop, usize::MAX)
     }
