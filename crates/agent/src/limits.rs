@@ -13,12 +13,12 @@ use devlet_core::{PluginLimits, QuotaError};
 
 /// Makes the struct of all limits, their names and their rows in the documentation.
 macro_rules! limits {
-    ($($constant:ident $key:literal $field:ident: $type:ty = $default:expr, $meaning:literal;)*) => {
+    ($($constant:ident $key:literal $field:ident: $type:ty = $default:expr, $subject:literal => $effect:literal;)*) => {
         /// The value of every limit. The names are those of the configuration.
         #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
         pub struct Limits {
-            $(#[doc = $meaning] pub $field: $type,)*
+            $(#[doc = $subject] pub $field: $type,)*
         }
 
         impl Default for Limits {
@@ -33,11 +33,11 @@ macro_rules! limits {
             /// Every limit that can be configured.
             pub const ALL: &[Self] = &[$(Self::$constant,)*];
 
-            /// Returns the effect of the limit, for documentation.
-            pub fn meaning(self) -> &'static str {
+            /// Returns the subject of the limit and what happens beyond it, for documentation.
+            pub fn documentation(self) -> (&'static str, &'static str) {
                 match self.0 {
-                    $($key => $meaning,)*
-                    _ => "",
+                    $($key => ($subject, $effect),)*
+                    _ => ("", ""),
                 }
             }
         }
@@ -46,33 +46,33 @@ macro_rules! limits {
 
 limits! {
     CONNECTIONS_PER_UID "connectionsPerUid" connections_per_uid: usize = 256,
-        "Connections of one user to kubelet.sock at a time.";
+        "connections of one user to `kubelet.sock`" => "the connection is closed";
     CALLERS_PER_UID "callersPerUid" callers_per_uid: usize = 4096,
-        "Connections of one user to devlet.sock at a time, and calls in flight on one of them.";
+        "connections of one user to `devlet.sock`, and calls in flight on one of them" => "the connection is closed; the call waits";
     REQUEST_BYTES "requestBytes" request_bytes: usize = 64 << 20,
-        "Bytes of a request on devlet's own API, such as a whole state file.";
+        "a request on devlet's own API" => "rejected";
     MANIFEST_BYTES "manifestBytes" manifest_bytes: usize = 1 << 20,
-        "Bytes of a pod's manifest.";
-    LIST_BYTES "listBytes" list_bytes: usize = 64 << 20,
-        "Bytes of a list of devices, and of an answer to GetPreferredAllocation.";
-    ANSWER_BYTES "answerBytes" answer_bytes: usize = 4 << 20,
-        "Bytes of an answer to Allocate. A kubelet accepts 4194304.";
+        "all manifests of an admission, pod and claims together" => "rejected";
     REGISTRATIONS_PER_MINUTE "registrationsPerMinute" registrations_per_minute: u32 = 300,
-        "Registrations of one process: burst, and refill per minute.";
+        "registrations of one process; burst and refill per minute" => "rejected after a second";
     PLUGINS "plugins" plugins: usize = 1024,
-        "Plugins and drivers that are connected. A quarter is reserved for root and the user of devlet; each other user has a quarter.";
+        "connected plugins, including those of DRA drivers" => "the plugin is rejected";
     RESOURCES_PER_PLUGIN "resourcesPerPlugin" resources_per_plugin: usize = 256,
-        "Resources and drivers that one process serves.";
+        "resources and drivers that one process serves" => "the plugin is rejected";
+    LIST_BYTES "listBytes" list_bytes: usize = 64 << 20,
+        "a device list, and an answer to `GetPreferredAllocation`" => "the list is rejected; the preference is ignored";
     DEVICES_PER_RESOURCE "devicesPerResource" devices_per_resource: usize = 250_000,
-        "Devices in a list.";
+        "devices in a list, or in a driver's health message" => "the list is rejected; the health stream ends";
     LISTS_PER_SECOND "listsPerSecond" lists_per_second: u32 = 10,
-        "Lists of one plugin: burst, and refill per second. Of further lists only the newest counts.";
+        "lists of one plugin; burst and refill per second" => "only the newest list counts";
+    ANSWER_BYTES "answerBytes" answer_bytes: usize = 4 << 20,
+        "an answer to `Allocate`, an answer or health message of a driver" => "the pod is refused; the driver is called again";
     CLAIM_BYTES "claimBytes" claim_bytes: usize = 128 << 10,
-        "Approximate memory that a DRA driver can fill for one claim.";
+        "memory for a driver's answer about one claim" => "the answer is rejected and asked for again";
     BYTES_PER_DRIVER "bytesPerDriver" bytes_per_driver: usize = 256 << 20,
-        "Approximate memory that a DRA driver can fill for all claims.";
+        "memory for all claims that a driver has prepared" => "the claim is not prepared, and asked for again";
     BYTES_PER_PLUGIN "bytesPerPlugin" bytes_per_plugin: usize = 256 << 20,
-        "Approximate memory that the lists of one process can fill.";
+        "memory for the lists of one process" => "the list is rejected";
 }
 
 /// Maximum length in bytes of short messages: `Register`, and the answers to `GetInfo`, `GetDevicePluginOptions` and
@@ -254,7 +254,42 @@ mod tests {
         let mut names: Vec<&str> = Limit::ALL.iter().map(|limit| limit.name()).collect();
         names.sort_unstable();
         assert_eq!(keys, names);
-        assert!(Limit::ALL.iter().all(|limit| !limit.meaning().is_empty()));
+    }
+
+    // `DEVLET_REGENERATE=1 cargo test -p devlet-agent limits` writes the table.
+    #[test]
+    fn the_documentation_has_a_row_for_each_limit() {
+        const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+        let (begin, end) = ("<!-- limits: begin -->\n", "<!-- limits: end -->");
+        let text = std::fs::read_to_string(PATH).unwrap();
+        let (before, rest) = text.split_once(begin).unwrap();
+        let (table, after) = rest.split_once(end).unwrap();
+        let defaults = serde_json::to_value(Limits::default()).unwrap();
+        let rows = Limit::ALL.iter().map(|limit| {
+            let (subject, effect) = limit.documentation();
+            let default = size(defaults[limit.name()].as_u64().unwrap());
+            format!("| `{}` | {default} | {subject} | {effect} |\n", limit.name())
+        });
+        let expected = format!(
+            "\n| key | default | limits | over the limit |\n| --- | --- | --- | --- |\n{}\n",
+            rows.collect::<String>()
+        );
+        if std::env::var_os("DEVLET_REGENERATE").is_some_and(|value| value == "1") {
+            std::fs::write(PATH, format!("{before}{begin}{expected}{end}{after}")).unwrap();
+        } else {
+            assert_eq!(
+                table, expected,
+                "DEVLET_REGENERATE=1 cargo test -p devlet-agent limits writes it"
+            );
+        }
+    }
+
+    fn size(number: u64) -> String {
+        match number {
+            number if number % (1 << 20) == 0 => format!("{} MiB", number >> 20),
+            number if number % (1 << 10) == 0 && number > 8192 => format!("{} KiB", number >> 10),
+            number => number.to_string(),
+        }
     }
 
     #[test]

@@ -52,14 +52,16 @@ mod tests {
         let decoder = LongDecoder::default();
         let (enter, entered) = mpsc::channel();
         let (go_on, until) = mpsc::channel::<()>();
-        let first = decoder.run({
-            let enter = enter.clone();
-            move || {
-                enter.send(1).unwrap();
-                until.recv().unwrap();
+        let first = tokio::spawn({
+            let (decoder, enter) = (decoder.clone(), enter.clone());
+            async move {
+                let decode = move || {
+                    enter.send(1).unwrap();
+                    until.recv().unwrap();
+                };
+                decoder.run(decode).await
             }
         });
-        let first = tokio::spawn(first);
         assert_eq!(
             tokio::task::spawn_blocking(move || (entered.recv().unwrap(), entered))
                 .await
