@@ -5,7 +5,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use devlet_agent::grpc::authority::AnyAuthority;
+use devlet_uds::authority::AuthorityRewriter;
 use libfuzzer_sys::fuzz_target;
 use tokio::io::{AsyncRead, ReadBuf};
 
@@ -27,7 +27,7 @@ impl AsyncRead for Steps<'_> {
 }
 
 fn through(bytes: &[u8], step: usize, room: usize) -> Vec<u8> {
-    let mut reader = AnyAuthority::new(Steps { rest: bytes, step });
+    let mut reader = AuthorityRewriter::new(Steps { rest: bytes, step });
     let mut cx = Context::from_waker(Waker::noop());
     let mut out = Vec::new();
     let mut buffer = vec![0; room];

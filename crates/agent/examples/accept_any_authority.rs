@@ -8,11 +8,10 @@ use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use devlet_agent::grpc::server::{ServerLimits, serve};
-use devlet_agent::grpc::uds::{self, PeerCred};
-use devlet_agent::metrics::Metrics;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_server::{Registration, RegistrationServer};
 use devlet_kubelet_api::device_plugin::v1beta1::{Empty, RegisterRequest};
+use devlet_uds::PeerCred;
+use devlet_uds::server::{ServerLimits, ignore_refusals, serve};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
 use tonic::transport::Server;
@@ -59,12 +58,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .serve_with_incoming_shutdown(incoming, stopped)
             .await?;
     } else {
-        let listener = uds::listen(path, uds::DEFAULT_MODE)?;
+        let listener = devlet_uds::listen(path, devlet_uds::DEFAULT_MODE)?;
         serve(
             listener,
             Routes::new(registration),
             ServerLimits::default(),
-            Metrics::default(),
+            ignore_refusals(),
             stopped,
         )
         .await?;

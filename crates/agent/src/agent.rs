@@ -11,6 +11,9 @@ use std::time::Duration;
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
 use devlet_core::{ClaimUid, DriverName, Node, Pod, PodRequest, PodUid, ReserveError, Source};
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
+use devlet_uds::server::{self, ServeError, ServerLimits};
+use devlet_uds::{ListenError, Listener, SocketHandle, SocketMissing};
 use futures_util::future::join_all;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
@@ -20,18 +23,14 @@ use tonic::service::Routes;
 
 use crate::capacity::{self, Capacities};
 use crate::config::Config;
-use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::clients::PluginClients;
 use crate::device_plugin::registration::RegistrationService;
-use crate::dra::drivers::Drivers;
+use crate::dra::clients::DriverClients;
 use crate::dra::registration::DriverRegistrar;
 use crate::dra::slices::{self, ResourceSlices};
 use crate::grpc::oversize::Bounded;
-use crate::grpc::server::{self, ServeError, ServerLimits};
-use crate::grpc::uds::{self, ListenError, Listener, Published, Unreachable};
-use crate::limits::Limit;
-use crate::limits::portions::Turns;
-use crate::limits::rate::{Mentions, Paces};
-use crate::limits::seats::Seats;
+use crate::limits::{Limit, MAX_SHORT_MESSAGE};
+use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
@@ -40,9 +39,9 @@ use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::root;
 use crate::store::{self, ForgetClaimError, OpenError, OpenReport, StopError, Store, WriteError};
 use crate::words::NamedPod;
-use crate::workflow::admit::{self, AdmitError, RealCalls};
+use crate::workflow::admit::{self, AdmitError, GrpcPluginCalls};
 use crate::workflow::claims::Claims;
-use crate::workflow::register::{Registrar, repetitions_per_minute};
+use crate::workflow::register_plugin::Registrar;
 use crate::workflow::remove;
 pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
@@ -139,14 +138,14 @@ pub struct Agent {
 struct Inner {
     config: Arc<Config>,
     store: Store,
-    plugins: Plugins,
-    claims: Claims<Drivers>,
+    plugins: PluginClients,
+    claims: Claims<DriverClients>,
     metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
-    kubelet_socket: Published,
+    kubelet_socket: SocketHandle,
     registry: RegistryStatus,
-    api_socket: OnceLock<Published>,
+    api_socket: OnceLock<SocketHandle>,
     /// Set once everything has ended well.
     stopped: OnceCell<()>,
     /// Held as long as we run.
@@ -161,58 +160,70 @@ impl Agent {
         let (lock, set_aside) = root::lock(&config)?;
         let before = sockets(&config);
         // Before anything is touched: a live kubelet keeps its directory.
-        let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
+        let listener = devlet_uds::listen(config.kubelet_socket(), devlet_uds::DEFAULT_MODE)?;
         let (store, mut report) = Store::open(open_options(&config)?)?;
         report.quarantined.extend(set_aside);
         // Only now: plugins of a node that does not start keep their sockets.
         remove_sockets(before);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let (plugins, metrics) = (Plugins::default(), Metrics::default());
+        let (plugins, metrics) = (PluginClients::default(), Metrics::default());
         metrics.opened(&report);
         let registrar = Registrar {
             config: Arc::clone(&config),
             store: store.clone(),
-            plugins: plugins.clone(),
-            seats: Seats::default(),
+            clients: plugins.clone(),
             metrics: metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
-            registrations: Arc::new(Paces::new(config.limits.registrations_per_minute, MINUTE)),
-            repetitions: Arc::new(Paces::new(repetitions_per_minute(&config.limits), MINUTE)),
-            decoding: Turns::new(stop.clone()),
-            refusals: Arc::new(Mentions::new(Instant::now())),
+            registrations: Arc::new(KeyedRateLimiter::new(
+                config.limits.registrations_per_minute,
+                MINUTE,
+            )),
+            decoder: LongDecoder::default(),
+            rejection_log: Arc::new(LogThrottle::new(Instant::now())),
         };
-        let drivers = Drivers::new(Arc::clone(&config));
+        let drivers = DriverClients::new(Arc::clone(&config));
         let watcher = Watcher::new(config.plugins_registry(), config.access.own_uid)?;
         let handshake = Handshake {
-            drivers: DriverRegistrar::beside(&registrar, drivers.clone()),
+            drivers: DriverRegistrar {
+                config: Arc::clone(&config),
+                store: store.clone(),
+                drivers: drivers.clone(),
+                metrics: metrics.clone(),
+                tasks: tasks.clone(),
+                stop: stop.clone(),
+                registrations: Arc::clone(&registrar.registrations),
+                decoder: LongDecoder::default(),
+                rejection_log: Arc::clone(&registrar.rejection_log),
+            },
             registrar: registrar.clone(),
         };
         let registry = RegistryStatus::default();
         tasks.spawn(watch(watcher, handshake, registry.clone(), stop.clone()));
 
         let service = RegistrationService::new(registrar);
-        let largest = config.limits.registration_bytes;
+        let largest = MAX_SHORT_MESSAGE;
         let today = v1beta1::registration_server::RegistrationServer::new(service.clone());
         let of_2017 = v1alpha2::registration_server::RegistrationServer::new(service);
-        let limit = Limit::REGISTRATION_BYTES;
+        let limit = Limit::FIXED;
         let today = today.max_decoding_message_size(largest);
         let of_2017 = of_2017.max_decoding_message_size(largest);
         let routes = Routes::new(Bounded::new(today, limit, largest, &metrics))
             .add_service(Bounded::new(of_2017, limit, largest, &metrics));
         let access = config.access.clone();
-        let kubelet_socket = listener.published();
+        let kubelet_socket = listener.handle();
         let listener = listener.admit(move |peer| access.may_knock(peer.uid));
         // Whoever comes here comes to register.
         let limits = ServerLimits {
             expects_call: true,
-            ..config.limits.server.clone()
+            connections_per_uid: config.limits.connections_per_uid,
+            ..ServerLimits::default()
         };
         let serving = server::serve(
             listener,
             routes,
             limits,
-            metrics.clone(),
+            metrics.on_refusal(Limit::CONNECTIONS_PER_UID),
             stop.clone().cancelled_owned(),
         );
         tasks.spawn(report_end(serving));
@@ -266,9 +277,9 @@ impl Agent {
     }
 
     /// Returns the sockets of the node that peers cannot dial. Sockets on a disk that hangs are among them.
-    pub async fn unreachable(&self) -> Vec<Unreachable> {
+    pub async fn unreachable(&self) -> Vec<SocketMissing> {
         let sockets = [Some(&self.inner.kubelet_socket), self.inner.api_socket.get()];
-        let checks = sockets.into_iter().flatten().map(Published::check);
+        let checks = sockets.into_iter().flatten().map(SocketHandle::check);
         join_all(checks)
             .await
             .into_iter()
@@ -284,7 +295,7 @@ impl Agent {
     /// The socket of our API belongs to the node from now on.
     pub(crate) fn serves_api_on(&self, listener: &Listener) {
         // There is one; a second could not have been made.
-        let _ = self.inner.api_socket.set(listener.published());
+        let _ = self.inner.api_socket.set(listener.handle());
     }
 
     /// Completes when the node is asked to stop.
@@ -336,7 +347,7 @@ impl Agent {
             metrics,
             ..
         } = &*self.inner;
-        let calls = RealCalls {
+        let calls = GrpcPluginCalls {
             store,
             plugins,
             config,
@@ -486,7 +497,7 @@ impl Agent {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         // Calls are cut after the drain time. A task that still waits then waits for a disk that does not answer.
-        let limit = self.inner.config.limits.server.drain.saturating_add(STOP_GRACE);
+        let limit = ServerLimits::default().drain.saturating_add(STOP_GRACE);
         if timeout(limit, self.inner.tasks.wait()).await.is_err() {
             tracing::warn!(?limit, "tasks still running after a stop");
         }

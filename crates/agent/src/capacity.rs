@@ -108,7 +108,7 @@ mod tests {
         let offer = Offer {
             resource: resource.into(),
             endpoint: "a.sock".into(),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             options: PluginOptions::default(),
         };

@@ -24,6 +24,8 @@ use devlet_core::dra::view::listed;
 use devlet_core::{
     ClaimUid, DriverName, Moment, Node, Pod, PodName, PodRequest, PodUid, ReserveError, ResourceName, Source,
 };
+use devlet_uds::server::{self, ServerLimits};
+use devlet_uds::{ListenError, PeerCred};
 use futures_util::stream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
@@ -36,9 +38,7 @@ use tonic::{Request, Response, Status};
 use crate::agent::Agent;
 use crate::deadline;
 use crate::grpc::oversize::Bounded;
-use crate::grpc::server::{self, ServerLimits};
 use crate::grpc::status::since;
-use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
 use crate::manifest;
 use crate::store::{ForgetClaimError, ForgetFileError, OpenReport, is_unknown_pod, system_time};
@@ -139,7 +139,7 @@ pub struct Host {
 
 /// Serves our API for a node until it stops.
 pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
-    let listener = uds::listen(agent.config().api_socket(), uds::DEFAULT_MODE)?;
+    let listener = devlet_uds::listen(agent.config().api_socket(), devlet_uds::DEFAULT_MODE)?;
     agent.serves_api_on(&listener);
     let service = DevletServer::new(Host::new(agent.clone(), report));
     let limits = &agent.config().limits;
@@ -155,12 +155,17 @@ pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
     let callers = limits.callers_per_uid;
     let limits = ServerLimits {
         connections_per_uid: callers,
-        connections_limit: Limit::CALLERS_PER_UID,
         streams_per_connection: u32::try_from(callers).unwrap_or(u32::MAX),
-        ..limits.server.clone()
+        ..ServerLimits::default()
     };
     let stopping = agent.stopping().cancelled_owned();
-    let serving = server::serve(listener, routes, limits, agent.metrics().clone(), stopping);
+    let serving = server::serve(
+        listener,
+        routes,
+        limits,
+        agent.metrics().on_refusal(Limit::CALLERS_PER_UID),
+        stopping,
+    );
     agent.spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, "devlet's own API is not served any longer");

@@ -34,7 +34,6 @@ const KNOWN: &[(&str, &str)] = &[
     ("grpc", "store"),
     ("grpc", "workflow"),
     ("host", "agent"),
-    ("limits", "grpc"),
     ("manifest", "claims"),
     ("manifest", "device_plugin"),
     ("metrics", "dra"),

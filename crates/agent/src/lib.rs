@@ -35,6 +35,7 @@
 
 pub mod access;
 pub mod agent;
+mod backoff;
 pub mod capacity;
 pub mod claims;
 pub mod config;
@@ -46,6 +47,7 @@ pub mod host;
 #[cfg(test)]
 mod layers;
 pub mod limits;
+mod long_decode;
 pub mod manifest;
 pub mod metrics;
 mod peer_text;

@@ -1,237 +1,230 @@
-//! How much a peer may ask of the node.
+//! Limits on peers: one table, from which the configuration and its documentation are made.
 //!
-//! Whatever is over a limit is refused whole, with an error that names the limit as the configuration does, and is
-//! counted. A list that comes too often is no error: only the newest one counts ([`rate::Pace`]).
-
-pub(crate) mod portions;
-pub mod rate;
-pub(crate) mod seats;
+//! A message or request that exceeds a limit is rejected as a whole, with an error that names the limit as the configuration
+//! does, and counted. A plugin that sends lists too often is slowed down instead.
+//!
+//! To add a limit, add a row to the table below: the configuration file reads it, `devlet config print` explains it, and a test
+//! compares `docs/configuration.md` with it.
 
 use std::fmt;
 
 use devlet_core::device_plugin::run_options::RunOptions;
+use devlet_core::{PluginLimits, QuotaError};
 
-use crate::grpc::server::ServerLimits;
-
-/// Every limit. The names are those of the configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// What our servers put up with.
-    pub server: ServerLimits,
-    /// The same on our own socket, where callers wait for plugins: connections that one user may have at a time, and calls
-    /// on one of them. Default: 4,096.
-    pub callers_per_uid: usize,
-    /// Bytes of a request on our own API. Default: 64 MiB, for whole state files.
-    pub request_bytes: usize,
-    /// Bytes of a pod's manifest on our own API. Default: 1 MiB, about as much as an API server takes.
-    pub manifest_bytes: usize,
-    /// Bytes of what a plugin says about itself: `Register`, and the answers to `GetInfo` and
-    /// `GetDevicePluginOptions`. Default: 64 KiB.
-    pub registration_bytes: usize,
-    /// Bytes of a list, and of an answer to `GetPreferredAllocation`. Default: 64 MiB.
-    pub list_bytes: usize,
-    /// Bytes of an answer to `Allocate`. Default: 4 MiB, as in a kubelet.
-    pub answer_bytes: usize,
-    /// Registrations of one process: so many at once, and as many a minute; a tenth of that of one resource. Default: 300.
-    pub registrations_per_minute: u32,
-    /// Plugins that are connected; a quarter of that for each user that is not trusted, and three quarters for all of
-    /// them. Default: 1024.
-    pub plugins: usize,
-    /// Resources that one process may serve. Default: 256.
-    pub resources_per_plugin: usize,
-    /// Devices in a list. Default: 250,000.
-    pub devices_per_resource: usize,
-    /// Bytes of a device's id. Default: 1024.
-    pub id_bytes: usize,
-    /// Lists of one plugin: so many at once, and as many a second. Default: 10.
-    pub lists_per_second: u32,
-    /// Variables, mounts, device nodes, annotations and CDI names in an answer, of each so many. Default: 16,384.
-    pub entries_per_answer: usize,
-    /// Bytes of a variable or annotation, name and value. Default: 128 KiB, which is what `exec` takes.
-    pub env_bytes: usize,
-    /// Bytes of a path. Default: 4095, which is what the kernel takes.
-    pub path_bytes: usize,
-    /// Memory that a DRA driver can fill for a claim, roughly. Default: 128 KiB.
-    pub claim_bytes: usize,
-    /// Memory that a DRA driver can fill for all claims together, roughly. Default: 256 MiB.
-    pub bytes_per_driver: usize,
-    /// Memory that the plugins of one process can fill: with their lists, and as much with the answers that pods keep of
-    /// their resources. Default: 256 MiB.
-    pub bytes_per_plugin: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            server: ServerLimits::default(),
-            callers_per_uid: 4096,
-            request_bytes: 64 << 20,
-            manifest_bytes: 1 << 20,
-            registration_bytes: 64 << 10,
-            list_bytes: 64 << 20,
-            answer_bytes: 4 << 20,
-            registrations_per_minute: 300,
-            plugins: 1024,
-            resources_per_plugin: 256,
-            devices_per_resource: 250_000,
-            id_bytes: 1024,
-            lists_per_second: 10,
-            entries_per_answer: 16_384,
-            env_bytes: 128 << 10,
-            path_bytes: 4095,
-            claim_bytes: 128 << 10,
-            bytes_per_driver: 256 << 20,
-            bytes_per_plugin: 256 << 20,
+/// Makes the struct of all limits, their names and their rows in the documentation.
+macro_rules! limits {
+    ($($constant:ident $key:literal $field:ident: $type:ty = $default:expr, $subject:literal => $effect:literal;)*) => {
+        /// The value of every limit. The names are those of the configuration.
+        #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+        pub struct Limits {
+            $(#[doc = $subject] pub $field: $type,)*
         }
-    }
+
+        impl Default for Limits {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        impl Limit {
+            $(pub const $constant: Self = Self($key);)*
+
+            /// Every limit that can be configured.
+            pub const ALL: &[Self] = &[$(Self::$constant,)*];
+
+            /// Returns the subject of the limit and what happens beyond it, for documentation.
+            pub fn documentation(self) -> (&'static str, &'static str) {
+                match self.0 {
+                    $($key => ($subject, $effect),)*
+                    _ => ("", ""),
+                }
+            }
+        }
+    };
 }
 
-/// The name of a limit, as the configuration has it.
+limits! {
+    CONNECTIONS_PER_UID "connectionsPerUid" connections_per_uid: usize = 256,
+        "connections of one user to `kubelet.sock`" => "the connection is closed";
+    CALLERS_PER_UID "callersPerUid" callers_per_uid: usize = 4096,
+        "connections of one user to `devlet.sock`, and calls in flight on one of them" => "the connection is closed; the call waits";
+    REQUEST_BYTES "requestBytes" request_bytes: usize = 64 << 20,
+        "a request on devlet's own API" => "rejected";
+    MANIFEST_BYTES "manifestBytes" manifest_bytes: usize = 1 << 20,
+        "all manifests of an admission, pod and claims together" => "rejected";
+    REGISTRATIONS_PER_MINUTE "registrationsPerMinute" registrations_per_minute: u32 = 300,
+        "registrations of one process; burst and refill per minute" => "rejected after a second";
+    PLUGINS "plugins" plugins: usize = 1024,
+        "connected plugins, including those of DRA drivers" => "the plugin is rejected";
+    RESOURCES_PER_PLUGIN "resourcesPerPlugin" resources_per_plugin: usize = 256,
+        "resources and drivers that one process serves" => "the plugin is rejected";
+    LIST_BYTES "listBytes" list_bytes: usize = 64 << 20,
+        "a device list, and an answer to `GetPreferredAllocation`" => "the list is rejected; the preference is ignored";
+    DEVICES_PER_RESOURCE "devicesPerResource" devices_per_resource: usize = 250_000,
+        "devices in a list, or in a driver's health message" => "the list is rejected; the health stream ends";
+    LISTS_PER_SECOND "listsPerSecond" lists_per_second: u32 = 10,
+        "lists of one plugin; burst and refill per second" => "only the newest list counts";
+    ANSWER_BYTES "answerBytes" answer_bytes: usize = 4 << 20,
+        "an answer to `Allocate`, an answer or health message of a driver" => "the pod is refused; the driver is called again";
+    CLAIM_BYTES "claimBytes" claim_bytes: usize = 128 << 10,
+        "memory for a driver's answer about one claim" => "the answer is rejected and asked for again";
+    BYTES_PER_DRIVER "bytesPerDriver" bytes_per_driver: usize = 256 << 20,
+        "memory for all claims that a driver has prepared" => "the claim is not prepared, and asked for again";
+    BYTES_PER_PLUGIN "bytesPerPlugin" bytes_per_plugin: usize = 256 << 20,
+        "memory for the lists of one process" => "the list is rejected";
+}
+
+/// Maximum length in bytes of short messages: `Register`, and the answers to `GetInfo`, `GetDevicePluginOptions` and
+/// `PreStartContainer`.
+pub const MAX_SHORT_MESSAGE: usize = 64 << 10;
+/// Maximum length in bytes of the name of a device or pool.
+pub const MAX_NAME_BYTES: usize = 1024;
+/// Maximum number of variables, mounts, device nodes, annotations and CDI names in an answer, of each kind.
+const MAX_ANSWER_ENTRIES: usize = 16_384;
+/// Maximum length in bytes of a variable or annotation, name and value: as `exec` accepts.
+const MAX_ENV_BYTES: usize = 128 << 10;
+/// Maximum length in bytes of a path or CDI name: as the kernel accepts for paths.
+const MAX_PATH_BYTES: usize = 4095;
+
+/// A limit, by its name in the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Limit(&'static str);
 
 impl Limit {
-    pub const CONNECTIONS_PER_UID: Self = Self("connectionsPerUid");
-    pub const CALLERS_PER_UID: Self = Self("callersPerUid");
-    pub const FRAMES_PER_SECOND: Self = Self("framesPerSecond");
-    pub const REQUEST_BYTES: Self = Self("requestBytes");
-    pub const MANIFEST_BYTES: Self = Self("manifestBytes");
-    pub const REGISTRATION_BYTES: Self = Self("registrationBytes");
-    pub const LIST_BYTES: Self = Self("listBytes");
-    pub const ANSWER_BYTES: Self = Self("answerBytes");
-    pub const REGISTRATIONS_PER_MINUTE: Self = Self("registrationsPerMinute");
-    pub const PLUGINS: Self = Self("plugins");
-    pub const RESOURCES_PER_PLUGIN: Self = Self("resourcesPerPlugin");
-    pub const DEVICES_PER_RESOURCE: Self = Self("devicesPerResource");
-    pub const ID_BYTES: Self = Self("idBytes");
-    pub const LISTS_PER_SECOND: Self = Self("listsPerSecond");
-    pub const ENTRIES_PER_ANSWER: Self = Self("entriesPerAnswer");
-    pub const ENV_BYTES: Self = Self("envBytes");
-    pub const PATH_BYTES: Self = Self("pathBytes");
-    pub const CLAIM_BYTES: Self = Self("claimBytes");
-    pub const BYTES_PER_DRIVER: Self = Self("bytesPerDriver");
-    pub const BYTES_PER_PLUGIN: Self = Self("bytesPerPlugin");
+    /// A limit that cannot be configured.
+    pub const FIXED: Self = Self("");
 
-    /// Every one of them.
-    pub const ALL: [Self; 20] = [
-        Self::CONNECTIONS_PER_UID,
-        Self::CALLERS_PER_UID,
-        Self::FRAMES_PER_SECOND,
-        Self::REQUEST_BYTES,
-        Self::MANIFEST_BYTES,
-        Self::REGISTRATION_BYTES,
-        Self::LIST_BYTES,
-        Self::ANSWER_BYTES,
-        Self::REGISTRATIONS_PER_MINUTE,
-        Self::PLUGINS,
-        Self::RESOURCES_PER_PLUGIN,
-        Self::DEVICES_PER_RESOURCE,
-        Self::ID_BYTES,
-        Self::LISTS_PER_SECOND,
-        Self::ENTRIES_PER_ANSWER,
-        Self::ENV_BYTES,
-        Self::PATH_BYTES,
-        Self::CLAIM_BYTES,
-        Self::BYTES_PER_DRIVER,
-        Self::BYTES_PER_PLUGIN,
-    ];
-
-    /// Without `limits.` before it.
+    /// Returns the name without `limits.` before it; empty if it cannot be configured.
     pub fn name(self) -> &'static str {
         self.0
+    }
+
+    /// Checks that `number` is at most `max`. `subject` describes the number.
+    pub fn check(
+        self,
+        number: usize,
+        max: usize,
+        subject: impl FnOnce() -> String,
+    ) -> Result<(), LimitExceeded> {
+        if number <= max {
+            return Ok(());
+        }
+        Err(self.exceeded(subject(), max))
+    }
+
+    pub fn exceeded(self, subject: impl Into<String>, max: usize) -> LimitExceeded {
+        LimitExceeded {
+            subject: subject.into(),
+            limit: self,
+            max,
+        }
     }
 }
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "limits.{}", self.0)
+        match self.0 {
+            "" => f.write_str("devlet"),
+            name => write!(f, "limits.{name}"),
+        }
     }
 }
 
-/// Too much of something.
+/// A message, request or plugin exceeds a limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}, {limit} allows {most}")]
-pub struct OverLimit {
-    /// What there is too much of.
-    pub what: String,
-    /// Which limit says so.
+#[error("{subject}, {limit} allows {max}")]
+pub struct LimitExceeded {
+    /// The thing that exceeds the limit, and its size.
+    pub subject: String,
+    /// The limit.
     pub limit: Limit,
-    /// What it is set to.
-    pub most: usize,
-}
-
-impl Limit {
-    /// Whether there is not too much. `what` says what there is.
-    pub fn check(self, number: usize, most: usize, what: impl FnOnce() -> String) -> Result<(), OverLimit> {
-        if number <= most {
-            return Ok(());
-        }
-        Err(self.exceeded(what(), most))
-    }
-
-    /// Too much of this.
-    pub fn exceeded(self, what: impl Into<String>, most: usize) -> OverLimit {
-        OverLimit {
-            what: what.into(),
-            limit: self,
-            most,
-        }
-    }
+    /// Its value.
+    pub max: usize,
 }
 
 impl Limits {
-    /// Whether what a plugin wants to add to a container is within bounds.
-    pub fn check_answer(&self, options: &RunOptions) -> Result<(), OverLimit> {
-        let RunOptions {
-            envs,
-            mounts,
-            device_nodes,
-            annotations,
-            cdi_devices,
-        } = options;
-        for (number, name) in [
-            (envs.len(), "variables"),
-            (mounts.len(), "mounts"),
-            (device_nodes.len(), "device nodes"),
-            (annotations.len(), "annotations"),
-            (cdi_devices.len(), "CDI devices"),
-        ] {
-            let what = || format!("the answer has {number} {name}");
-            Limit::ENTRIES_PER_ANSWER.check(number, self.entries_per_answer, what)?;
+    /// Returns the quotas that the node enforces.
+    pub fn plugin_limits(&self) -> PluginLimits {
+        PluginLimits {
+            plugins: self.plugins,
+            names_per_process: self.resources_per_plugin,
+            list_bytes_per_process: self.bytes_per_plugin,
         }
-        for (name, value) in envs.iter().chain(annotations) {
-            let bytes = name.len() + value.len() + 1;
-            Limit::ENV_BYTES.check(bytes, self.env_bytes, || {
-                format!("{} has {bytes} bytes", shortened(name))
-            })?;
-        }
-        let in_mounts = mounts
-            .iter()
-            .flat_map(|each| [&each.container_path, &each.host_path]);
-        let in_nodes = device_nodes
-            .iter()
-            .flat_map(|each| [&each.container_path, &each.host_path]);
-        for path in in_mounts.chain(in_nodes).chain(cdi_devices) {
-            Limit::PATH_BYTES.check(path.len(), self.path_bytes, || {
-                format!("the path {} has {} bytes", shortened(path), path.len())
-            })?;
-        }
-        Ok(())
     }
 
-    /// Whether answers of a process's plugins that take so much memory are within bounds. Pods that are admitted at the
-    /// same moment do not see each other's.
-    pub fn check_answers(&self, memory: usize) -> Result<(), OverLimit> {
-        Limit::BYTES_PER_PLUGIN.check(memory, self.bytes_per_plugin, || {
-            format!("the answers that pods keep of the plugin's process, with this one, take {memory} bytes of memory")
-        })
+    /// Returns the limit behind a quota that is exceeded.
+    pub fn quota_exceeded(&self, error: &QuotaError) -> LimitExceeded {
+        let (limit, max) = match error {
+            QuotaError::Plugins { .. }
+            | QuotaError::PluginsOfUser { .. }
+            | QuotaError::PluginsOfOthers { .. } => (Limit::PLUGINS, self.plugins),
+            QuotaError::Names { .. } => (Limit::RESOURCES_PER_PLUGIN, self.resources_per_plugin),
+            QuotaError::ListMemory { .. } => (Limit::BYTES_PER_PLUGIN, self.bytes_per_plugin),
+        };
+        limit.exceeded(error.to_string(), max)
     }
 }
 
-/// The beginning of a text that may be long.
-pub fn shortened(text: &str) -> String {
-    const MOST: usize = 64;
-    match text.char_indices().nth(MOST) {
+/// Checks the name of a device or pool. `kind` is how errors call it, such as "the id".
+pub fn check_name(kind: &str, name: &str) -> Result<(), LimitExceeded> {
+    Limit::FIXED.check(name.len(), MAX_NAME_BYTES, || {
+        format!("{kind} {} has {} bytes", truncate_quoted(name), name.len())
+    })
+}
+
+/// Checks a path or CDI name.
+pub fn check_path(path: &str) -> Result<(), LimitExceeded> {
+    Limit::FIXED.check(path.len(), MAX_PATH_BYTES, || {
+        format!("the path {} has {} bytes", truncate_quoted(path), path.len())
+    })
+}
+
+/// Checks a number of entries of an answer. `subject` describes the number.
+pub fn check_entries(number: usize, subject: impl FnOnce() -> String) -> Result<(), LimitExceeded> {
+    Limit::FIXED.check(number, MAX_ANSWER_ENTRIES, subject)
+}
+
+/// Checks the run options that a plugin answers with.
+pub fn check_answer(options: &RunOptions) -> Result<(), LimitExceeded> {
+    let RunOptions {
+        envs,
+        mounts,
+        device_nodes,
+        annotations,
+        cdi_devices,
+    } = options;
+    for (number, name) in [
+        (envs.len(), "variables"),
+        (mounts.len(), "mounts"),
+        (device_nodes.len(), "device nodes"),
+        (annotations.len(), "annotations"),
+        (cdi_devices.len(), "CDI devices"),
+    ] {
+        check_entries(number, || format!("the answer has {number} {name}"))?;
+    }
+    for (name, value) in envs.iter().chain(annotations) {
+        let bytes = name.len() + value.len() + 1;
+        Limit::FIXED.check(bytes, MAX_ENV_BYTES, || {
+            format!("{} has {bytes} bytes", truncate_quoted(name))
+        })?;
+    }
+    let in_mounts = mounts
+        .iter()
+        .flat_map(|each| [&each.container_path, &each.host_path]);
+    let in_nodes = device_nodes
+        .iter()
+        .flat_map(|each| [&each.container_path, &each.host_path]);
+    in_mounts
+        .chain(in_nodes)
+        .chain(cdi_devices)
+        .try_for_each(|path| check_path(path))
+}
+
+/// Quotes the beginning of a text that may be long.
+pub fn truncate_quoted(text: &str) -> String {
+    const MAX_CHARS: usize = 64;
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{:?}…", &text[..end]),
         None => format!("{text:?}"),
     }
@@ -243,68 +236,108 @@ mod tests {
 
     use super::*;
 
-    fn small() -> Limits {
-        Limits {
-            entries_per_answer: 2,
-            env_bytes: 8,
-            path_bytes: 4,
-            ..Limits::default()
+    fn error(options: &RunOptions) -> String {
+        check_answer(options).unwrap_err().to_string()
+    }
+
+    fn env(bytes: usize) -> RunOptions {
+        RunOptions {
+            envs: [("NAME".into(), "x".repeat(bytes - "NAME=".len()))].into(),
+            ..RunOptions::default()
         }
     }
 
-    fn said(options: &RunOptions) -> String {
-        small().check_answer(options).unwrap_err().to_string()
+    #[test]
+    fn names_of_limits_are_their_keys_in_the_configuration() {
+        let limits = serde_json::to_value(Limits::default()).unwrap();
+        let keys: Vec<&str> = limits.as_object().unwrap().keys().map(String::as_str).collect();
+        let mut names: Vec<&str> = Limit::ALL.iter().map(|limit| limit.name()).collect();
+        names.sort_unstable();
+        assert_eq!(keys, names);
+    }
+
+    // `DEVLET_REGENERATE=1 cargo test -p devlet-agent limits` writes the table.
+    #[test]
+    fn the_documentation_has_a_row_for_each_limit() {
+        const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+        let (begin, end) = ("<!-- limits: begin -->\n", "<!-- limits: end -->");
+        let text = std::fs::read_to_string(PATH).unwrap();
+        let (before, rest) = text.split_once(begin).unwrap();
+        let (table, after) = rest.split_once(end).unwrap();
+        let defaults = serde_json::to_value(Limits::default()).unwrap();
+        let rows = Limit::ALL.iter().map(|limit| {
+            let (subject, effect) = limit.documentation();
+            let default = size(defaults[limit.name()].as_u64().unwrap());
+            format!("| `{}` | {default} | {subject} | {effect} |\n", limit.name())
+        });
+        let expected = format!(
+            "\n| key | default | limits | over the limit |\n| --- | --- | --- | --- |\n{}\n",
+            rows.collect::<String>()
+        );
+        if std::env::var_os("DEVLET_REGENERATE").is_some_and(|value| value == "1") {
+            std::fs::write(PATH, format!("{before}{begin}{expected}{end}{after}")).unwrap();
+        } else {
+            assert_eq!(
+                table, expected,
+                "DEVLET_REGENERATE=1 cargo test -p devlet-agent limits writes it"
+            );
+        }
+    }
+
+    fn size(number: u64) -> String {
+        match number {
+            number if number % (1 << 20) == 0 => format!("{} MiB", number >> 20),
+            number if number % (1 << 10) == 0 && number > 8192 => format!("{} KiB", number >> 10),
+            number => number.to_string(),
+        }
     }
 
     #[test]
-    fn an_answer_at_every_limit_is_taken() {
+    fn an_answer_at_every_limit_is_accepted() {
         let mount = Mount {
-            container_path: "/abc".into(),
+            container_path: "x".repeat(MAX_PATH_BYTES),
             host_path: "/abc".into(),
             read_only: false,
         };
         let options = RunOptions {
-            envs: [("NAME".into(), "abc".into())].into(),
-            mounts: vec![mount.clone(), mount],
-            ..RunOptions::default()
+            mounts: vec![mount; MAX_ANSWER_ENTRIES],
+            ..env(MAX_ENV_BYTES)
         };
-        assert_eq!(small().check_answer(&options), Ok(()));
+        assert_eq!(check_answer(&options), Ok(()));
     }
 
     #[test]
-    fn what_is_too_much_is_named_with_its_limit() {
-        let envs = RunOptions {
-            envs: [("NAME".into(), "abcd".into())].into(),
-            ..RunOptions::default()
-        };
-        assert_eq!(said(&envs), "\"NAME\" has 9 bytes, limits.envBytes allows 8");
+    fn an_answer_over_a_limit_is_rejected() {
+        let envs = env(MAX_ENV_BYTES + 1);
+        assert_eq!(error(&envs), "\"NAME\" has 131073 bytes, devlet allows 131072");
         let annotations = RunOptions {
             annotations: envs.envs,
             ..RunOptions::default()
         };
-        assert!(said(&annotations).contains("limits.envBytes"));
-        let node = DeviceNode {
+        assert!(error(&annotations).contains("131073"));
+        let node = |path: String| DeviceNode {
             container_path: "/dev".into(),
-            host_path: "/dev/x".into(),
+            host_path: path,
             permissions: "r".into(),
         };
-        let nodes = |count| RunOptions {
-            device_nodes: vec![node.clone(); count],
+        let nodes = |path: String, count| RunOptions {
+            device_nodes: vec![node(path); count],
             ..RunOptions::default()
         };
+        let long = error(&nodes("x".repeat(4096), 1));
+        assert!(long.ends_with("has 4096 bytes, devlet allows 4095"), "{long}");
         assert_eq!(
-            said(&nodes(1)),
-            "the path \"/dev/x\" has 6 bytes, limits.pathBytes allows 4"
-        );
-        assert_eq!(
-            said(&nodes(3)),
-            "the answer has 3 device nodes, limits.entriesPerAnswer allows 2"
+            error(&nodes("/dev/x".into(), 16_385)),
+            "the answer has 16385 device nodes, devlet allows 16384"
         );
     }
 
     #[test]
     fn a_long_text_is_quoted_in_part() {
-        assert_eq!(shortened("short\n"), r#""short\n""#);
-        assert_eq!(shortened(&"ä".repeat(100)), format!("\"{}\"…", "ä".repeat(64)));
+        assert_eq!(truncate_quoted("short\n"), r#""short\n""#);
+        assert_eq!(
+            truncate_quoted(&"ä".repeat(100)),
+            format!("\"{}\"…", "ä".repeat(64))
+        );
     }
 }

@@ -24,7 +24,7 @@ use devlet_core::{ClaimUid, PodName, PodRequest, PodUid, Source};
 use uuid::Uuid;
 
 use crate::claims::{ClaimSource, ResolveError, ResourceClaim, UnresolvedPod};
-use crate::limits::shortened;
+use crate::limits::truncate_quoted;
 use object::{Head, Kind, Object};
 use place::{Step, Trail, keys};
 
@@ -109,7 +109,7 @@ pub enum InvalidManifest {
     #[error("{0} is missing")]
     Missing(&'static str),
     /// A name that Kubernetes would not take.
-    #[error("{field}: {} is not {rule}", shortened(.value))]
+    #[error("{field}: {} is not {rule}", truncate_quoted(.value))]
     Name {
         /// Where.
         field: String,
@@ -122,7 +122,7 @@ pub enum InvalidManifest {
     #[error("two containers are called {0}")]
     DuplicateContainer(String),
     /// Not a number of devices.
-    #[error("container {container}: {resource}: {} is not a quantity: {problem}", shortened(.value))]
+    #[error("container {container}: {resource}: {} is not a quantity: {problem}", truncate_quoted(.value))]
     Quantity {
         /// The container.
         container: String,
@@ -136,7 +136,7 @@ pub enum InvalidManifest {
     /// No plugin could ever serve it.
     #[error(
         "container {container}: {} is not the name of a device resource, such as acme.com/gpu",
-        shortened(.resource)
+        truncate_quoted(.resource)
     )]
     Resource {
         /// The container.
@@ -148,7 +148,7 @@ pub enum InvalidManifest {
     #[error(
         "container {container}: {} is not a resource: those of devices have a domain, as in acme.com/gpu, and those \
          without one are cpu, memory, ephemeral-storage and hugepages-SIZE",
-        shortened(.resource)
+        truncate_quoted(.resource)
     )]
     Unqualified {
         /// The container.

@@ -13,7 +13,6 @@ use std::path::Path;
 
 use crate::agent::StartError;
 use crate::config::Config;
-use crate::grpc::uds;
 use crate::store::fs::{self, PRIVATE};
 use crate::store::state_file::{self, StateFileError};
 use crate::store::{self, Quarantined};
@@ -36,7 +35,7 @@ fn make_directory(path: &Path) -> Result<(), StartError> {
     };
     let made = DirBuilder::new()
         .recursive(true)
-        .mode(uds::DIRECTORY_MODE)
+        .mode(devlet_uds::DIRECTORY_MODE)
         .create(path);
     made.map_err(|problem| match problem.kind() {
         // The system reports a file, or a link to nowhere, as one that exists already.

@@ -22,7 +22,6 @@
 //! them, and checked in; `src/tests/generated.rs` generates them.
 
 mod admission;
-pub mod channel;
 mod client;
 mod deadline;
 pub mod locate;
@@ -33,6 +32,7 @@ mod watch;
 pub use admission::Admission;
 pub use client::{Client, ConnectError, MAX_MESSAGE_BYTES};
 pub use deadline::NoAnswer;
+pub use devlet_uds::channel;
 pub use tonic::{Code, Status};
 pub use watch::Watch;
 

@@ -43,7 +43,7 @@ fn claim(held: usize) -> Work {
     let offer = DriverOffer {
         driver: DRIVER.into(),
         endpoint: "gpu.sock".into(),
-        uid: 0,
+        process: devlet_core::ProcessId { uid: 0, pid: None },
         may_share: false,
         service: String::new(),
         service_reason: String::new(),

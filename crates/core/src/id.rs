@@ -68,6 +68,15 @@ names! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub(crate) u64);
 
+/// A process that runs a plugin or driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId {
+    /// The user that it runs as.
+    pub uid: u32,
+    /// The process ID, if it is visible from this PID namespace.
+    pub pid: Option<i32>,
+}
+
 /// One reservation of devices and claims during an admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReservationId(pub(crate) u64);

@@ -26,11 +26,12 @@ mod import;
 mod node;
 mod plan;
 mod pod;
+mod quota;
 mod spec_change;
 mod view;
 
 pub use id::{
-    CallId, ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, RecordId,
+    CallId, ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, ProcessId, RecordId,
     ReservationId, ResourceName,
 };
 pub use import::Importing;
@@ -42,6 +43,7 @@ pub use pod::{
     Allocation, ClaimReference, ClaimRequest, ClaimUse, ContainerKind, ContainerRequest, Pod, PodClaim,
     PodMetadata, PodName, PodRequest, Source,
 };
+pub use quota::{PluginIdentity, PluginLimits, QuotaError};
 pub use spec_change::SpecChange;
 pub use view::{Availability, Capacity, DeviceView, PluginView, ResourceView};
 

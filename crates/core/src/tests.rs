@@ -59,7 +59,7 @@ pub(crate) fn offer(resource: &str, endpoint: &str) -> Offer {
     Offer {
         resource: resource.into(),
         endpoint: endpoint.into(),
-        uid: 0,
+        process: crate::ProcessId { uid: 0, pid: None },
         may_share: false,
         options: PluginOptions::default(),
     }

@@ -263,7 +263,7 @@ impl Node {
             connection,
             resource: name.clone(),
             endpoint: plugin.endpoint.clone(),
-            uid: plugin.uid,
+            uid: plugin.process.uid,
             options: plugin.options,
             connected_at: plugin.connected_at,
             devices: plugin.list.as_ref().map(|(_, list)| list.len()),
@@ -345,17 +345,6 @@ impl Node {
             .values()
             .filter_map(|resource| resource.grace_end());
         ends.min()
-    }
-
-    /// Returns the approximate memory of all recorded `Allocate` answers of a resource, in bytes.
-    pub fn memory_of_answers(&self, resource: &str) -> usize {
-        self.ledger.answers.get(resource).copied().unwrap_or_default()
-    }
-
-    /// Returns `true` if a non-empty device list of a resource is in memory, active or not.
-    pub fn keeps_list(&self, resource: &str) -> bool {
-        let resource = self.resources.get(resource);
-        resource.is_some_and(|resource| !resource.list.is_empty())
     }
 
     /// Returns `true` if a pod is being admitted, removed or imported.

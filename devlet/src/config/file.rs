@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use devlet_agent::access::RegisterRule;
 use devlet_agent::config::{Config, Deadlines, OnReboot};
-use devlet_agent::grpc::server::ServerLimits;
 use devlet_agent::limits::Limits;
 use devlet_agent::manifest::syntax::{self, Malformed, UnknownKey};
 use devlet_agent::manifest::{Place, Position, position_of};
@@ -34,7 +33,7 @@ pub(crate) struct Settings {
     foreign: Vec<String>,
     access: AccessSettings,
     on_reboot: RebootSetting,
-    limits: LimitSettings,
+    limits: Limits,
 }
 
 /// The shape of the log.
@@ -87,34 +86,6 @@ enum RebootSetting {
     Release,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-struct LimitSettings {
-    connections_per_uid: usize,
-    callers_per_uid: usize,
-    streams_per_connection: u32,
-    frames_per_second: u32,
-    preface: Span,
-    drain: Span,
-    request_bytes: usize,
-    manifest_bytes: usize,
-    registration_bytes: usize,
-    list_bytes: usize,
-    answer_bytes: usize,
-    registrations_per_minute: u32,
-    plugins: usize,
-    resources_per_plugin: usize,
-    devices_per_resource: usize,
-    id_bytes: usize,
-    lists_per_second: u32,
-    entries_per_answer: usize,
-    env_bytes: usize,
-    path_bytes: usize,
-    claim_bytes: usize,
-    bytes_per_driver: usize,
-    bytes_per_plugin: usize,
-}
-
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -128,7 +99,7 @@ impl Default for Settings {
             foreign: Vec::new(),
             access: AccessSettings::default(),
             on_reboot: RebootSetting::default(),
-            limits: LimitSettings::default(),
+            limits: Limits::default(),
         }
     }
 }
@@ -158,66 +129,6 @@ impl Default for DeadlineSettings {
             prepare_by_driver: BTreeMap::new(),
             info: Span(info),
             notify: Span(notify),
-        }
-    }
-}
-
-impl Default for LimitSettings {
-    fn default() -> Self {
-        let Limits {
-            server:
-                ServerLimits {
-                    connections_per_uid,
-                    connections_limit: _,
-                    streams_per_connection,
-                    frames_per_second,
-                    preface,
-                    expects_call: _,
-                    drain,
-                },
-            callers_per_uid,
-            request_bytes,
-            manifest_bytes,
-            registration_bytes,
-            list_bytes,
-            answer_bytes,
-            registrations_per_minute,
-            plugins,
-            resources_per_plugin,
-            devices_per_resource,
-            id_bytes,
-            lists_per_second,
-            entries_per_answer,
-            env_bytes,
-            path_bytes,
-            claim_bytes,
-            bytes_per_driver,
-            bytes_per_plugin,
-        } = Limits::default();
-        Self {
-            connections_per_uid,
-            callers_per_uid,
-            streams_per_connection,
-            frames_per_second,
-            preface: Span(preface),
-            drain: Span(drain),
-            request_bytes,
-            manifest_bytes,
-            registration_bytes,
-            list_bytes,
-            answer_bytes,
-            registrations_per_minute,
-            plugins,
-            resources_per_plugin,
-            devices_per_resource,
-            id_bytes,
-            lists_per_second,
-            entries_per_answer,
-            env_bytes,
-            path_bytes,
-            claim_bytes,
-            bytes_per_driver,
-            bytes_per_plugin,
         }
     }
 }
@@ -309,35 +220,7 @@ impl Settings {
             RebootSetting::Keep => OnReboot::Keep,
             RebootSetting::Release => OnReboot::Release,
         };
-        let limits = &self.limits;
-        config.limits = Limits {
-            server: ServerLimits {
-                connections_per_uid: limits.connections_per_uid,
-                streams_per_connection: limits.streams_per_connection,
-                frames_per_second: limits.frames_per_second,
-                preface: limits.preface.0,
-                drain: limits.drain.0,
-                ..ServerLimits::default()
-            },
-            callers_per_uid: limits.callers_per_uid,
-            request_bytes: limits.request_bytes,
-            manifest_bytes: limits.manifest_bytes,
-            registration_bytes: limits.registration_bytes,
-            list_bytes: limits.list_bytes,
-            answer_bytes: limits.answer_bytes,
-            registrations_per_minute: limits.registrations_per_minute,
-            plugins: limits.plugins,
-            resources_per_plugin: limits.resources_per_plugin,
-            devices_per_resource: limits.devices_per_resource,
-            id_bytes: limits.id_bytes,
-            lists_per_second: limits.lists_per_second,
-            entries_per_answer: limits.entries_per_answer,
-            env_bytes: limits.env_bytes,
-            path_bytes: limits.path_bytes,
-            claim_bytes: limits.claim_bytes,
-            bytes_per_driver: limits.bytes_per_driver,
-            bytes_per_plugin: limits.bytes_per_plugin,
-        };
+        config.limits = self.limits.clone();
         config
     }
 }
@@ -399,8 +282,6 @@ fn check_not_zero(text: &str, path: &[&str], value: &serde_json::Value) -> Resul
     match value {
         serde_json::Value::Object(values) => values
             .iter()
-            // A drain time of zero closes connections immediately at a stop.
-            .filter(|(name, _)| *name != "drain")
             .try_for_each(|(name, value)| check_not_zero(text, &[path, &[name]].concat(), value)),
         value if *value == 0 || *value == "0s" => Err(Invalid {
             message: format!(

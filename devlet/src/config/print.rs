@@ -1,5 +1,7 @@
 //! Settings as a configuration file with an explanation of each key.
 
+use devlet_agent::limits::Limit;
+
 use super::file::Settings;
 
 /// The comment above each key.
@@ -70,87 +72,18 @@ const EXPLANATIONS: &[(&str, &str)] = &[
         "limits",
         "Limits on callers, plugins and drivers. Over a limit, a request is refused with an error that names it.",
     ),
-    (
-        "limits.connectionsPerUid",
-        "Maximum connections of one user to kubelet.sock.",
-    ),
-    (
-        "limits.callersPerUid",
-        "Maximum connections of one user to devlet.sock, and maximum calls in flight on one of them.",
-    ),
-    (
-        "limits.streamsPerConnection",
-        "Maximum calls in flight on one connection to kubelet.sock.",
-    ),
-    (
-        "limits.framesPerSecond",
-        "HTTP/2 frames per second, and burst, that one process may send besides its calls. A connection without a call counts as 64.",
-    ),
-    (
-        "limits.preface",
-        "Maximum time for a peer to send the HTTP/2 preface, and on kubelet.sock its first call.",
-    ),
-    (
-        "limits.drain",
-        "Time that calls get to complete when devlet stops.",
-    ),
-    (
-        "limits.requestBytes",
-        "Maximum bytes of a request on devlet's API.",
-    ),
-    ("limits.manifestBytes", "Maximum bytes of a pod's manifest."),
-    (
-        "limits.registrationBytes",
-        "Maximum bytes of a registration, and of an answer to GetInfo and GetDevicePluginOptions.",
-    ),
-    (
-        "limits.listBytes",
-        "Maximum bytes of a device list, and of an answer to GetPreferredAllocation.",
-    ),
-    (
-        "limits.answerBytes",
-        "Maximum bytes of an answer to Allocate. A kubelet accepts 4194304.",
-    ),
-    (
-        "limits.registrationsPerMinute",
-        "Registrations per minute, and burst, of one process; a tenth of that for one resource.",
-    ),
-    ("limits.plugins", "Maximum connected plugins."),
-    (
-        "limits.resourcesPerPlugin",
-        "Maximum resources that one process may serve.",
-    ),
-    ("limits.devicesPerResource", "Maximum devices in a list."),
-    ("limits.idBytes", "Maximum bytes of a device ID."),
-    (
-        "limits.listsPerSecond",
-        "Device lists per second, and burst, of one plugin. Above that, only the newest list is used.",
-    ),
-    (
-        "limits.entriesPerAnswer",
-        "Maximum variables in an answer to Allocate; and as many mounts, device nodes, annotations and CDI names each.",
-    ),
-    (
-        "limits.envBytes",
-        "Maximum bytes of a variable or an annotation, name and value together.",
-    ),
-    (
-        "limits.pathBytes",
-        "Maximum bytes of a path or a CDI name in an answer to Allocate.",
-    ),
-    (
-        "limits.claimBytes",
-        "Approximate memory in bytes that a DRA driver may use per claim, for names of devices and CDI devices.",
-    ),
-    (
-        "limits.bytesPerDriver",
-        "Approximate memory in bytes that a DRA driver may use for all claims together.",
-    ),
-    (
-        "limits.bytesPerPlugin",
-        "Memory in bytes that the plugins of one process may use for lists; and as much for stored answers to Allocate.",
-    ),
 ];
+
+/// Returns the comment above a key.
+fn explanation(path: &str) -> Option<String> {
+    if let Some(name) = path.strip_prefix("limits.") {
+        let limit = Limit::ALL.iter().find(|limit| limit.name() == name)?;
+        let (subject, effect) = limit.documentation();
+        return Some(format!("Limits {subject}. Over the limit: {effect}."));
+    }
+    let known = EXPLANATIONS.iter().find(|(known, _)| *known == path)?;
+    Some(known.1.to_owned())
+}
 
 /// Returns the settings as YAML, `plain` or with explanations.
 pub(super) fn text(settings: &Settings, plain: bool) -> anyhow::Result<String> {
@@ -170,7 +103,7 @@ pub(super) fn text(settings: &Settings, plain: bool) -> anyhow::Result<String> {
             format!("{above}.{key}")
         };
         let is_key = indent.len() <= 2 && !rest.starts_with('-');
-        if let Some((_, explanation)) = EXPLANATIONS.iter().find(|(known, _)| is_key && *known == path) {
+        if let Some(explanation) = explanation(&path).filter(|_| is_key) {
             if indent.is_empty() && !text.is_empty() {
                 text.push('\n');
             }
@@ -212,12 +145,12 @@ mod tests {
         }
         let printed = text(&Settings::default(), false).unwrap();
         for key in &keys {
-            let (_, explanation) = EXPLANATIONS.iter().find(|(known, _)| known == key).unwrap();
+            let explanation = explanation(key).unwrap();
             assert!(
                 printed.contains(explanation.lines().next().unwrap()),
                 "{key}\n{printed}"
             );
         }
-        assert_eq!(keys.len(), EXPLANATIONS.len());
+        assert_eq!(keys.len(), EXPLANATIONS.len() + Limit::ALL.len());
     }
 }

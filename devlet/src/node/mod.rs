@@ -36,7 +36,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use devlet_client::channel::Ended;
+use devlet_client::channel::ConnectionEnded;
 use devlet_client::{Client, ConnectError, NoAnswer, Status, locate};
 
 use crate::Outcome;
@@ -204,8 +204,8 @@ fn no_answer(status: &Status) -> Option<anyhow::Error> {
     if let Some(no_answer) = source.downcast_ref::<NoAnswer>() {
         return Some(no_answer.clone().into());
     }
-    Some(match source.downcast_ref::<Ended>() {
-        Some(Ended { path }) => {
+    Some(match source.downcast_ref::<ConnectionEnded>() {
+        Some(ConnectionEnded { path, .. }) => {
             anyhow::anyhow!("devlet at {} has stopped before it answered", path.display())
         }
         None => anyhow::anyhow!("the connection to devlet is lost: {}", status.message()),

@@ -26,7 +26,7 @@ pub(super) fn raise() -> usize {
 pub(super) fn fit(limits: &mut Limits, files: usize) {
     let wanted = [
         limits.plugins,
-        limits.server.connections_per_uid,
+        limits.connections_per_uid,
         limits.callers_per_uid,
     ];
     let wanted = wanted.into_iter().fold(RESERVED, usize::saturating_add);
@@ -35,13 +35,13 @@ pub(super) fn fit(limits: &mut Limits, files: usize) {
     }
     let own = RESERVED.min(files / 2);
     let room = (files - own).saturating_sub(limits.plugins.min(files / 4));
-    let connections = &mut limits.server.connections_per_uid;
+    let connections = &mut limits.connections_per_uid;
     *connections = (*connections).min(room / 4).max(1);
     limits.callers_per_uid = limits.callers_per_uid.min(room / 2).max(1);
     tracing::warn!(
         files,
         wanted,
-        connectionsPerUid = limits.server.connections_per_uid,
+        connectionsPerUid = limits.connections_per_uid,
         callersPerUid = limits.callers_per_uid,
         "connection limits lowered to fit the limit on open files; raise that (LimitNOFILE= of systemd, ulimit -n), or set \
          lower limits in the configuration"
@@ -64,7 +64,7 @@ mod tests {
         for files in [1, 16, 64, 256, 1024, 5000] {
             let mut limits = Limits::default();
             fit(&mut limits, files);
-            let (connections, callers) = (limits.server.connections_per_uid, limits.callers_per_uid);
+            let (connections, callers) = (limits.connections_per_uid, limits.callers_per_uid);
             assert!(connections >= 1 && callers >= 1, "{files}");
             assert!(connections <= 256 && callers < 4096, "{files}");
             assert!(
@@ -80,10 +80,10 @@ mod tests {
             callers_per_uid: 3,
             ..Limits::default()
         };
-        limits.server.connections_per_uid = 2;
+        limits.connections_per_uid = 2;
         fit(&mut limits, 64);
         assert_eq!(
-            (limits.server.connections_per_uid, limits.callers_per_uid),
+            (limits.connections_per_uid, limits.callers_per_uid),
             (2, 3)
         );
     }

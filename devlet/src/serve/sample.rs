@@ -12,9 +12,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use devlet_agent::agent::Agent;
-use devlet_agent::grpc::server::{self, ServerLimits};
-use devlet_agent::grpc::uds;
-use devlet_agent::metrics::Metrics;
 use devlet_core::{Availability, Node};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
@@ -24,6 +21,7 @@ use devlet_kubelet_api::device_plugin::v1beta1::{
     KUBELET_SOCKET, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo, VERSION,
 };
+use devlet_uds::server::{self, ServerLimits};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
@@ -198,17 +196,17 @@ fn limits() -> ServerLimits {
 /// Runs the plugin until standard input ends.
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let directory = args.root_dir.join("device-plugins");
-    let listener = uds::listen(directory.join(SOCKET), uds::DEFAULT_MODE)?;
+    let listener = devlet_uds::listen(directory.join(SOCKET), devlet_uds::DEFAULT_MODE)?;
     let routes = Routes::new(DevicePluginServer::new(PluginService));
     let ended = input_ends();
     let serving = tokio::spawn(server::serve(
         listener,
         routes,
         limits(),
-        Metrics::default(),
+        server::ignore_refusals(),
         ended,
     ));
-    let kubelet = uds::connect(directory.join(KUBELET_SOCKET), Instant::now() + START_TIMEOUT).await?;
+    let kubelet = devlet_uds::connect(directory.join(KUBELET_SOCKET), Instant::now() + START_TIMEOUT).await?;
     let request = RegisterRequest {
         version: VERSION.into(),
         endpoint: SOCKET.into(),

@@ -11,7 +11,7 @@ use devlet_core::{ClaimRequest, ClaimUid, PodRequest, PodUid};
 use futures_util::future::join_all;
 
 use super::{ClaimSource, Consumer, Controller, ResourceClaim};
-use crate::limits::shortened;
+use crate::limits::truncate_quoted;
 
 /// A pod whose claims nobody has looked up yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +130,7 @@ pub enum ResolveError {
     },
     /// A container wants a part of it that it does not have.
     #[error(
-        "container {container}: ResourceClaim {claim} has no request {}; it has {}", shortened(.request),
+        "container {container}: ResourceClaim {claim} has no request {}; it has {}", truncate_quoted(.request),
         .known.join(", ")
     )]
     UnknownRequest {

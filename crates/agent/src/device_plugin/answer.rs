@@ -9,19 +9,19 @@ use devlet_cdi::annotations::{self, InvalidAnnotation};
 use devlet_cdi::{InvalidName, QualifiedName};
 use devlet_core::device_plugin::run_options::RunOptions;
 
-use crate::limits::shortened;
+use crate::limits::truncate_quoted;
 
 /// Why no container runtime can carry out an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImpossibleAnswer {
     /// No process can have such a variable.
-    #[error("environment variable {} is impossible: a name is not empty and contains neither \"=\" nor NUL", shortened(.0))]
+    #[error("environment variable {} is impossible: a name is not empty and contains neither \"=\" nor NUL", truncate_quoted(.0))]
     EnvName(String),
     /// No process can have such a value.
-    #[error("the value of environment variable {} is impossible: it contains NUL", shortened(.0))]
+    #[error("the value of environment variable {} is impossible: it contains NUL", truncate_quoted(.0))]
     EnvValue(String),
     /// No file can have such a path.
-    #[error("{what} {} is impossible: a path is not empty and does not contain NUL", shortened(.path))]
+    #[error("{what} {} is impossible: a path is not empty and does not contain NUL", truncate_quoted(.path))]
     Path {
         /// Whose path it is.
         what: &'static str,
@@ -29,7 +29,7 @@ pub enum ImpossibleAnswer {
         path: String,
     },
     /// The file depends on the working directory of the runtime.
-    #[error("{what} {} is impossible: a path on the host begins with \"/\"", shortened(.path))]
+    #[error("{what} {} is impossible: a path on the host begins with \"/\"", truncate_quoted(.path))]
     Relative {
         /// Whose path it is.
         what: &'static str,
@@ -37,16 +37,16 @@ pub enum ImpossibleAnswer {
         path: String,
     },
     /// No runtime can have such an annotation.
-    #[error("annotation {} is impossible: a key is not empty and does not contain control characters", shortened(.0))]
+    #[error("annotation {} is impossible: a key is not empty and does not contain control characters", truncate_quoted(.0))]
     AnnotationKey(String),
     /// No runtime can have such a value.
-    #[error("the value of annotation {} is impossible: it contains NUL", shortened(.0))]
+    #[error("the value of annotation {} is impossible: it contains NUL", truncate_quoted(.0))]
     AnnotationValue(String),
     /// Runtimes know `r`, `w` and `m`.
     #[error(
         "device node {} has the impossible permissions {}: they consist of \"r\", \"w\" and \"m\"",
-        shortened(.path),
-        shortened(.permissions)
+        truncate_quoted(.path),
+        truncate_quoted(.permissions)
     )]
     Permissions {
         /// The device node on the host.

@@ -6,25 +6,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use devlet_client::channel::Channel;
 use devlet_core::device_plugin::inventory::PluginOptions;
 use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::{DeviceId, PreferenceQuery};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use devlet_uds::PeerConnection;
+use devlet_uds::channel::Channel;
 use prost::Message as _;
 use prost::bytes::Bytes;
 use tonic::codec::Streaming;
 use tonic::{Code, Request, Status};
 
 use super::wire;
-use crate::grpc::call::{self, CallError, InvalidAnswer, Patience};
-use crate::grpc::fields::Damage;
+use crate::grpc::call::{self, CallDeadline, CallError, InvalidAnswer};
+use crate::grpc::fields::WireError;
 use crate::grpc::oversize::is_too_large;
-use crate::grpc::uds::Dialed;
-use crate::limits::portions::Portions;
-use crate::limits::seats::Account;
-use crate::limits::{Limit, Limits, OverLimit};
+use crate::limits::{Limit, LimitExceeded, Limits, MAX_SHORT_MESSAGE};
 use crate::metrics::Calls;
 use crate::peer_text::shorten_status;
 
@@ -40,27 +38,21 @@ pub enum Api {
 /// A way to call one connected plugin.
 #[derive(Debug, Clone)]
 pub struct PluginClient {
-    dialed: Dialed,
+    dialed: PeerConnection,
     api: Api,
     calls: Calls,
     limits: Arc<Limits>,
-    account: Arc<Account>,
 }
 
 impl PluginClient {
-    /// `calls` measures what is called; what the plugin makes us hold is on its process's `account`.
-    pub(crate) fn new(dialed: &Dialed, api: Api, calls: Calls, limits: &Limits, account: &Account) -> Self {
+    /// `calls` measures the calls.
+    pub(crate) fn new(dialed: &PeerConnection, api: Api, calls: Calls, limits: &Limits) -> Self {
         Self {
             dialed: dialed.clone(),
             api,
             calls,
             limits: Arc::new(limits.clone()),
-            account: Arc::new(account.clone()),
         }
-    }
-
-    pub(crate) fn account(&self) -> &Arc<Account> {
-        &self.account
     }
 
     fn client(&self, (_, largest): (Limit, usize)) -> DevicePluginClient<Channel> {
@@ -69,7 +61,7 @@ impl PluginClient {
 
     /// The limit of short answers.
     fn short(&self) -> (Limit, usize) {
-        (Limit::REGISTRATION_BYTES, self.limits.registration_bytes)
+        (Limit::FIXED, MAX_SHORT_MESSAGE)
     }
 
     /// The limit of answers that name devices.
@@ -87,7 +79,7 @@ impl PluginClient {
         let options = self
             .within(
                 "GetDevicePluginOptions",
-                Patience::of(deadline),
+                CallDeadline::of(deadline),
                 self.short(),
                 call,
             )
@@ -122,7 +114,7 @@ impl PluginClient {
     pub async fn preferred(
         &self,
         question: &PreferenceQuery,
-        patience: Patience,
+        patience: CallDeadline,
     ) -> Result<Vec<DeviceId>, CallError> {
         let request = v1beta1::PreferredAllocationRequest {
             container_requests: vec![v1beta1::ContainerPreferredAllocationRequest {
@@ -145,7 +137,7 @@ impl PluginClient {
     }
 
     /// Hands devices to a container; the answer as bytes of a `ContainerAllocateResponse`.
-    pub async fn allocate(&self, devices: &[DeviceId], patience: Patience) -> Result<Bytes, CallError> {
+    pub async fn allocate(&self, devices: &[DeviceId], patience: CallDeadline) -> Result<Bytes, CallError> {
         const METHOD: &str = "Allocate";
         let (path, request) = match self.api {
             Api::V1beta1 => {
@@ -190,7 +182,7 @@ impl PluginClient {
     }
 
     /// Tells the plugin that a container is about to start.
-    pub async fn pre_start(&self, devices: &[DeviceId], patience: Patience) -> Result<(), CallError> {
+    pub async fn pre_start(&self, devices: &[DeviceId], patience: CallDeadline) -> Result<(), CallError> {
         if self.api == Api::V1alpha2 {
             return Ok(());
         }
@@ -207,11 +199,11 @@ impl PluginClient {
     async fn within<T>(
         &self,
         method: &'static str,
-        patience: Patience,
+        patience: CallDeadline,
         limit: (Limit, usize),
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, CallError> {
-        let (took, ended) = call::within(method, patience, limit, &self.dialed, call).await;
+        let (took, ended) = call::call_with_deadline(method, patience, limit, &self.dialed, call).await;
         self.calls.took(method, took);
         ended.inspect_err(|error| self.calls.failed(error))
     }
@@ -229,10 +221,10 @@ pub enum ListError {
     Ended(#[source] Status),
     /// The list is none.
     #[error("the list is damaged: {0}")]
-    Damaged(#[from] Damage),
-    /// There is too much of it.
+    Damaged(#[from] WireError),
+    /// It exceeds a limit.
     #[error(transparent)]
-    OverLimit(#[from] OverLimit),
+    LimitExceeded(#[from] LimitExceeded),
 }
 
 impl From<Status> for ListError {
@@ -246,7 +238,7 @@ impl ListError {
         match self {
             Self::Ended(status) => status.code(),
             Self::Damaged(_) => Code::Internal,
-            Self::OverLimit(_) => Code::ResourceExhausted,
+            Self::LimitExceeded(_) => Code::ResourceExhausted,
         }
     }
 }
@@ -291,20 +283,14 @@ impl RawList {
         self.bytes.len()
     }
 
-    /// What it says, with the number of devices that it named again, if it is within bounds and `hold` agrees to how much
-    /// memory it takes. This takes time if the list is long.
-    pub(crate) fn decode(
-        self,
-        hold: impl FnOnce(usize) -> Result<(), OverLimit>,
-        portions: &mut Portions,
-    ) -> Result<(DeviceList, usize), ListError> {
+    /// Decodes the list. The second value is the number of entries that name a device again. Takes a while if the list is
+    /// long.
+    pub(crate) fn decode(self) -> Result<(DeviceList, usize), ListError> {
         let device = match self.api {
             Api::V1beta1 => wire::device,
-            Api::V1alpha2 => wire::device_2017,
+            Api::V1alpha2 => wire::device_v1alpha2,
         };
-        let (devices, memory) = wire::devices(self.bytes, device, &self.limits, portions)?;
-        hold(memory)?;
-        Ok(DeviceList::stepwise(devices, &mut || portions.step()))
+        Ok(DeviceList::new(wire::devices(self.bytes, device, &self.limits)?))
     }
 }
 

@@ -1,10 +1,10 @@
-//! Device plugins: how they register, what is called on them, and what they say.
+//! Device plugins: the service with which they register, their clients, and the decoding of their messages.
 
 pub mod answer;
 pub mod client;
-pub mod connection;
+pub mod clients;
 pub(crate) mod impaired;
-pub mod plugins;
+pub(crate) mod list_intake;
 pub mod registration;
 pub mod resource_name;
 pub mod wire;

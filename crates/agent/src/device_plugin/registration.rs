@@ -2,19 +2,19 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use devlet_core::ResourceName;
 use devlet_core::device_plugin::rejections::Rejection;
+use devlet_core::{ProcessId, ResourceName};
 use devlet_kubelet_api::device_plugin::v1alpha2::registration_server as server_2017;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_server as server;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use devlet_uds::PeerCred;
 use tonic::{Request, Response, Status};
 
 use super::client::Api;
 use super::resource_name::{self, InvalidResourceName};
 use crate::grpc::status::refusal;
-use crate::grpc::uds::PeerCred;
 use crate::peer_text::shorten;
-use crate::workflow::register::{Candidate, Registrar};
+use crate::workflow::register_plugin::{Candidate, Registrar};
 
 /// Why a registration is malformed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -95,8 +95,7 @@ impl RegistrationService {
             resource,
             socket,
             api,
-            uid,
-            pid,
+            process: ProcessId { uid, pid },
         })
     }
 
@@ -122,8 +121,8 @@ impl server::Registration for RegistrationService {
         let (endpoint, resource) = (shorten(wish.endpoint), shorten(wish.resource_name));
         let wish = (shorten(wish.version), endpoint.as_str(), resource.as_str());
         let candidate = self.candidate(wish, Api::V1beta1, caller.as_ref())?;
-        self.registrar.slow_down(&candidate).await.map_err(refusal)?;
-        match self.registrar.take_in_by_task(candidate).await {
+        self.registrar.check_rate(&candidate).await.map_err(refusal)?;
+        match self.registrar.register_in_task(candidate).await {
             Ok(Some(Ok(_))) => Ok(Response::new(v1beta1::Empty {})),
             Ok(Some(Err(error))) => Err(refusal(error)),
             Ok(None) | Err(_) => Err(refusal("devlet is stopping")),
@@ -143,8 +142,8 @@ impl server_2017::Registration for RegistrationService {
         let (endpoint, resource) = (shorten(wish.endpoint), shorten(wish.resource_name));
         let wish = (shorten(wish.version), endpoint.as_str(), resource.as_str());
         let candidate = self.candidate(wish, Api::V1alpha2, caller.as_ref())?;
-        self.registrar.slow_down(&candidate).await.map_err(refusal)?;
-        drop(self.registrar.take_in_by_task(candidate));
+        self.registrar.check_rate(&candidate).await.map_err(refusal)?;
+        drop(self.registrar.register_in_task(candidate));
         Ok(Response::new(v1alpha2::Empty {}))
     }
 }

@@ -1,4 +1,4 @@
-//! Between the wire and the core: device lists.
+//! Decodes device lists from the wire into core types.
 
 use devlet_core::DeviceId;
 use devlet_core::device_plugin::list::Device;
@@ -7,61 +7,45 @@ use prost::Message as _;
 use prost::bytes::Bytes;
 
 use super::client::ListError;
-use crate::grpc::fields::{Damage, Fields};
-use crate::limits::portions::Portions;
-use crate::limits::{Limit, Limits, shortened};
+use crate::grpc::fields::{FieldIter, WireError};
+use crate::limits::{Limit, Limits, check_name};
 
-/// What a device takes besides its id and nodes, roughly: a place in the list, and the allocations around it.
-const DEVICE_BYTES: usize = 96;
-
-/// All that is said of a device may be so many times as long as its id.
-const LONGEST_ENTRY: usize = 64;
+/// Maximum length in bytes of a device's entry: its id, health and NUMA nodes.
+const MAX_ENTRY_BYTES: usize = 64 << 10;
 
 /// The field of the devices in a list, in every version, and the only one.
 const DEVICES: u32 = 1;
 
-/// The devices of a list within bounds, and how much memory they take, roughly. `device` decodes one.
+/// Decodes the devices of a list with `device`, and checks them against `limits`. The number and size of the entries are
+/// checked first, so that a short message cannot make devlet allocate much memory.
 pub(super) fn devices(
     list: Bytes,
-    device: impl Fn(Bytes) -> Result<Device, Damage>,
+    device: impl Fn(Bytes) -> Result<Device, WireError>,
     limits: &Limits,
-    portions: &mut Portions,
-) -> Result<(Vec<Device>, usize), ListError> {
+) -> Result<Vec<Device>, ListError> {
     let mut count = 0;
-    for entry in Fields::of(list.clone(), DEVICES) {
+    for entry in FieldIter::of(list.clone(), DEVICES) {
         let bytes = entry?.1.len();
         count += 1;
         Limit::DEVICES_PER_RESOURCE.check(count, limits.devices_per_resource, || {
             format!("the list has {count} devices or more")
         })?;
-        if bytes > limits.id_bytes.saturating_mul(LONGEST_ENTRY) {
-            let what = format!(
-                "a device has {bytes} bytes, more than {LONGEST_ENTRY} times as many as its id may have"
-            );
-            return Err(Limit::ID_BYTES.exceeded(what, limits.id_bytes).into());
-        }
-        portions.step();
+        Limit::FIXED.check(bytes, MAX_ENTRY_BYTES, || format!("a device has {bytes} bytes"))?;
     }
-    let (mut devices, mut memory) = (Vec::with_capacity(count), 0);
-    for entry in Fields::of(list, DEVICES) {
+    let mut devices = Vec::with_capacity(count);
+    for entry in FieldIter::of(list, DEVICES) {
         let (DEVICES, entry) = entry? else {
             continue;
         };
-        let bytes = entry.len();
         let device = device(entry)?;
-        let id = device.id.as_str();
-        Limit::ID_BYTES.check(id.len(), limits.id_bytes, || {
-            format!("the id {} has {} bytes", shortened(id), id.len())
-        })?;
-        memory += DEVICE_BYTES + id.len() + device.nodes.len() * size_of::<i64>();
+        check_name("the id", device.id.as_str())?;
         devices.push(device);
-        portions.step_over(bytes);
     }
-    Ok((devices, memory))
+    Ok(devices)
 }
 
-/// A device of `ListAndWatch`.
-pub(super) fn device(entry: Bytes) -> Result<Device, Damage> {
+/// Decodes a device of `ListAndWatch`.
+pub(super) fn device(entry: Bytes) -> Result<Device, WireError> {
     let device = v1beta1::Device::decode(entry)?;
     Ok(Device {
         id: DeviceId::from(device.id),
@@ -75,8 +59,8 @@ pub(super) fn device(entry: Bytes) -> Result<Device, Damage> {
     })
 }
 
-/// The same from a plugin of 2017, which knows nothing of topology.
-pub(super) fn device_2017(entry: Bytes) -> Result<Device, Damage> {
+/// Decodes a device of a v1alpha2 plugin, which does not have topology.
+pub(super) fn device_v1alpha2(entry: Bytes) -> Result<Device, WireError> {
     let device = v1alpha2::Device::decode(entry)?;
     Ok(Device {
         id: DeviceId::from(device.id),
@@ -90,8 +74,7 @@ mod tests {
     use super::*;
 
     fn all(list: Bytes, limits: &Limits) -> Result<Vec<Device>, ListError> {
-        let portions = &mut Portions::in_one_go();
-        devices(list, device, limits, portions).map(|(devices, _)| devices)
+        devices(list, device, limits)
     }
 
     fn list(devices: Vec<v1beta1::Device>) -> Vec<u8> {
@@ -139,7 +122,6 @@ mod tests {
     fn a_list_of_too_much_is_refused_before_it_is_decoded() {
         let limits = Limits {
             devices_per_resource: 2,
-            id_bytes: 8,
             ..Limits::default()
         };
         let too_much = [
@@ -153,12 +135,15 @@ mod tests {
                 "the list has 3 devices or more, limits.devicesPerResource allows 2",
             ),
             (
-                list(vec![named("a", &[0; 1000])]),
-                "a device has 2015 bytes, more than 64 times as many as its id may have, limits.idBytes allows 8",
+                list(vec![named("a", &[0; 40_000])]),
+                "a device has 80017 bytes, devlet allows 65536",
             ),
             (
-                list(vec![named("ninebytes", &[])]),
-                "the id \"ninebytes\" has 9 bytes, limits.idBytes allows 8",
+                list(vec![named(&"x".repeat(1025), &[])]),
+                &format!(
+                    "the id \"{}\"… has 1025 bytes, devlet allows 1024",
+                    "x".repeat(64)
+                ),
             ),
         ];
         for (list, wanted) in too_much {

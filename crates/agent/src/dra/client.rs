@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use devlet_core::ClaimUid;
 use devlet_core::dra::claims::ClaimKey;
+use devlet_uds::PeerConnection;
 use prost::bytes::Bytes;
 use tokio::time::Instant;
 use tonic::codec::Streaming;
@@ -13,8 +14,7 @@ use tonic::{Code, Request, Status};
 
 use super::services::{HealthService, NodeService, Services};
 use super::{Prepared, Unprepared, wire};
-use crate::grpc::call::{self, CallError, Patience};
-use crate::grpc::uds::Dialed;
+use crate::grpc::call::{self, CallDeadline, CallError};
 use crate::limits::{Limit, Limits};
 use crate::metrics::DriverRpcs;
 
@@ -24,7 +24,7 @@ const UNPREPARE: &str = "NodeUnprepareResources";
 /// A way to call one connected plugin of a driver.
 #[derive(Debug, Clone)]
 pub struct DriverClient {
-    dialed: Dialed,
+    dialed: PeerConnection,
     service: NodeService,
     health: Option<HealthService>,
     rpcs: DriverRpcs,
@@ -33,7 +33,7 @@ pub struct DriverClient {
 
 impl DriverClient {
     /// `rpcs` measures what is called.
-    pub fn new(dialed: &Dialed, services: &Services, rpcs: DriverRpcs, limits: &Limits) -> Self {
+    pub fn new(dialed: &PeerConnection, services: &Services, rpcs: DriverRpcs, limits: &Limits) -> Self {
         Self {
             dialed: dialed.clone(),
             service: services.node,
@@ -52,7 +52,7 @@ impl DriverClient {
     pub async fn prepare(
         &self,
         claims: &[(ClaimUid, ClaimKey)],
-        patience: Patience,
+        patience: CallDeadline,
     ) -> Result<Prepared, CallError> {
         let (took, answer) = self
             .call(PREPARE, self.service.prepare(), claims, patience)
@@ -65,7 +65,7 @@ impl DriverClient {
     pub async fn unprepare(
         &self,
         claims: &[(ClaimUid, ClaimKey)],
-        patience: Patience,
+        patience: CallDeadline,
     ) -> Result<Unprepared, CallError> {
         let (took, answer) = self
             .call(UNPREPARE, self.service.unprepare(), claims, patience)
@@ -76,7 +76,7 @@ impl DriverClient {
     /// Whether the plugin has the service at all: it is asked to unprepare nothing.
     pub async fn has_service(&self, patience: Duration) -> Result<bool, CallError> {
         let path = self.service.unprepare();
-        match self.call(UNPREPARE, path, &[], Patience::of(patience)).await {
+        match self.call(UNPREPARE, path, &[], CallDeadline::of(patience)).await {
             Ok((took, _)) => {
                 call::log_answer(UNPREPARE, self.dialed.channel.path(), took, None);
                 Ok(true)
@@ -98,14 +98,15 @@ impl DriverClient {
         method: &'static str,
         path: &'static str,
         claims: &[(ClaimUid, ClaimKey)],
-        patience: Patience,
+        patience: CallDeadline,
     ) -> Result<(Duration, Bytes), CallError> {
         let mut request = Request::new(wire::request(claims));
         request.set_timeout(patience.end().saturating_duration_since(Instant::now()));
         let largest = self.limits.answer_bytes;
         let call = call::unary(&self.dialed.channel, path, request, largest);
         let limit = (Limit::ANSWER_BYTES, largest);
-        let (took, ended) = call::within_unlogged(method, patience, limit, &self.dialed, call).await;
+        let (took, ended) =
+            call::call_with_deadline_unlogged(method, patience, limit, &self.dialed, call).await;
         self.rpcs.took(path, took, &ended);
         Ok((took, ended?))
     }

@@ -1,13 +1,12 @@
-//! What a connected plugin says about the health of its devices, for as long as it is connected.
+//! Receives a connected plugin's reports about the health of its devices.
 //!
-//! A stream that ends is asked for again, after a pause that grows; a plugin that has no such service is not. Messages
-//! may be about some of the devices only, so none can be passed over: a plugin that sends too many is read slowly, and
-//! waits.
+//! A stream that ends is opened again, with backoff, unless the plugin does not implement it. A message may be about some
+//! devices only, so none is skipped: a plugin that sends too many is read slowly, and HTTP/2 flow control holds it back.
 
 use std::time::Duration;
 
-use devlet_core::dra::health::HealthReport;
 use devlet_core::{ConnectionId, DriverName};
+use devlet_uds::rate_limit::RateLimiter;
 use prost::bytes::Bytes;
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -15,30 +14,23 @@ use tonic::{Code, Status};
 use super::client::DriverClient;
 use super::registration::DriverRegistrar;
 use super::wire;
+use crate::backoff::Backoff;
 use crate::grpc::call::InvalidAnswer;
 use crate::grpc::oversize::is_too_large;
-use crate::limits::portions::Portions;
-use crate::limits::rate::Pace;
-use crate::limits::seats::Process;
 use crate::limits::{Limit, Limits};
+use crate::long_decode::LONG_MESSAGE;
 use crate::peer_text::shorten_status;
 use crate::store::Store;
 
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A stream that lasted this long was a good one: the next pause is a short one.
-const GOOD: Duration = Duration::from_secs(60);
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// So many messages are heard at once and in a second.
-const MESSAGES_PER_SECOND: u32 = 1000;
-/// And so many bytes of them.
-const BYTES_PER_SECOND: usize = 4 << 20;
-/// And so many devices.
-const DEVICES_PER_SECOND: usize = 10_000;
-/// Messages of so many bytes take a while to decode and to take in.
-const LARGE: usize = 8 << 10;
-/// So many reports are taken in in one go: others wait for the node meanwhile.
-const PORTION: usize = 64;
+/// Reports that one plugin may send: burst, and refill per second.
+const REPORTS_PER_SECOND: u32 = 10_000;
+/// A message counts as at least one report per this many bytes.
+const BYTES_PER_REPORT: usize = 256;
+/// Maximum number of reports handed to the node under one lock.
+const BATCH: usize = 64;
 
 /// Why a stream has ended.
 #[derive(Debug, thiserror::Error)]
@@ -61,88 +53,88 @@ impl WatchError {
     fn code(&self) -> Code {
         match self {
             Self::Ended(status) => status.code(),
-            Self::Invalid(InvalidAnswer::OverLimit(_)) => Code::ResourceExhausted,
+            Self::Invalid(InvalidAnswer::LimitExceeded(_)) => Code::ResourceExhausted,
             Self::Invalid(_) => Code::Internal,
         }
     }
 }
 
-/// Passes on what the plugin says, again and again. Does not end.
-pub(super) async fn follow(
+/// Receives reports, and opens the stream again when it ends. Does not end.
+pub(super) async fn run(
     registrar: &DriverRegistrar,
     id: ConnectionId,
     driver: &DriverName,
     client: &DriverClient,
-    process: Process,
 ) {
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = Backoff::new(MIN_PAUSE, MAX_PAUSE);
     loop {
         let began = Instant::now();
-        let ended = listen(registrar, id, driver, client, process).await;
+        let ended = listen(registrar, id, driver, client).await;
         registrar.store.update(|node| node.health_stream_ended(id));
         match ended {
-            Ok(Some(())) => tracing::debug!(%driver, conn = %id, "DRA driver ended its reports of health"),
-            // It does not offer any.
+            Ok(Some(())) => tracing::debug!(%driver, conn = %id, "health stream ended by DRA driver"),
+            // The plugin does not offer a stream.
             Ok(None) => std::future::pending().await,
             Err(error) if error.code() == Code::Unimplemented => {
-                tracing::info!(%driver, conn = %id, "DRA driver does not report health, though it says so");
+                tracing::info!(%driver, conn = %id, "health stream not implemented by DRA driver, though it lists the service");
                 std::future::pending::<()>().await;
             }
             Err(error) => {
                 client.rpcs().watch_ended(error.code());
-                if let WatchError::Invalid(InvalidAnswer::OverLimit(over)) = &error {
-                    registrar.metrics.limit_hit(over.limit.name());
+                if let WatchError::Invalid(InvalidAnswer::LimitExceeded(exceeded)) = &error {
+                    registrar.metrics.limit_hit(exceeded.limit.name());
                 }
-                tracing::warn!(%driver, conn = %id, %error, retry_in = ?pause, "NodeWatchResources ended");
+                tracing::warn!(%driver, conn = %id, %error, "NodeWatchResources ended");
             }
         }
-        if began.elapsed() > GOOD {
-            pause = FIRST_PAUSE;
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        backoff.reset_after(began.elapsed());
+        backoff.wait().await;
     }
 }
 
-/// Passes messages on until there are no more; `None` if there is no stream at all.
+/// Receives messages until the stream ends. Returns `None` if the plugin does not offer a stream.
 async fn listen(
     registrar: &DriverRegistrar,
     id: ConnectionId,
     driver: &DriverName,
     client: &DriverClient,
-    process: Process,
 ) -> Result<Option<()>, WatchError> {
     let Some(stream) = client.watch().await else {
         return Ok(None);
     };
     let mut stream = stream?;
     let limits = &registrar.config.limits;
-    let mut pace = Pace::new(MESSAGES_PER_SECOND, Duration::from_secs(1), Instant::now());
+    let mut rate = RateLimiter::new(REPORTS_PER_SECOND, Duration::from_secs(1), Instant::now());
     let mut complained = false;
     let too_large = |status: Status| match is_too_large(&status) {
         true => {
-            let over = Limit::ANSWER_BYTES.exceeded("the message is too large", limits.answer_bytes);
-            WatchError::Invalid(over.into())
+            let exceeded = Limit::ANSWER_BYTES.exceeded("the message is too large", limits.answer_bytes);
+            WatchError::Invalid(exceeded.into())
         }
         false => WatchError::from(status),
     };
     while let Some(message) = stream.message().await.map_err(too_large)? {
-        if let Err(due) = pace.take(Instant::now()) {
-            tokio::time::sleep_until(due).await;
-            // It is due.
-            let _ = pace.take(Instant::now());
+        if let Err(allowed_at) = rate.try_acquire(Instant::now()) {
+            tokio::time::sleep_until(allowed_at).await;
+            let _ = rate.try_acquire(Instant::now());
         }
-        pace.owe(weight(message.len(), BYTES_PER_SECOND), Instant::now());
-        let taken = take(registrar, id, message, process).await?;
-        pace.owe(weight(taken.reports, DEVICES_PER_SECOND), Instant::now());
+        let size = message.len();
+        let (taken, cooldown) = decode(registrar, id, message).await?;
+        let reports = taken.reports.max(size / BYTES_PER_REPORT);
+        let reports = u32::try_from(reports).unwrap_or(u32::MAX);
+        rate.charge(
+            Duration::from_secs(1) / REPORTS_PER_SECOND * reports,
+            Instant::now(),
+        );
         registrar.metrics.health_reported(driver, taken.changed > 0);
+        tokio::time::sleep(cooldown).await;
         if taken.nameless + taken.left_out > 0 && !complained {
-            let Taken {
+            let Outcome {
                 nameless, left_out, ..
             } = taken;
             tracing::warn!(
                 %driver, conn = %id, nameless, left_out,
-                "DRA driver reports devices that have no name, or more than are kept"
+                "health reports ignored: devices without a name, or too many devices"
             );
             complained = true;
         }
@@ -150,63 +142,50 @@ async fn listen(
     Ok(Some(()))
 }
 
-/// How much so much of something counts of which there may be `per_second`.
-fn weight(size: usize, per_second: usize) -> Duration {
-    let nanoseconds = size.saturating_mul(1_000_000_000) / per_second;
-    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
-}
-
-/// What became of a message: how many reports it had, how many devices are different now, how many have no name, and how
-/// many are too many.
+/// The effect of a message.
 #[derive(Debug, Default)]
-struct Taken {
+struct Outcome {
+    /// Reports in the message.
     reports: usize,
+    /// Devices whose health has changed.
     changed: usize,
+    /// Reports about devices without a name.
     nameless: usize,
+    /// Reports about devices over the limit of the node.
     left_out: usize,
 }
 
-/// Takes a message in: long ones with pauses, and where they keep nobody else waiting.
-async fn take(
+/// Decodes a message and hands it to the node. Returns the cooldown of the plugin.
+async fn decode(
     registrar: &DriverRegistrar,
     id: ConnectionId,
     message: Bytes,
-    process: Process,
-) -> Result<Taken, InvalidAnswer> {
-    if message.len() < LARGE {
-        let limits = &registrar.config.limits;
-        return take_now(message, limits, &registrar.store, id, &mut Portions::in_one_go());
-    }
+) -> Result<(Outcome, Duration), InvalidAnswer> {
     let (config, store) = (registrar.config.clone(), registrar.store.clone());
-    let work = move |portions: &mut Portions| take_now(message, &config.limits, &store, id, portions);
-    let turn = registrar.decoding.turn_with_pauses(Some(process)).await;
-    let taken = turn.work(work).await;
-    taken.unwrap_or_else(|error| Err(InvalidAnswer::Damaged(error.to_string())))
+    let size = message.len();
+    let decode = move || apply(message, &config.limits, &store, id);
+    if size < LONG_MESSAGE {
+        return Ok((decode()?, Duration::ZERO));
+    }
+    let decoded = registrar.decoder.run(decode).await;
+    let (outcome, cooldown) = decoded.map_err(|error| InvalidAnswer::Damaged(error.to_string()))?;
+    Ok((outcome?, cooldown))
 }
 
-fn take_now(
-    message: Bytes,
-    limits: &Limits,
-    store: &Store,
-    id: ConnectionId,
-    portions: &mut Portions,
-) -> Result<Taken, InvalidAnswer> {
-    let (reports, nameless) = wire::reports(message, limits, portions)?;
-    let mut taken = Taken {
+fn apply(message: Bytes, limits: &Limits, store: &Store, id: ConnectionId) -> Result<Outcome, InvalidAnswer> {
+    let (mut reports, nameless) = wire::reports(message, limits)?;
+    let mut outcome = Outcome {
         reports: reports.len() + nameless,
         nameless,
-        ..Taken::default()
+        ..Outcome::default()
     };
-    let mut reports = reports.into_iter();
-    loop {
-        let portion: Vec<HealthReport> = reports.by_ref().take(PORTION).collect();
+    while !reports.is_empty() {
+        let rest = reports.split_off(reports.len().min(BATCH));
+        let batch = std::mem::replace(&mut reports, rest);
         let now = store.now();
-        let change = store.update(|node| node.health_reported(id, portion, now));
-        taken.changed += change.devices.len();
-        taken.left_out += change.dropped;
-        if reports.len() == 0 {
-            return Ok(taken);
-        }
-        portions.portion();
+        let change = store.update(|node| node.health_reported(id, batch, now));
+        outcome.changed += change.devices.len();
+        outcome.left_out += change.dropped;
     }
+    Ok(outcome)
 }

@@ -1,15 +1,15 @@
-//! DRA drivers: how they register, what is called on them, and what they say.
+//! DRA drivers: registration, sessions, calls and health.
 //!
-//! [`registration`] takes a plugin in when its socket is found, [`services`] says what is spoken with it, [`link`] is the
-//! task that stays connected with it, and `health` what it says meanwhile. [`drivers`] finds the client for a call, and
-//! [`slices`] has wiped what drivers that are gone have published.
+//! [`registration`] registers a plugin when its socket is found, [`services`] chooses the service to call, [`session`] keeps the
+//! connection, and `health` receives reports on it. [`clients`] finds the client for a call, and [`slices`] wipes the
+//! ResourceSlices of drivers that are gone.
 
 pub mod client;
-pub mod drivers;
+pub mod clients;
 mod health;
-pub mod link;
 pub mod registration;
 pub mod services;
+pub mod session;
 pub mod slices;
 mod wire;
 

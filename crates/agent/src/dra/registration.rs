@@ -1,34 +1,30 @@
-//! Taking a plugin of a driver in: check what it says, see whether it can be spoken with, tell the node, and stay in
-//! touch from then on.
+//! Registers a plugin of a DRA driver: checks what it sends, chooses the service, tells the node, and starts its session.
 //!
 //! A plugin is registered until its socket in `plugins_registry` goes, or another plugin of the same driver registers
-//! the same endpoint. That nobody listens at the endpoint yet is no reason to turn it away: it is registered, and not
-//! connected.
+//! the same endpoint. A plugin whose endpoint does not accept connections yet is registered, and not connected.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use devlet_core::dra::drivers::{self, DriverOffer, Refusal};
-use devlet_core::{ConnectionId, DriverName, Node};
+use devlet_core::{ConnectionId, DriverName, Node, PluginIdentity, ProcessId};
 use devlet_kubelet_api::plugin_registration::PluginInfo;
+use devlet_uds::PeerCred;
+use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::client::DriverClient;
-use super::drivers::Drivers;
-use super::link::{self, LinkError};
+use super::clients::DriverClients;
 use super::services::{self, NoService, NodeService, Services};
+use super::session::{self, ConnectError};
 use crate::config::Config;
 use crate::grpc::call::CallError;
-use crate::grpc::uds::PeerCred;
-use crate::limits::portions::Turns;
-use crate::limits::rate::{Mentions, Paces};
-use crate::limits::seats::{Process, Seats};
-use crate::limits::{Limit, OverLimit, shortened};
+use crate::limits::{Limit, LimitExceeded, truncate_quoted};
+use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::store::Store;
-use crate::workflow::register::Registrar;
 
 /// The longest name that a driver can have in Kubernetes.
 const LONGEST_NAME: usize = 63;
@@ -40,10 +36,10 @@ pub enum InvalidDriver {
     #[error("DRA driver name is empty")]
     NoName,
     /// No claim could name it.
-    #[error("the DRA driver name {} is not a DNS name of at most {LONGEST_NAME} characters", shortened(.0))]
+    #[error("the DRA driver name {} is not a DNS name of at most {LONGEST_NAME} characters", truncate_quoted(.0))]
     Name(String),
     /// It names a socket relative to nothing.
-    #[error("the endpoint {} is not an absolute path", shortened(.0))]
+    #[error("the endpoint {} is not an absolute path", truncate_quoted(.0))]
     Endpoint(String),
     /// It speaks nothing that is spoken here. The text is the kubelet's.
     #[error(
@@ -71,10 +67,8 @@ pub struct Candidate {
     pub services: Services,
     /// What it lists, in short.
     pub listed: String,
-    /// The user that asks.
-    pub uid: u32,
-    /// The process that asks, if it is visible from here.
-    pub pid: Option<i32>,
+    /// The process that registers it.
+    pub process: ProcessId,
 }
 
 impl Candidate {
@@ -107,8 +101,10 @@ impl Candidate {
             endpoint: endpoint.to_owned(),
             services,
             listed: services::quoted(&info.supported_versions),
-            uid: peer.uid,
-            pid: peer.pid,
+            process: ProcessId {
+                uid: peer.uid,
+                pid: peer.pid,
+            },
         })
     }
 }
@@ -137,7 +133,7 @@ pub enum RegisterError {
     },
     /// It cannot be reached, or must not be.
     #[error(transparent)]
-    Link(#[from] LinkError),
+    Link(#[from] ConnectError),
     /// It does not say whether it has the one service that may be left.
     #[error("cannot tell whether the plugin has the service {}: {problem}", NodeService::V1alpha3.name())]
     Asked {
@@ -149,7 +145,7 @@ pub enum RegisterError {
     Services(InvalidDriver),
     /// It asks for too much.
     #[error(transparent)]
-    OverLimit(#[from] OverLimit),
+    LimitExceeded(#[from] LimitExceeded),
     /// The node does not want it.
     #[error("{0}; a rule under access.register in devlet's configuration allows it with share: true")]
     Refused(#[from] drivers::RegisterError),
@@ -173,7 +169,7 @@ impl RegisterError {
             Self::Services(problem) => problem.hint(),
             Self::Link(_) => "see whether the driver runs, and who owns its socket",
             Self::Asked { .. } => "see the driver's log",
-            Self::OverLimit(_) => {
+            Self::LimitExceeded(_) => {
                 "the limit can be raised in devlet's configuration, if the driver is not at fault"
             }
             Self::NotAllowed { .. } | Self::Refused(_) => "",
@@ -186,54 +182,24 @@ impl RegisterError {
 pub struct DriverRegistrar {
     pub(crate) config: Arc<Config>,
     pub(crate) store: Store,
-    pub(crate) drivers: Drivers,
-    pub(crate) seats: Seats,
+    pub(crate) drivers: DriverClients,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
-    /// How often each process registers.
-    pub(crate) registrations: Arc<Paces<Process>>,
+    /// Registrations of each process, of device plugins and DRA drivers.
+    pub(crate) registrations: Arc<KeyedRateLimiter<ProcessId>>,
     /// For long reports of health, which do not wait for plugins' lists.
-    pub(crate) decoding: Turns,
-    /// How often rejections are logged.
-    pub(crate) refusals: Arc<Mentions>,
+    pub(crate) decoder: LongDecoder,
+    /// Limits log entries about rejections.
+    pub(crate) rejection_log: Arc<LogThrottle>,
 }
 
 impl DriverRegistrar {
-    /// Shares tasks and limits with the one of device plugins.
-    pub(crate) fn beside(registrar: &Registrar, drivers: Drivers) -> Self {
-        let Registrar {
-            config,
-            store,
-            plugins: _,
-            seats,
-            metrics,
-            tasks,
-            stop,
-            registrations,
-            repetitions: _,
-            decoding: _,
-            refusals,
-        } = registrar.clone();
-        Self {
-            config,
-            store,
-            drivers,
-            seats,
-            metrics,
-            tasks,
-            registrations,
-            decoding: Turns::new(stop.clone()),
-            refusals,
-            stop,
-        }
-    }
-
     /// Takes a plugin in; it stays until the answer is dropped.
     pub async fn register(&self, candidate: Candidate) -> Result<Registered, RegisterError> {
         let registered = self.take_in(candidate).await;
         self.metrics.driver_registered(&registered);
-        if let Err(RegisterError::OverLimit(over)) = &registered {
+        if let Err(RegisterError::LimitExceeded(over)) = &registered {
             self.metrics.limit_hit(over.limit.name());
         }
         registered
@@ -266,7 +232,7 @@ impl DriverRegistrar {
             node.driver_refused(&socket, refusal, now);
             last(node) != before
         });
-        if is_news && let Some(unsaid) = self.refusals.take(Instant::now()) {
+        if is_news && let Some(suppressed) = self.rejection_log.try_acquire(Instant::now()) {
             let PeerCred { uid, pid, .. } = peer;
             tracing::warn!(
                 driver = name,
@@ -274,7 +240,7 @@ impl DriverRegistrar {
                 pid,
                 uid,
                 reason,
-                unsaid,
+                suppressed,
                 "DRA driver rejected"
             );
         }
@@ -292,22 +258,31 @@ impl DriverRegistrar {
     async fn take_in(&self, candidate: Candidate) -> Result<Registered, RegisterError> {
         let (config, driver) = (&self.config, &candidate.driver);
         self.in_time(&candidate)?;
-        if !config.access.may_register(candidate.uid, driver.as_str()) {
+        if !config.access.may_register(candidate.process.uid, driver.as_str()) {
             return Err(RegisterError::NotAllowed {
-                uid: candidate.uid,
+                uid: candidate.process.uid,
                 driver: driver.clone(),
             });
         }
-        let process = (candidate.uid, candidate.pid);
-        let endpoint = candidate.endpoint.clone();
-        let seat = self
-            .seats
-            .take(process, &config.access, driver.as_str(), endpoint, &config.limits)?;
+        let endpoint = candidate.endpoint.display().to_string();
+        let check_quota = |node: &Node| {
+            let plugin = PluginIdentity {
+                process: candidate.process,
+                name: driver.as_str(),
+                endpoint: &endpoint,
+            };
+            let (limits, access) = (&config.limits, &config.access);
+            let checked =
+                node.check_plugin_quota(plugin, &limits.plugin_limits(), |uid| access.is_trusted(uid));
+            checked.map_err(|error| limits.quota_exceeded(&error))
+        };
+        // Before the plugin is called, and again when it is added.
+        self.store.read(check_quota)?;
         let is_alpha = candidate.services.node == NodeService::V1alpha3;
-        let dialed = match link::dial(&candidate, config, &self.metrics).await {
+        let dialed = match session::dial(&candidate, config, &self.metrics).await {
             Ok(dialed) => Some(dialed),
             // It may listen in a moment.
-            Err(LinkError::Dial(_)) if !is_alpha => None,
+            Err(ConnectError::Dial(_)) if !is_alpha => None,
             Err(error) => return Err(error.into()),
         };
         if let (Some(dialed), true) = (&dialed, is_alpha) {
@@ -324,23 +299,31 @@ impl DriverRegistrar {
                 }));
             }
         }
-        let uid = dialed.as_ref().map_or(candidate.uid, |dialed| dialed.peer.uid);
+        let uid = dialed
+            .as_ref()
+            .map_or(candidate.process.uid, |dialed| dialed.peer.uid);
         let offer = DriverOffer {
             driver: driver.clone(),
-            endpoint: candidate.endpoint.display().to_string(),
-            uid,
+            endpoint: endpoint.clone(),
+            process: ProcessId {
+                uid,
+                ..candidate.process
+            },
             may_share: config.access.may_share(uid, driver.as_str()),
             service: candidate.services.node.name().to_owned(),
             service_reason: candidate.services.why.clone(),
             health_service: candidate.services.health.map(|each| each.name().to_owned()),
         };
         let now = self.store.now();
-        let (id, replaced) = self.store.update(|node| node.driver_registered(offer, now))?;
+        let (id, replaced) = self.store.update(|node| {
+            check_quota(node)?;
+            Ok::<_, RegisterError>(node.driver_registered(offer, now)?)
+        })?;
         if let Some(replaced) = replaced {
-            self.drivers.dismiss(replaced);
+            self.drivers.cancel(replaced);
         }
-        let dismissed = self.stop.child_token();
-        self.drivers.enter(id, dismissed.clone());
+        let cancelled = self.stop.child_token();
+        self.drivers.insert(id, cancelled.clone());
         tracing::info!(
             %driver, endpoint = %candidate.endpoint.display(), conn = %id,
             service = candidate.services.node.name(), why = candidate.services.why, connected = dialed.is_some(),
@@ -351,22 +334,18 @@ impl DriverRegistrar {
             driver: driver.clone(),
             id,
         };
-        let plugin = link::Plugin {
+        let plugin = session::Plugin {
             id,
             candidate,
-            dismissed,
-            _seat: seat,
+            cancelled,
         };
-        self.tasks.spawn(link::follow(self.clone(), plugin, dialed));
+        self.tasks.spawn(session::run(self.clone(), plugin, dialed));
         Ok(registered)
     }
 
     /// Whether its process may register again already.
-    fn in_time(&self, candidate: &Candidate) -> Result<(), OverLimit> {
-        if self
-            .registrations
-            .take((candidate.uid, candidate.pid), Instant::now())
-        {
+    fn in_time(&self, candidate: &Candidate) -> Result<(), LimitExceeded> {
+        if self.registrations.try_acquire(candidate.process, Instant::now()) {
             return Ok(());
         }
         let most = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
@@ -390,7 +369,7 @@ impl Drop for Registered {
         let news = registrar
             .store
             .update(|node| node.driver_deregistered(self.id, now));
-        registrar.drivers.dismiss(self.id);
+        registrar.drivers.cancel(self.id);
         if news {
             let (driver, conn) = (&self.driver, self.id);
             tracing::info!(%driver, %conn, "DRA driver deregistered");
@@ -426,7 +405,7 @@ mod tests {
     fn a_driver_answers_at_its_endpoint_or_where_it_registers() {
         let there = candidate(&info("gpu.acme.com", "/plugins/dra.sock", &["v1.DRAPlugin"])).unwrap();
         assert_eq!(there.endpoint, Path::new("/plugins/dra.sock"));
-        assert_eq!((there.uid, there.pid), (7, Some(9)));
+        assert_eq!((there.process.uid, there.process.pid), (7, Some(9)));
         let here = candidate(&info("gpu.acme.com", "", &["v1.DRAPlugin"])).unwrap();
         assert_eq!(here.endpoint, Path::new("/registry/x.sock"));
         let nowhere = candidate(&info("gpu.acme.com", "dra.sock", &["v1.DRAPlugin"]));

@@ -5,7 +5,7 @@
 
 use devlet_kubelet_api::{dra, dra_health};
 
-use crate::limits::shortened;
+use crate::limits::truncate_quoted;
 
 /// How claims are prepared. On the wire all three are alike, but for the share of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,11 @@ const MOST: usize = 8;
 
 /// Returns what a driver lists as the kubelet would print it; long lists in part.
 pub fn quoted(listed: &[String]) -> String {
-    let mut texts: Vec<String> = listed.iter().take(MOST).map(|each| shortened(each)).collect();
+    let mut texts: Vec<String> = listed
+        .iter()
+        .take(MOST)
+        .map(|each| truncate_quoted(each))
+        .collect();
     if listed.len() > MOST {
         texts.push(format!("and {} more", listed.len() - MOST));
     }

@@ -273,7 +273,7 @@ mod tests {
             let offer = DriverOffer {
                 driver: driver.into(),
                 endpoint: "dra.sock".into(),
-                uid: 0,
+                process: devlet_core::ProcessId { uid: 0, pid: None },
                 may_share: false,
                 service: String::new(),
                 service_reason: String::new(),

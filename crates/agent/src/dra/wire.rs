@@ -1,7 +1,7 @@
 //! Between the wire and the core: what drivers answer, and what they say about their devices.
 //!
 //! A few bytes on the wire can stand for many times as much memory. So an answer is walked through part by part
-//! ([`Fields`]), and each part is looked at before it is decoded.
+//! ([`FieldIter`]), and each part is looked at before it is decoded.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,8 @@ use prost::bytes::Bytes;
 use super::services::NodeService;
 use super::{Prepared, Unprepared};
 use crate::grpc::call::InvalidAnswer;
-use crate::grpc::fields::Fields;
-use crate::limits::portions::Portions;
-use crate::limits::{Limit, Limits, shortened};
+use crate::grpc::fields::FieldIter;
+use crate::limits::{Limit, Limits, check_entries, check_name, check_path, truncate_quoted};
 use crate::peer_text::shorten;
 
 /// What a device or a name takes besides its text, roughly.
@@ -47,14 +46,12 @@ pub(super) fn prepared(
         let (uid, about) = claim?;
         let (mut devices, mut entries, mut error) = (Vec::new(), 0, String::new());
         let bytes = about.len();
-        for field in Fields::of(about, 2) {
+        for field in FieldIter::of(about, 2) {
             match field? {
                 (1, device) => {
                     count += 1;
-                    Limit::ENTRIES_PER_ANSWER.check(count, limits.entries_per_answer, || {
-                        format!("the answer has {count} devices or more")
-                    })?;
-                    devices.push(prepared_device(device, service, &mut entries, limits)?);
+                    check_entries(count, || format!("the answer has {count} devices or more"))?;
+                    devices.push(prepared_device(device, service, &mut entries)?);
                 }
                 (2, text) => error = shorten(string(&text)?),
                 _ => {}
@@ -64,7 +61,7 @@ pub(super) fn prepared(
         Limit::CLAIM_BYTES.check(memory, limits.claim_bytes, || {
             format!(
                 "what is prepared for claim {} takes {memory} bytes of memory",
-                shortened(uid.as_str())
+                truncate_quoted(uid.as_str())
             )
         })?;
         let outcome = match error.is_empty() {
@@ -85,7 +82,7 @@ pub(super) fn unprepared(answer: Bytes, asked: usize) -> Result<Unprepared, Inva
     for claim in Claims::of(answer) {
         let (uid, about) = claim?;
         let mut outcome = Ok(());
-        for field in Fields::of(about, 1) {
+        for field in FieldIter::of(about, 1) {
             if let (1, text) = field? {
                 let error = shorten(string(&text)?);
                 outcome = if error.is_empty() { Ok(()) } else { Err(error) };
@@ -104,21 +101,17 @@ fn prepared_device(
     device: Bytes,
     service: NodeService,
     entries: &mut usize,
-    limits: &Limits,
 ) -> Result<PreparedDevice, InvalidAnswer> {
-    for field in Fields::of(device.clone(), 5) {
+    for field in FieldIter::of(device.clone(), 5) {
         let (tag, text) = field?;
-        let (limit, most) = match tag {
-            4 => (Limit::PATH_BYTES, limits.path_bytes),
-            _ => (Limit::ID_BYTES, limits.id_bytes),
-        };
-        limit.check(text.len(), most, || {
-            let name = shortened(&String::from_utf8_lossy(&text));
-            format!("the name {name} has {} bytes", text.len())
-        })?;
+        let text = String::from_utf8_lossy(&text);
+        match tag {
+            4 => check_path(&text)?,
+            _ => check_name("the name", &text)?,
+        }
         *entries += usize::from(tag == 1 || tag == 4);
         let number = *entries;
-        Limit::ENTRIES_PER_ANSWER.check(number, limits.entries_per_answer, || {
+        check_entries(number, || {
             format!("the answer for a claim names {number} requests and CDI devices or more")
         })?;
     }
@@ -133,18 +126,12 @@ fn prepared_device(
 }
 
 /// A message of `NodeWatchResources`, and how many devices it has without a name.
-pub(super) fn reports(
-    message: Bytes,
-    limits: &Limits,
-    portions: &mut Portions,
-) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
+pub(super) fn reports(message: Bytes, limits: &Limits) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
     let (mut all, mut nameless) = (Vec::new(), 0);
-    for field in Fields::of(message, 1) {
+    for field in FieldIter::of(message, 1) {
         let (1, device) = field? else {
-            portions.step();
             continue;
         };
-        portions.step_over(device.len());
         let device = health::DeviceHealth::decode(device)?;
         let status = device.health();
         let Some(name) = device.device.filter(|name| !name.device_name.is_empty()) else {
@@ -152,9 +139,7 @@ pub(super) fn reports(
             continue;
         };
         for text in [&name.pool_name, &name.device_name] {
-            Limit::ID_BYTES.check(text.len(), limits.id_bytes, || {
-                format!("the name {} has {} bytes", shortened(text), text.len())
-            })?;
+            check_name("the name", text)?;
         }
         let count = all.len() + 1;
         Limit::DEVICES_PER_RESOURCE.check(count, limits.devices_per_resource, || {
@@ -179,11 +164,11 @@ pub(super) fn reports(
 }
 
 /// The entries of a map from the UIDs of claims to messages.
-struct Claims(Fields);
+struct Claims(FieldIter);
 
 impl Claims {
     fn of(answer: Bytes) -> Self {
-        Self(Fields::of(answer, 1))
+        Self(FieldIter::of(answer, 1))
     }
 }
 
@@ -203,7 +188,7 @@ impl Iterator for Claims {
 
 fn claim(entry: Bytes) -> Result<(ClaimUid, Bytes), InvalidAnswer> {
     let (mut uid, mut about) = (String::new(), Bytes::new());
-    for field in Fields::of(entry, 2) {
+    for field in FieldIter::of(entry, 2) {
         match field? {
             (1, text) => uid = string(&text)?,
             (2, message) => about = message,
@@ -319,11 +304,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_refused_before_it_takes_memory() {
+    fn an_answer_over_a_limit_is_rejected() {
         let limits = Limits {
-            entries_per_answer: 3,
-            id_bytes: 8,
-            path_bytes: 16,
+            claim_bytes: usize::MAX,
             ..Limits::default()
         };
         let with = |change: fn(&mut v1::Device)| {
@@ -332,28 +315,22 @@ mod tests {
             read(&answer(&[("a", devices(vec![device]))]), &limits)
         };
         assert!(with(|_| {}).is_ok());
-        let said = with(|device| device.pool_name = "x".repeat(9)).unwrap_err();
-        assert_eq!(
-            said,
-            r#"the name "xxxxxxxxx" has 9 bytes, limits.idBytes allows 8"#
-        );
-        let said = with(|device| device.cdi_device_ids = vec!["x".repeat(17)]).unwrap_err();
+        let error = with(|device| device.pool_name = "x".repeat(1025)).unwrap_err();
+        assert!(error.ends_with("has 1025 bytes, devlet allows 1024"), "{error}");
+        let error = with(|device| device.cdi_device_ids = vec!["x".repeat(4096)]).unwrap_err();
+        assert!(error.ends_with("has 4096 bytes, devlet allows 4095"), "{error}");
+        let error = with(|device| device.cdi_device_ids = vec![String::new(); 16_385]).unwrap_err();
         assert!(
-            said.ends_with("has 17 bytes, limits.pathBytes allows 16"),
-            "{said}"
-        );
-        let said = with(|device| device.cdi_device_ids = vec![String::new(); 4]).unwrap_err();
-        assert!(
-            said.ends_with("CDI devices or more, limits.entriesPerAnswer allows 3"),
-            "{said}"
+            error.ends_with("CDI devices or more, devlet allows 16384"),
+            "{error}"
         );
         let many = answer(&[
-            ("a", devices(vec![v1::Device::default(); 2])),
-            ("b", devices(vec![v1::Device::default(); 2])),
+            ("a", devices(vec![v1::Device::default(); 8_192])),
+            ("b", devices(vec![v1::Device::default(); 8_193])),
         ]);
         assert_eq!(
             read(&many, &limits).unwrap_err(),
-            "the answer has 4 devices or more, limits.entriesPerAnswer allows 3"
+            "the answer has 16385 devices or more, devlet allows 16384"
         );
     }
 
@@ -395,7 +372,7 @@ mod tests {
                 let spoiled = Bytes::from(spoiled.clone());
                 let _ = read(&spoiled, &limits);
                 let _ = unprepared(spoiled.clone(), 2);
-                let _ = reports(spoiled, &limits, &mut Portions::in_one_go());
+                let _ = reports(spoiled, &limits);
             }
         }
         let error = read(&Bytes::from_static(&[0x0a, 0x7f, 0x00]), &limits).unwrap_err();
@@ -435,8 +412,7 @@ mod tests {
             device_health("d", 99, i64::MAX),
             nobody,
         ];
-        let (reports, nameless) =
-            reports(message(sent), &Limits::default(), &mut Portions::in_one_go()).unwrap();
+        let (reports, nameless) = reports(message(sent), &Limits::default()).unwrap();
         assert_eq!(nameless, 1);
         let short: Vec<_> = reports
             .iter()
@@ -459,7 +435,7 @@ mod tests {
             ..Limits::default()
         };
         let sent = (0..3).map(|number| device_health(&number.to_string(), 1, 0));
-        let error = reports(message(sent.collect()), &limits, &mut Portions::in_one_go()).unwrap_err();
+        let error = reports(message(sent.collect()), &limits).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the message has 3 devices or more, limits.devicesPerResource allows 2"

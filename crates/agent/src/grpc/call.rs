@@ -1,12 +1,12 @@
-//! One call: how long it may take, what it is answered with, and what went wrong.
+//! One call on a plugin or driver: its deadline, its answer and its errors.
 //!
-//! Answers can be had as the bytes that came: they may have fields that we do not know, and what is long is looked at
-//! before it is decoded.
+//! Answers are available as bytes: they may have unknown fields, and long ones are checked before they are decoded.
 
 use std::path::Path;
 use std::time::Duration;
 
-use devlet_client::channel::{Channel, is_ended};
+use devlet_uds::PeerConnection;
+use devlet_uds::channel::{Channel, is_ended};
 use http::uri::PathAndQuery;
 use prost::bytes::{Buf as _, Bytes};
 use tokio::time::{Instant, timeout_at};
@@ -14,81 +14,66 @@ use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::{Code, Request, Response, Status};
 
-use super::fields::Damage;
+use super::fields::WireError;
 use super::oversize::is_too_large;
-use super::uds::Dialed;
 use crate::deadline;
-use crate::limits::{Limit, OverLimit};
+use crate::limits::{Limit, LimitExceeded};
 use crate::peer_text::shorten_status;
 
-/// How far ahead of ours a peer's timer may be.
-const AHEAD: Duration = Duration::from_millis(5);
+/// Tolerance for a peer whose timer runs ahead of ours.
+const CLOCK_SKEW: Duration = Duration::from_millis(5);
 
-/// How long a connection may take to end after a call on it failed for that reason.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Time for a connection to end after a call failed because of its end.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// Why a call did not end well.
+/// Error of a call on a plugin or driver.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallError {
     /// The plugin did not answer in time.
     #[error("{method} was not answered within {} s", .deadline.as_secs_f32())]
     TimedOut {
-        /// The call.
         method: &'static str,
-        /// How long we waited.
         deadline: Duration,
     },
-    /// Whoever waits for the answer cannot wait any longer; the plugin might have had more time.
+    /// The caller's deadline passed before the plugin's.
     #[error("{method} was not answered before the caller's deadline, {:.1} s after the call; wait longer", .waited.as_secs_f32())]
-    CutShort {
-        /// The call.
-        method: &'static str,
-        /// How long the plugin had.
-        waited: Duration,
-    },
-    /// The plugin went away under the call.
+    CallerDeadline { method: &'static str, waited: Duration },
+    /// The connection ended during the call.
     #[error("{method}: the plugin went away")]
-    Gone {
-        /// The call.
-        method: &'static str,
-    },
+    Gone { method: &'static str },
     /// The plugin refused.
     #[error("{method}: {} ({:?})", .status.message(), .status.code())]
     Refused {
-        /// The call.
         method: &'static str,
-        /// The answer.
         status: Box<Status>,
     },
-    /// The plugin answered something that is no answer.
+    /// The answer cannot be used.
     #[error("{method}: {problem}")]
     Invalid {
-        /// The call.
         method: &'static str,
-        /// What is wrong with it.
         problem: InvalidAnswer,
     },
 }
 
-/// An answer that cannot be used.
+/// Reason why an answer cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidAnswer {
-    /// There is none for the container.
+    /// It does not contain a part for the container.
     #[error("the plugin answered for no container")]
     NoContainer,
-    /// It is not what it should be.
+    /// It cannot be decoded.
     #[error("the answer is damaged: {0}")]
     Damaged(String),
-    /// There is too much of it.
+    /// It exceeds a limit.
     #[error(transparent)]
-    OverLimit(#[from] OverLimit),
-    /// No container runtime can carry it out.
+    LimitExceeded(#[from] LimitExceeded),
+    /// Container runtimes cannot carry it out.
     #[error("no container runtime can carry out the answer: {0}")]
     Impossible(String),
 }
 
-impl From<Damage> for InvalidAnswer {
-    fn from(damage: Damage) -> Self {
+impl From<WireError> for InvalidAnswer {
+    fn from(damage: WireError) -> Self {
         Self::Damaged(damage.to_string())
     }
 }
@@ -100,53 +85,53 @@ impl From<prost::DecodeError> for InvalidAnswer {
 }
 
 impl CallError {
-    /// Whether the plugin went away, so that waiting for it helps.
+    /// Returns `true` if the plugin's connection ended, so that waiting for the plugin helps.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
     }
 
-    /// Whether the plugin said nothing in the time that it had.
-    pub fn is_silence(&self) -> bool {
-        matches!(self, Self::TimedOut { .. } | Self::CutShort { .. })
+    /// Returns `true` if the plugin did not answer in time.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::TimedOut { .. } | Self::CallerDeadline { .. })
     }
 }
 
-/// What a plugin is given to answer, however little time its caller has left.
-pub const LEAST: Duration = Duration::from_secs(1);
+/// Minimum time that a connected plugin gets to answer.
+pub const MIN_CALL_TIME: Duration = Duration::from_secs(1);
 
-/// How long a call may take.
+/// The time that a call may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct CallDeadline {
     /// The plugin's own deadline.
     pub own: Duration,
-    /// The deadline of whoever waits for the answer. A plugin that is there has [`LEAST`] all the same: somebody who
-    /// does not want to wait for plugins that are not there does not mean those.
+    /// The caller's deadline. A connected plugin always gets at least [`MIN_CALL_TIME`].
     pub caller: Option<Instant>,
 }
 
-impl Patience {
-    /// Nobody in particular waits.
+impl CallDeadline {
+    /// Returns a deadline without a caller.
     pub(crate) fn of(own: Duration) -> Self {
         Self { own, caller: None }
     }
 
-    /// When it ends for a call that is made now.
+    /// Returns the deadline of a call that is made now.
     pub(crate) fn end(&self) -> Instant {
         let now = Instant::now();
         let own = deadline::after_start(now, self.own);
-        self.caller.map_or(own, |caller| caller.max(now + LEAST).min(own))
+        self.caller
+            .map_or(own, |caller| caller.max(now + MIN_CALL_TIME).min(own))
     }
 }
 
-/// Waits for an answer, as long as patience lasts, and logs the call: how long that took, and the answer.
-pub(crate) async fn within<T>(
+/// Waits for an answer until the deadline, and logs the call, its duration and its outcome.
+pub(crate) async fn call_with_deadline<T>(
     method: &'static str,
-    patience: Patience,
+    patience: CallDeadline,
     limit: (Limit, usize),
-    dialed: &Dialed,
+    dialed: &PeerConnection,
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> (Duration, Result<T, CallError>) {
-    let (took, ended) = within_unlogged(method, patience, limit, dialed, call).await;
+    let (took, ended) = call_with_deadline_unlogged(method, patience, limit, dialed, call).await;
     if ended.is_ok() {
         log_answer(method, dialed.channel.path(), took, None);
     }
@@ -162,15 +147,15 @@ pub(crate) fn log_answer(method: &'static str, peer: &Path, took: Duration, erro
     }
 }
 
-/// The same, but an answer is not logged: the caller does that with [`log_answer`].
-pub(crate) async fn within_unlogged<T>(
+/// Waits as [`call_with_deadline`] does. The caller logs a successful answer with [`log_answer`].
+pub(crate) async fn call_with_deadline_unlogged<T>(
     method: &'static str,
-    patience: Patience,
+    patience: CallDeadline,
     limit: (Limit, usize),
-    dialed: &Dialed,
+    dialed: &PeerConnection,
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> (Duration, Result<T, CallError>) {
-    let Patience { own, caller } = patience;
+    let CallDeadline { own, caller } = patience;
     let (called, end) = (Instant::now(), patience.end());
     let ended = timeout_at(end, call).await;
     let took = called.elapsed();
@@ -179,10 +164,10 @@ pub(crate) async fn within_unlogged<T>(
     }
     let status = match ended {
         Ok(Ok(response)) => return (took, Ok(response.into_inner())),
-        Ok(Err(status)) if !is_timeout(&status, end) => status,
+        Ok(Err(status)) if !peer_timed_out(&status, end) => status,
         Ok(Err(_)) | Err(_) => {
             let error = match end < deadline::after_start(called, own) {
-                true => CallError::CutShort { method, waited: took },
+                true => CallError::CallerDeadline { method, waited: took },
                 false => CallError::TimedOut {
                     method,
                     deadline: own,
@@ -191,7 +176,10 @@ pub(crate) async fn within_unlogged<T>(
             return (took, Err(error));
         }
     };
-    (took, Err(explained(method, status, caller, limit, dialed).await))
+    (
+        took,
+        Err(classify_failure(method, status, caller, limit, dialed).await),
+    )
 }
 
 /// Logs a call on a plugin or driver. `ended` is `None` if it was not answered in time.
@@ -216,33 +204,32 @@ pub(crate) fn log_call<T>(
     }
 }
 
-/// Whether a peer gave up because time was up: it was told of the deadline, too, and its timer may be a little ahead of
-/// ours.
-fn is_timeout(status: &Status, end: Instant) -> bool {
+/// Returns `true` if the peer gave up because of the deadline, which it knows too: its timer may run ahead of ours.
+fn peer_timed_out(status: &Status, end: Instant) -> bool {
     let gave_up = matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled);
-    gave_up && Instant::now() + AHEAD >= end
+    gave_up && Instant::now() + CLOCK_SKEW >= end
 }
 
-async fn explained(
+async fn classify_failure(
     method: &'static str,
     status: Status,
     caller: Option<Instant>,
     (limit, largest): (Limit, usize),
-    dialed: &Dialed,
+    dialed: &PeerConnection,
 ) -> CallError {
     if is_too_large(&status) {
         let problem = limit.exceeded("the answer is too large", largest).into();
         return CallError::Invalid { method, problem };
     }
-    // It has said goodbye, and only streams from before keep the connection open.
+    // The peer sent GOAWAY; only older streams keep the connection open.
     if is_ended(&status) {
-        dialed.hang_up();
+        dialed.close();
     }
-    // A plugin may say so itself; only if its connection ends, too, there is something to wait for.
-    let farewell = Instant::now() + FAREWELL;
-    let farewell = caller.map_or(farewell, |caller| caller.min(farewell));
+    // A plugin may answer with these codes itself. It has gone only if its connection ends, too.
+    let grace = Instant::now() + CLOSE_GRACE;
+    let grace = caller.map_or(grace, |caller| caller.min(grace));
     let looks_gone = matches!(status.code(), Code::Unavailable | Code::Cancelled);
-    if looks_gone && timeout_at(farewell, dialed.gone().wait()).await.is_ok() {
+    if looks_gone && timeout_at(grace, dialed.closed().wait()).await.is_ok() {
         return CallError::Gone { method };
     }
     CallError::Refused {
@@ -251,7 +238,7 @@ async fn explained(
     }
 }
 
-/// Calls with bytes, for bytes of which there are at most so many.
+/// Makes a unary call; the answer has at most `largest` bytes.
 pub(crate) async fn unary(
     channel: &Channel,
     path: &'static str,
@@ -259,11 +246,11 @@ pub(crate) async fn unary(
     largest: usize,
 ) -> Result<Response<Bytes>, Status> {
     let mut grpc = ready(channel, largest).await?;
-    grpc.unary(request, PathAndQuery::from_static(path), AsBytes)
+    grpc.unary(request, PathAndQuery::from_static(path), BytesCodec)
         .await
 }
 
-/// Calls with bytes, for messages each of which has at most so many.
+/// Makes a call that is answered with a stream; each message has at most `largest` bytes.
 pub(crate) async fn stream(
     channel: &Channel,
     path: &'static str,
@@ -271,7 +258,7 @@ pub(crate) async fn stream(
     largest: usize,
 ) -> Result<Streaming<Bytes>, Status> {
     let mut grpc = ready(channel, largest).await?;
-    let answer = grpc.server_streaming(request, PathAndQuery::from_static(path), AsBytes);
+    let answer = grpc.server_streaming(request, PathAndQuery::from_static(path), BytesCodec);
     Ok(answer.await?.into_inner())
 }
 
@@ -283,11 +270,11 @@ async fn ready(channel: &Channel, largest: usize) -> Result<Grpc<Channel>, Statu
     Ok(grpc)
 }
 
-/// Messages as the bytes that they are.
+/// Codec for messages that stay encoded.
 #[derive(Debug, Clone, Copy, Default)]
-struct AsBytes;
+struct BytesCodec;
 
-impl Codec for AsBytes {
+impl Codec for BytesCodec {
     type Encode = Bytes;
     type Decode = Bytes;
     type Encoder = Self;
@@ -302,7 +289,7 @@ impl Codec for AsBytes {
     }
 }
 
-impl Encoder for AsBytes {
+impl Encoder for BytesCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -313,7 +300,7 @@ impl Encoder for AsBytes {
     }
 }
 
-impl Decoder for AsBytes {
+impl Decoder for BytesCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -321,7 +308,8 @@ impl Decoder for AsBytes {
         Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }
 }
-/// A time as people say it: in seconds, with tenths if there are any.
+
+/// Formats a time in seconds, with tenths unless they are 0.
 pub(crate) fn seconds(time: Duration) -> String {
     let tenths = (time.as_millis() + 50) / 100;
     match (tenths / 10, tenths % 10) {
@@ -335,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_in_seconds_and_tenths() {
+    fn times_are_formatted_in_seconds_and_tenths() {
         let said =
             [0, 49, 300, 1_000, 1_940, 59_960, 60_020].map(|time| seconds(Duration::from_millis(time)));
         assert_eq!(said, ["0 s", "0 s", "0.3 s", "1 s", "1.9 s", "60 s", "60 s"]);

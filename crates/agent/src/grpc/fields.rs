@@ -1,46 +1,46 @@
-//! A message part by part, so that each part can be looked at before it is decoded.
+//! Iterates over the fields of an encoded message, so that each field can be checked before it is decoded.
 //!
-//! A few bytes on the wire can stand for many times as much memory, and a long message takes a while to decode. What
-//! `prost` generates has no way to stop in between.
+//! A few bytes on the wire can become much more memory, and a long message takes a while to decode. Code that
+//! `prost` generates cannot stop in between.
 
 use prost::DecodeError;
 use prost::bytes::{Buf as _, Bytes};
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-/// Why bytes are no message.
+/// Error in an encoded message.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Damage {
-    /// A part of it is not what it should be.
+pub enum WireError {
+    /// A part cannot be decoded.
     #[error(transparent)]
     Part(#[from] DecodeError),
-    /// It ends before one of its fields does.
+    /// The message ends before this field does.
     #[error("field {0} is longer than its message")]
     TooShort(u32),
-    /// One of its fields has another type.
+    /// This field has another wire type.
     #[error("field {0} is of another type")]
     Type(u32),
 }
 
-/// The fields of a message that have a length of their own: texts, and other messages. Others come without their number, as 0,
-/// which no field has, so that whoever walks over them can count them.
+/// Iterates over length-delimited fields: texts and messages. Other fields have the number 0, so that the caller can count
+/// them.
 #[derive(Debug)]
-pub(crate) struct Fields {
+pub(crate) struct FieldIter {
     rest: Bytes,
     known: u32,
 }
 
-impl Fields {
+impl FieldIter {
     /// Fields up to the number `known` must have a length.
     pub(crate) fn of(message: Bytes, known: u32) -> Self {
         Self { rest: message, known }
     }
 
-    fn field(&mut self) -> Result<(u32, Bytes), Damage> {
+    fn field(&mut self) -> Result<(u32, Bytes), WireError> {
         let (tag, wire_type) = decode_key(&mut self.rest)?;
         if wire_type != WireType::LengthDelimited {
-            // A group, which messages of today do not have, may be as long as the message.
+            // A group, which current messages do not contain, may be as long as the message.
             if tag <= self.known || wire_type == WireType::StartGroup {
-                return Err(Damage::Type(tag));
+                return Err(WireError::Type(tag));
             }
             skip_field(wire_type, tag, &mut self.rest, DecodeContext::default())?;
             return Ok((0, Bytes::new()));
@@ -48,13 +48,13 @@ impl Fields {
         let length = decode_varint(&mut self.rest)?;
         match usize::try_from(length) {
             Ok(length) if length <= self.rest.remaining() => Ok((tag, self.rest.split_to(length))),
-            _ => Err(Damage::TooShort(tag)),
+            _ => Err(WireError::TooShort(tag)),
         }
     }
 }
 
-impl Iterator for Fields {
-    type Item = Result<(u32, Bytes), Damage>;
+impl Iterator for FieldIter {
+    type Item = Result<(u32, Bytes), WireError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if !self.rest.has_remaining() {
@@ -72,12 +72,12 @@ impl Iterator for Fields {
 mod tests {
     use super::*;
 
-    fn fields(bytes: &'static [u8]) -> Vec<Result<(u32, Bytes), Damage>> {
-        Fields::of(Bytes::from_static(bytes), 1).collect()
+    fn fields(bytes: &'static [u8]) -> Vec<Result<(u32, Bytes), WireError>> {
+        FieldIter::of(Bytes::from_static(bytes), 1).collect()
     }
 
     #[test]
-    fn what_has_a_length_is_found_and_the_rest_counted() {
+    fn length_delimited_fields_are_found_and_others_counted() {
         let found = fields(&[0x0a, 1, b'a', 0x10, 7, 0x1a, 0, 0x0a, 2, b'b', b'c']);
         let wanted = [(1, &b"a"[..]), (0, b""), (3, b""), (1, b"bc")];
         assert_eq!(found.len(), wanted.len());
@@ -87,8 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_found_once_and_ends_it() {
-        // A number where there is a text, a group, a text that is longer than all there is, and a key that has no end.
+    fn an_error_is_found_once_and_ends_the_iteration() {
+        // A number instead of a text, a group, a text that is longer than the message, and a key without an end.
         let damaged = [
             (&[0x08, 1, 0x0a, 0][..], "field 1 is of another type"),
             (&[0x13, 0x08, 1, 0x14], "field 2 is of another type"),

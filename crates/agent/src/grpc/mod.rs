@@ -1,13 +1,6 @@
-//! gRPC over unix sockets, as the peers of a kubelet speak it.
+//! Calls on plugins and drivers, and the messages that they answer with.
 
-pub mod authority;
 pub mod call;
-pub(crate) mod chatter;
 pub mod fields;
-mod huffman;
 pub(crate) mod oversize;
-mod presence;
-pub mod server;
-mod severable;
 pub mod status;
-pub mod uds;

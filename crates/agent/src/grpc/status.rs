@@ -14,7 +14,7 @@ use crate::grpc::call::CallError;
 use crate::host::{
     ClaimLookupError, ForgetError, NotAllowed, NothingToAbandon, PodLookupError, UnknownDriver,
 };
-use crate::limits::OverLimit;
+use crate::limits::LimitExceeded;
 use crate::manifest::InvalidManifest;
 use crate::peer_text::{LONGEST_STATUS, shorten_to};
 use crate::store::{CommitError, DumpError, ForgetClaimError, ForgetFileError, ImportError, WriteError};
@@ -55,7 +55,7 @@ statuses!(
     InvalidManifest,
     NotAllowed,
     NothingToAbandon,
-    OverLimit,
+    LimitExceeded,
     PodLookupError,
     RemoveError,
     ResolveError,
@@ -127,7 +127,7 @@ impl Coded for ResolveError {
     }
 }
 
-impl Coded for OverLimit {
+impl Coded for LimitExceeded {
     fn code(&self) -> Code {
         Code::ResourceExhausted
     }
@@ -226,7 +226,7 @@ impl Coded for ReserveError {
 impl Coded for CallError {
     fn code(&self) -> Code {
         match self {
-            Self::TimedOut { .. } | Self::CutShort { .. } => Code::DeadlineExceeded,
+            Self::TimedOut { .. } | Self::CallerDeadline { .. } => Code::DeadlineExceeded,
             // The plugin's own code is about its own affairs.
             Self::Refused { .. } | Self::Invalid { .. } | Self::Gone { .. } => Code::Aborted,
         }

@@ -5,8 +5,8 @@ use devlet_core::device_plugin::impaired::{Impaired, Impairment};
 use devlet_core::dra::claims::{DeviceShare, PreparationState};
 use devlet_core::dra::view::ClaimView;
 use devlet_core::{Availability, Blocked, DeviceView, Moment, Node, PodUid};
+use devlet_uds::SocketMissing;
 
-use crate::grpc::uds::Unreachable;
 use crate::plugin_registry::status::Summary;
 use crate::store::{ImportReport, OpenReport, Quarantined, WriteError, is_unknown_pod};
 use crate::words::{MOST_NAMED, NamedPod, first, since_when};
@@ -252,8 +252,8 @@ pub(super) fn of_id_files(failure: Option<&str>) -> Option<Problem> {
 }
 
 /// Sockets that nobody can dial. As `/readyz` has it, a node is not ready without them.
-pub(super) fn of_sockets(unreachable: &[Unreachable]) -> Vec<Problem> {
-    let problem = |socket: &Unreachable| Problem {
+pub(super) fn of_sockets(unreachable: &[SocketMissing]) -> Vec<Problem> {
+    let problem = |socket: &SocketMissing| Problem {
         what: socket.to_string(),
         hint: "pods and plugins that are there are not touched; once nothing is in its way, it is made again"
             .to_owned(),

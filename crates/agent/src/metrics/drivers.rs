@@ -228,7 +228,7 @@ impl DriverRpcs {
     /// An answer cannot be used.
     pub(crate) fn failed(&self, error: &CallError) {
         if let CallError::Invalid {
-            problem: InvalidAnswer::OverLimit(over),
+            problem: InvalidAnswer::LimitExceeded(over),
             ..
         } = error
         {

@@ -22,6 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use devlet_core::{Pod, ReserveError, ResourceName};
+use devlet_uds::ReadLimit;
+use devlet_uds::server::{OnRefusal, Refusal};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -30,10 +32,10 @@ use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
 use crate::grpc::call::{CallError, InvalidAnswer};
-use crate::limits::Limit;
+use crate::limits::{Limit, Limits};
 use crate::store::{DURATION_BOUNDS, OpenReport};
 use crate::workflow::admit::AdmitError;
-use crate::workflow::register::RegisterError;
+use crate::workflow::register_plugin::RegisterError;
 
 pub use drivers::{ClaimOperation, DriverRpcs, Operating};
 pub use names::{MOST_AWAITED, MOST_RESOURCES, MOST_SOCKETS};
@@ -271,8 +273,30 @@ impl Metrics {
         self.recorded.admission_ended(ended);
     }
 
-    /// Somebody was refused or slowed down because of a limit, named as in the configuration.
+    /// Returns a callback that counts the refusals of a server whose limit on connections is `connections`.
+    pub fn on_refusal(&self, connections: Limit) -> OnRefusal {
+        let metrics = self.clone();
+        Arc::new(move |refusal| {
+            let limit = match refusal {
+                Refusal::TooManyFrames => Limit::FIXED,
+                _ => connections,
+            };
+            metrics.limit_hit(limit.name());
+        })
+    }
+
+    /// Returns the limit on bytes of peers that are dialled.
+    pub(crate) fn read_limit(&self, limits: &Limits) -> ReadLimit {
+        let metrics = self.clone();
+        let on_hit = move || metrics.limit_hit(Limit::FIXED.name());
+        ReadLimit::new(10_000, Arc::new(on_hit))
+    }
+
+    /// Counts a request or connection that a limit refused or delayed, named as in the configuration.
     pub fn limit_hit(&self, limit: &'static str) {
+        if limit.is_empty() {
+            return;
+        }
         self.recorded.limit_hits.get_or_create(&ByLimit { limit }).inc();
     }
 
@@ -387,11 +411,14 @@ impl Calls {
     /// A call did not end well.
     pub(crate) fn failed(&self, error: &CallError) {
         if let CallError::Invalid {
-            problem: InvalidAnswer::OverLimit(over),
+            problem: InvalidAnswer::LimitExceeded(over),
             ..
         } = error
         {
             let limit = over.limit.name();
+            if limit.is_empty() {
+                return;
+            }
             self.recorded.limit_hits.get_or_create(&ByLimit { limit }).inc();
         }
         let (method, code) = reason::of_call(error);

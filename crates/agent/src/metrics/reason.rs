@@ -3,12 +3,12 @@
 use devlet_core::ReserveError;
 use tonic::Code;
 
-use crate::dra::link::LinkError;
 use crate::dra::registration;
+use crate::dra::session::ConnectError;
 use crate::grpc::call::CallError;
 use crate::store::{CommitError, WriteError};
 use crate::workflow::admit::AdmitError;
-use crate::workflow::register::RegisterError;
+use crate::workflow::register_plugin::RegisterError;
 
 /// How an admission ended, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub(super) fn of_admission(error: &AdmitError) -> Ended {
         AdmitError::Plugin { problem, .. } => ended(
             "failed",
             match problem {
-                CallError::TimedOut { .. } | CallError::CutShort { .. } => "plugin_silent",
+                CallError::TimedOut { .. } | CallError::CallerDeadline { .. } => "plugin_silent",
                 CallError::Gone { .. } => "plugin_gone",
                 CallError::Refused { .. } => "plugin_refused",
                 CallError::Invalid { .. } => "plugin_answer",
@@ -121,9 +121,9 @@ pub(super) fn of_registration(error: &RegisterError) -> &'static str {
         RegisterError::Dial(_) => "dial",
         RegisterError::Options(_) => "options",
         RegisterError::NotAllowed { .. } => "not_allowed",
-        RegisterError::NotTheirs { .. } => "not_theirs",
+        RegisterError::SocketOwnerMismatch { .. } => "not_theirs",
         RegisterError::Refused(_) => "other_user",
-        RegisterError::OverLimit(_) => "over_limit",
+        RegisterError::LimitExceeded(_) => "over_limit",
         RegisterError::Superseded => "superseded",
     }
 }
@@ -131,20 +131,20 @@ pub(super) fn of_registration(error: &RegisterError) -> &'static str {
 pub(super) fn of_driver_registration(error: &registration::RegisterError) -> &'static str {
     use registration::RegisterError as Error;
     match error {
-        Error::Link(LinkError::Dial(_)) => "dial",
-        Error::Link(LinkError::NotTheirs { .. }) => "not_theirs",
+        Error::Link(ConnectError::Dial(_)) => "dial",
+        Error::Link(ConnectError::SocketOwnerMismatch { .. }) => "not_theirs",
         Error::Asked { .. } => "options",
         Error::Services(_) => "services",
         Error::NotAllowed { .. } => "not_allowed",
         Error::Refused(_) => "other_user",
-        Error::OverLimit(_) => "over_limit",
+        Error::LimitExceeded(_) => "over_limit",
     }
 }
 
 /// The method, and the gRPC code as clients of gRPC call it.
 pub(super) fn of_call(error: &CallError) -> (&'static str, &'static str) {
     match error {
-        CallError::TimedOut { method, .. } | CallError::CutShort { method, .. } => {
+        CallError::TimedOut { method, .. } | CallError::CallerDeadline { method, .. } => {
             (method, code(Code::DeadlineExceeded))
         }
         CallError::Gone { method } => (method, code(Code::Unavailable)),

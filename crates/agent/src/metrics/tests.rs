@@ -41,7 +41,7 @@ impl World {
         let offer = Offer {
             resource: resource.into(),
             endpoint: format!("{resource}.sock"),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             options: PluginOptions::default(),
         };

@@ -9,12 +9,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use devlet_core::ProcessId;
 use devlet_core::device_plugin::rejections::Rejection;
 use devlet_kubelet_api::device_plugin::v1beta1;
 use devlet_kubelet_api::plugin_registration::registration_client::RegistrationClient;
 use devlet_kubelet_api::plugin_registration::{
     DEVICE_PLUGIN, DRA_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus,
 };
+use devlet_uds::{DialError, PeerConnection};
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -23,12 +25,10 @@ use crate::device_plugin::client::Api;
 use crate::device_plugin::resource_name::{self, InvalidResourceName};
 use crate::dra::registration::{self, DriverRegistrar, InvalidDriver, Registered};
 use crate::grpc::call::log_call;
-use crate::grpc::chatter::Hearing;
 use crate::grpc::oversize::is_too_large;
-use crate::grpc::uds::{self, DialError, Dialed};
-use crate::limits::{Limit, OverLimit};
+use crate::limits::{Limit, LimitExceeded, MAX_SHORT_MESSAGE};
 use crate::peer_text::{shorten, shorten_status};
-use crate::workflow::register::{Candidate, RegisterError, Registrar};
+use crate::workflow::register_plugin::{Candidate, RegisterError, Registrar};
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -53,11 +53,11 @@ pub enum HandshakeError {
     },
     /// It says too much.
     #[error("{method}: {over}")]
-    OverLimit {
+    LimitExceeded {
         /// The call.
         method: &'static str,
         /// By which limit.
-        over: OverLimit,
+        over: LimitExceeded,
     },
     /// It is nothing that is served here.
     #[error("no handler registered for plugin type: {kind} at socket {}", socket.display())]
@@ -100,7 +100,7 @@ impl HandshakeError {
     pub(super) fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Dial { .. } => Some("dial"),
-            Self::Call { .. } | Self::OverLimit { .. } => Some("handshake"),
+            Self::Call { .. } | Self::LimitExceeded { .. } => Some("handshake"),
             Self::Kind { .. } => Some("kind"),
             Self::Invalid(_) => Some("invalid"),
             Self::Register(_) | Self::RegisterDriver(_) => None,
@@ -119,7 +119,7 @@ impl HandshakeError {
     fn is_for_the_plugin(&self) -> bool {
         matches!(
             self,
-            Self::OverLimit { .. }
+            Self::LimitExceeded { .. }
                 | Self::Kind { .. }
                 | Self::Invalid(_)
                 | Self::Register(_)
@@ -147,16 +147,15 @@ impl Handshake {
     /// Asks a socket for its plugin, registers it, and notifies it of the outcome.
     pub(super) async fn attempt(&self, socket: &Path) -> Result<TakenIn, HandshakeError> {
         let deadlines = &self.registrar.config.deadlines;
-        let hearing = Hearing::new(&self.registrar.config.limits, &self.registrar.metrics);
-        let dialed = uds::connect_once_to_hear(socket, deadline::after(deadlines.dial), &hearing)
+        let limit = self.registrar.metrics.read_limit(&self.registrar.config.limits);
+        let dialed = devlet_uds::connect_once_limited(socket, deadline::after(deadlines.dial), &limit)
             .await
             .map_err(|problem| HandshakeError::Dial {
                 socket: socket.to_owned(),
                 problem,
             })?;
-        let largest = self.registrar.config.limits.registration_bytes;
         let client = RegistrationClient::new(dialed.channel.clone());
-        let mut client = client.max_decoding_message_size(largest);
+        let mut client = client.max_decoding_message_size(MAX_SHORT_MESSAGE);
         let info = client.get_info(InfoRequest {});
         let taken_in = match self.call("GetInfo", socket, deadlines.info, info).await {
             Ok(info) => self.take_in(shortened(info), socket, &dialed).await,
@@ -180,7 +179,7 @@ impl Handshake {
         let told = self.call("NotifyRegistrationStatus", socket, deadlines.notify, told);
         let told = told.await;
         if let (Ok(_), Err(error)) = (&taken_in, told) {
-            tracing::warn!(socket = %socket.display(), %error, "plugin is registered and does not want to know");
+            tracing::warn!(socket = %socket.display(), %error, "plugin registered; NotifyRegistrationStatus failed");
         }
         taken_in
     }
@@ -189,7 +188,7 @@ impl Handshake {
         &self,
         info: PluginInfo,
         socket: &Path,
-        dialed: &Dialed,
+        dialed: &PeerConnection,
     ) -> Result<TakenIn, HandshakeError> {
         match info.r#type.as_str() {
             DEVICE_PLUGIN => {
@@ -244,11 +243,8 @@ impl Handshake {
         let problem = match ended {
             Ok(Ok(response)) => return Ok(response.into_inner()),
             Ok(Err(status)) if is_too_large(&status) => {
-                let limit = Limit::REGISTRATION_BYTES;
-                self.registrar.metrics.limit_hit(limit.name());
-                let most = self.registrar.config.limits.registration_bytes;
-                let over = limit.exceeded("the answer is too large", most);
-                return Err(HandshakeError::OverLimit { method, over });
+                let over = Limit::FIXED.exceeded("the answer is too large", MAX_SHORT_MESSAGE);
+                return Err(HandshakeError::LimitExceeded { method, over });
             }
             Ok(Err(status)) => {
                 let status = shorten_status(&status);
@@ -274,7 +270,7 @@ fn shortened(info: PluginInfo) -> PluginInfo {
     }
 }
 
-fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candidate, InvalidPlugin> {
+fn candidate(info: PluginInfo, socket: &Path, dialed: &PeerConnection) -> Result<Candidate, InvalidPlugin> {
     if !info
         .supported_versions
         .iter()
@@ -297,7 +293,9 @@ fn candidate(info: PluginInfo, socket: &Path, dialed: &Dialed) -> Result<Candida
         resource,
         socket: endpoint,
         api: Api::V1beta1,
-        uid: dialed.peer.uid,
-        pid: dialed.peer.pid,
+        process: ProcessId {
+            uid: dialed.peer.uid,
+            pid: dialed.peer.pid,
+        },
     })
 }

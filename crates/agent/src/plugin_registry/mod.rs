@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
 
+use devlet_uds::rate_limit::RateLimiter;
 use futures_util::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::limits::rate::Pace;
 use handshake::{Handshake, HandshakeError, TakenIn};
 use status::{RegistryStatus, Summary};
 use watcher::{Listing, Socket, WatchError, Watcher};
@@ -305,20 +305,20 @@ async fn attempt(
 
 /// Logs failed attempts, at a limited rate.
 struct FailureLog {
-    rate: Pace,
+    rate: RateLimiter,
     unlogged: u64,
 }
 
 impl FailureLog {
     fn new() -> Self {
         Self {
-            rate: Pace::new(LOGGED_FAILURES, Duration::from_secs(60), Instant::now()),
+            rate: RateLimiter::new(LOGGED_FAILURES, Duration::from_secs(60), Instant::now()),
             unlogged: 0,
         }
     }
 
     fn failed(&mut self, socket: &Path, error: &HandshakeError, retry_in: Duration, now: Instant) {
-        if self.rate.take(now).is_err() {
+        if self.rate.try_acquire(now).is_err() {
             self.unlogged += 1;
             return;
         }

@@ -115,7 +115,7 @@ pub(super) fn offer(store: &Store, resource: &str, count: usize) -> ConnectionId
         let offer = Offer {
             resource: resource.into(),
             endpoint: "/run/plugin.sock".into(),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             options: PluginOptions::default(),
         };

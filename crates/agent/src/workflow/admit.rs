@@ -32,10 +32,10 @@ use super::claims::{Claims, PrepareError};
 use super::written;
 use crate::config::Config;
 use crate::device_plugin::answer;
-use crate::device_plugin::client::PluginClient;
-use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::clients::PluginClients;
 use crate::dra::DriverCalls;
-use crate::grpc::call::{CallError, InvalidAnswer, LEAST, Patience, seconds};
+use crate::grpc::call::{CallDeadline, CallError, InvalidAnswer, MIN_CALL_TIME, seconds};
+use crate::limits;
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
 
@@ -99,20 +99,20 @@ pub trait PluginCalls {
 
 /// Calls to real plugins.
 #[derive(Debug, Clone, Copy)]
-pub struct RealCalls<'a> {
+pub struct GrpcPluginCalls<'a> {
     pub store: &'a Store,
-    pub plugins: &'a Plugins,
+    pub plugins: &'a PluginClients,
     pub config: &'a Config,
     pub metrics: &'a Metrics,
 }
 
-impl PluginCalls for RealCalls<'_> {
+impl PluginCalls for GrpcPluginCalls<'_> {
     async fn preferred(
         &self,
         question: &PreferenceQuery,
         deadline: Instant,
     ) -> Result<Vec<devlet_core::DeviceId>, CallError> {
-        let patience = Patience {
+        let patience = CallDeadline {
             own: self.config.deadlines.preferred,
             caller: Some(deadline),
         };
@@ -131,41 +131,25 @@ impl PluginCalls for RealCalls<'_> {
         let Some(client) = self.plugins.client(connection) else {
             return Err(gone("Allocate"));
         };
-        let patience = Patience {
+        let patience = CallDeadline {
             own: self.config.deadlines.allocate_of(&grant.resource),
             caller: Some(deadline),
         };
         let raw = client.allocate(&grant.devices, patience).await?;
-        self.understood(&grant.resource, &client, &raw)
-            .inspect_err(|error| client.calls().failed(error))
+        Self::decode_answer(&raw).inspect_err(|error| client.calls().failed(error))
     }
 }
 
-impl RealCalls<'_> {
-    /// What a plugin's answer means, if it is one that can be kept.
-    fn understood(
-        &self,
-        resource: &ResourceName,
-        client: &PluginClient,
-        raw: &[u8],
-    ) -> Result<Answer, CallError> {
+impl GrpcPluginCalls<'_> {
+    /// Decodes and checks a plugin's answer.
+    fn decode_answer(raw: &[u8]) -> Result<Answer, CallError> {
         let invalid = |problem| CallError::Invalid {
             method: "Allocate",
             problem,
         };
         let damaged = |error: InvalidResponse| invalid(InvalidAnswer::Damaged(error.to_string()));
         let answer = store::answer(raw).map_err(damaged)?;
-        let limits = &self.config.limits;
-        let mut served = client.account().served();
-        served.retain(|name| name != resource.as_str());
-        let kept: usize = self.store.read(|node| {
-            let names = served.iter().map(String::as_str).chain([resource.as_str()]);
-            names.map(|name| node.memory_of_answers(name)).sum()
-        });
-        limits
-            .check_answer(&answer.options())
-            .and_then(|()| limits.check_answers(kept + answer.memory()))
-            .map_err(|over| invalid(over.into()))?;
+        limits::check_answer(&answer.options()).map_err(|exceeded| invalid(exceeded.into()))?;
         answer::check(&answer.options())
             .map_err(|reason| invalid(InvalidAnswer::Impossible(reason.to_string())))?;
         Ok(answer)
@@ -234,7 +218,7 @@ pub async fn admit<W>(
         let mut until = deadline;
         if reason.awaits_record() {
             claims.hurry();
-            until = deadline.max(started + LEAST);
+            until = deadline.max(started + MIN_CALL_TIME);
         }
         let _waits = waiting(&reason);
         let changed = tokio::select! {
@@ -317,7 +301,7 @@ async fn attempt<W>(
     }));
     let preparing = async {
         // A driver that is connected has that long, as plugins have.
-        let deadline = deadline.max(Instant::now() + LEAST);
+        let deadline = deadline.max(Instant::now() + MIN_CALL_TIME);
         let prepared = claims.prepare(&held, deadline, waiting).await;
         prepared.map_err(|error| match error {
             PrepareError::TimedOut(waits) => Stopped::Unprepared(ReserveError::NotPrepared { waits }),
@@ -367,7 +351,7 @@ async fn ask(
                 Ok(devices) => preferred = devices,
                 Err(error) => {
                     tracing::warn!(resource = %question.resource, %error, "device plugin gives no advice");
-                    if error.is_silence() {
+                    if error.is_timeout() {
                         silent.insert(question.connection);
                     }
                 }
@@ -401,7 +385,7 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::dra::drivers::Drivers;
+    use crate::dra::clients::DriverClients;
     use crate::store::OpenOptions;
 
     const GPU: &str = "acme.com/gpu";
@@ -416,7 +400,7 @@ mod tests {
         let offer = Offer {
             resource: GPU.into(),
             endpoint: "gpu.sock".into(),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             options: plugin,
         };
@@ -459,9 +443,9 @@ mod tests {
         store.read(|node| node.capacity_of(&GPU.into(), now).free)
     }
 
-    fn no_drivers(store: &Store) -> Claims<Drivers> {
+    fn no_drivers(store: &Store) -> Claims<DriverClients> {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let drivers = Drivers::new(Arc::new(Config::new("")));
+        let drivers = DriverClients::new(Arc::new(Config::new("")));
         let metrics = Metrics::default();
         Claims::new(store.clone(), drivers, metrics, tasks, stop, usize::MAX)
     }

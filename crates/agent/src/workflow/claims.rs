@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::written;
 use crate::deadline;
 use crate::dra::{DriverCallError, DriverCalls, Prepared};
-use crate::grpc::call::LEAST;
+use crate::grpc::call::MIN_CALL_TIME;
 use crate::limits::Limit;
 use crate::metrics::{ClaimOperation, Metrics};
 use crate::store::{Held, Store, WriteError};
@@ -242,7 +242,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
     }
 
     /// Has the claims unprepared that a pod was the last to leave, by `deadline`; connected drivers get at least
-    /// [`LEAST`]. Claims that are not unprepared by then are returned, and retried in the background.
+    /// [`MIN_CALL_TIME`]. Claims that are not unprepared by then are returned, and retried in the background.
     pub async fn unprepare(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
         if self
             .inner
@@ -262,7 +262,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
         let store = &self.inner.store;
         let mut changes = store.subscribe();
         let mut waited_for = Calls::default();
-        let least = deadline.max(Instant::now() + LEAST);
+        let least = deadline.max(Instant::now() + MIN_CALL_TIME);
         loop {
             changes.borrow_and_update();
             let now = store.now();

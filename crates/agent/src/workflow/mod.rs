@@ -1,8 +1,9 @@
-//! What somebody is waiting for, top to bottom. Workflows ask the node; they decide nothing themselves.
+//! Workflows: operations for which a caller waits, each from top to bottom. The node decides; workflows call and write.
 
 pub mod admit;
 pub mod claims;
-pub mod register;
+pub(crate) mod plugin_session;
+pub mod register_plugin;
 pub mod remove;
 pub mod start_container;
 

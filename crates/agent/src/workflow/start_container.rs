@@ -9,8 +9,8 @@ use devlet_core::{Allocation, Availability, Blocked, DeviceId, Node, PluginView,
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Deadlines;
-use crate::device_plugin::plugins::Plugins;
-use crate::grpc::call::{CallError, Patience, seconds};
+use crate::device_plugin::clients::PluginClients;
+use crate::grpc::call::{CallDeadline, CallError, seconds};
 use crate::run_options;
 use crate::store::Store;
 use crate::words;
@@ -63,7 +63,7 @@ pub enum StartContainerError {
 /// What the runtime must add to the container, after its plugins have been told that it starts, all by `deadline`.
 pub async fn start_container(
     store: &Store,
-    plugins: &Plugins,
+    plugins: &PluginClients,
     deadlines: &Deadlines,
     pod: &PodUid,
     container: &str,
@@ -131,7 +131,7 @@ fn serving(node: &Node, resource: &ResourceName) -> Option<PluginView> {
 /// one than the one that allocated.
 async fn tell(
     store: &Store,
-    plugins: &Plugins,
+    plugins: &PluginClients,
     patience: Duration,
     resource: &ResourceName,
     devices: &[DeviceId],
@@ -151,7 +151,7 @@ async fn tell(
         if let Some(plugin) = plugin
             && let Some(client) = plugins.client(plugin.connection)
         {
-            let patience = Patience {
+            let patience = CallDeadline {
                 own: patience,
                 caller: Some(deadline),
             };

@@ -5,8 +5,7 @@ use std::time::Duration;
 use devlet_agent::agent::Agent;
 use devlet_agent::dra::client::DriverClient;
 use devlet_agent::dra::services;
-use devlet_agent::grpc::call::{CallError, Patience};
-use devlet_agent::grpc::uds;
+use devlet_agent::grpc::call::{CallDeadline, CallError};
 use devlet_agent::limits::Limits;
 use devlet_agent::metrics::Metrics;
 use devlet_core::dra::claims::{AllocatedClaim, AllocatedDevice, AllocationResult, ClaimKey, PreparedDevice};
@@ -26,7 +25,7 @@ fn claim(name: &str) -> (ClaimUid, ClaimKey) {
 
 /// Returns a client for the services that a driver lists.
 async fn client(driver: &Driver) -> DriverClient {
-    let dialed = uds::connect(driver.endpoint_socket(), Instant::now() + PATIENCE)
+    let dialed = devlet_uds::connect(driver.endpoint_socket(), Instant::now() + PATIENCE)
         .await
         .unwrap();
     let listed: Vec<String> = driver.listed.iter().map(|each| (*each).to_owned()).collect();
@@ -39,7 +38,7 @@ async fn client(driver: &Driver) -> DriverClient {
     )
 }
 
-const PATIENT: Patience = Patience {
+const PATIENT: CallDeadline = CallDeadline {
     own: PATIENCE,
     caller: None,
 };
@@ -419,7 +418,7 @@ async fn a_driver_is_told_of_its_deadline_and_held_to_it() {
     };
     let mut process = driver.start_unregistered();
     let client = client(&driver).await;
-    let patience = Patience {
+    let patience = CallDeadline {
         own: Duration::from_millis(300),
         caller: None,
     };

@@ -8,12 +8,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use devlet_agent::grpc::server::{ServeError, ServerLimits, serve};
-use devlet_agent::grpc::uds::{
-    DEFAULT_MODE, DialError, Dialed, ListenError, Listener, PATH_LIMIT, PeerCred, connect, listen,
-};
-use devlet_agent::metrics::Metrics;
-use devlet_client::channel::Channel;
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
@@ -22,6 +16,11 @@ use devlet_kubelet_api::device_plugin::v1beta1::{
     AllocateRequest, AllocateResponse, DevicePluginOptions, Empty, ListAndWatchResponse,
     PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
     PreferredAllocationResponse, RegisterRequest,
+};
+use devlet_uds::channel::Channel;
+use devlet_uds::server::{ServeError, ServerLimits, ignore_refusals, serve};
+use devlet_uds::{
+    DEFAULT_MODE, DialError, ListenError, Listener, PATH_LIMIT, PeerConnection, PeerCred, connect, listen,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -95,7 +94,7 @@ fn run(listener: Listener, limits: ServerLimits) -> Running {
         go_on: go_on.clone(),
     };
     let routes = Routes::new(RegistrationServer::new(recorder).max_decoding_message_size(usize::MAX));
-    let ended = tokio::spawn(serve(listener, routes, limits, Metrics::default(), async {
+    let ended = tokio::spawn(serve(listener, routes, limits, ignore_refusals(), async {
         let _ = stopped.await;
     }));
     Running {
@@ -113,7 +112,7 @@ fn run_at(path: &Path) -> Running {
     )
 }
 
-async fn register(dialed: &Dialed, endpoint: &str) -> Result<(), Status> {
+async fn register(dialed: &PeerConnection, endpoint: &str) -> Result<(), Status> {
     let request = RegisterRequest {
         endpoint: endpoint.to_owned(),
         ..RegisterRequest::default()
@@ -341,11 +340,11 @@ async fn the_end_of_the_peer_is_reported_and_nothing_reconnects() {
     let first = run_at(&socket(&directory));
     let dialed = connect(socket(&directory), soon()).await.expect("dials");
     register(&dialed, "a").await.expect("registers");
-    assert!(!dialed.gone().is_gone());
+    assert!(!dialed.closed().is_closed());
 
     first.stop.send(()).expect("stops");
     first.ended.await.expect("ends").expect("serves");
-    dialed.gone().wait().await;
+    dialed.closed().wait().await;
     let mut second = run_at(&socket(&directory));
 
     for _ in 0..3 {
@@ -353,7 +352,7 @@ async fn the_end_of_the_peer_is_reported_and_nothing_reconnects() {
         assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     }
     // Later waits end at once too.
-    dialed.gone().wait().await;
+    dialed.closed().wait().await;
     assert!(second.calls.try_recv().is_err(), "the new process was called");
 }
 
@@ -362,7 +361,7 @@ async fn a_connection_ends_with_its_last_handle() {
     let directory = directory();
     let _server = run_at(&socket(&directory));
     let dialed = connect(socket(&directory), soon()).await.expect("dials");
-    let gone = dialed.gone();
+    let gone = dialed.closed();
     drop(dialed);
     gone.wait().await;
 }
@@ -380,7 +379,7 @@ async fn a_peer_that_floods_and_does_not_read_does_not_keep_its_connection() {
         while peer.write_all(&PING).is_ok() {}
     });
     let dialed = connect(socket(&directory), soon()).await.expect("dials");
-    let gone = dialed.gone();
+    let gone = dialed.closed();
     let call = tokio::time::timeout(Duration::from_millis(200), register(&dialed, "unheard"));
     assert!(call.await.is_err(), "no peer answers");
 
@@ -401,9 +400,9 @@ async fn hanging_up_ends_calls_under_way() {
     });
     server.calls.recv().await.expect("called");
 
-    dialed.hang_up();
+    dialed.close();
 
-    dialed.gone().wait().await;
+    dialed.closed().wait().await;
     let status = call.await.expect("runs").expect_err("ended");
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     let status = register(&dialed, "a").await.expect_err("ended");
@@ -448,14 +447,14 @@ impl DevicePlugin for Quiet {
     }
 }
 
-async fn quiet_plugin(directory: &TempDir) -> (DevicePluginClient<Channel>, Dialed) {
+async fn quiet_plugin(directory: &TempDir) -> (DevicePluginClient<Channel>, PeerConnection) {
     let listener = listen(socket(directory), DEFAULT_MODE).expect("listens");
     let routes = Routes::new(DevicePluginServer::new(Quiet));
     tokio::spawn(serve(
         listener,
         routes,
         ServerLimits::default(),
-        Metrics::default(),
+        ignore_refusals(),
         std::future::pending(),
     ));
     let dialed = connect(socket(directory), soon()).await.expect("dials");
@@ -473,7 +472,7 @@ async fn a_stream_that_loses_its_connection_says_so() {
         .into_inner();
     assert!(lists.message().await.expect("a message").is_some());
 
-    dialed.hang_up();
+    dialed.close();
 
     let status = lists.message().await.expect_err("ended");
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
@@ -487,7 +486,7 @@ async fn a_call_that_runs_out_of_time_says_so() {
     request.set_timeout(Duration::from_millis(50));
     let status = client.get_device_plugin_options(request).await.expect_err("late");
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
-    assert!(!dialed.gone().is_gone());
+    assert!(!dialed.closed().is_closed());
 }
 
 #[tokio::test]
@@ -527,7 +526,7 @@ async fn peers_that_are_not_admitted_get_no_answer() {
 }
 
 /// Connects and makes a call that waits.
-async fn busy(directory: &TempDir, server: &mut Running) -> (Dialed, JoinHandle<Result<(), Status>>) {
+async fn busy(directory: &TempDir, server: &mut Running) -> (PeerConnection, JoinHandle<Result<(), Status>>) {
     let dialed = connect(socket(directory), soon()).await.expect("dials");
     let caller = dialed.clone();
     let call = tokio::spawn(async move { register(&caller, "wait").await });
@@ -570,13 +569,13 @@ async fn connections_of_a_user_over_the_limit_are_refused_with_a_reason() {
     assert!(heard.contains("limits.connectionsPerUid allows 2"), "{heard:?}");
     // The server closes refused connections, though the peer keeps them open.
     for each in &told {
-        let gone = each.gone();
+        let gone = each.closed();
         let ended = tokio::time::timeout(LONG, gone.wait()).await;
         ended.expect("told and let go");
     }
 
-    first.hang_up();
-    first.gone().wait().await;
+    first.close();
+    first.closed().wait().await;
     // The server notices the closed connections later.
     loop {
         let next = connect(socket(&directory), soon()).await.expect("dials");
@@ -604,7 +603,7 @@ async fn at_the_limit_the_oldest_connection_that_waits_for_nothing_makes_room() 
 
     let next = connect(socket(&directory), soon()).await.expect("dials");
     register(&next, "a").await.expect("there is room");
-    idle.gone().wait().await;
+    idle.closed().wait().await;
     let last = connect(socket(&directory), soon()).await.expect("dials");
     register(&last, "a").await.expect("there is room");
     let _ = half.read_to_end(&mut Vec::new()).await;
@@ -768,7 +767,7 @@ async fn a_server_that_is_dropped_drops_its_connections() {
     let dialed = connect(socket(&directory), soon()).await.expect("dials");
     register(&dialed, "a").await.expect("registers");
     server.ended.abort();
-    dialed.gone().wait().await;
+    dialed.closed().wait().await;
     assert!(names(&directory).is_empty());
 }
 

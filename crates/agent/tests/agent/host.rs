@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use devlet_agent::agent::Agent;
 use devlet_agent::config::Config;
-use devlet_agent::grpc::uds::PeerCred;
 use devlet_agent::host::{self, Host};
 use devlet_client::v1::admit_event::Event;
 use devlet_client::v1::devlet_server::Devlet as _;
 use devlet_client::{Admission, Client, Code, Status, v1};
 use devlet_testkit::{Answer, Device, Fault, Options, PATIENCE, Plugin, Script};
+use devlet_uds::PeerCred;
 use tempfile::TempDir;
 use tokio_stream::StreamExt as _;
 use tonic::{Request, Response};

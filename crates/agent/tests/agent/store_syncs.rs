@@ -105,7 +105,7 @@ async fn traced() {
         let offer = Offer {
             resource: GPU.into(),
             endpoint: "/run/plugin.sock".into(),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             options: PluginOptions::default(),
         };
@@ -114,7 +114,7 @@ async fn traced() {
         let offer = DriverOffer {
             driver: DRIVER.into(),
             endpoint: "/run/driver.sock".into(),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             service: "v1.DRAPlugin".into(),
             service_reason: String::new(),

@@ -25,7 +25,7 @@ pub(crate) fn offer(prefers: bool) -> Offer {
     Offer {
         resource: GPU.into(),
         endpoint: "gpu.sock".into(),
-        uid: 0,
+        process: devlet_core::ProcessId { uid: 0, pid: None },
         may_share: false,
         options: PluginOptions {
             pre_start_required: false,

@@ -22,7 +22,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 
 use super::list::DeviceList;
-use crate::id::{ConnectionId, Moment, ResourceName};
+use crate::id::{ConnectionId, Moment, ProcessId, ResourceName};
 
 /// The period in which capacity counts the devices of a resource after its last plugin left, in milliseconds.
 pub const GRACE_MS: u64 = 5 * 60 * 1000;
@@ -40,8 +40,8 @@ pub struct Offer {
     pub resource: ResourceName,
     /// The plugin's socket.
     pub endpoint: String,
-    /// The user ID of its process.
-    pub uid: u32,
+    /// The process.
+    pub process: ProcessId,
     /// `true` if it may serve the resource together with a plugin of another user.
     pub may_share: bool,
     /// Its options.
@@ -61,7 +61,7 @@ pub struct PluginOptions {
 #[derive(Debug, Clone)]
 pub(crate) struct Plugin {
     pub(crate) endpoint: String,
-    pub(crate) uid: u32,
+    pub(crate) process: ProcessId,
     pub(crate) options: PluginOptions,
     pub(crate) connected_at: Moment,
     /// `true` if it has listed a healthy device since it connected.
@@ -78,6 +78,8 @@ pub(crate) struct Resource {
     pub(crate) list: Arc<DeviceList>,
     /// The plugin of the active list.
     pub(crate) active: Option<ConnectionId>,
+    /// The process that sent the list.
+    pub(crate) list_process: Option<ProcessId>,
     /// When the last active list ended. Plugins that connect and leave without a list do not extend the grace period.
     pub(crate) idle_since: Option<Moment>,
     /// The plugin that left last.
@@ -114,6 +116,7 @@ impl Resource {
                 let changed = self.active != Some(id) || !Arc::ptr_eq(&self.list, list);
                 self.list = Arc::clone(list);
                 self.active = Some(id);
+                self.list_process = self.plugins.get(&id).map(|plugin| plugin.process);
                 changed
             }
             None => self.active.take().is_some(),

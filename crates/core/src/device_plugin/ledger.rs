@@ -13,7 +13,7 @@
 //! In `committing`, the change is being written. It takes effect here when it is on disk, and is dropped if the write
 //! fails.
 //!
-//! `held`, `free` and `answers` are indexes derived from pods and reservations, for nodes with 10,000 held devices.
+//! `held` and `free` are indexes derived from pods and reservations, for nodes with 10,000 held devices.
 //! `check` recomputes them after every step of the history tests.
 
 use alloc::collections::btree_map::Entry;
@@ -82,8 +82,6 @@ pub(crate) struct Ledger {
     pub(crate) held: BTreeMap<ResourceName, BTreeMap<DeviceId, Vec<PodUid>>>,
     /// Healthy devices of the active list without a holder.
     pub(crate) free: BTreeMap<ResourceName, BitSet>,
-    /// Memory of all recorded answers by resource, in bytes.
-    pub(crate) answers: BTreeMap<ResourceName, usize>,
 }
 
 impl Ledger {
@@ -92,12 +90,10 @@ impl Ledger {
         let named = pods.values().filter(|pod| !pod.name.name.is_empty());
         let names = named.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
         let mut holders: BTreeMap<&ResourceName, Vec<(&DeviceId, &PodUid)>> = BTreeMap::new();
-        let mut answers: BTreeMap<&ResourceName, usize> = BTreeMap::new();
         for pod in pods.values() {
             for allocation in &pod.allocations {
                 let of_resource = holders.entry(&allocation.resource).or_default();
                 of_resource.extend(allocation.devices.iter().map(|device| (device, &pod.uid)));
-                *answers.entry(&allocation.resource).or_default() += allocation.answer.memory();
             }
         }
         let held = holders.into_iter().filter(|(_, holders)| !holders.is_empty());
@@ -116,13 +112,10 @@ impl Ledger {
             (name.clone(), by_device.collect())
         });
         let held = held.collect();
-        let answers = answers.into_iter();
-        let answers = answers.map(|(name, memory)| (name.clone(), memory)).collect();
         Self {
             pods,
             names,
             held,
-            answers,
             ..Self::default()
         }
     }
@@ -169,34 +162,12 @@ impl Ledger {
 
     /// Adds a pod. Returns the pod that it replaces.
     pub(crate) fn insert(&mut self, pod: Pod) -> Option<Pod> {
-        for allocation in &pod.allocations {
-            let memory = allocation.answer.memory();
-            if memory > 0 {
-                *self.answers.entry(allocation.resource.clone()).or_default() += memory;
-            }
-        }
-        let earlier = self.pods.insert(pod.uid.clone(), pod);
-        self.subtract_answers(earlier.as_ref());
-        earlier
+        self.pods.insert(pod.uid.clone(), pod)
     }
 
     /// Removes a pod.
     pub(crate) fn remove(&mut self, pod: &PodUid) -> Option<Pod> {
-        let pod = self.pods.remove(pod);
-        self.subtract_answers(pod.as_ref());
-        pod
-    }
-
-    fn subtract_answers(&mut self, pod: Option<&Pod>) {
-        for allocation in pod.into_iter().flat_map(|pod| &pod.allocations) {
-            let Some(memory) = self.answers.get_mut(&allocation.resource) else {
-                continue;
-            };
-            *memory = memory.saturating_sub(allocation.answer.memory());
-            if *memory == 0 {
-                self.answers.remove(&allocation.resource);
-            }
-        }
+        self.pods.remove(pod)
     }
 
     /// Indexes a pod by its name, if it has one.
@@ -321,12 +292,6 @@ impl Ledger {
                 "the index of free devices of {name} is inconsistent"
             );
         }
-        let mut answers: BTreeMap<ResourceName, usize> = BTreeMap::new();
-        for allocation in self.pods.values().flat_map(|pod| &pod.allocations) {
-            *answers.entry(allocation.resource.clone()).or_default() += allocation.answer.memory();
-        }
-        answers.retain(|_, memory| *memory > 0);
-        assert_eq!(self.answers, answers, "the memory of answers is inconsistent");
         let in_flight: BTreeMap<PodUid, ReservationId> = self
             .reservations
             .iter()

@@ -10,8 +10,8 @@ use crate::id::DeviceId;
 /// would make every selection slow. The kubelet has the same limit.
 const MAX_NODES: i64 = 64;
 
-/// The number of NUMA nodes of a device that count as one step.
-const NODES_PER_STEP: usize = 64;
+/// Approximate memory of a device besides its id and nodes: its place in the list, and the allocations around it.
+const DEVICE_BYTES: usize = 96;
 
 /// One device of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,21 +31,16 @@ pub struct DeviceList {
     healthy: BitSet,
     by_node: BTreeMap<i64, BitSet>,
     devices: Vec<Device>,
+    memory: usize,
 }
 
 impl DeviceList {
-    /// Builds the list of a plugin's message. Of several entries with the same ID, the last one is used. The second value
+    /// Builds a list from a plugin's message. Of several entries with the same ID, the last one is used. The second value
     /// is the number of dropped entries.
-    pub fn new(devices: Vec<Device>) -> (Self, usize) {
-        Self::stepwise(devices, &mut || {})
-    }
-
-    /// Builds the list like [`DeviceList::new`], calling `step` so that the caller can yield.
-    pub fn stepwise(mut devices: Vec<Device>, step: &mut impl FnMut()) -> (Self, usize) {
+    pub fn new(mut devices: Vec<Device>) -> (Self, usize) {
         let entries = devices.len();
-        sort(&mut devices, step);
+        devices.sort_by(|one, other| one.id.cmp(&other.id));
         devices.dedup_by(|later, kept| {
-            step();
             let is_same = later.id == kept.id;
             if is_same {
                 core::mem::swap(later, kept);
@@ -56,7 +51,6 @@ impl DeviceList {
         let mut healthy = BitSet::none(length);
         let mut by_node: BTreeMap<i64, BitSet> = BTreeMap::new();
         for (index, device) in devices.iter_mut().enumerate() {
-            (0..=device.nodes.len() / NODES_PER_STEP).for_each(|_| step());
             if device.healthy {
                 healthy.insert(index);
             }
@@ -69,37 +63,19 @@ impl DeviceList {
                     .insert(index);
             }
         }
-        let dropped = entries - length;
-        (
-            Self {
-                healthy,
-                by_node,
-                devices,
-            },
-            dropped,
-        )
-    }
-
-    /// Returns `true` if the lists are equal, calling `step` so that the caller can yield.
-    pub fn says_the_same(&self, other: &Self, step: &mut impl FnMut()) -> bool {
-        let Self {
+        let memory = |device: &Device| DEVICE_BYTES + device.id.as_str().len() + size_of_val(&*device.nodes);
+        let list = Self {
             healthy,
             by_node,
+            memory: devices.iter().map(memory).sum(),
             devices,
-        } = self;
-        let mut pairs = devices.iter().zip(&other.devices);
-        *healthy == other.healthy
-            && *by_node == other.by_node
-            && devices.len() == other.devices.len()
-            && pairs.all(|(one, other)| {
-                step();
-                one == other
-            })
+        };
+        (list, entries - length)
     }
 
-    /// Converts the list into its devices, sorted by id.
-    pub fn into_devices(self) -> Vec<Device> {
-        self.devices
+    /// Returns the approximate memory that the list takes, in bytes.
+    pub fn memory(&self) -> usize {
+        self.memory
     }
 
     /// Returns all devices, sorted by id.
@@ -147,29 +123,6 @@ impl DeviceList {
     /// Returns a device by ID.
     pub fn get(&self, id: &str) -> Option<&Device> {
         self.devices.get(self.index_of(id)?)
-    }
-}
-
-/// Sorts devices by id, calling `step`. The sort is stable. It sorts indexes first and then moves each device once: otherwise
-/// most time is spent on moves, and one step moves a whole run of devices.
-fn sort(devices: &mut [Device], step: &mut impl FnMut()) {
-    let mut order: Vec<usize> = (0..devices.len()).collect();
-    order.sort_by(|one, other| {
-        step();
-        devices[*one].id.cmp(&devices[*other].id)
-    });
-    // Applies the permutation cycle by cycle.
-    for start in 0..order.len() {
-        let mut index = start;
-        loop {
-            step();
-            let from = core::mem::replace(&mut order[index], index);
-            if from == start {
-                break;
-            }
-            devices.swap(index, from);
-            index = from;
-        }
     }
 }
 

@@ -60,13 +60,6 @@ impl Answer {
             OptionsSource::Lazy(decode) => Cow::Owned(decode(&self.raw)),
         }
     }
-
-    /// Returns the approximate memory of the encoded answer, in bytes.
-    pub fn memory(&self) -> usize {
-        // The overhead of the allocation.
-        const OVERHEAD: usize = 64;
-        self.raw.len() + OVERHEAD
-    }
 }
 
 impl PartialEq for Answer {

@@ -18,7 +18,8 @@ use alloc::string::String;
 
 use crate::device_plugin::inventory::LastPlugin;
 use crate::dra::health::{Health, truncate};
-use crate::id::{ConnectionId, DriverName, Moment};
+use crate::id::{ConnectionId, DriverName, Moment, ProcessId};
+use crate::quota::PluginIdentity;
 
 /// The period after which the slices of an unusable driver are deleted, in milliseconds.
 pub const WIPE_DELAY_MS: u64 = 30 * 1000;
@@ -36,8 +37,8 @@ pub struct DriverOffer {
     pub driver: DriverName,
     /// The plugin's socket.
     pub endpoint: String,
-    /// The user ID of its process.
-    pub uid: u32,
+    /// The process.
+    pub process: ProcessId,
     /// `true` if it may serve the driver together with a plugin of another user.
     pub may_share: bool,
     /// The gRPC service that is used.
@@ -91,7 +92,7 @@ pub struct Refused {
 #[derive(Debug, Clone)]
 pub(crate) struct DriverPlugin {
     pub(crate) endpoint: String,
-    pub(crate) uid: u32,
+    pub(crate) process: ProcessId,
     pub(crate) service: String,
     pub(crate) service_reason: String,
     pub(crate) health_service: Option<String>,
@@ -156,12 +157,12 @@ impl Drivers {
     ) -> Result<Option<ConnectionId>, RegisterError> {
         let known = self.drivers.get(&offer.driver);
         let mut plugins = known.into_iter().flat_map(|driver| driver.plugins.values());
-        let other = plugins.find(|plugin| plugin.uid != offer.uid);
+        let other = plugins.find(|plugin| plugin.process.uid != offer.process.uid);
         if let (Some(other), false) = (other, offer.may_share) {
             return Err(RegisterError::OtherUser {
-                first: other.uid,
+                first: other.process.uid,
                 endpoint: other.endpoint.clone(),
-                uid: offer.uid,
+                uid: offer.process.uid,
                 driver: offer.driver,
             });
         }
@@ -173,7 +174,7 @@ impl Drivers {
         let replaced = existing.map(|(id, _)| *id);
         let plugin = DriverPlugin {
             endpoint: offer.endpoint,
-            uid: offer.uid,
+            process: offer.process,
             service: offer.service,
             service_reason: offer.service_reason,
             health_service: offer.health_service,
@@ -187,6 +188,17 @@ impl Drivers {
             self.deregister(replaced, now);
         }
         Ok(replaced)
+    }
+
+    /// Returns all plugins of drivers that are registered.
+    pub(crate) fn registered_plugins(&self) -> impl Iterator<Item = PluginIdentity<'_>> {
+        self.drivers.iter().flat_map(|(name, driver)| {
+            driver.plugins.values().map(|plugin| PluginIdentity {
+                process: plugin.process,
+                name: name.as_str(),
+                endpoint: &plugin.endpoint,
+            })
+        })
     }
 
     /// Removes a plugin. Returns its driver if the plugin was registered.

@@ -532,7 +532,7 @@ fn driver_view(name: &DriverName, driver: &Driver) -> DriverView {
     let plugins = driver.plugins.iter().map(|(id, plugin)| DriverPluginView {
         connection: *id,
         endpoint: plugin.endpoint.clone(),
-        uid: plugin.uid,
+        uid: plugin.process.uid,
         service: plugin.service.clone(),
         service_reason: plugin.service_reason.clone(),
         health_service: plugin.health_service.clone(),

@@ -21,9 +21,9 @@ impl Node {
     ) -> Result<(ConnectionId, Option<ConnectionId>), ConnectError> {
         let known = self.resources.get(&offer.resource);
         let mut plugins = known.into_iter().flat_map(|resource| resource.plugins.values());
-        let other = plugins.find(|plugin| plugin.uid != offer.uid);
+        let other = plugins.find(|plugin| plugin.process.uid != offer.process.uid);
         if let (Some(other), false) = (other, offer.may_share) {
-            let (first, endpoint, uid) = (other.uid, other.endpoint.clone(), offer.uid);
+            let (first, endpoint, uid) = (other.process.uid, other.endpoint.clone(), offer.process.uid);
             return Err(ConnectError::OtherUser {
                 resource: offer.resource,
                 first,
@@ -44,7 +44,7 @@ impl Node {
         let Offer {
             resource: name,
             endpoint,
-            uid,
+            process,
             options,
             ..
         } = offer;
@@ -52,7 +52,7 @@ impl Node {
             id,
             Plugin {
                 endpoint,
-                uid,
+                process,
                 options,
                 connected_at: now,
                 ready: false,

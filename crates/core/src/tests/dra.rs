@@ -49,7 +49,7 @@ pub(crate) fn offer_of(driver: &str, endpoint: &str) -> DriverOffer {
     DriverOffer {
         driver: driver.into(),
         endpoint: endpoint.into(),
-        uid: 0,
+        process: crate::ProcessId { uid: 0, pid: None },
         may_share: false,
         service: "v1.DRAPlugin".into(),
         service_reason: "it is the newest".into(),
@@ -1639,7 +1639,7 @@ fn the_newest_connected_plugin_of_a_driver_serves() {
 fn another_user_serves_a_driver_only_if_that_is_allowed() {
     let mut node = node_with(&["d0"]);
     let mut offer = offer_of("d0", "1.sock");
-    offer.uid = 7;
+    offer.process.uid = 7;
     let before = everything(&node);
     let refused = node.driver_registered(offer.clone(), START).unwrap_err();
     assert_eq!(

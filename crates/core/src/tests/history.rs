@@ -359,7 +359,7 @@ impl World {
             RESOURCES[newcomer.resource],
             &format!("{}.sock", newcomer.endpoint),
         );
-        offer.uid = newcomer.uid;
+        offer.process.uid = newcomer.uid;
         offer.may_share = newcomer.may_share;
         offer.options.preferred_allocation = newcomer.asks;
         let beside = self

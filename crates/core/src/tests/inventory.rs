@@ -211,7 +211,7 @@ fn a_second_plugin_of_another_user_is_refused() {
     let mut node = node_with_gpus(&["a"]);
     let before = everything(&node);
     let stranger = Offer {
-        uid: 1001,
+        process: crate::ProcessId { uid: 1001, pid: None },
         ..offer(GPU, "stranger.sock")
     };
 
@@ -229,7 +229,7 @@ fn another_user_cannot_take_over_the_endpoint_of_a_connected_plugin() {
     let mut node = Node::default();
     let first = serve(&mut node, GPU, "same.sock", &["a"]);
     let stranger = Offer {
-        uid: 1001,
+        process: crate::ProcessId { uid: 1001, pid: None },
         ..offer(GPU, "same.sock")
     };
 
@@ -253,7 +253,7 @@ fn another_user_cannot_take_over_the_endpoint_of_a_connected_plugin() {
 fn a_plugin_of_another_user_that_may_share_is_accepted() {
     let mut node = node_with_gpus(&["a"]);
     let guest = Offer {
-        uid: 1001,
+        process: crate::ProcessId { uid: 1001, pid: None },
         may_share: true,
         ..offer(GPU, "guest.sock")
     };
@@ -268,7 +268,7 @@ fn another_user_may_serve_a_resource_after_its_plugin_left() {
     let first = serve(&mut node, GPU, "same.sock", &["a"]);
     node.connection_lost(first, START);
     let next = Offer {
-        uid: 1001,
+        process: crate::ProcessId { uid: 1001, pid: None },
         ..offer(GPU, "same.sock")
     };
 

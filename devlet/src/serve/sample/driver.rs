@@ -13,9 +13,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use devlet_agent::grpc::server;
-use devlet_agent::grpc::uds;
-use devlet_agent::metrics::Metrics;
 use devlet_cdi::{ContainerEdits, DeviceNode, Spec};
 use devlet_client::{Client, v1};
 use devlet_kubelet_api::dra;
@@ -35,6 +32,7 @@ use devlet_kubelet_api::plugin_registration::registration_server::{Registration,
 use devlet_kubelet_api::plugin_registration::{
     DRA_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
+use devlet_uds::server;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -145,19 +143,25 @@ async fn serve(root: &Path) -> anyhow::Result<()> {
     let routes =
         Routes::new(DraPluginServer::new(driver)).add_service(DraResourceHealthServer::new(HealthService));
     let ended = CancellationToken::new();
-    let listener = uds::listen(&endpoint, uds::DEFAULT_MODE)?;
+    let listener = devlet_uds::listen(&endpoint, devlet_uds::DEFAULT_MODE)?;
     let end = ended.clone().cancelled_owned();
-    let calls = tokio::spawn(server::serve(listener, routes, limits(), Metrics::default(), end));
+    let calls = tokio::spawn(server::serve(
+        listener,
+        routes,
+        limits(),
+        server::ignore_refusals(),
+        end,
+    ));
     // Last, because devlet calls the driver as soon as it finds the socket.
     let registration = Routes::new(RegistrationServer::new(RegistrationService { endpoint }));
     let socket = root.join("plugins_registry").join(format!("{NAME}-reg.sock"));
-    let listener = uds::listen(socket, uds::DEFAULT_MODE)?;
+    let listener = devlet_uds::listen(socket, devlet_uds::DEFAULT_MODE)?;
     let end = ended.clone().cancelled_owned();
     let registered = tokio::spawn(server::serve(
         listener,
         registration,
         limits(),
-        Metrics::default(),
+        server::ignore_refusals(),
         end,
     ));
     input_ends().await;

@@ -20,7 +20,7 @@ pub(super) fn drive(store: &Store) -> ConnectionId {
     let offer = DriverOffer {
         driver: DRIVER.into(),
         endpoint: "/run/driver.sock".into(),
-        uid: 0,
+        process: devlet_core::ProcessId { uid: 0, pid: None },
         may_share: false,
         service: "v1.DRAPlugin".into(),
         service_reason: String::new(),

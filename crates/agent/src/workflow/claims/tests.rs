@@ -16,7 +16,7 @@ use devlet_core::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::clients::PluginClients;
 use crate::dra::{Prepared, Unprepared};
 use crate::grpc::call::CallError;
 use crate::store::{CommitError, OpenOptions};
@@ -137,7 +137,7 @@ impl Bed {
             let offer = Offer {
                 resource: WIDGET.into(),
                 endpoint: "widget.sock".into(),
-                uid: 0,
+                process: devlet_core::ProcessId { uid: 0, pid: None },
                 may_share: false,
                 options: PluginOptions::default(),
             };
@@ -188,7 +188,7 @@ impl Bed {
         let offer = DriverOffer {
             driver: driver.into(),
             endpoint: format!("{driver}.sock"),
-            uid: 0,
+            process: devlet_core::ProcessId { uid: 0, pid: None },
             may_share: false,
             service: "v1.DRAPlugin".into(),
             service_reason: String::new(),
@@ -698,7 +698,7 @@ async fn a_driver_that_says_nothing_about_a_claim_has_not_unprepared_it() {
 async fn a_pod_whose_claims_are_not_on_record_is_not_started() {
     let mut bed = Bed::new();
     let claiming = pod("a", &[("c1", &[GPU])]);
-    let (plugins, deadlines) = (Plugins::default(), crate::config::Deadlines::default());
+    let (plugins, deadlines) = (PluginClients::default(), crate::config::Deadlines::default());
     let uid = PodUid::from("a");
     let start = |store| start_container(store, &plugins, &deadlines, &uid, "main", soon());
     let admission = bed.admit_by(&claiming, in_a_minute());
@@ -878,7 +878,7 @@ async fn after_a_reboot_claims_are_prepared_again_and_containers_wait_for_that()
         (asked.call.operation, asked.claims()),
         (Operation::Prepare, vec!["c1"])
     );
-    let (plugins, deadlines) = (Plugins::default(), crate::config::Deadlines::default());
+    let (plugins, deadlines) = (PluginClients::default(), crate::config::Deadlines::default());
     let uid = PodUid::from("a");
     let start = |deadline| start_container(&bed.store, &plugins, &deadlines, &uid, "main", deadline);
     let late = start(soon()).await.unwrap_err();

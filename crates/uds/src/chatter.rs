@@ -13,11 +13,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use super::presence::Calls;
-use super::uds::PeerCred;
-use crate::limits::rate::Paces;
-use crate::limits::{Limit, Limits};
-use crate::metrics::Metrics;
+use crate::call_tracking::Calls;
+use crate::peer::PeerCred;
+use crate::rate_limit::KeyedRateLimiter;
 
 /// How many bytes of a client come before its first frame.
 const PREFACE: usize = 24;
@@ -36,29 +34,37 @@ const PORTION: u32 = 64;
 /// So many in a row, and others have their turn.
 const TURN: u32 = 256;
 
+/// Called when a limit is hit.
+pub type OnHit = Arc<dyn Fn() + Send + Sync>;
+
 /// Who talks: a user's process.
 type Speaker = (u32, Option<i32>);
 
 /// The accounts of all of them.
 #[derive(Debug, Clone)]
-pub(super) struct Speakers(Arc<Paces<Speaker>>);
+pub(crate) struct Speakers(Arc<KeyedRateLimiter<Speaker>>);
 
 impl Speakers {
-    pub(super) fn new(frames_per_second: u32) -> Self {
-        Self(Arc::new(Paces::new(frames_per_second, Duration::from_secs(1))))
+    pub(crate) fn new(frames_per_second: u32) -> Self {
+        Self(Arc::new(KeyedRateLimiter::new(
+            frames_per_second,
+            Duration::from_secs(1),
+        )))
     }
 
     /// The account of this one. Processes that cannot be told apart have one for each connection.
     fn of(&self, peer: &PeerCred) -> Self {
         match peer.pid {
             Some(_) => self.clone(),
-            None => Self(Arc::new(self.0.alike())),
+            None => Self(Arc::new(self.0.same_quota())),
         }
     }
 
     /// Whether this one has said more than it may.
-    pub(super) fn is_over(&self, peer: &PeerCred) -> bool {
-        self.0.due(&(peer.uid, peer.pid), Instant::now()).is_some()
+    pub(crate) fn is_over(&self, peer: &PeerCred) -> bool {
+        self.0
+            .next_allowed_at(&(peer.uid, peer.pid), Instant::now())
+            .is_some()
     }
 }
 
@@ -72,19 +78,18 @@ struct Account {
 impl Account {
     /// So many frames more. If that is too much, when the next ones may come.
     fn owe(&self, frames: u32) -> Option<Instant> {
-        self.speakers.0.owe(self.who, frames, Instant::now())
+        self.speakers.0.charge(self.who, frames, Instant::now())
     }
 
     fn due(&self) -> Option<Instant> {
-        self.speakers.0.due(&self.who, Instant::now())
+        self.speakers.0.next_allowed_at(&self.who, Instant::now())
     }
 }
 
 /// What comes over one connection.
-#[derive(Debug)]
-pub(super) struct Chatter {
+pub(crate) struct Chatter {
     account: Account,
-    metrics: Metrics,
+    on_hit: OnHit,
     /// Of a peer who connected; each without a call counts.
     calls: Option<Arc<Calls>>,
     frames: Frames,
@@ -97,26 +102,26 @@ pub(super) struct Chatter {
 
 impl Chatter {
     /// Of a peer who connected.
-    pub(super) fn new(peer: &PeerCred, calls: Arc<Calls>, speakers: &Speakers, metrics: Metrics) -> Self {
-        let mut chatter = Self::of(peer, speakers, metrics);
+    pub(crate) fn new(peer: &PeerCred, calls: Arc<Calls>, speakers: &Speakers, on_hit: OnHit) -> Self {
+        let mut chatter = Self::of(peer, speakers, on_hit);
         chatter.calls = Some(calls);
         chatter.frames = Frames::after(PREFACE);
         chatter
     }
 
     /// Of a peer who was dialled.
-    pub(super) fn dialed(peer: &PeerCred, hearing: &Hearing) -> Self {
+    pub(crate) fn dialed(peer: &PeerCred, hearing: &ReadLimit) -> Self {
         let account = Speakers::new(hearing.frames_per_second);
-        Self::of(peer, &account, hearing.metrics.clone())
+        Self::of(peer, &account, hearing.on_hit.clone())
     }
 
-    fn of(peer: &PeerCred, speakers: &Speakers, metrics: Metrics) -> Self {
+    fn of(peer: &PeerCred, speakers: &Speakers, on_hit: OnHit) -> Self {
         Self {
             account: Account {
                 who: (peer.uid, peer.pid),
                 speakers: speakers.of(peer),
             },
-            metrics,
+            on_hit,
             calls: None,
             frames: Frames::after(0),
             unpaid: 0,
@@ -126,12 +131,12 @@ impl Chatter {
     }
 
     /// The connection does not count: it is refused anyhow.
-    pub(super) fn spare(&mut self) {
+    pub(crate) fn spare(&mut self) {
         self.calls = None;
     }
 
     /// Whether more may be read.
-    pub(super) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(cx));
             // Another connection of the same process may have been faster.
@@ -146,7 +151,7 @@ impl Chatter {
     }
 
     /// This came; nothing, if there is nothing more for the moment.
-    pub(super) fn heard(&mut self, bytes: &[u8]) {
+    pub(crate) fn heard(&mut self, bytes: &[u8]) {
         if bytes.is_empty() {
             self.row = 0;
             return;
@@ -164,7 +169,7 @@ impl Chatter {
             return;
         }
         if let Some(due) = self.account.owe(std::mem::take(&mut self.unpaid)) {
-            self.metrics.limit_hit(Limit::FRAMES_PER_SECOND.name());
+            (self.on_hit)();
             self.pause = Some(until(due));
         }
     }
@@ -176,25 +181,24 @@ fn until(due: Instant) -> Pin<Box<Sleep>> {
 
 impl Drop for Chatter {
     fn drop(&mut self) {
-        if self.calls.as_ref().is_some_and(|calls| !calls.were_any()) {
+        if self.calls.as_ref().is_some_and(|calls| !calls.has_had_call()) {
             self.account.owe(self.unpaid.saturating_add(CONNECTION));
         }
     }
 }
 
 /// How much is heard of peers who are dialled.
-#[derive(Debug, Clone)]
-pub(crate) struct Hearing {
-    pub(super) frames_per_second: u32,
-    pub(super) metrics: Metrics,
+#[derive(Clone)]
+pub struct ReadLimit {
+    pub(crate) frames_per_second: u32,
+    pub(crate) on_hit: OnHit,
 }
 
-impl Hearing {
-    /// As much as of those who connect.
-    pub(crate) fn new(limits: &Limits, metrics: &Metrics) -> Self {
+impl ReadLimit {
+    pub fn new(frames_per_second: u32, on_hit: OnHit) -> Self {
         Self {
-            frames_per_second: limits.server.frames_per_second,
-            metrics: metrics.clone(),
+            frames_per_second,
+            on_hit,
         }
     }
 }
@@ -275,7 +279,7 @@ mod tests {
     }
 
     fn chatter(pid: Option<i32>, speakers: &Speakers, calls: &Arc<Calls>) -> Chatter {
-        let mut chatter = Chatter::new(&peer(pid), calls.clone(), speakers, Metrics::default());
+        let mut chatter = Chatter::new(&peer(pid), calls.clone(), speakers, Arc::new(|| {}));
         chatter.heard(&[0; PREFACE]);
         chatter
     }

@@ -1,7 +1,7 @@
 //! Lets `h2` accept what Go clients send as `:authority`.
 //!
 //! A grpc-go client that dials a bare socket path sends that path as `:authority`, raw (`/var/lib/…`) or
-//! percent-encoded (`%2Fvar%2Flib…`). `h2` resets such a stream with `PROTOCOL_ERROR`. [`AnyAuthority`] sits
+//! percent-encoded (`%2Fvar%2Flib…`). `h2` resets such a stream with `PROTOCOL_ERROR`. [`AuthorityRewriter`] sits
 //! between the accepted socket and `h2` and replaces the offending characters in that one header value:
 //!
 //! ```text
@@ -31,7 +31,7 @@ use std::task::{Context, Poll, ready};
 use http::uri;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::huffman;
+use crate::huffman;
 
 /// The longest header block, with the heads of its frames, whose `:authority` is replaced.
 pub const HELD_LIMIT: usize = 64 * 1024;
@@ -52,7 +52,7 @@ const HELD_STEP: usize = 4096;
 
 /// The server's side of an HTTP/2 connection on which every `:authority` is acceptable to `h2`.
 #[derive(Debug)]
-pub struct AnyAuthority<T> {
+pub struct AuthorityRewriter<T> {
     inner: T,
     scanner: Scanner,
     /// Bytes read but not passed on yet.
@@ -61,7 +61,7 @@ pub struct AnyAuthority<T> {
     ready: usize,
 }
 
-impl<T> AnyAuthority<T> {
+impl<T> AuthorityRewriter<T> {
     /// Wraps a connection of which nothing has been read yet.
     pub fn new(inner: T) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl<T> AnyAuthority<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for AnyAuthority<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if buf.remaining() == 0 {
@@ -128,7 +128,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for AnyAuthority<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for AnyAuthority<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for AuthorityRewriter<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
     }

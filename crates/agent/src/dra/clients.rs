@@ -1,7 +1,7 @@
-//! The clients of the plugins that are registered.
+//! The clients of registered plugins of drivers, by connection.
 //!
-//! The node knows plugins by the number of their connection and decides which one to call; this is where the number
-//! leads to a socket. It holds no state of the node: an entry lives as long as the registration of its plugin.
+//! The node decides which connection to call; this map leads from its number to the client. It holds no state of the node: an
+//! entry lives as long as the registration of its plugin.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,11 +14,11 @@ use tokio_util::sync::CancellationToken;
 use super::client::DriverClient;
 use super::{DriverCallError, DriverCalls, Prepared, Unprepared};
 use crate::config::Config;
-use crate::grpc::call::Patience;
+use crate::grpc::call::CallDeadline;
 
 /// Clients by connection.
 #[derive(Debug, Clone)]
-pub struct Drivers {
+pub struct DriverClients {
     config: Arc<Config>,
     plugins: Arc<RwLock<HashMap<ConnectionId, Entry>>>,
 }
@@ -27,11 +27,11 @@ pub struct Drivers {
 #[derive(Debug)]
 struct Entry {
     client: Option<DriverClient>,
-    dismissed: CancellationToken,
+    cancelled: CancellationToken,
 }
 
-impl Drivers {
-    /// `config` says how long drivers may take.
+impl DriverClients {
+    /// `config` has the deadlines of drivers.
     pub fn new(config: Arc<Config>) -> Self {
         Self {
             config,
@@ -39,29 +39,29 @@ impl Drivers {
         }
     }
 
-    /// A plugin has registered. Cancelling `dismissed` ends its task.
-    pub(super) fn enter(&self, id: ConnectionId, dismissed: CancellationToken) {
+    /// Adds a registered plugin. Cancelling `cancelled` ends its session.
+    pub(super) fn insert(&self, id: ConnectionId, cancelled: CancellationToken) {
         let entry = Entry {
             client: None,
-            dismissed,
+            cancelled,
         };
         let mut plugins = self.plugins.write().unwrap_or_else(PoisonError::into_inner);
         plugins.insert(id, entry);
     }
 
-    /// A plugin is connected, or is not any longer.
-    pub(super) fn link(&self, id: ConnectionId, client: Option<DriverClient>) {
+    /// Sets the client of a plugin, or removes it when the connection is lost.
+    pub(super) fn set_client(&self, id: ConnectionId, client: Option<DriverClient>) {
         let mut plugins = self.plugins.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = plugins.get_mut(&id) {
             entry.client = client;
         }
     }
 
-    /// A plugin has gone, or another one has taken its place.
-    pub(super) fn dismiss(&self, id: ConnectionId) {
+    /// Removes a plugin that is gone or replaced, and ends its session.
+    pub(super) fn cancel(&self, id: ConnectionId) {
         let mut plugins = self.plugins.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = plugins.remove(&id) {
-            entry.dismissed.cancel();
+            entry.cancelled.cancel();
         }
     }
 
@@ -75,22 +75,22 @@ impl Drivers {
         })
     }
 
-    fn patience(&self, call: &Call, deadline: Instant) -> Patience {
-        Patience {
+    fn deadline(&self, call: &Call, deadline: Instant) -> CallDeadline {
+        CallDeadline {
             own: self.config.deadlines.prepare_of(&call.driver),
             caller: Some(deadline),
         }
     }
 }
 
-impl DriverCalls for Drivers {
+impl DriverCalls for DriverClients {
     async fn prepare(&self, call: &Call, deadline: Instant) -> Result<Prepared, DriverCallError> {
-        let patience = self.patience(call, deadline);
-        Ok(self.client(call)?.prepare(&call.claims, patience).await?)
+        let deadline = self.deadline(call, deadline);
+        Ok(self.client(call)?.prepare(&call.claims, deadline).await?)
     }
 
     async fn unprepare(&self, call: &Call, deadline: Instant) -> Result<Unprepared, DriverCallError> {
-        let patience = self.patience(call, deadline);
-        Ok(self.client(call)?.unprepare(&call.claims, patience).await?)
+        let deadline = self.deadline(call, deadline);
+        Ok(self.client(call)?.unprepare(&call.claims, deadline).await?)
     }
 }

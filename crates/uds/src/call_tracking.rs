@@ -1,7 +1,7 @@
 //! What becomes of a connection's calls: whether a peer has ever asked for anything, and whether it waits for an answer.
 //!
 //! A request counts once all of it has come: half a request makes no connection busy. tonic tells none of this, so that
-//! [`Attended`] sits between the connection and the services.
+//! [`TrackCalls`] sits between the connection and the services.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -15,81 +15,80 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::uds::PeerCred;
-use crate::limits::OverLimit;
+use crate::peer::PeerCred;
 
 /// A connection, as those who answer its requests see it.
 #[derive(Debug, Clone)]
-pub(super) struct Connection {
-    pub(super) peer: PeerCred,
-    pub(super) calls: Arc<Calls>,
+pub(crate) struct Connection {
+    pub(crate) peer: PeerCred,
+    pub(crate) calls: Arc<Calls>,
     /// Whether an answer may be a stream. Then its call is under way until it has been passed on; other answers are
     /// short, and a peer that does not take them waits for nothing.
-    pub(super) has_streams: bool,
+    pub(crate) has_streams: bool,
     /// What every request is answered with, if there is no place for this connection.
-    pub(super) refused: Option<Arc<OverLimit>>,
+    pub(crate) refused: Option<Arc<str>>,
 }
 
 /// The calls of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Calls {
+pub(crate) struct Calls {
     under_way: AtomicUsize,
     any: AtomicBool,
 }
 
 impl Calls {
     /// Whether the peer waits for no answer.
-    pub(super) fn are_none(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.under_way.load(Ordering::Acquire) == 0
     }
 
     /// Whether there has been a whole request.
-    pub(super) fn were_any(&self) -> bool {
+    pub(crate) fn has_had_call(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 }
 
 /// One of them.
 #[derive(Debug)]
-struct Call {
+struct CallGuard {
     calls: Arc<Calls>,
-    is_whole: AtomicBool,
+    is_complete: AtomicBool,
 }
 
-impl Call {
-    fn is_whole(&self) {
-        if !self.is_whole.swap(true, Ordering::AcqRel) {
+impl CallGuard {
+    fn mark_complete(&self) {
+        if !self.is_complete.swap(true, Ordering::AcqRel) {
             self.calls.under_way.fetch_add(1, Ordering::AcqRel);
             self.calls.any.store(true, Ordering::Release);
         }
     }
 }
 
-impl Drop for Call {
+impl Drop for CallGuard {
     fn drop(&mut self) {
-        if *self.is_whole.get_mut() {
+        if *self.is_complete.get_mut() {
             self.calls.under_way.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }
 
-/// Makes services [`Attended`].
+/// Makes services [`TrackCalls`].
 #[derive(Debug, Clone)]
-pub(super) struct Attend;
+pub(crate) struct TrackCallsLayer;
 
-impl<S> Layer<S> for Attend {
-    type Service = Attended<S>;
+impl<S> Layer<S> for TrackCallsLayer {
+    type Service = TrackCalls<S>;
 
-    fn layer(&self, service: S) -> Attended<S> {
-        Attended(service)
+    fn layer(&self, service: S) -> TrackCalls<S> {
+        TrackCalls(service)
     }
 }
 
 /// Services whose calls are known to their [`Connection`]. They find the [`PeerCred`] among a request's extensions.
 #[derive(Debug, Clone)]
-pub(super) struct Attended<S>(S);
+pub(crate) struct TrackCalls<S>(S);
 
-impl<S> Service<Request<Body>> for Attended<S>
+impl<S> Service<Request<Body>> for TrackCalls<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     S::Future: Send + 'static,
@@ -107,45 +106,45 @@ where
             return Box::pin(self.0.call(request));
         };
         if let Some(over) = connection.refused {
-            let refusal = Status::from(OverLimit::clone(&over)).into_http();
+            let refusal = Status::resource_exhausted(&*over).into_http();
             return Box::pin(std::future::ready(Ok(refusal)));
         }
         request.extensions_mut().insert(connection.peer);
-        let call = Arc::new(Call {
+        let call = Arc::new(CallGuard {
             calls: connection.calls,
-            is_whole: AtomicBool::new(false),
+            is_complete: AtomicBool::new(false),
         });
         let has_streams = connection.has_streams;
-        let request = request.map(|body| Body::new(Followed::new(body, call.clone())));
+        let request = request.map(|body| Body::new(TrackedBody::new(body, call.clone())));
         let answer = self.0.call(request);
         Box::pin(async move {
             let answer = answer.await?;
             // An answer may come before the end of the question; then that is all that there is.
-            call.is_whole();
+            call.mark_complete();
             if !has_streams {
                 return Ok(answer);
             }
-            Ok(answer.map(|body| Body::new(Followed::new(body, call))))
+            Ok(answer.map(|body| Body::new(TrackedBody::new(body, call))))
         })
     }
 }
 
 /// A body of a call; once its end was seen, the request is whole.
-struct Followed {
+struct TrackedBody {
     body: Body,
-    call: Arc<Call>,
+    call: Arc<CallGuard>,
 }
 
-impl Followed {
-    fn new(body: Body, call: Arc<Call>) -> Self {
+impl TrackedBody {
+    fn new(body: Body, call: Arc<CallGuard>) -> Self {
         if body.is_end_stream() {
-            call.is_whole();
+            call.mark_complete();
         }
         Self { body, call }
     }
 }
 
-impl HttpBody for Followed {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -155,7 +154,7 @@ impl HttpBody for Followed {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if frame.is_none() || self.body.is_end_stream() {
-            self.call.is_whole();
+            self.call.mark_complete();
         }
         Poll::Ready(frame)
     }

@@ -39,7 +39,7 @@ fn through(bytes: &[u8], sizes: &[usize], room: usize) -> Vec<u8> {
         chunks.push_back(chunk.to_vec());
         rest = after;
     }
-    let mut reader = AnyAuthority::new(Chunks(chunks));
+    let mut reader = AuthorityRewriter::new(Chunks(chunks));
     let mut cx = Context::from_waker(Waker::noop());
     let mut out = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! One connection to a peer, on which calls are made.
+//! A gRPC channel over one connection, which never reconnects.
 //!
 //! It is that of `h2`, without hyper's and tonic's around it. Those keep calls in queues, each of which wakes one task more, and
 //! send a request's body in a task of its own, behind its head: the peer is woken twice for one small question. tonic's
@@ -25,8 +25,8 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
+use tonic::Status;
 use tonic::body::Body;
-use tonic::{Code, Status};
 use tower::Service;
 
 /// HTTP/2 window of one stream, large enough for a list of devices to arrive in one go.
@@ -54,16 +54,18 @@ pub struct Channel {
     pings: Arc<Mutex<Option<PingPong>>>,
 }
 
-/// The connection of a channel has ended. This is the source of the [`Status`] of calls that lost it, and tells them from
-/// calls that the peer answered with `UNAVAILABLE`.
+/// Error: the connection of a channel has ended. It is the source of the [`Status`] of calls that lost their connection,
+/// and distinguishes them from calls that the peer answered with `UNAVAILABLE`.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("the connection to {} {ENDED}", path.display())]
-pub struct Ended {
+#[error("the connection to {} has ended: dial again", path.display())]
+pub struct ConnectionEnded {
     /// The socket.
     pub path: Arc<Path>,
+    /// `false` if the peer did not process the request, because the channel no longer takes calls.
+    pub was_sent: bool,
 }
 
-impl Ended {
+impl ConnectionEnded {
     /// Returns the status of a call that ended for this reason.
     fn status(self, message: String) -> Status {
         let mut status = Status::unavailable(message);
@@ -72,11 +74,11 @@ impl Ended {
     }
 }
 
-const ENDED: &str = "has ended: dial again";
-
-/// Whether a call could not be made because its channel takes no more. The way through the library leaves only words.
+/// Returns `true` if the call was not made because its channel no longer takes calls.
 pub fn is_ended(status: &Status) -> bool {
-    status.code() == Code::Unavailable && status.message().ends_with(ENDED)
+    let source =
+        std::error::Error::source(status).and_then(|source| source.downcast_ref::<ConnectionEnded>());
+    source.is_some_and(|ended| !ended.was_sent)
 }
 
 impl Channel {
@@ -106,7 +108,7 @@ impl Channel {
     }
 
     /// Sends an HTTP/2 ping, and returns once the peer has answered it.
-    pub(crate) async fn ping(&self) -> Result<(), Status> {
+    pub async fn ping(&self) -> Result<(), Status> {
         let pings = self.pings.clone();
         // h2 has one ping at a time: one that the caller gives up on still ends before the next.
         let answered = tokio::spawn(async move {
@@ -133,7 +135,10 @@ impl Channel {
         let body = body.collect().await?.to_bytes();
         let path = &self.path;
         let not_sent = |_| {
-            let ended = Ended { path: path.clone() };
+            let ended = ConnectionEnded {
+                path: path.clone(),
+                was_sent: false,
+            };
             let message = ended.to_string();
             ended.status(message)
         };
@@ -245,7 +250,13 @@ fn time_of(headers: &HeaderMap) -> Option<Duration> {
 /// What an error of the transport means to the caller.
 fn status(error: h2::Error, path: &Arc<Path>) -> Status {
     match error.is_io() || error.is_go_away() {
-        true => Ended { path: path.clone() }.status(error.to_string()),
+        true => {
+            let ended = ConnectionEnded {
+                path: path.clone(),
+                was_sent: true,
+            };
+            ended.status(error.to_string())
+        }
         false => Status::from_error(error.into()),
     }
 }
@@ -257,9 +268,9 @@ mod tests {
     use futures_util::FutureExt as _;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+    use tonic::Code;
+
     use super::*;
-    use crate::Client;
-    use crate::v1::StatusRequest;
 
     const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
     /// Without an error; the last stream that was looked at is 0, which is none.
@@ -272,8 +283,10 @@ mod tests {
     async fn answered(answer: &[u8]) -> Status {
         let (ours, mut theirs) = tokio::io::duplex(1 << 16);
         let channel = Channel::open(ours, Path::new("/run/peer.sock")).await.unwrap();
-        let client = Client::new(channel);
-        let call = client.status(StatusRequest {});
+        let request = http::Request::post("/service/Method")
+            .body(Body::empty())
+            .unwrap();
+        let call = channel.clone().call(request);
         let peer = async {
             theirs.read_exact(&mut [0; 24]).await.unwrap();
             theirs.write_all(SETTINGS).await.unwrap();
@@ -291,7 +304,10 @@ mod tests {
             (!answer.is_empty()).then_some(theirs)
         };
         let (ended, _open) = tokio::join!(call, peer);
-        ended.unwrap_err()
+        let Err(status) = ended else {
+            panic!("the call succeeded")
+        };
+        status
     }
 
     #[tokio::test]
@@ -321,7 +337,7 @@ mod tests {
         assert_eq!(status.code(), Code::Unavailable, "{status:?}");
         assert!(!is_ended(&status), "{status:?}");
         let source = std::error::Error::source(&status).unwrap();
-        assert!(source.is::<Ended>(), "{status:?}");
+        assert!(source.is::<ConnectionEnded>(), "{status:?}");
     }
 
     #[tokio::test]

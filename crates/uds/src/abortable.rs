@@ -1,8 +1,7 @@
-//! A connection that can be cut from outside, that tells when it is gone, and of which only so much chatter is heard.
+//! A connection that can be aborted, and that signals its end.
 //!
-//! tonic neither closes a connection on demand nor says that one has ended. Both ends are tied to one token
-//! each: cancelling the first makes every read and write fail, and dropping the connection, whatever the
-//! reason, cancels the second.
+//! tonic neither closes a connection on demand nor reports that one has ended. A connection has one token for each:
+//! cancelling `abort` makes every read and write fail, and dropping the connection cancels `closed`.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -12,51 +11,55 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 
-use super::chatter::Chatter;
+use crate::chatter::Chatter;
 
-pub(super) struct Severable<T> {
+pub(crate) struct Abortable<T> {
     inner: T,
-    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    abort: Pin<Box<WaitForCancellationFutureOwned>>,
     chatter: Chatter,
-    _gone: DropGuard,
+    _closed: DropGuard,
 }
 
-impl<T> Severable<T> {
-    /// Ties a connection to `cut`, and `gone` to the connection, of whose chatter only so much is heard.
-    pub(super) fn new(inner: T, cut: CancellationToken, gone: CancellationToken, chatter: Chatter) -> Self {
+impl<T> Abortable<T> {
+    pub(crate) fn new(
+        inner: T,
+        abort: CancellationToken,
+        closed: CancellationToken,
+        chatter: Chatter,
+    ) -> Self {
         Self {
             inner,
-            cut: Box::pin(cut.cancelled_owned()),
+            abort: Box::pin(abort.cancelled_owned()),
             chatter,
-            _gone: gone.drop_guard(),
+            _closed: closed.drop_guard(),
         }
     }
 
-    /// The connection, unless it has been cut.
-    fn whole(&mut self, cx: &mut Context<'_>) -> io::Result<Pin<&mut T>>
+    /// Returns the connection, or an error if it was aborted.
+    fn check_open(&mut self, cx: &mut Context<'_>) -> io::Result<Pin<&mut T>>
     where
         T: Unpin,
     {
-        if self.cut.as_mut().poll(cx).is_ready() {
+        if self.abort.as_mut().poll(cx).is_ready() {
             return Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
-                "the connection was cut on this side",
+                "the connection was aborted on this side",
             ));
         }
         Ok(Pin::new(&mut self.inner))
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Severable<T> {
+impl<T: fmt::Debug> fmt::Debug for Abortable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Severable").field(&self.inner).finish()
+        f.debug_tuple("Abortable").field(&self.inner).finish()
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Severable<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for Abortable<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.whole(cx)?;
+        this.check_open(cx)?;
         ready!(this.chatter.poll_turn(cx));
         let before = buf.filled().len();
         let polled = Pin::new(&mut this.inner).poll_read(cx, buf);
@@ -65,17 +68,17 @@ impl<T: AsyncRead + Unpin> AsyncRead for Severable<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Severable<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for Abortable<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.get_mut().whole(cx)?.poll_write(cx, buf)
+        self.get_mut().check_open(cx)?.poll_write(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().whole(cx)?.poll_flush(cx)
+        self.get_mut().check_open(cx)?.poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().whole(cx)?.poll_shutdown(cx)
+        self.get_mut().check_open(cx)?.poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -83,7 +86,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Severable<T> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().whole(cx)?.poll_write_vectored(cx, bufs)
+        self.get_mut().check_open(cx)?.poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Taking a device plugin in: dial it, ask what it wants, tell the node, and follow its lists from then on.
+//! Registers a device plugin: dials it, asks for its options, tells the node, and starts its session.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,28 +6,26 @@ use std::time::Duration;
 
 use devlet_core::device_plugin::inventory::Offer;
 use devlet_core::device_plugin::rejections::Rejection;
-use devlet_core::{ConnectError, ConnectionId, Node, ResourceName};
+use devlet_core::{ConnectError, ConnectionId, Node, PluginIdentity, ProcessId, ResourceName};
+use devlet_uds::DialError;
+use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::plugin_session::{self, Connection};
 use crate::config::Config;
 use crate::deadline;
 use crate::device_plugin::client::{Api, PluginClient};
-use crate::device_plugin::connection::{self, Connection};
-use crate::device_plugin::plugins::Plugins;
+use crate::device_plugin::clients::PluginClients;
 use crate::grpc::call::CallError;
-use crate::grpc::chatter::Hearing;
-use crate::grpc::uds::{self, DialError};
-use crate::limits::portions::Turns;
-use crate::limits::rate::{Mentions, Paces};
-use crate::limits::seats::{self, Process, Seats};
-use crate::limits::{Limit, Limits, OverLimit};
+use crate::limits::{Limit, LimitExceeded};
+use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
-/// A well-formed wish to serve a resource.
+/// A well-formed request to serve a resource.
 #[derive(Debug, Clone)]
 pub struct Candidate {
     /// The resource.
@@ -36,20 +34,18 @@ pub struct Candidate {
     pub socket: PathBuf,
     /// Which protocol it speaks.
     pub api: Api,
-    /// The user that asks.
-    pub uid: u32,
-    /// The process that asks, if it is visible from here.
-    pub pid: Option<i32>,
+    /// The process that asks.
+    pub process: ProcessId,
 }
 
 impl Candidate {
-    /// That it is rejected.
+    /// Returns the record of its rejection.
     pub(crate) fn rejection(&self, error: &RegisterError) -> Rejection {
         Rejection {
             resource: self.resource.to_string(),
             endpoint: self.socket.display().to_string(),
-            uid: Some(self.uid),
-            pid: self.pid,
+            uid: Some(self.process.uid),
+            pid: self.process.pid,
             reason: error.to_string(),
         }
     }
@@ -74,7 +70,7 @@ pub enum RegisterError {
     },
     /// Its socket is somebody else's.
     #[error("the socket {} is of user {owner}, not of user {uid}, who registers it", socket.display())]
-    NotTheirs {
+    SocketOwnerMismatch {
         /// The socket.
         socket: PathBuf,
         /// Whose it is.
@@ -87,89 +83,79 @@ pub enum RegisterError {
     Superseded,
     /// It asks for too much.
     #[error(transparent)]
-    OverLimit(#[from] OverLimit),
+    LimitExceeded(#[from] LimitExceeded),
     /// The node does not want it.
     #[error("{0}; a rule under access.register in devlet's configuration allows it with share: true")]
     Refused(#[from] ConnectError),
 }
 
-/// How long a process that registers too often waits to be told so.
-const SLOWED_DOWN: Duration = Duration::from_secs(1);
+/// Pause before a process that registers too often is answered.
+const REJECTION_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often a process may register one resource.
-pub(crate) fn repetitions_per_minute(limits: &Limits) -> u32 {
-    (limits.registrations_per_minute / 10).max(1)
-}
-
-/// Takes plugins in.
+/// Registers device plugins.
 #[derive(Debug, Clone)]
 pub struct Registrar {
     pub(crate) config: Arc<Config>,
     pub(crate) store: Store,
-    pub(crate) plugins: Plugins,
-    pub(crate) seats: Seats,
+    pub(crate) clients: PluginClients,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
-    /// How often each process registers.
-    pub(crate) registrations: Arc<Paces<Process>>,
-    /// The same for each resource of it.
-    pub(crate) repetitions: Arc<Paces<(Process, ResourceName)>>,
-    /// For long lists.
-    pub(crate) decoding: Turns,
-    /// How often rejections are logged.
-    pub(crate) refusals: Arc<Mentions>,
+    /// Registrations of each process, of device plugins and DRA drivers.
+    pub(crate) registrations: Arc<KeyedRateLimiter<ProcessId>>,
+    pub(crate) decoder: LongDecoder,
+    /// Limits log entries about rejections.
+    pub(crate) rejection_log: Arc<LogThrottle>,
 }
 
 impl Registrar {
-    /// Takes a plugin in, and follows it until it is gone for good. A rejection is recorded.
+    /// Registers a plugin, and starts its session. A rejection is recorded.
     pub async fn register(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
-        self.slow_down(&candidate).await?;
-        self.take_in(candidate).await
+        self.check_rate(&candidate).await?;
+        self.connect_and_run(candidate).await
     }
 
-    /// Takes a plugin in by a task of the node: a caller that gives up does not hide how the registration ended.
-    /// Returns `None` if the node stops before that.
-    pub(crate) fn take_in_by_task(
+    /// Registers a plugin in a task of the node: the outcome is recorded even if the caller leaves. The task returns `None`
+    /// if the node stops first.
+    pub(crate) fn register_in_task(
         &self,
         candidate: Candidate,
     ) -> JoinHandle<Option<Result<ConnectionId, RegisterError>>> {
         let registrar = self.clone();
         self.tasks.spawn(async move {
             tokio::select! {
-                ended = registrar.take_in(candidate) => Some(ended),
+                ended = registrar.connect_and_run(candidate) => Some(ended),
                 () = registrar.stop.cancelled() => None,
             }
         })
     }
 
-    /// Checks that a plugin may register now. If not, it is recorded as rejected at once and answered after a while.
-    pub(crate) async fn slow_down(&self, candidate: &Candidate) -> Result<(), RegisterError> {
-        let Err(over) = self.in_time(candidate) else {
+    /// Checks that a plugin's process may register now. A rejection is recorded at once and answered after a pause.
+    pub(crate) async fn check_rate(&self, candidate: &Candidate) -> Result<(), RegisterError> {
+        let Err(exceeded) = self.try_acquire(candidate) else {
             return Ok(());
         };
-        self.metrics.limit_hit(over.limit.name());
-        let error = RegisterError::from(over);
+        self.metrics.limit_hit(exceeded.limit.name());
+        let error = RegisterError::from(exceeded);
         self.rejected(candidate.rejection(&error));
         let refused = Err(error);
         self.metrics.registered(&candidate.resource, &refused);
-        // Whoever does not wait for the answer waits for a place.
         tokio::select! {
-            () = tokio::time::sleep(SLOWED_DOWN) => {}
+            () = tokio::time::sleep(REJECTION_PAUSE) => {}
             () = self.stop.cancelled() => {}
         }
         refused
     }
 
-    /// Takes a plugin in that may register. A rejection is recorded.
-    async fn take_in(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
+    /// Registers a plugin that is within its rate.
+    async fn connect_and_run(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
         let connected = self.connect(&candidate, |_| true).await;
         self.metrics.registered(&candidate.resource, &connected);
         if let Err(error) = &connected {
             self.rejected(candidate.rejection(error));
         }
-        if let Err(RegisterError::OverLimit(over)) = &connected {
-            self.metrics.limit_hit(over.limit.name());
+        if let Err(RegisterError::LimitExceeded(exceeded)) = &connected {
+            self.metrics.limit_hit(exceeded.limit.name());
         }
         let connection = connected?;
         let id = connection.id;
@@ -178,7 +164,7 @@ impl Registrar {
             "device plugin registered"
         );
         self.tasks
-            .spawn(connection::follow(self.clone(), candidate, connection));
+            .spawn(plugin_session::run(self.clone(), candidate, connection));
         Ok(id)
     }
 
@@ -193,54 +179,38 @@ impl Registrar {
         } = rejection.clone();
         let now = self.store.now();
         let is_news = self.store.update(|node| node.plugin_rejected(rejection, now));
-        if is_news && let Some(unsaid) = self.refusals.take(Instant::now()) {
+        if is_news && let Some(suppressed) = self.rejection_log.try_acquire(Instant::now()) {
             tracing::warn!(
                 resource,
                 endpoint,
                 pid,
                 uid,
                 reason,
-                unsaid,
+                suppressed,
                 "device plugin rejected"
             );
         }
     }
 
-    /// Whether its process may register again already.
-    fn in_time(&self, candidate: &Candidate) -> Result<(), OverLimit> {
-        let process = (candidate.uid, candidate.pid);
-        let resource = &candidate.resource;
-        let now = Instant::now();
-        let often = |what: String, most: u32| {
-            let most = usize::try_from(most).unwrap_or(usize::MAX);
-            Limit::REGISTRATIONS_PER_MINUTE.exceeded(what, most)
-        };
-        let most = self.config.limits.registrations_per_minute;
-        if !self.registrations.take(process, now) {
-            return Err(often("the process registers too often".into(), most));
+    fn try_acquire(&self, candidate: &Candidate) -> Result<(), LimitExceeded> {
+        if self.registrations.try_acquire(candidate.process, Instant::now()) {
+            return Ok(());
         }
-        if !self.repetitions.take((process, resource.clone()), now) {
-            let tenth = repetitions_per_minute(&self.config.limits);
-            let what = format!(
-                "the process registers {resource} more than {tenth} times a minute (each resource has a tenth)"
-            );
-            return Err(often(what, most));
-        }
-        Ok(())
+        let max = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
+        Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", max))
     }
 
-    /// Dials a plugin and tells the node, if `still` says so when it comes to that.
+    /// Dials a plugin and tells the node, unless `is_current` returns `false` by then.
     pub(crate) async fn connect(
         &self,
         candidate: &Candidate,
-        still: impl FnOnce(&Node) -> bool,
+        is_current: impl FnOnce(&Node) -> bool,
     ) -> Result<Connection, RegisterError> {
         let Candidate {
             resource,
             socket,
             api,
-            uid,
-            pid: _,
+            process: ProcessId { uid, .. },
         } = candidate;
         let access = &self.config.access;
         if !access.may_register(*uid, resource.as_str()) {
@@ -250,14 +220,14 @@ impl Registrar {
             });
         }
         let deadlines = &self.config.deadlines;
-        let hearing = Hearing::new(&self.config.limits, &self.metrics);
-        let dialed = uds::connect_to_hear(socket, deadline::after(deadlines.dial), &hearing)
+        let limit = self.metrics.read_limit(&self.config.limits);
+        let dialed = devlet_uds::connect_limited(socket, deadline::after(deadlines.dial), &limit)
             .await
             .map_err(RegisterError::Dial)?;
         for owner in [dialed.owner, dialed.peer.uid] {
             if !access.may_name(*uid, owner, resource.as_str()) {
                 let socket = socket.clone();
-                return Err(RegisterError::NotTheirs {
+                return Err(RegisterError::SocketOwnerMismatch {
                     socket,
                     owner,
                     uid: *uid,
@@ -265,47 +235,54 @@ impl Registrar {
             }
         }
         let limits = &self.config.limits;
-        let process = seats::process(&dialed.peer);
-        let seat = self
-            .seats
-            .take(process, access, resource.as_str(), socket.clone(), limits)?;
-        let client = PluginClient::new(
-            &dialed,
-            *api,
-            self.metrics.plugin(resource),
-            limits,
-            seat.account(),
-        );
+        let process = ProcessId {
+            uid: dialed.peer.uid,
+            pid: dialed.peer.pid,
+        };
+        let endpoint = socket.display().to_string();
+        let check_quota = |node: &Node| {
+            let plugin = PluginIdentity {
+                process,
+                name: resource.as_str(),
+                endpoint: &endpoint,
+            };
+            let checked =
+                node.check_plugin_quota(plugin, &limits.plugin_limits(), |uid| access.is_trusted(uid));
+            checked.map_err(|error| limits.quota_exceeded(&error))
+        };
+        // Before the plugin is called, and again when it is added.
+        self.store.read(check_quota)?;
+        let client = PluginClient::new(&dialed, *api, self.metrics.plugin(resource), limits);
         let options = client
             .options(deadlines.options)
             .await
             .map_err(RegisterError::Options)?;
         let offer = Offer {
             resource: resource.clone(),
-            endpoint: socket.display().to_string(),
-            uid: dialed.peer.uid,
+            endpoint: endpoint.clone(),
+            process,
             may_share: access.may_share(dialed.peer.uid, resource.as_str()),
             options,
         };
         let now = self.store.now();
         let (id, replaced) = self.store.update(|node| {
-            if !still(node) {
+            if !is_current(node) {
                 return Err(RegisterError::Superseded);
             }
+            check_quota(node)?;
             Ok(node.plugin_connected(offer, now)?)
         })?;
         if let Some(replaced) = replaced {
-            self.plugins.dismiss(replaced);
+            self.clients.cancel(replaced);
         }
-        let dismissed = self.stop.child_token();
-        let entered = self.plugins.enter(id, client.clone(), dismissed.clone());
+        let cancelled = self.stop.child_token();
+        let entry = self.clients.insert(id, client.clone(), cancelled.clone());
         Ok(Connection {
             id,
             client,
-            dialed,
-            dismissed,
-            _entered: entered,
-            _seat: seat,
+            peer: dialed,
+            cancelled,
+            _entry: entry,
         })
     }
 }

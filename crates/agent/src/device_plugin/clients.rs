@@ -1,7 +1,7 @@
-//! The clients of the plugins that are connected.
+//! The clients of connected plugins, by connection.
 //!
-//! The node knows connections by number and decides which one to call; this is where the number leads to a
-//! socket. It holds no state of the node: an entry lives as long as the task of its connection.
+//! The node decides which connection to call; this map leads from its number to the client. It holds no state of the node: an
+//! entry lives as long as the task of its connection.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,50 +13,50 @@ use super::client::PluginClient;
 
 /// Clients by connection.
 #[derive(Debug, Clone, Default)]
-pub struct Plugins {
+pub struct PluginClients {
     clients: Arc<RwLock<HashMap<ConnectionId, (PluginClient, CancellationToken)>>>,
 }
 
-impl Plugins {
-    /// The client of a connection; `None` once it is lost.
+impl PluginClients {
+    /// Returns the client of a connection; `None` once it is lost.
     pub fn client(&self, connection: ConnectionId) -> Option<PluginClient> {
         let clients = self.clients.read().unwrap_or_else(PoisonError::into_inner);
         clients.get(&connection).map(|(client, _)| client.clone())
     }
 
-    /// Makes a client reachable until the answer is dropped. `dismissed` ends the task of the connection.
-    pub fn enter(
+    /// Adds a client until the returned entry is dropped. `cancelled` ends the task of the connection.
+    pub fn insert(
         &self,
         connection: ConnectionId,
         client: PluginClient,
-        dismissed: CancellationToken,
-    ) -> Entered {
+        cancelled: CancellationToken,
+    ) -> ClientEntry {
         let mut clients = self.clients.write().unwrap_or_else(PoisonError::into_inner);
-        clients.insert(connection, (client, dismissed));
-        Entered {
+        clients.insert(connection, (client, cancelled));
+        ClientEntry {
             plugins: self.clone(),
             connection,
         }
     }
 
     /// Ends the task of a connection that has been replaced.
-    pub fn dismiss(&self, connection: ConnectionId) {
+    pub fn cancel(&self, connection: ConnectionId) {
         let clients = self.clients.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, dismissed)) = clients.get(&connection) {
-            dismissed.cancel();
+        if let Some((_, cancelled)) = clients.get(&connection) {
+            cancelled.cancel();
         }
     }
 }
 
-/// A client that is reachable.
+/// A client in the map.
 #[derive(Debug)]
-#[must_use = "dropping it makes the plugin unreachable"]
-pub struct Entered {
-    plugins: Plugins,
+#[must_use = "dropping it removes the client"]
+pub struct ClientEntry {
+    plugins: PluginClients,
     connection: ConnectionId,
 }
 
-impl Drop for Entered {
+impl Drop for ClientEntry {
     fn drop(&mut self) {
         let mut clients = self
             .plugins

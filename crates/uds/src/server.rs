@@ -29,7 +29,6 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use devlet_client::channel::{CONNECTION_WINDOW, STREAM_WINDOW};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, Sleep};
@@ -39,14 +38,14 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
-use super::authority::AnyAuthority;
-use super::chatter::{Chatter, Speakers};
-use super::presence::{Attend, Calls, Connection};
-use super::severable::Severable;
-use super::uds::{Checked, Listener, PeerCred};
-use crate::limits::rate::Mentions;
-use crate::limits::{Limit, OverLimit};
-use crate::metrics::Metrics;
+use crate::abortable::Abortable;
+use crate::authority::AuthorityRewriter;
+use crate::call_tracking::{Calls, Connection, TrackCallsLayer};
+use crate::channel::{CONNECTION_WINDOW, STREAM_WINDOW};
+use crate::chatter::{Chatter, Speakers};
+use crate::listen::{Checked, Listener};
+use crate::peer::PeerCred;
+use crate::rate_limit::LogThrottle;
 
 /// How many bytes of a client come before anything that means something.
 const PREFACE_LENGTH: usize = 24;
@@ -71,8 +70,6 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 pub struct ServerLimits {
     /// Connections that one user may have at a time. Default: 256.
     pub connections_per_uid: usize,
-    /// What that is called in the configuration.
-    pub connections_limit: Limit,
     /// Calls that one connection may have under way. Default: 256.
     pub streams_per_connection: u32,
     /// HTTP/2 frames that one process may send besides its calls: so many at once, and as many a second. A connection
@@ -90,7 +87,6 @@ impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             connections_per_uid: 256,
-            connections_limit: Limit::CONNECTIONS_PER_UID,
             streams_per_connection: 256,
             frames_per_second: 10_000,
             preface: Duration::from_secs(10),
@@ -98,6 +94,24 @@ impl Default for ServerLimits {
             drain: Duration::from_secs(5),
         }
     }
+}
+
+/// Why a server refused a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The user has [`ServerLimits::connections_per_uid`] connections.
+    TooManyConnections,
+    /// The process sends too many frames besides calls.
+    TooManyFrames,
+}
+
+/// Called for each refusal, so that the user of a server can count them.
+pub type OnRefusal = Arc<dyn Fn(Refusal) + Send + Sync>;
+
+/// Returns a callback for servers whose refusals are not counted.
+pub fn ignore_refusals() -> OnRefusal {
+    Arc::new(|_| {})
 }
 
 /// Why a server ended on its own.
@@ -115,7 +129,7 @@ pub async fn serve(
     listener: Listener,
     routes: Routes,
     limits: ServerLimits,
-    metrics: Metrics,
+    on_refusal: OnRefusal,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let path = listener.path().to_owned();
@@ -132,16 +146,16 @@ pub async fn serve(
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(limits.streams_per_connection)
-        .layer(Attend)
+        .layer(TrackCallsLayer)
         .add_routes(routes);
     let speakers = Speakers::new(limits.frames_per_second);
     let incoming = Incoming {
         check: check_after(CHECK_PAUSE, &listener),
         listener,
         speakers,
-        refusals: Mentions::new(Instant::now()),
+        refusals: LogThrottle::new(Instant::now()),
         limits,
-        metrics,
+        on_refusal,
         users: HashMap::new(),
         pause: None,
         cut: cut.clone(),
@@ -179,10 +193,10 @@ fn check_after(
 struct Incoming {
     listener: Listener,
     limits: ServerLimits,
-    metrics: Metrics,
+    on_refusal: OnRefusal,
     users: HashMap<u32, User>,
     speakers: Speakers,
-    refusals: Mentions,
+    refusals: LogThrottle,
     pause: Option<Pin<Box<Sleep>>>,
     /// The next check that the socket is in place; `None` if it could not run.
     check: Pin<Box<dyn Future<Output = Option<Checked>> + Send>>,
@@ -217,26 +231,21 @@ impl User {
 
 impl Incoming {
     /// A connection for another peer of this user, and what cuts it; if there are too many, another one may have to go.
-    fn seat(
-        &mut self,
-        peer: &PeerCred,
-        calls: &Arc<Calls>,
-    ) -> Result<(Arc<()>, CancellationToken), OverLimit> {
+    fn seat(&mut self, peer: &PeerCred, calls: &Arc<Calls>) -> Result<(Arc<()>, CancellationToken), String> {
         self.users.retain(|_, user| user.is_there());
         let frames = self.limits.frames_per_second;
         if self.speakers.is_over(peer) {
-            self.metrics.limit_hit(Limit::FRAMES_PER_SECOND.name());
-            let what = format!("{peer} says too much besides its calls");
-            return Err(Limit::FRAMES_PER_SECOND.exceeded(what, frames as usize));
+            (self.on_refusal)(Refusal::TooManyFrames);
+            return Err(format!(
+                "{peer} says too much besides its calls, limits.framesPerSecond allows {frames}"
+            ));
         }
         let most = self.limits.connections_per_uid;
         let seats = &mut self.users.entry(peer.uid).or_default().seats;
         if seats.len() >= most {
-            self.metrics.limit_hit(self.limits.connections_limit.name());
-            let place = place_to_give_up(seats, peer.pid, &self.limits).ok_or_else(|| {
-                let what = format!("user {} has too many connections", peer.uid);
-                self.limits.connections_limit.exceeded(what, most)
-            })?;
+            (self.on_refusal)(Refusal::TooManyConnections);
+            let place = place_to_give_up(seats, peer.pid, &self.limits)
+                .ok_or_else(|| format!("user {} has too many connections: {most} are possible", peer.uid))?;
             seats.remove(place).cut.cancel();
         }
         let (taken, cut) = (Arc::new(()), self.cut.child_token());
@@ -247,6 +256,11 @@ impl Incoming {
             taken: Arc::downgrade(&taken),
         });
         Ok((taken, cut))
+    }
+
+    fn on_frames(&self) -> crate::chatter::OnHit {
+        let on_refusal = self.on_refusal.clone();
+        Arc::new(move || on_refusal(Refusal::TooManyFrames))
     }
 
     /// A place for a moment, in which a peer over the limit is told so.
@@ -277,18 +291,18 @@ impl Incoming {
         let (seat, cut, refused) = match self.seat(&peer, &calls) {
             Ok((seat, cut)) => (seat, cut, None),
             Err(error) => {
-                if let Some(unsaid) = self.refusals.take(Instant::now()) {
+                if let Some(suppressed) = self.refusals.try_acquire(Instant::now()) {
                     let socket = self.listener.path().display();
-                    tracing::warn!(%socket, %peer, %error, unsaid, "connection refused");
+                    tracing::warn!(%socket, %peer, %error, suppressed, "connection refused");
                 }
                 let Some(seat) = self.moment(&peer) else {
-                    say_goodbye(stream, &error.to_string());
+                    say_goodbye(stream, &error);
                     return None;
                 };
-                (seat, self.cut.child_token(), Some(Arc::new(error)))
+                (seat, self.cut.child_token(), Some(Arc::from(error)))
             }
         };
-        let mut chatter = Chatter::new(&peer, calls.clone(), &self.speakers, self.metrics.clone());
+        let mut chatter = Chatter::new(&peer, calls.clone(), &self.speakers, self.on_frames());
         if refused.is_some() {
             chatter.spare();
         }
@@ -299,7 +313,12 @@ impl Incoming {
             None => (Until::Preface, preface),
         };
         Some(Accepted {
-            stream: Severable::new(AnyAuthority::new(stream), cut, CancellationToken::new(), chatter),
+            stream: Abortable::new(
+                AuthorityRewriter::new(stream),
+                cut,
+                CancellationToken::new(),
+                chatter,
+            ),
             connection: Connection {
                 peer,
                 calls,
@@ -328,7 +347,7 @@ fn place_to_give_up(seats: &[Seat], newcomer: Option<i32>, limits: &ServerLimits
     let mut counts = counts.into_iter();
     let greedy = counts.find(|(_, count)| count * 2 > limits.connections_per_uid);
     let is_greedy = |seat: &Seat| greedy.is_some_and(|(pid, _)| pid == seat.pid);
-    let is_idle = |seat: &Seat| seat.calls.are_none() && (limits.expects_call || !seat.calls.were_any());
+    let is_idle = |seat: &Seat| seat.calls.is_idle() && (limits.expects_call || !seat.calls.has_had_call());
     let first = |is_right: &dyn Fn(&Seat) -> bool| seats.iter().position(is_right);
     first(&|seat| is_idle(seat) && is_greedy(seat))
         .or_else(|| first(&is_idle))
@@ -369,7 +388,7 @@ impl Stream for Incoming {
                 // No connection waits in the old socket, so none is lost if it is replaced.
                 Poll::Pending => {
                     let checked = ready!(this.check.as_mut().poll(cx));
-                    let pause = match checked.is_none_or(|checked| this.listener.apply(checked)) {
+                    let pause = match checked.is_none_or(|checked| this.listener.ensure_published(checked)) {
                         true => CHECK_PAUSE,
                         false => FAILED_CHECK_PAUSE,
                     };
@@ -394,7 +413,7 @@ impl Stream for Incoming {
 
 /// A connection on which [`serve`] answers.
 struct Accepted {
-    stream: Severable<AnyAuthority<UnixStream>>,
+    stream: Abortable<AuthorityRewriter<UnixStream>>,
     connection: Connection,
     /// Until it has ended.
     patience: Option<Patience>,
@@ -427,7 +446,7 @@ impl Accepted {
         };
         let is_over = match patience.until {
             Until::Preface => patience.heard >= PREFACE_LENGTH,
-            Until::Call => self.connection.calls.were_any(),
+            Until::Call => self.connection.calls.has_had_call(),
             Until::Never => false,
         };
         if is_over {

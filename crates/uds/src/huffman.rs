@@ -70,12 +70,12 @@ const fn code() -> Code {
 }
 
 /// How many bits the code of `byte` has.
-pub(super) fn length(byte: u8) -> u8 {
+pub(crate) fn length(byte: u8) -> u8 {
     LENGTHS[usize::from(byte)]
 }
 
 /// The text that `coded` stands for, unless it stands for none.
-pub(super) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(coded.len() * 8 / 5);
     let mut bits: u32 = 0;
     let mut length = 0;
@@ -96,7 +96,7 @@ pub(super) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// `text`, coded and padded.
-pub(super) fn encode(text: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(text: &[u8]) -> Vec<u8> {
     let mut coded = Vec::with_capacity(text.len());
     let mut bits: u64 = 0;
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! The task of one registered plugin: it keeps a connection, and dials again when that breaks.
+//! The session of one registered plugin of a driver: keeps a connection, and dials again when it breaks.
 //!
 //! ```text
 //!              dialled                 connection ends
@@ -7,44 +7,40 @@
 //!        └───────────────────┴──── deregistered or replaced, or the node stops ──► end
 //! ```
 //!
-//! That a connection ends is noticed at once and without a call. All calls, and the stream of health, share it.
+//! The end of a connection is noticed at once, without a call. All calls and the stream of health share the connection.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use devlet_core::ConnectionId;
+use devlet_core::{ConnectionId, ProcessId};
+use devlet_uds::{DialError, PeerConnection};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::client::DriverClient;
 use super::health;
 use super::registration::{Candidate, DriverRegistrar};
+use crate::backoff::Backoff;
 use crate::config::Config;
-use crate::grpc::chatter::Hearing;
-use crate::grpc::uds::{self, DialError, Dialed};
-use crate::limits::seats::Seat;
 use crate::metrics::Metrics;
 
-/// How long a dial may take: a process that listens has a queue of its own.
-const DIAL: Duration = Duration::from_millis(100);
-/// Pauses between dials, and after connections that did not last.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Between dials: they cost next to nothing.
-const LONGEST_PAUSE_UNTIL_DIALLED: Duration = Duration::from_secs(2);
-/// After connections that did not last.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A connection that lasted this long was a good one: the next pause is a short one.
-const GOOD: Duration = Duration::from_secs(60);
+/// Deadline of a dial: a process that listens has a queue of connections.
+const DIAL_TIMEOUT: Duration = Duration::from_millis(100);
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+/// Maximum pause between dials, which are cheap.
+const MAX_DIAL_PAUSE: Duration = Duration::from_secs(2);
+/// Maximum pause after connections that did not last.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Why a plugin is not connected.
 #[derive(Debug, thiserror::Error)]
-pub enum LinkError {
+pub enum ConnectError {
     /// It cannot be reached.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// Its socket is somebody else's.
+    /// Its socket belongs to another user.
     #[error("the socket {} is of user {owner}, not of user {uid}, who registers it", socket.display())]
-    NotTheirs {
+    SocketOwnerMismatch {
         /// The socket.
         socket: PathBuf,
         /// Whose it is.
@@ -59,28 +55,27 @@ pub enum LinkError {
 pub(super) struct Plugin {
     pub(super) id: ConnectionId,
     pub(super) candidate: Candidate,
-    /// It is not registered any longer, or the node stops.
-    pub(super) dismissed: CancellationToken,
-    pub(super) _seat: Seat,
+    /// Cancelled when the plugin is deregistered or replaced, or the node stops.
+    pub(super) cancelled: CancellationToken,
 }
 
-/// Dials a plugin once. Whoever answers must be who registered.
+/// Dials a plugin once. The process that answers must be of the user that registered.
 pub(super) async fn dial(
     candidate: &Candidate,
     config: &Config,
     metrics: &Metrics,
-) -> Result<Dialed, LinkError> {
+) -> Result<PeerConnection, ConnectError> {
     let Candidate {
         driver,
         endpoint,
-        uid,
+        process: ProcessId { uid, .. },
         ..
     } = candidate;
-    let hearing = Hearing::new(&config.limits, metrics);
-    let dialed = uds::connect_to_hear(endpoint, Instant::now() + DIAL, &hearing).await?;
+    let limit = metrics.read_limit(&config.limits);
+    let dialed = devlet_uds::connect_limited(endpoint, Instant::now() + DIAL_TIMEOUT, &limit).await?;
     for owner in [dialed.owner, dialed.peer.uid] {
         if !config.access.may_name(*uid, owner, driver.as_str()) {
-            return Err(LinkError::NotTheirs {
+            return Err(ConnectError::SocketOwnerMismatch {
                 socket: endpoint.clone(),
                 owner,
                 uid: *uid,
@@ -90,34 +85,31 @@ pub(super) async fn dial(
     Ok(dialed)
 }
 
-/// Stays connected with a plugin until it is dismissed.
-pub(super) async fn follow(registrar: DriverRegistrar, plugin: Plugin, first: Option<Dialed>) {
-    let dismissed = plugin.dismissed.clone();
+/// Keeps a plugin connected until it is cancelled.
+pub(super) async fn run(registrar: DriverRegistrar, plugin: Plugin, first: Option<PeerConnection>) {
+    let cancelled = plugin.cancelled.clone();
     tokio::select! {
-        () = stay(&registrar, &plugin, first) => {}
-        () = dismissed.cancelled() => {}
+        () = keep_connected(&registrar, &plugin, first) => {}
+        () = cancelled.cancelled() => {}
     }
 }
 
-async fn stay(registrar: &DriverRegistrar, plugin: &Plugin, first: Option<Dialed>) {
-    let (mut dialed, mut pause) = (first, FIRST_PAUSE);
+async fn keep_connected(registrar: &DriverRegistrar, plugin: &Plugin, first: Option<PeerConnection>) {
+    let (mut dialed, mut backoff) = (first, Backoff::new(MIN_PAUSE, MAX_PAUSE));
     loop {
         let next = match dialed.take() {
             Some(dialed) => dialed,
-            None => dialled_at_last(registrar, plugin).await,
+            None => dial_until_connected(registrar, plugin).await,
         };
         let began = Instant::now();
         serve(registrar, plugin, next).await;
-        if began.elapsed() > GOOD {
-            pause = FIRST_PAUSE;
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        backoff.reset_after(began.elapsed());
+        backoff.wait().await;
     }
 }
 
-async fn dialled_at_last(registrar: &DriverRegistrar, plugin: &Plugin) -> Dialed {
-    let (mut pause, mut last) = (FIRST_PAUSE, String::new());
+async fn dial_until_connected(registrar: &DriverRegistrar, plugin: &Plugin) -> PeerConnection {
+    let (mut backoff, mut last) = (Backoff::new(MIN_PAUSE, MAX_DIAL_PAUSE), String::new());
     loop {
         let error = match dial(&plugin.candidate, &registrar.config, &registrar.metrics).await {
             Ok(dialed) => return dialed,
@@ -125,18 +117,16 @@ async fn dialled_at_last(registrar: &DriverRegistrar, plugin: &Plugin) -> Dialed
         };
         if error != last {
             let (driver, conn) = (&plugin.candidate.driver, plugin.id);
-            tracing::warn!(%driver, %conn, error, "DRA driver is not connected");
+            tracing::warn!(%driver, %conn, error, "DRA driver not connected");
             last = error;
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE_UNTIL_DIALLED);
+        backoff.wait().await;
     }
 }
 
-/// Until the connection ends.
-async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: Dialed) {
+/// Serves a connection until it ends.
+async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: PeerConnection) {
     let driver = &plugin.candidate.driver;
-    let process = (plugin.candidate.uid, plugin.candidate.pid);
     let rpcs = registrar.metrics.driver(driver);
     let client = DriverClient::new(
         &dialed,
@@ -144,25 +134,30 @@ async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: Dialed) {
         rpcs,
         &registrar.config.limits,
     );
-    let gone = dialed.gone();
-    let _linked = Linked::new(registrar, plugin, dialed, client.clone());
+    let gone = dialed.closed();
+    let _connected = ConnectedGuard::new(registrar, plugin, dialed, client.clone());
     tokio::select! {
         () = gone.wait() => {}
-        () = health::follow(registrar, plugin.id, driver, &client, process) => {}
+        () = health::run(registrar, plugin.id, driver, &client) => {}
     }
 }
 
-/// A plugin that is connected; dropped, it is not any longer.
-struct Linked<'a> {
+/// A connected plugin. Dropping it tells the node that the connection is lost.
+struct ConnectedGuard<'a> {
     registrar: &'a DriverRegistrar,
     plugin: &'a Plugin,
-    dialed: Dialed,
+    dialed: PeerConnection,
 }
 
-impl<'a> Linked<'a> {
-    fn new(registrar: &'a DriverRegistrar, plugin: &'a Plugin, dialed: Dialed, client: DriverClient) -> Self {
-        // It can be called as soon as the node knows.
-        registrar.drivers.link(plugin.id, Some(client));
+impl<'a> ConnectedGuard<'a> {
+    fn new(
+        registrar: &'a DriverRegistrar,
+        plugin: &'a Plugin,
+        dialed: PeerConnection,
+        client: DriverClient,
+    ) -> Self {
+        // Before the node is told: it may ask for a call at once.
+        registrar.drivers.set_client(plugin.id, Some(client));
         let now = registrar.store.now();
         if registrar.store.update(|node| node.link_up(plugin.id, now)) {
             let (driver, conn) = (&plugin.candidate.driver, plugin.id);
@@ -176,7 +171,7 @@ impl<'a> Linked<'a> {
     }
 }
 
-impl Drop for Linked<'_> {
+impl Drop for ConnectedGuard<'_> {
     fn drop(&mut self) {
         let (registrar, id) = (self.registrar, self.plugin.id);
         let now = registrar.store.now();
@@ -184,12 +179,12 @@ impl Drop for Linked<'_> {
             node.health_stream_ended(id);
             node.link_lost(id, now)
         });
-        registrar.drivers.link(id, None);
-        self.dialed.hang_up();
+        registrar.drivers.set_client(id, None);
+        self.dialed.close();
         let driver = &self.plugin.candidate.driver;
         registrar.metrics.driver_lost(driver);
         if news {
-            tracing::info!(%driver, conn = %id, "DRA driver is not connected any longer");
+            tracing::info!(%driver, conn = %id, "DRA driver disconnected");
         }
     }
 }

@@ -1,0 +1,168 @@
+//! The session of one registered device plugin: receives its lists, and dials again when the connection breaks.
+//!
+//! ```text
+//!             first list            stream ends            socket still exists
+//!   connected ──────────► listening ───────────► backoff ─────────────────────► connected
+//!                                                   │ socket is gone, or replaced by another registration
+//!                                                   ▼
+//!                                                  end
+//! ```
+//!
+//! Each connection has a number in the node. A late message of an earlier connection changes nothing.
+
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use devlet_core::{ConnectionId, Node};
+use devlet_uds::PeerConnection;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::register_plugin::{Candidate, RegisterError, Registrar};
+use crate::backoff::Backoff;
+use crate::device_plugin::client::{ListError, PluginClient};
+use crate::device_plugin::clients::ClientEntry;
+use crate::device_plugin::impaired;
+use crate::device_plugin::list_intake::ListIntake;
+
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// A connected plugin.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) id: ConnectionId,
+    pub(crate) client: PluginClient,
+    pub(crate) peer: PeerConnection,
+    /// Cancelled when another registration replaces this one, or the node stops.
+    pub(crate) cancelled: CancellationToken,
+    pub(crate) _entry: ClientEntry,
+}
+
+/// Runs until the plugin is gone for good.
+pub(crate) async fn run(registrar: Registrar, candidate: Candidate, first: Connection) {
+    let socket = socket_identity(&candidate.socket);
+    let mut connection = first;
+    let mut backoff = Backoff::new(MIN_PAUSE, MAX_PAUSE);
+    loop {
+        let started = Instant::now();
+        let cancelled = connection.cancelled.clone();
+        tokio::select! {
+            () = listen(&registrar, &candidate, &connection) => {}
+            () = cancelled.cancelled() => {}
+        }
+        on_disconnect(&registrar, &candidate, &connection);
+        drop(connection);
+        if cancelled.is_cancelled() {
+            return;
+        }
+        backoff.reset_after(started.elapsed());
+        let Some(next) = reconnect(&registrar, &candidate, socket, &mut backoff).await else {
+            return;
+        };
+        connection = next;
+        let (resource, conn) = (&candidate.resource, connection.id);
+        tracing::info!(%resource, %conn, "device plugin reconnected");
+    }
+}
+
+/// Dials the plugin until it answers. Returns `None` if the plugin is gone for good, was replaced, or the node stops.
+async fn reconnect(
+    registrar: &Registrar,
+    candidate: &Candidate,
+    socket: Option<SocketIdentity>,
+    backoff: &mut Backoff,
+) -> Option<Connection> {
+    loop {
+        tokio::select! {
+            () = backoff.wait() => {}
+            () = registrar.stop.cancelled() => return None,
+        }
+        let now = socket_identity(&candidate.socket);
+        if registrar.store.read(|node| has_reregistered(node, candidate)) {
+            return None;
+        }
+        if now.is_none() || now != socket {
+            let resource = &candidate.resource;
+            tracing::info!(%resource, "device plugin gone");
+            return None;
+        }
+        // Another process may replace the socket and register while the plugin is dialled; that one must stay.
+        let is_current =
+            |node: &Node| socket_identity(&candidate.socket) == socket && !has_reregistered(node, candidate);
+        let connected = tokio::select! {
+            connected = registrar.connect(candidate, is_current) => connected,
+            () = registrar.stop.cancelled() => return None,
+        };
+        match connected {
+            Ok(connection) => return Some(connection),
+            // The next round finds out if another plugin is in its place.
+            Err(RegisterError::Dial(_) | RegisterError::Options(_) | RegisterError::Superseded) => {}
+            Err(error) => {
+                registrar.rejected(candidate.rejection(&error));
+                return None;
+            }
+        }
+    }
+}
+
+/// Receives lists until the stream or the connection ends.
+async fn listen(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
+    let resource = &candidate.resource;
+    let intake = ListIntake {
+        store: &registrar.store,
+        metrics: &registrar.metrics,
+        config: &registrar.config,
+        decoder: &registrar.decoder,
+        resource,
+        connection: connection.id,
+    };
+    let closed = connection.peer.closed();
+    tokio::select! {
+        ended = intake.run(&connection.client) => if let Err(error) = ended {
+            let conn = connection.id;
+            connection.client.calls().lists_ended(error.code());
+            if let ListError::LimitExceeded(exceeded) = &error {
+                registrar.metrics.limit_hit(exceeded.limit.name());
+            }
+            tracing::warn!(%resource, %conn, %error, "ListAndWatch ended");
+        },
+        () = closed.wait() => {}
+    }
+}
+
+fn on_disconnect(registrar: &Registrar, candidate: &Candidate, connection: &Connection) {
+    let now = registrar.store.now();
+    let lost = |node: &mut Node| node.connection_lost(connection.id, now);
+    let is_news = match registrar.stop.is_cancelled() {
+        // devlet leaves, not the plugin.
+        true => registrar.store.update(lost),
+        false => impaired::update(&registrar.store, &candidate.resource, lost),
+    };
+    connection.peer.close();
+    if is_news {
+        registrar.metrics.lost(&candidate.resource);
+        let (resource, conn) = (&candidate.resource, connection.id);
+        tracing::info!(%resource, %conn, endpoint = %candidate.socket.display(), "device plugin lost");
+    }
+}
+
+/// Tells a socket from a later one at the same path, which belongs to another plugin until it registers. The time of
+/// change does not count: plugins change the mode of their sockets.
+type SocketIdentity = (u64, Option<SystemTime>);
+
+fn socket_identity(path: &Path) -> Option<SocketIdentity> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    let is_socket = metadata.file_type().is_socket();
+    is_socket.then(|| (metadata.ino(), metadata.created().ok()))
+}
+
+/// Returns `true` if the plugin has registered by itself since it was lost.
+fn has_reregistered(node: &Node, candidate: &Candidate) -> bool {
+    let endpoint = candidate.socket.display().to_string();
+    let plugins = node.plugins();
+    plugins
+        .iter()
+        .any(|plugin| plugin.resource == candidate.resource && plugin.endpoint == endpoint)
+}
