@@ -1,6 +1,6 @@
 //! Who may do what: judged by the user that the kernel says is at the other end of a socket.
 
-use crate::device_plugin::resource_name;
+use crate::resource_name;
 
 /// The rules. Without any, only root and the node's own user may do anything.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -55,7 +55,7 @@ impl Access {
     }
 
     /// Whether this user may have anything to do with registration at all.
-    pub fn may_knock(&self, uid: u32) -> bool {
+    pub fn may_connect(&self, uid: u32) -> bool {
         self.is_trusted(uid) || self.register.iter().any(|rule| rule.uids.contains(&uid))
     }
 
@@ -92,7 +92,7 @@ mod tests {
         for uid in [0, 500] {
             assert!(access().may_register(uid, "other.org/nic"));
             assert!(access().may_admit(uid));
-            assert!(access().may_knock(uid));
+            assert!(access().may_connect(uid));
         }
     }
 
@@ -103,8 +103,8 @@ mod tests {
         assert!(!access().may_admit(1001));
         assert!(access().may_admit(1002));
         assert!(!access().may_register(1002, "acme.com/gpu"));
-        assert!(access().may_knock(1001));
-        assert!(!access().may_knock(1003));
+        assert!(access().may_connect(1001));
+        assert!(!access().may_connect(1003));
     }
 
     #[test]

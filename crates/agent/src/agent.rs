@@ -1,6 +1,7 @@
 //! The node, put together: sockets, tasks, state, and what callers can do.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -22,6 +23,7 @@ use crate::capacity::{self, Capacities};
 use crate::config::Config;
 use crate::device_plugin::plugins::Plugins;
 use crate::device_plugin::registration::RegistrationService;
+use crate::display::NamedPod;
 use crate::dra::drivers::Drivers;
 use crate::dra::registration::DriverRegistrar;
 use crate::dra::slices::{self, ResourceSlices};
@@ -32,14 +34,13 @@ use crate::limits::Limit;
 use crate::limits::portions::Turns;
 use crate::limits::rate::{Mentions, Paces};
 use crate::limits::seats::Seats;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, StoreView, View};
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
 use crate::plugin_registry::status::{RegistryStatus, Summary};
 use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::root;
 use crate::store::{self, ForgetClaimError, OpenError, OpenReport, StopError, Store, WriteError};
-use crate::words::NamedPod;
 use crate::workflow::admit::{self, AdmitError, RealCalls};
 use crate::workflow::claims::Claims;
 use crate::workflow::register::{Registrar, repetitions_per_minute};
@@ -168,7 +169,7 @@ impl Agent {
         remove_sockets(before);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (plugins, metrics) = (Plugins::default(), Metrics::default());
-        metrics.opened(&report);
+        metrics.files_set_aside(report.set_aside.len());
         let registrar = Registrar {
             config: Arc::clone(&config),
             store: store.clone(),
@@ -202,7 +203,7 @@ impl Agent {
             .add_service(Bounded::new(of_2017, limit, largest, &metrics));
         let access = config.access.clone();
         let kubelet_socket = listener.published();
-        let listener = listener.admit(move |peer| access.may_knock(peer.uid));
+        let listener = listener.admit(move |peer| access.may_connect(peer.uid));
         // Whoever comes here comes to register.
         let limits = ServerLimits {
             expects_call: true,
@@ -260,9 +261,26 @@ impl Agent {
         &self.inner.store
     }
 
-    /// What is counted and measured.
+    /// Returns the metrics of the node.
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
+    }
+
+    /// Returns all metrics as OpenMetrics text. Reads files, so it may block.
+    pub fn metrics_text(&self) -> Result<String, fmt::Error> {
+        let Inner {
+            config,
+            store,
+            metrics,
+            ..
+        } = &*self.inner;
+        let about_store = StoreView {
+            is_healthy: store.health().is_ok(),
+            statistics: store.statistics(),
+            database_bytes: std::fs::metadata(config.database()).map_or(0, |file| file.len()),
+        };
+        let now = store.now();
+        metrics.text(&store.read(|node| View::new(node, now, about_store)))
     }
 
     /// Returns the sockets of the node that peers cannot dial. Sockets on a disk that hangs are among them.

@@ -7,9 +7,8 @@ use std::time::Duration;
 use devlet_core::{DriverName, ResourceName};
 
 use crate::access::Access;
-use crate::device_plugin::resource_name;
 use crate::limits::Limits;
-pub use crate::store::OnReboot;
+use crate::resource_name;
 
 /// How a node is set up. [`Config::new`] has the defaults.
 #[derive(Debug, Clone)]
@@ -28,6 +27,16 @@ pub struct Config {
     pub on_reboot: OnReboot,
     /// How much peers may ask of the node.
     pub limits: Limits,
+}
+
+/// Treatment of pods that were admitted over our API before the machine rebooted. Other pods are always kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnReboot {
+    /// They are kept, and marked as admitted before the reboot.
+    #[default]
+    Keep,
+    /// They are released.
+    Release,
 }
 
 /// How long plugins may take to answer.

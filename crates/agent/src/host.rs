@@ -35,6 +35,7 @@ use tonic::{Request, Response, Status};
 
 use crate::agent::Agent;
 use crate::deadline;
+use crate::display::{self, NamedPod, pod_label};
 use crate::grpc::oversize::Bounded;
 use crate::grpc::server::{self, ServerLimits};
 use crate::grpc::status::since;
@@ -42,7 +43,6 @@ use crate::grpc::uds::{self, ListenError, PeerCred};
 use crate::limits::Limit;
 use crate::manifest;
 use crate::store::{ForgetClaimError, ForgetFileError, OpenReport, is_unknown_pod, system_time};
-use crate::words::{self, NamedPod, pod_label};
 use crate::workflow::admit::AdmitError;
 
 pub use claims::{ClaimLookupError, NothingToAbandon, UnknownDriver};
@@ -526,7 +526,7 @@ fn held(pod: &v1::Pod) -> [String; 2] {
         .iter()
         .filter_map(|each| each.claim.as_ref()?.id.as_ref());
     let claims = claims.map(|id| format!("{}/{}", id.namespace, id.name));
-    [words::first(ids), words::first(claims)]
+    [display::first(ids), display::first(claims)]
 }
 
 /// Admits a pod, and tells the caller when what is waited for changes.
@@ -588,7 +588,7 @@ impl Devlet for Host {
     async fn admit(&self, request: Request<v1::AdmitRequest>) -> Result<Response<Self::AdmitStream>, Status> {
         let metrics = self.agent.metrics();
         self.allow(&request)
-            .inspect_err(|_| metrics.turned_away("not_allowed"))?;
+            .inspect_err(|_| metrics.rejected("not_allowed"))?;
         let v1::AdmitRequest {
             manifest,
             wait_ms,
@@ -604,7 +604,7 @@ impl Devlet for Host {
         let request = self
             .request(texts.collect(), deadline)
             .await
-            .inspect_err(|_| metrics.turned_away("invalid"))?;
+            .inspect_err(|_| metrics.rejected("invalid"))?;
         let (sender, mut events) = mpsc::channel(16);
         let agent = self.agent.clone();
         self.agent.spawn(async move {

@@ -26,6 +26,7 @@ mod import;
 mod node;
 mod plan;
 mod pod;
+mod resource_name;
 mod spec_change;
 mod view;
 
@@ -42,6 +43,7 @@ pub use pod::{
     Allocation, ClaimReference, ClaimRequest, ClaimUse, ContainerKind, ContainerRequest, Pod, PodClaim,
     PodMetadata, PodName, PodRequest, Source,
 };
+pub use resource_name::InvalidResourceName;
 pub use spec_change::SpecChange;
 pub use view::{Availability, Capacity, DeviceView, PluginView, ResourceView};
 

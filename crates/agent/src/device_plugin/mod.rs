@@ -6,5 +6,4 @@ pub mod connection;
 pub(crate) mod impaired;
 pub mod plugins;
 pub mod registration;
-pub mod resource_name;
 pub mod wire;

@@ -9,16 +9,15 @@ use devlet_core::{LastSeen, PodName, ReserveError};
 use tonic::{Code, Status};
 
 use crate::agent::RemoveError;
-use crate::claims::ResolveError;
+use crate::display::format_since;
 use crate::grpc::call::CallError;
 use crate::host::{
     ClaimLookupError, ForgetError, NotAllowed, NothingToAbandon, PodLookupError, UnknownDriver,
 };
 use crate::limits::OverLimit;
-use crate::manifest::InvalidManifest;
+use crate::manifest::{InvalidManifest, ResolveError};
 use crate::peer_text::{LONGEST_STATUS, shorten_to};
 use crate::store::{CommitError, DumpError, ForgetClaimError, ForgetFileError, ImportError, WriteError};
-use crate::words::since_when;
 use crate::workflow::admit::AdmitError;
 use crate::workflow::start_container::StartContainerError;
 
@@ -94,11 +93,11 @@ fn command(reason: &ReserveError) -> String {
 pub(crate) fn since(reason: &ReserveError) -> String {
     match reason {
         ReserveError::NotServed { last: Some(last), .. } => {
-            since_when(" and is gone since ", last.gone_since)
+            format_since(" and is gone since ", last.gone_since)
         }
         ReserveError::NoDriver { seen, .. } => match seen {
-            LastSeen::NotConnected { since, .. } => since_when(", not connected since ", *since),
-            LastSeen::Gone(last) => since_when(" and is gone since ", last.gone_since),
+            LastSeen::NotConnected { since, .. } => format_since(", not connected since ", *since),
+            LastSeen::Gone(last) => format_since(" and is gone since ", last.gone_since),
             LastSeen::Never => String::new(),
         },
         ReserveError::NotPrepared { waits } => {
@@ -108,7 +107,7 @@ pub(crate) fn since(reason: &ReserveError) -> String {
             since.dedup();
             let texts = since
                 .into_iter()
-                .map(|(driver, since)| since_when(&format!("; {driver} is not connected since "), since));
+                .map(|(driver, since)| format_since(&format!("; {driver} is not connected since "), since));
             texts.collect()
         }
         _ => String::new(),
@@ -287,9 +286,10 @@ impl Coded for ImportError {
     fn code(&self) -> Code {
         match self {
             Self::Unreadable(_) => Code::InvalidArgument,
-            Self::Empty { .. } | Self::Settled { .. } | Self::OtherContested { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::Empty { .. }
+            | Self::Settled { .. }
+            | Self::OtherContested { .. }
+            | Self::OtherDevices { .. } => Code::FailedPrecondition,
             Self::InFlight { .. } | Self::ClaimInFlight { .. } => Code::Aborted,
             Self::Write(error) => error.code(),
         }
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gave_up_is_told_for_what_and_since_when_it_is_gone() {
+    fn who_gave_up_is_told_for_what_and_format_since_it_is_gone() {
         let last = LastPlugin {
             endpoint: "/run/gpu.sock".into(),
             gone_since: Moment(1_700_000_000_000),

@@ -14,7 +14,7 @@ use devlet_core::{ClaimUid, DriverName, Moment, Node, PodName, PodUid};
 use tonic::Status;
 
 use super::convert::{age, last_plugin, number, pod_id};
-use crate::words::{self, NamedPod};
+use crate::display::{self, NamedPod};
 
 /// Why a text does not lead to a claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -430,7 +430,7 @@ pub(super) fn wait(wait: &Wait) -> v1::Wait {
     v1::Wait {
         claim: Some(id(&wait.claim, &wait.uid)),
         driver: wait.driver.to_string(),
-        text: words::wait(wait),
+        text: display::wait(wait),
         reason: reason.into(),
         retry_at_ms: retry_at.0,
         failure: wait.failure.as_ref().map(ToString::to_string).unwrap_or_default(),

@@ -8,7 +8,7 @@ use devlet_core::{DriverName, Moment, Node, PodUid};
 
 use super::claims;
 use super::convert::pod_id;
-use crate::words;
+use crate::display;
 
 /// Returns the devices of all DRA drivers, or of one.
 pub(super) fn devices(node: &Node, driver: &str, now: Moment) -> Vec<v1::Device> {
@@ -96,7 +96,7 @@ pub(super) fn not_unprepared(node: &Node) -> Vec<v1::Problem> {
             Some(Failure::Driver { reason, .. } | Failure::Call { reason, .. }) => reason.clone(),
             Some(Failure::Invalid(answer)) => answer.to_string(),
             None => {
-                let since = wait.since.map(|since| words::since_when(" since ", since));
+                let since = wait.since.map(|since| display::format_since(" since ", since));
                 format!("it is not connected{}", since.unwrap_or_default())
             }
         };

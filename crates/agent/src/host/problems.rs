@@ -6,10 +6,10 @@ use devlet_core::dra::claims::{DeviceShare, PreparationState};
 use devlet_core::dra::view::ClaimView;
 use devlet_core::{Availability, Blocked, DeviceView, Moment, Node, PodUid};
 
+use crate::display::{MOST_NAMED, NamedPod, first, format_since};
 use crate::grpc::uds::Unreachable;
 use crate::plugin_registry::status::Summary;
 use crate::store::{ImportReport, OpenReport, SetAside, WriteError, is_unknown_pod};
-use crate::words::{MOST_NAMED, NamedPod, first, since_when};
 
 /// What is wrong now.
 pub(super) fn of_now(
@@ -122,7 +122,7 @@ fn impaired(node: &Node, group: &Impaired) -> Problem {
     let (what, hint) = match impairment {
         Impairment::PluginGone => {
             let since = match node.availability(resource) {
-                Availability::Gone(Some(last)) => since_when(
+                Availability::Gone(Some(last)) => format_since(
                     &format!("; the last one answered at {} until ", last.endpoint),
                     last.gone_since,
                 ),

@@ -1,5 +1,6 @@
 use devlet_core::{ContainerKind, ContainerRequest};
 
+use super::object::Head;
 use super::quantity::quantity;
 use super::syntax::json_documents;
 use super::*;

@@ -1,13 +1,16 @@
 use std::collections::BTreeSet;
 
-use devlet_core::Moment;
 use devlet_core::device_plugin::inventory::{EVICT_AFTER_MS, Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
+use devlet_core::{Moment, Pod, ReserveError};
 use tempfile::TempDir;
 use tonic::Status;
 
 use super::*;
+use crate::grpc::call::CallError;
 use crate::store::{OpenOptions, Store};
+use crate::workflow::admit::AdmitError;
+use crate::workflow::register::RegisterError;
 
 const GPU: &str = "acme.com/gpu";
 
@@ -23,7 +26,7 @@ impl World {
         let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
         let (store, report) = Store::open(options).unwrap();
         let metrics = Metrics::default();
-        metrics.opened(&report);
+        metrics.files_set_aside(report.set_aside.len());
         Self {
             metrics,
             store,
@@ -59,8 +62,20 @@ impl World {
     }
 
     fn text(&self) -> String {
-        let view = View::of(&self.store, &self.directory.path().join("state.redb"));
+        let database = self.directory.path().join("state.redb");
+        let store = StoreView {
+            is_healthy: self.store.health().is_ok(),
+            statistics: self.store.statistics(),
+            database_bytes: database.metadata().unwrap().len(),
+        };
+        let now = self.store.now();
+        let view = self.store.read(|node| View::new(node, now, store));
         self.metrics.text(&view).unwrap()
+    }
+
+    fn register(&self, resource: &str) {
+        self.metrics
+            .registered(&resource.into(), &Ok::<_, RegisterError>(()));
     }
 
     fn assert_has(&self, lines: &[&str]) {
@@ -95,7 +110,7 @@ fn what_happened_and_what_there_is_have_the_kubelets_names() {
     let world = World::new();
     world.offer(GPU);
     let metrics = &world.metrics;
-    metrics.registered(&GPU.into(), &Ok(()));
+    world.register(GPU);
     metrics
         .plugin(&GPU.into())
         .took("Allocate", Duration::from_millis(7));
@@ -162,7 +177,7 @@ fn an_admission_waits_only_while_it_waits_and_is_measured_once() {
             r#"devlet_admissions_waiting{resource_name="acme.com/gpu",reason="not_served"} 0"#,
         ]);
     }
-    admission.ended(&Err(AdmitError::TimedOut {
+    admission.ended(&Err::<Pod, _>(AdmitError::TimedOut {
         waited: Duration::from_secs(6),
         reason: not_served(GPU),
     }));
@@ -192,7 +207,7 @@ fn an_admission_waits_only_while_it_waits_and_is_measured_once() {
 fn an_admission_that_is_dropped_was_given_up_and_not_rejected() {
     let world = World::new();
     drop(world.metrics.admission());
-    world.metrics.turned_away("invalid");
+    world.metrics.rejected("invalid");
     world.assert_has(&[
         r#"devlet_admissions_total{outcome="given_up",reason="caller_left"} 1"#,
         r#"devlet_admissions_total{outcome="admitted",reason=""} 0"#,
@@ -210,13 +225,13 @@ fn a_plugin_that_invents_resources_gets_so_many_labels_and_pods_cannot_take_them
     }
     for number in 0..MOST_RESOURCES + 10 {
         let resource = format!("acme.com/r{number}");
-        world.metrics.registered(&resource.as_str().into(), &Ok(()));
+        world.register(&resource);
         world.metrics.listed(&resource.as_str().into(), true);
         let calls = world.metrics.plugin(&resource.as_str().into());
         calls.took("Allocate", Duration::from_millis(1));
         world.offer(&resource);
     }
-    world.metrics.registered(&"acme.com/r0".into(), &Ok(()));
+    world.register("acme.com/r0");
     let text = world.text();
     for metric in [
         "kubelet_device_plugin_registration_total",
@@ -247,7 +262,7 @@ fn the_label_of_a_resource_that_is_forgotten_goes_to_another() {
     let world = World::new();
     let offered = |resource: &str| {
         let name = resource.into();
-        world.metrics.registered(&name, &Ok(()));
+        world.register(resource);
         world.metrics.listed(&name, true);
         let calls = world.metrics.plugin(&name);
         calls.took("Allocate", Duration::from_millis(1));

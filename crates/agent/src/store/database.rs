@@ -51,9 +51,9 @@ use super::record::{
     TableRecord, WalRecord,
 };
 use super::state_file::{self, StateFileError};
-use super::statistics::Counters;
 use super::wal::{self, Wal, WalError};
 use super::writer::WriteError;
+use crate::metrics::statistics::Counters;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");

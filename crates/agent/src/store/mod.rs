@@ -36,7 +36,6 @@ mod node_id;
 mod open;
 mod record;
 pub(crate) mod state_file;
-mod statistics;
 mod wal;
 mod writer;
 
@@ -58,6 +57,7 @@ use devlet_core::{
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
+pub use crate::metrics::statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
 pub use answer::answer;
 pub use backend::Storage;
 pub(crate) use import::is_unknown_pod;
@@ -65,9 +65,9 @@ pub use import::{Difference, ImportReport, Undecodable, UnreadableFile};
 pub use mirror::MirrorError;
 pub(crate) use open::system_time;
 pub use open::{Contested, Found, OnReboot, OpenError, OpenOptions, OpenReport, Reboot, SetAside, Takeover};
-pub use statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
 pub use writer::WriteError;
 
+use crate::metrics::statistics::Counters;
 use claims_file::ImportedClaims;
 pub(crate) use commit_queue::in_time;
 use commit_queue::{CommitQueue, PendingCommit, flatten_recv};
@@ -76,7 +76,6 @@ use database::{BlockedBy, Hash, KubeletFile, PendingFile, Row};
 use import::Imported;
 use mirror::{Call, Doorbell};
 use record::{BlockedRecord, ResourceRecord};
-use statistics::Counters;
 use writer::{Phase, Unplaced};
 
 /// Tells the time; asked when a store is opened.

@@ -67,9 +67,10 @@ use super::mirror::{Doorbell, MirroredFile, Mirrorer};
 use super::node_id::{IdFiles, Progress, Traces};
 use super::record::BlockedRecord;
 use super::state_file::{self, StateFileError};
-use super::statistics::Counters;
 use super::writer::{NOTE_PAUSE, WriteError, Writer};
 use super::{Clock, Shared, State, Steady, Store, Threads, dump, files};
+pub use crate::config::OnReboot;
+use crate::metrics::statistics::Counters;
 
 /// A disk that takes longer than this hangs.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
@@ -137,16 +138,6 @@ impl OpenOptions {
 pub(crate) fn system_time() -> Moment {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// What becomes of pods of our API when the machine has been rebooted. Others are always kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnReboot {
-    /// They stay, marked as from before it.
-    #[default]
-    Keep,
-    /// They are released.
-    Release,
 }
 
 /// What was found and done at start.

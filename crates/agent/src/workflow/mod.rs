@@ -2,6 +2,7 @@
 
 pub mod admit;
 pub mod claims;
+mod reasons;
 pub mod register;
 pub mod remove;
 pub mod start_container;

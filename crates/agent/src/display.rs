@@ -62,7 +62,7 @@ pub(crate) fn first<T: fmt::Display>(names: impl IntoIterator<Item = T>) -> Stri
 }
 
 /// A moment after what it is the beginning of.
-pub(crate) fn since_when(before: &str, since: Moment) -> String {
+pub(crate) fn format_since(before: &str, since: Moment) -> String {
     let moment = i64::try_from(since.0).ok();
     let moment = moment.and_then(|milliseconds| jiff::Timestamp::from_millisecond(milliseconds).ok());
     moment.map_or_else(String::new, |moment| format!("{before}{moment}"))
@@ -70,7 +70,7 @@ pub(crate) fn since_when(before: &str, since: Moment) -> String {
 
 /// What a claim waits for, and since when.
 pub(crate) fn wait(wait: &Wait) -> String {
-    let since = wait.since.map(|since| since_when(" since ", since));
+    let since = wait.since.map(|since| format_since(" since ", since));
     wait.told(&since.unwrap_or_default())
 }
 
