@@ -35,6 +35,7 @@
 
 pub mod access;
 pub mod agent;
+pub mod api;
 pub mod capacity;
 pub mod config;
 pub mod deadline;
@@ -42,7 +43,7 @@ pub mod device_plugin;
 pub mod display;
 pub mod dra;
 pub mod grpc;
-pub mod host;
+
 #[cfg(test)]
 mod layers;
 pub mod limits;

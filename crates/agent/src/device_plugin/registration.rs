@@ -10,9 +10,8 @@ use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use tonic::{Request, Response, Status};
 
 use super::client::Api;
-use crate::grpc::status::refusal;
 use crate::grpc::uds::PeerCred;
-use crate::peer_text::shorten;
+use crate::peer_text::{refusal, shorten};
 use crate::workflow::register::{Candidate, Registrar};
 
 /// Why a registration is malformed.

@@ -9,5 +9,4 @@ pub(crate) mod oversize;
 mod presence;
 pub mod server;
 mod severable;
-pub mod status;
 pub mod uds;
