@@ -1,11 +1,10 @@
-//! Deadlines from durations that configurations, callers and embedders choose.
+//! Deadlines from durations that configurations, callers and embedders choose, without overflow.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Longest duration that is honoured; longer ones count as this one. An `Instant` plus a longer one may overflow, which
-/// panics.
+/// Maximum duration. Longer ones are reduced to it, since an `Instant` plus a longer one may overflow and panic.
 pub const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Returns the instant `time` from now.

@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gave_up_is_told_for_what_and_format_since_it_is_gone() {
+    fn a_timeout_names_the_missing_plugin_and_since_when_it_is_gone() {
         let last = LastPlugin {
             endpoint: "/run/gpu.sock".into(),
             gone_since: Moment(1_700_000_000_000),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_devices_and_another_spec_are_told_apart() {
+    fn too_few_devices_and_another_spec_have_different_codes() {
         let code = |reason| Status::from(AdmitError::Refused(reason)).code();
         let few = ReserveError::Insufficient {
             resource: "acme.com/gpu".into(),

@@ -1,8 +1,7 @@
 //! DRA drivers: how they register, what is called on them, and what they say.
 //!
 //! [`registration`] takes a plugin in when its socket is found, [`services`] says what is spoken with it, [`link`] is the
-//! task that stays connected with it, and `health` what it says meanwhile. [`drivers`] finds the client for a call, and
-//! [`slices`] has wiped what drivers that are gone have published.
+//! task that stays connected with it, and `health` what it says meanwhile. [`drivers`] finds the client for a call.
 
 pub mod client;
 pub mod drivers;
@@ -10,7 +9,6 @@ mod health;
 pub mod link;
 pub mod registration;
 pub mod services;
-pub mod slices;
 mod wire;
 
 use std::collections::BTreeMap;

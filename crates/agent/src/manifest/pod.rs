@@ -254,68 +254,75 @@ fn named(
     Ok(references)
 }
 
+/// Returns the devices that a container requests, by resource.
 fn wants(
     container: &str,
     resources: Resources,
     foreign: &[String],
     is_mapped: impl Fn(&str) -> bool,
 ) -> Result<BTreeMap<ResourceName, usize>, InvalidManifest> {
-    let container = || container.to_owned();
     // Resources behind a claim are not for device plugins.
     let is_ours = |resource: &str| resource_name::is_ours(resource, foreign) && !is_mapped(resource);
-    let count = |resource: &str, value: &Scalar| {
-        quantity(&value.0).map_err(|problem| InvalidManifest::Quantity {
-            container: container(),
-            resource: resource.to_owned(),
-            value: value.0.clone(),
-            problem,
-        })
-    };
     if let Some(resource) = resources
         .names()
         .find(|name| !resource_name::is_known(name, foreign))
     {
         return Err(InvalidManifest::Unqualified {
-            container: container(),
+            container: container.to_owned(),
             resource: resource.to_owned(),
         });
     }
     let limits = resources.limits.unwrap_or_default();
     let mut wants = BTreeMap::new();
-    for (resource, value) in &limits {
-        if !is_ours(resource) {
-            continue;
-        }
+    for (resource, value) in limits.iter().filter(|(resource, _)| is_ours(resource)) {
         let Ok(name) = ResourceName::parse(resource) else {
             return Err(InvalidManifest::Resource {
-                container: container(),
+                container: container.to_owned(),
                 resource: resource.clone(),
             });
         };
-        let count = count(resource, value)?;
+        let count = count(container, resource, value)?;
         // A quantity of zero is not a request.
         if count > 0 {
             wants.insert(name, count);
         }
     }
-    for (resource, requested) in resources.requests.unwrap_or_default() {
-        if !is_ours(&resource) {
-            continue;
-        }
-        let Some(limited) = limits.get(&resource) else {
-            return Err(InvalidManifest::RequestsOnly {
-                container: container(),
-                resource,
-            });
-        };
-        if count(&resource, &requested)? != count(&resource, limited)? {
-            return Err(InvalidManifest::RequestsDiffer {
-                container: container(),
-                resource,
-                requested: requested.0,
-                limited: limited.0.clone(),
-            });
-        }
+    let requests = resources.requests.unwrap_or_default();
+    for (resource, requested) in requests.iter().filter(|(resource, _)| is_ours(resource)) {
+        check_request(container, resource, requested, limits.get(resource))?;
     }
     Ok(wants)
+}
+
+/// Checks that the request for a resource equals its limit.
+fn check_request(
+    container: &str,
+    resource: &str,
+    requested: &Scalar,
+    limited: Option<&Scalar>,
+) -> Result<(), InvalidManifest> {
+    let Some(limited) = limited else {
+        return Err(InvalidManifest::RequestsOnly {
+            container: container.to_owned(),
+            resource: resource.to_owned(),
+        });
+    };
+    if count(container, resource, requested)? == count(container, resource, limited)? {
+        return Ok(());
+    }
+    Err(InvalidManifest::RequestsDiffer {
+        container: container.to_owned(),
+        resource: resource.to_owned(),
+        requested: requested.0.clone(),
+        limited: limited.0.clone(),
+    })
+}
+
+fn count(container: &str, resource: &str, value: &Scalar) -> Result<usize, InvalidManifest> {
+    quantity(&value.0).map_err(|problem| InvalidManifest::Quantity {
+        container: container.to_owned(),
+        resource: resource.to_owned(),
+        value: value.0.clone(),
+        problem,
+    })
 }

@@ -264,7 +264,7 @@ fn a_bad_quantity_is_told_with_container_resource_and_value() {
         refused(&with_resources("{limits: {acme.com/gpu: -1}}")),
         "container main: acme.com/gpu: \"-1\" is not a quantity: it is negative"
     );
-    // Not ours: somebody else's to judge.
+    // Not ours: for another program to check.
     assert!(parsed(&with_resources("{limits: {cpu: lots, other.org/x: many}}")).is_ok());
     for not_even_text in ["[1]", "{a: b}", "null", "true"] {
         let text = with_resources(&format!("{{limits: {{acme.com/gpu: {not_even_text}}}}}"));

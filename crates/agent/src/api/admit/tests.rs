@@ -67,8 +67,8 @@ async fn a_long_manifest_waits_only_while_another_is_parsed() {
 #[test]
 fn an_admission_ends_with_its_answer() {
     let event = |event| v1::AdmitEvent { event: Some(event) };
-    let waiting = event(v1::admit_event::Event::Waiting(v1::Waiting::default()));
-    let admitted = event(v1::admit_event::Event::Admitted(v1::Pod::default()));
+    let waiting = event(Event::Waiting(v1::Waiting::default()));
+    let admitted = event(Event::Admitted(v1::Pod::default()));
     for last in [Ok(admitted), Err(Status::aborted("no"))] {
         let (sender, receiver) = mpsc::channel(1);
         let mut events = Box::pin(until_admitted(waiting.clone(), receiver));

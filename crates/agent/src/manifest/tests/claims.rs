@@ -386,7 +386,7 @@ fn a_container_names_requests_that_there_are() {
         said(&[&missing, GPU, NIC]),
         "container proxy: ResourceClaim big has no request \"tiny\"; it has large, small"
     );
-    // What is allocated says it too, if the spec does not.
+    // A request that only the allocation has is valid, too.
     let bare: String = GPU
         .lines()
         .filter(|line| !line.starts_with("spec:"))
