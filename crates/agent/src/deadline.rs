@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_duration_there_is_does_not_overflow() {
+    fn the_maximum_duration_does_not_overflow() {
         let (start, soon) = (Instant::now(), Duration::from_secs(60));
         assert_eq!(after_start(start, soon), start + soon);
         assert_eq!(after_start(start, Duration::MAX), start + LONGEST);

@@ -45,14 +45,14 @@ impl fmt::Display for NamedPod {
 }
 
 /// Maximum names in a text.
-pub(crate) const MOST_NAMED: usize = 10;
+const MAX_NAMED: usize = 10;
 
 /// Returns the first names, separated by commas.
 pub(crate) fn first<T: fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
     let mut names = names.into_iter();
     let shown: Vec<String> = names
         .by_ref()
-        .take(MOST_NAMED)
+        .take(MAX_NAMED)
         .map(|name| name.to_string())
         .collect();
     let more = if names.next().is_some() { ", ..." } else { "" };

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_a_kubelet_accepts_are_accepted() {
+    fn names_that_a_kubelet_takes_are_taken() {
         let longest = format!("{}.com/{}", "a".repeat(MAX_DOMAIN - 4), "b".repeat(63));
         for name in ["vendor.com/gpu", "a/b", "vendor.com/GPU_1.x-y", "1.2/3", &longest] {
             assert!(ResourceName::parse(name).is_ok(), "{name}");
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_a_kubelet_rejects_are_rejected_with_its_message() {
+    fn names_that_a_kubelet_refuses_are_refused_in_its_words() {
         let too_long = format!("{}.com/b", "a".repeat(MAX_DOMAIN - 3));
         let long_name = format!("vendor.com/{}", "b".repeat(64));
         for name in [

@@ -4,7 +4,7 @@ use devlet_client::v1::Problem;
 use devlet_core::PodUid;
 
 use super::problems::doubly_held;
-use crate::display::MOST_NAMED;
+use crate::display::first;
 use crate::store::{ImportReport, OpenReport, SetAside};
 
 /// Returns a note for each file that was set aside since the start.
@@ -67,15 +67,10 @@ fn replaced(report: &ImportReport) -> Option<String> {
 
 /// Describes a number of pods, and names the first ones.
 fn counted(what: &str, pods: &[PodUid]) -> String {
-    let names = pods.iter().take(MOST_NAMED).map(PodUid::as_str);
-    let mut names: Vec<&str> = names.collect();
-    if pods.len() > MOST_NAMED {
-        names.push("...");
-    }
     match pods.len() {
         0 => format!("no pods {what}"),
-        1 => format!("1 pod {what} ({})", names.join(", ")),
-        many => format!("{many} pods {what} ({})", names.join(", ")),
+        1 => format!("1 pod {what} ({})", first(pods)),
+        many => format!("{many} pods {what} ({})", first(pods)),
     }
 }
 

@@ -7,7 +7,7 @@ use devlet_core::dra::view::{ClaimView, Phase, Reason, Wait};
 use devlet_core::{Availability, Blocked, DeviceView, Moment, Node, PodUid};
 
 use super::lookup::shown_claims;
-use crate::display::{MOST_NAMED, NamedPod, first, format_since};
+use crate::display::{NamedPod, first, format_since};
 use crate::grpc::uds::Unreachable;
 use crate::plugin_registry::status::Summary;
 use crate::store::{WriteError, is_unknown_pod};
@@ -191,12 +191,8 @@ fn refused(node: &Node) -> Option<Problem> {
     };
     names.sort_unstable();
     names.dedup();
-    if names.len() > MOST_NAMED {
-        names.truncate(MOST_NAMED);
-        names.push("...");
-    }
     Some(Problem {
-        what: format!("{what} there and not taken in: {}", names.join(", ")),
+        what: format!("{what} there and not taken in: {}", first(names)),
         hint: "devlet get drivers -o wide shows why, and devlet describe driver NAME what to do".to_owned(),
         blocking: false,
     })

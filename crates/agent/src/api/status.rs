@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_devices_and_another_spec_have_different_codes() {
+    fn too_few_devices_and_another_spec_are_told_apart() {
         let code = |reason| Status::from(AdmitError::Refused(reason)).code();
         let few = ReserveError::Insufficient {
             resource: "acme.com/gpu".into(),

@@ -32,7 +32,7 @@ pub(super) fn node(pods: &[(&str, &str, &str)]) -> Node {
 }
 
 #[test]
-fn entries_that_an_import_at_start_replaced_are_listed() {
+fn entries_that_were_lost_in_an_import_at_the_start_are_shown() {
     let imported = ImportReport {
         incomplete: false,
         format: devlet_kubelet_files::Format::DraEnvelopeV1,

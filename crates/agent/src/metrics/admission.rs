@@ -31,7 +31,7 @@ impl Admission {
     }
 
     /// Counts the admission as waiting until the returned guard is dropped.
-    pub fn waits(&self, reason: &ReserveError) -> Waits<'_> {
+    pub fn waits(&self, reason: &ReserveError) -> WaitGuard<'_> {
         let resource_name = match reason {
             ReserveError::NotServed { resource, .. }
             | ReserveError::NotListed { resource, .. }
@@ -44,7 +44,7 @@ impl Admission {
             reason: reason::of_reservation(reason),
         };
         self.recorded.waiting.get_or_create(&labels).inc();
-        Waits {
+        WaitGuard {
             admission: self,
             labels,
             since: Instant::now(),
@@ -85,13 +85,13 @@ impl Drop for Admission {
 /// Counts an admission as waiting until it is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it ends the wait"]
-pub struct Waits<'a> {
+pub struct WaitGuard<'a> {
     admission: &'a Admission,
     labels: ByWait,
     pub(super) since: Instant,
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         let recorded = &self.admission.recorded;
         recorded.waiting.get_or_create(&self.labels).dec();

@@ -157,8 +157,8 @@ impl Metrics {
     }
 
     /// Starts to measure the preparation or unpreparation of the claims of a pod.
-    pub fn claims(&self, operation: ClaimOperation) -> Operating {
-        Operating {
+    pub fn claims(&self, operation: ClaimOperation) -> OperationTimer {
+        OperationTimer {
             recorded: Arc::clone(&self.recorded),
             operation,
             began: Instant::now(),
@@ -175,23 +175,23 @@ impl Metrics {
     }
 }
 
-/// An operation in progress. Dropped before [`Operating::ended`], it counts as failed.
+/// An operation in progress. Dropped before [`OperationTimer::ended`], it counts as failed.
 #[derive(Debug)]
-pub struct Operating {
+pub struct OperationTimer {
     recorded: Arc<Recorded>,
     operation: ClaimOperation,
     began: Instant,
     is_error: bool,
 }
 
-impl Operating {
+impl OperationTimer {
     /// Records the result.
     pub fn ended<T, E>(mut self, ended: &Result<T, E>) {
         self.is_error = ended.is_err();
     }
 }
 
-impl Drop for Operating {
+impl Drop for OperationTimer {
     fn drop(&mut self) {
         let operations = &self.recorded.drivers.operations;
         let labels = by_operation(self.operation, self.is_error);

@@ -33,9 +33,9 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::limits::Limit;
 
-pub use admission::{Admission, Waits};
-pub use drivers::{ClaimOperation, DriverRpcs, Operating};
-pub use names::{MOST_AWAITED, MOST_RESOURCES, MOST_SOCKETS};
+pub use admission::{Admission, WaitGuard};
+pub use drivers::{ClaimOperation, DriverRpcs, OperationTimer};
+pub use names::{MAX_AWAITED, MAX_RESOURCES, MAX_SOCKETS};
 pub use scrape::{CONTENT_TYPE, StoreView, View};
 
 use names::{Label, Names};

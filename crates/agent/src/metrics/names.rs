@@ -13,13 +13,13 @@ use devlet_core::{DriverName, ResourceName};
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 
 /// Maximum resources of plugins with a label of their own, and maximum drivers.
-pub const MOST_RESOURCES: usize = 100;
+pub const MAX_RESOURCES: usize = 100;
 
 /// Maximum labels for resources that pods wait for and no plugin ever offered, and for drivers of claims.
-pub const MOST_AWAITED: usize = 20;
+pub const MAX_AWAITED: usize = 20;
 
 /// Maximum labels for sockets in `plugins_registry`.
-pub const MOST_SOCKETS: usize = 100;
+pub const MAX_SOCKETS: usize = 100;
 
 pub(super) const OTHER: &str = "other";
 
@@ -84,12 +84,12 @@ impl<N: Ord> Known<N> {
 impl<N: Ord + Clone + for<'a> From<&'a str>> Names<N> {
     /// Returns the label of a name that a plugin offers.
     pub(super) fn offered(&self, name: &N) -> Label<N> {
-        self.label(name, |known| (&mut known.offered, MOST_RESOURCES))
+        self.label(name, |known| (&mut known.offered, MAX_RESOURCES))
     }
 
     /// Returns the label of a name that a pod waits for or uses.
     pub(super) fn awaited(&self, name: &N) -> Label<N> {
-        self.label(name, |known| (&mut known.awaited, MOST_AWAITED))
+        self.label(name, |known| (&mut known.awaited, MAX_AWAITED))
     }
 
     /// Frees the labels of names that the node knew at the last scrape and does not know `now`, and returns them.

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_is_understood() {
+    fn the_values_in_proc_are_plausible() {
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap()

@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
 use super::drivers::{ClaimCounts, ClaimsInUse, DriverCounts};
-use super::names::{Label, MOST_SOCKETS, OTHER};
+use super::names::{Label, MAX_SOCKETS, OTHER};
 use super::process::Process;
 use super::statistics::{Histogram, Statistics};
 use super::{ByResource, Metrics};
@@ -198,7 +198,7 @@ impl Metrics {
         };
         let family: Family<BySocket, Gauge> = Family::default();
         for (place, (path, taken_in)) in sockets.into_iter().enumerate() {
-            let socket_path = if place < MOST_SOCKETS {
+            let socket_path = if place < MAX_SOCKETS {
                 path.display().to_string()
             } else {
                 OTHER.to_owned()

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_each_grace_period_is_reported_without_any_other_event() {
+    async fn the_end_of_each_grace_period_is_told_without_any_other_event() {
         let directory = tempfile::tempdir().unwrap();
         let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
         let (store, _) = Store::open(options).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_resource_that_was_left_a_day_ago_is_forgotten_without_any_other_event() {
+    async fn an_idle_resource_is_evicted_after_a_day_without_any_other_event() {
         let directory = tempfile::tempdir().unwrap();
         let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
         let (store, _) = Store::open(options).unwrap();

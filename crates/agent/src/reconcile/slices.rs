@@ -86,31 +86,19 @@ pub(crate) async fn follow(
 }
 
 async fn listed(slices: &impl ResourceSlices) -> BTreeSet<DriverName> {
-    let mut pause = FIRST_PAUSE;
-    loop {
-        match slices.drivers().await {
-            Ok(drivers) => return drivers,
-            Err(error) => tracing::warn!(%error, retry_in = ?pause, "ResourceSlices cannot be listed"),
-        }
-        tokio::time::sleep(jittered(pause)).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
-    }
+    let log = |error: &SliceError, pause: Duration| {
+        tracing::warn!(%error, retry_in = ?pause, "ResourceSlices cannot be listed");
+    };
+    retry(|| slices.drivers(), log).await
 }
 
 /// Deletes a driver's slices unless it comes back. Returns the driver.
 async fn wipe(store: &Store, slices: &impl ResourceSlices, driver: DriverName, since: Away) -> DriverName {
+    let log = |error: &SliceError, pause: Duration| {
+        tracing::warn!(%driver, %error, retry_in = ?pause, "ResourceSlices cannot be wiped");
+    };
     let wiped = async {
-        let mut pause = FIRST_PAUSE;
-        loop {
-            match slices.wipe(&driver).await {
-                Ok(()) => break,
-                Err(error) => {
-                    tracing::warn!(%driver, %error, retry_in = ?pause, "ResourceSlices cannot be wiped");
-                }
-            }
-            tokio::time::sleep(jittered(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+        retry(|| slices.wipe(&driver), log).await;
         store.update(|node| {
             if away(node, &driver) == since {
                 node.slices_wiped(&driver);
@@ -123,6 +111,22 @@ async fn wipe(store: &Store, slices: &impl ResourceSlices, driver: DriverName, s
         () = came_back(store.changed(), store, &driver, since) => {}
     }
     driver
+}
+
+/// Repeats an attempt until it succeeds, with exponential backoff.
+async fn retry<T, F>(attempt: impl Fn() -> F, log: impl Fn(&SliceError, Duration)) -> T
+where
+    F: Future<Output = Result<T, SliceError>>,
+{
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match attempt().await {
+            Ok(value) => return value,
+            Err(error) => log(&error, pause),
+        }
+        tokio::time::sleep(jittered(pause)).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
 }
 
 /// Completes when a driver is back, or has been back in between.
