@@ -29,11 +29,11 @@ const (
 	request    = "widget"
 )
 
-// driver is one that registers.
+// driver is a driver to register.
 type driver struct{ Name, Endpoint string }
 
-// claims is the part of a kubelet around the DRA manager, and of the cluster
-// that it asks for claims.
+// claims is the part of a kubelet around the DRA manager, and the API server
+// with the claims.
 type claims struct {
 	manager *dra.Manager
 	drivers []string
@@ -45,8 +45,8 @@ type claims struct {
 	next   int
 }
 
-// writeClaims leaves the file that a kubelet with so many pods leaves, each with a
-// claim of the first driver.
+// writeClaims writes the file of a kubelet with c.Held pods, each with a claim of
+// the first driver.
 func writeClaims(c command) error {
 	checkpointer, err := state.NewCheckpointer(c.Dir, claimsFile)
 	if err != nil {
@@ -74,8 +74,8 @@ func writeClaims(c command) error {
 	return checkpointer.Store(checkpoint)
 }
 
-// startClaims is a kubelet's start, with the pods that it had before, and the
-// drivers registered and called once.
+// startClaims starts a DRA manager with its earlier pods, registers the drivers,
+// and calls each once.
 func startClaims(c command) (*claims, error) {
 	n := &claims{
 		drivers: names(c.Drivers), logger: klog.Background(), next: c.Held,
@@ -85,7 +85,7 @@ func startClaims(c command) (*claims, error) {
 		n.active[uid(i)] = &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid(i)}}
 	}
 	client := fake.NewSimpleClientset()
-	// The way to an API server costs nothing here.
+	// Calls to the API server cost nothing here.
 	client.PrependReactor("get", "resourceclaims", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		name := action.(clienttesting.GetAction).GetName()
 		n.mu.Lock()
@@ -113,7 +113,7 @@ func startClaims(c command) (*claims, error) {
 			return nil, err
 		}
 	}
-	// A new connection refuses calls until it is there.
+	// A new connection rejects calls until it is established.
 	deadline := time.Now().Add(10 * time.Second)
 	for {
 		if _, err = n.pair(n.drivers); err == nil || time.Now().After(deadline) {
@@ -123,7 +123,7 @@ func startClaims(c command) (*claims, error) {
 	}
 }
 
-// pairs are one-claim pods of the first driver that come and go, one by one.
+// pairs prepares and unprepares pods with one claim of the first driver, one by one.
 func (n *claims) pairs(c command) (answer, error) {
 	var a answer
 	for range c.Count {
@@ -136,7 +136,7 @@ func (n *claims) pairs(c command) (answer, error) {
 	return a, nil
 }
 
-// loop is many callers, each of whose pods come and go; each pod has a claim of
+// loop runs many callers that prepare and unprepare pods; each pod has a claim of
 // all drivers. A kubelet does this in one goroutine per pod.
 func (n *claims) loop(c command) (answer, error) {
 	began := time.Now()
@@ -161,7 +161,7 @@ func (n *claims) loop(c command) (answer, error) {
 	return a, errors.Join(errs...)
 }
 
-// pair is a pod that comes and goes. Measured: what the DRA manager does of it.
+// pair prepares and unprepares a pod. It measures the calls of the DRA manager.
 func (n *claims) pair(drivers []string) (int64, error) {
 	ctx := context.Background()
 	n.mu.Lock()
@@ -209,7 +209,7 @@ func claimUID(i int) types.UID {
 	return types.UID(fmt.Sprintf("%08x-2f53-4c1b-8a55-6a0f3b1d0000", i))
 }
 
-// allocated is a claim with a device of each driver, for the pod of the same number.
+// allocated returns a claim with a device of each driver, for the pod of the same number.
 func allocated(i int, drivers []string) *resourceapi.ResourceClaim {
 	allocation := &resourceapi.AllocationResult{}
 	for _, name := range drivers {

@@ -1,10 +1,11 @@
 // Command kubelet runs the kubelet's own device manager and DRA manager, as of
-// the release in go.mod, and does what it is told: one command per line on standard input, one
-// JSON answer per line on standard output. Times are taken in here, around the
-// calls that a kubelet makes, so that the way to this process costs it nothing.
+// the release in go.mod. It reads one command per line on standard input and
+// writes one JSON answer per line on standard output. Times are measured in this
+// process, around the calls that a kubelet makes, so that the communication with
+// this process is not included.
 //
-// The device manager's directory is a constant: this is to be run with another
-// one mounted over it.
+// The device manager's directory is a constant: another one must be mounted over
+// it.
 package main
 
 import (
@@ -37,7 +38,7 @@ import (
 
 const checkpointFile = "kubelet_internal_checkpoint"
 
-// command is what the bench wants. Which fields count depends on Do.
+// command is a command of the benchmark. Do decides which fields are used.
 type command struct {
 	Do       string
 	Resource string
@@ -45,23 +46,23 @@ type command struct {
 	Held, Count int
 	// IDs are those of the devices that the pods of a checkpoint hold, one each.
 	IDs []string
-	// Answer is what the plugin would have answered for each of them.
+	// Answer is the plugin's answer for each of them.
 	Answer  []byte
 	Callers int
 	Millis  int
-	// Dir is where the DRA manager keeps its file; Drivers are there to call.
+	// Dir is the directory of the DRA manager's file; Drivers are the drivers to register.
 	Dir     string
 	Drivers []driver
 }
 
-// answer has whatever was measured.
+// answer is the result of a command.
 type answer struct {
 	Error string `json:"error,omitempty"`
 	// Nanos are durations.
 	Nanos []int64 `json:"nanos,omitempty"`
-	// At is a moment of CLOCK_MONOTONIC.
+	// At is a timestamp of CLOCK_MONOTONIC.
 	At int64 `json:"at,omitempty"`
-	// Pairs were made in the time of Nanos.
+	// Pairs is the number of pairs in the time of Nanos.
 	Pairs int `json:"pairs,omitempty"`
 }
 
@@ -132,11 +133,11 @@ func (n *node) do(c command) (answer, error) {
 	case "claim-loop":
 		return n.claims.loop(c)
 	default:
-		return answer{}, fmt.Errorf("what is %q?", c.Do)
+		return answer{}, fmt.Errorf("unknown command %q", c.Do)
 	}
 }
 
-// write leaves the file that a kubelet with so many pods leaves.
+// write writes the file of a kubelet with c.Held pods.
 func write(c command) error {
 	manager, err := checkpointmanager.NewCheckpointManager(pluginapi.DevicePluginPath)
 	if err != nil {
@@ -152,8 +153,8 @@ func write(c command) error {
 	return manager.CreateCheckpoint(checkpointFile, checkpoint.New(entries, map[string][]string{c.Resource: c.IDs}))
 }
 
-// start is a kubelet's start, with the pods that it had before. Measured: the
-// manager's own, which reads the file and serves.
+// start starts the device manager with its earlier pods. It measures the start of
+// the manager, which reads the file and serves.
 func (n *node) start(c command) (answer, error) {
 	manager, err := devicemanager.NewManagerImpl(n.logger, nil, noAffinity{})
 	if err != nil {
@@ -167,7 +168,7 @@ func (n *node) start(c command) (answer, error) {
 	began := time.Now()
 	err = manager.Start(n.logger, n.activePods, ready, containermap.NewContainerMap(), sets.New[string]())
 	took := time.Since(began).Nanoseconds()
-	// What a health change tells the pods is not of interest here.
+	// Health updates of pods are ignored here.
 	go func() {
 		for range manager.Updates() {
 		}
@@ -175,7 +176,7 @@ func (n *node) start(c command) (answer, error) {
 	return answer{Nanos: []int64{took}}, err
 }
 
-// capacity waits until the node has so many devices, and says since when.
+// capacity waits until the node has c.Count devices, and returns the time.
 func (n *node) capacity(c command) (answer, error) {
 	deadline := time.Now().Add(5 * time.Minute)
 	for time.Now().Before(deadline) {
@@ -190,11 +191,11 @@ func (n *node) capacity(c command) (answer, error) {
 	return answer{}, fmt.Errorf("there are not %d devices of %s", c.Count, c.Resource)
 }
 
-// admit lets pods come that stay.
+// admit admits pods that stay.
 func (n *node) admit(c command) (answer, error) {
 	var a answer
 	for range c.Count {
-		_, took, err := n.comes(c.Resource)
+		_, took, err := n.admitPod(c.Resource)
 		if err != nil {
 			return a, err
 		}
@@ -203,7 +204,7 @@ func (n *node) admit(c command) (answer, error) {
 	return a, nil
 }
 
-// forget lets all pods go but the oldest, and cleans up at once.
+// forget removes all pods but the oldest, and cleans up at once.
 func (n *node) forget(c command) error {
 	n.mu.Lock()
 	n.active = append([]*v1.Pod(nil), n.active[:c.Held]...)
@@ -212,28 +213,28 @@ func (n *node) forget(c command) error {
 	return nil
 }
 
-// churn lets one pod go and one come, again and again. Measured: the admission,
-// in which a kubelet takes back what pods that are gone held.
+// churn removes one pod and admits one, repeatedly. It measures the admission, in
+// which a kubelet releases the devices of removed pods.
 func (n *node) churn(c command) (answer, error) {
-	last, _, err := n.comes(c.Resource)
+	last, _, err := n.admitPod(c.Resource)
 	if err != nil {
 		return answer{}, err
 	}
 	var a answer
 	for range c.Count {
-		n.goes(last)
+		n.removePod(last)
 		var took int64
-		if last, took, err = n.comes(c.Resource); err != nil {
+		if last, took, err = n.admitPod(c.Resource); err != nil {
 			return a, err
 		}
 		a.Nanos = append(a.Nanos, took)
 	}
-	n.goes(last)
+	n.removePod(last)
 	n.manager.UpdateAllocatedDevices(n.logger)
 	return a, nil
 }
 
-// loop is many callers, each of whose pods come and go.
+// loop runs many callers that admit and remove pods.
 func (n *node) loop(c command) (answer, error) {
 	began := time.Now()
 	end := began.Add(time.Duration(c.Millis) * time.Millisecond)
@@ -242,12 +243,12 @@ func (n *node) loop(c command) (answer, error) {
 	for i := range c.Callers {
 		group.Go(func() {
 			for time.Now().Before(end) {
-				pod, _, err := n.comes(c.Resource)
+				pod, _, err := n.admitPod(c.Resource)
 				if err != nil {
 					errs[i] = err
 					return
 				}
-				n.goes(pod)
+				n.removePod(pod)
 				pairs[i]++
 			}
 		})
@@ -261,9 +262,9 @@ func (n *node) loop(c command) (answer, error) {
 	return a, errors.Join(errs...)
 }
 
-// comes admits a new pod with one device, as a kubelet does: it is among the
-// active ones when the device manager hears of it.
-func (n *node) comes(resource string) (*v1.Pod, int64, error) {
+// admitPod admits a new pod with one device, as a kubelet does: the pod is active
+// before the device manager is called.
+func (n *node) admitPod(resource string) (*v1.Pod, int64, error) {
 	n.admission.Lock()
 	defer n.admission.Unlock()
 	n.mu.Lock()
@@ -276,7 +277,7 @@ func (n *node) comes(resource string) (*v1.Pod, int64, error) {
 	return pod, time.Since(began).Nanoseconds(), err
 }
 
-func (n *node) goes(pod *v1.Pod) {
+func (n *node) removePod(pod *v1.Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	kept := make([]*v1.Pod, 0, len(n.active))
@@ -310,7 +311,7 @@ func pod(i int, name string) *v1.Pod {
 	}
 }
 
-// noAffinity is what the topology manager knows with the policy none.
+// noAffinity is the topology manager with the policy none.
 type noAffinity struct{}
 
 func (noAffinity) GetAffinity(klog.Logger, string, string) topologymanager.TopologyHint {

@@ -1,4 +1,4 @@
-//! What nobody can be faster than: round trips and syncs with nothing in between.
+//! Lower bound for all sides: round trips and syncs without any other work.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -37,7 +37,7 @@ impl Bare {
         })
     }
 
-    /// A round trip to each process and one 4 KiB write with a sync, again and again.
+    /// Measures `count` times a round trip to each process and one 4 KiB write with a sync.
     pub(crate) async fn measure(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let request = AllocateRequest {
             container_requests: vec![ContainerAllocateRequest {
@@ -56,7 +56,7 @@ impl Bare {
     }
 }
 
-/// What a pod with a claim that comes and goes cannot do without: two processes to call twice each, and a file to write.
+/// Lower bound for a pod with a claim: two processes to call twice each, and a file to write.
 pub(crate) struct BareClaims {
     caller: DraPluginClient<Channel>,
     driver: DraPluginClient<Channel>,
@@ -72,8 +72,8 @@ impl BareClaims {
         })
     }
 
-    /// A call to admit, the driver's to prepare, with a sync before and after; a call to remove, the driver's to
-    /// unprepare, with a sync in between.
+    /// Measures a call to admit, the driver's call to prepare, with a sync before and after. Then measures a call
+    /// to remove and the driver's call to unprepare, with a sync in between.
     pub(crate) async fn measure(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let claims = vec![Claim {
             namespace: "default".to_owned(),
@@ -100,7 +100,7 @@ impl BareClaims {
     }
 }
 
-/// A connection as devlet and its callers have it.
+/// Connects as devlet and its callers do.
 async fn connect(path: &Path) -> anyhow::Result<Channel> {
     let stream = UnixStream::connect(path)
         .await
@@ -108,7 +108,7 @@ async fn connect(path: &Path) -> anyhow::Result<Channel> {
     Ok(Channel::open(stream, path).await?)
 }
 
-/// A file that has all its pages already.
+/// A file with preallocated pages.
 struct Disk {
     file: File,
     page: u64,
@@ -124,7 +124,7 @@ impl Disk {
         Ok(Self { file, page: 0 })
     }
 
-    /// Writes a page of it, and syncs.
+    /// Writes one page, and syncs.
     fn sync(&mut self) -> std::io::Result<()> {
         self.file
             .write_all_at(&[self.page as u8; PAGE], self.page % PAGES * PAGE as u64)?;
@@ -133,7 +133,7 @@ impl Disk {
     }
 }
 
-/// A client of tonic's that watches a plugin's list and does nothing with it.
+/// A client of tonic that receives a plugin's lists and drops them.
 pub(crate) struct Watch(Streaming<ListAndWatchResponse>);
 
 impl Watch {
@@ -142,10 +142,10 @@ impl Watch {
         Ok(Self(client.list_and_watch(Empty {}).await?.into_inner()))
     }
 
-    /// When a list of so many devices had been received and decoded.
+    /// Returns the time at which a list of `count` devices had been received and decoded.
     pub(crate) async fn has(&mut self, count: usize) -> anyhow::Result<u64> {
         loop {
-            let list = self.0.message().await?.context("the plugin lists no longer")?;
+            let list = self.0.message().await?.context("the plugin's stream has ended")?;
             let at = clock::now();
             if list.devices.len() == count {
                 return Ok(at);

@@ -1,7 +1,7 @@
-//! The cases, in the order in which they need one another's nodes.
+//! The cases, in the order in which they reuse nodes.
 //!
-//! Sides take turns within each round, and one waits until the other has nothing left to do, so that whatever happens
-//! to the machine happens to both.
+//! The two sides alternate within each round, and each waits until the other is idle, so that disturbances of the
+//! machine affect both.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,30 +18,30 @@ use crate::process::Process;
 use crate::report::{Bar, Row, Unit, number};
 
 pub(crate) const RESOURCE: &str = "bench.devlet.dev/gpu";
-/// Devices that nobody holds, in most cases.
+/// Free devices, in most cases.
 const FREE: usize = 128;
 pub(crate) const CALLERS: usize = 64;
 pub(crate) const KUBELET: &str = "kubelet";
 
-/// How much is done.
+/// The amount of work.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) mode: &'static str,
-    /// Numbers of pods that are held.
+    /// Numbers of held pods.
     pub(crate) levels: Vec<usize>,
     pub(crate) rounds: usize,
-    /// Samples per round where they are cheap.
+    /// Samples per round in cheap cases.
     pub(crate) samples: usize,
-    /// For many callers, per side and round.
+    /// Duration of the cases with many callers, per side and round.
     pub(crate) loop_time: Duration,
     pub(crate) loop_level: usize,
-    /// Pods held at a restart; devices and pods when a first list comes; devices of a large list.
+    /// Pods held at a restart; devices and pods for the first list; devices of a large list.
     pub(crate) restart: usize,
     pub(crate) first_list: (usize, usize),
     pub(crate) large_list: usize,
-    /// Numbers of claims that are held; the first is none.
+    /// Numbers of held claims; the first is 0.
     pub(crate) claims: Vec<usize>,
-    /// Whether ratios are held to their bars.
+    /// `true` if ratios are compared with their bars.
     pub(crate) judged: bool,
 }
 
@@ -94,7 +94,7 @@ impl Plan {
         }
     }
 
-    /// A bar that holds for a full run only: it is about sizes that others do not reach.
+    /// Returns the bar in a full run only: smaller runs do not reach the sizes.
     pub(crate) fn bar(&self, bar: Bar) -> Option<Bar> {
         self.judged.then_some(bar)
     }
@@ -105,33 +105,33 @@ impl Plan {
     }
 }
 
-/// Everything that runs, and what has been found so far.
+/// All running processes, and the results so far.
 pub(crate) struct Bench {
     pub(crate) plan: Plan,
     pub(crate) work: PathBuf,
     pub(crate) kubelet: kubelet::Program,
     pub(crate) devlet: devlet::Program,
     pub(crate) plugin: Process,
-    /// The other end of a bare caller's round trip: only there to answer.
+    /// The peer of a bare caller's round trip: it only answers.
     pub(crate) peer: Process,
     bare: Bare,
-    /// A node where nobody holds anything, for comparison.
+    /// A node without pods, for comparison.
     empty: Devlet,
     sockets: usize,
     pub(crate) rows: Vec<Row>,
     bare_all: Samples,
-    /// One per round.
+    /// One per round, in milliseconds.
     bare_medians: Vec<f64>,
     empty_all: Samples,
 }
 
-/// What is found in the end.
+/// The result of a run.
 pub(crate) struct Outcome {
     pub(crate) rows: Vec<Row>,
     pub(crate) bare_medians: Vec<f64>,
 }
 
-pub(crate) fn say(text: &str) {
+pub(crate) fn progress(text: &str) {
     eprintln!("bench: {text}");
 }
 
@@ -193,20 +193,20 @@ impl Bench {
         })
     }
 
-    /// A directory that nobody has used.
+    /// Returns a path for a new directory.
     pub(crate) fn fresh(&mut self, name: &str) -> PathBuf {
         self.sockets += 1;
         self.work.join(format!("{name}-{}", self.sockets))
     }
 
-    /// Has the plugin register; when its list was handed over.
+    /// Lets the plugin register. Returns the time at which its list was sent.
     async fn offer(&mut self, directory: &Path, count: usize) -> anyhow::Result<u64> {
         self.sockets += 1;
         let socket = format!("bench-{}.sock", self.sockets);
         offer(&mut self.plugin, directory, &socket, count, true).await
     }
 
-    /// A kubelet that has so many pods, and devices for some more. Also how long its start took.
+    /// Starts a kubelet with `held` pods and `devices` devices. Also returns the duration of its start.
     async fn kubelet(&mut self, held: usize, devices: usize) -> anyhow::Result<(Kubelet, Duration)> {
         kubelet::clear()?;
         self.kubelet.write_checkpoint(RESOURCE, held).await?;
@@ -216,7 +216,7 @@ impl Bench {
         Ok((kubelet, start))
     }
 
-    /// The same for devlet.
+    /// Starts a devlet with `held` pods and `devices` devices.
     async fn devlet(&mut self, held: usize, devices: usize) -> anyhow::Result<Devlet> {
         let root = self.fresh("devlet");
         let mut devlet = self.devlet.start(&root, RESOURCE).await?;
@@ -237,10 +237,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Pods that come, and pods that come and go, while so many are held.
+    /// Measures admissions, and removals with admissions, while `level` pods are held.
     async fn held(&mut self, level: usize) -> anyhow::Result<()> {
         let shown = number(level as f64);
-        say(&format!("{shown} pods held"));
+        progress(&format!("{shown} pods held"));
         let (mut kubelet, _) = self.kubelet(level, level + FREE).await?;
         let mut devlet = self.devlet(level, level + FREE).await?;
         let (theirs_per_round, theirs_per_churn) = match level {
@@ -253,7 +253,7 @@ impl Bench {
         let (mut their_churn, mut our_churn) = (Samples::default(), Samples::default());
         let mut empty = Samples::default();
         for round in 1..=self.plan.rounds {
-            say(&format!("  round {round} of {}", self.plan.rounds));
+            progress(&format!("  round {round} of {}", self.plan.rounds));
             theirs.extend(kubelet.admit(theirs_per_round).await?);
             kubelet.keep(level).await?;
             settled(kubelet.pid()).await;
@@ -294,7 +294,7 @@ impl Bench {
         kubelet.kill().await
     }
 
-    /// Many callers whose pods come and go.
+    /// Measures many callers that admit and remove pods.
     async fn callers(
         &mut self,
         kubelet: &mut Kubelet,
@@ -303,7 +303,7 @@ impl Bench {
     ) -> anyhow::Result<()> {
         let (mut theirs, mut ours) = (0.0, 0.0);
         for round in 1..=self.plan.rounds {
-            say(&format!(
+            progress(&format!(
                 "  {CALLERS} callers, round {round} of {}",
                 self.plan.rounds
             ));
@@ -333,17 +333,17 @@ impl Bench {
         ));
     }
 
-    /// From exec after a crash until a holder is admitted again; for the kubelet, only the start of its manager.
+    /// Measures from exec after a crash until a holder is admitted again; for the kubelet, only the start of its manager.
     async fn restart(&mut self) -> anyhow::Result<()> {
         let held = self.plan.restart;
         let shown = number(held as f64);
-        say(&format!("restart with {shown} pods held"));
+        progress(&format!("restart with {shown} pods held"));
         let mut devlet = self.devlet(held, held + FREE).await?;
         kubelet::clear()?;
         self.kubelet.write_checkpoint(RESOURCE, held).await?;
         let (mut theirs, mut ours) = (Samples::default(), Samples::default());
         for round in 1..=self.plan.rounds {
-            say(&format!("  round {round} of {}", self.plan.rounds));
+            progress(&format!("  round {round} of {}", self.plan.rounds));
             let (kubelet, start) = self.kubelet.start(RESOURCE, held).await?;
             kubelet.kill().await?;
             theirs.add(start);
@@ -361,18 +361,18 @@ impl Bench {
         Ok(())
     }
 
-    /// The first list after a restart until the capacity shows it; then, how much memory each needs.
+    /// Measures from the first list after a restart until the capacity shows it; then the memory of both.
     async fn first_list(&mut self) -> anyhow::Result<()> {
         let (devices, held) = self.plan.first_list;
         let (shown, shown_held) = (number(devices as f64), number(held as f64));
-        say(&format!(
+        progress(&format!(
             "first list of {shown} devices with {shown_held} pods held"
         ));
         let mut devlet = self.devlet(held, devices).await?;
         let (mut theirs, mut ours) = (Samples::default(), Samples::default());
         let mut memory = None;
         for round in 1..=self.plan.rounds.min(3) {
-            say(&format!("  round {round} of {}", self.plan.rounds.min(3)));
+            progress(&format!("  round {round} of {}", self.plan.rounds.min(3)));
             kubelet::clear()?;
             self.kubelet.write_checkpoint(RESOURCE, held).await?;
             let (mut kubelet, _) = self.kubelet.start(RESOURCE, held).await?;
@@ -409,11 +409,11 @@ impl Bench {
         Ok(())
     }
 
-    /// A large list until the capacity shows it, and until a bare client has it.
+    /// Measures from a large list until the capacity shows it, and until a bare client has received it.
     async fn large_list(&mut self) -> anyhow::Result<()> {
         let count = self.plan.large_list;
         let shown = number(count as f64);
-        say(&format!("list of {shown} devices"));
+        progress(&format!("list of {shown} devices"));
         let root = self.fresh("devlet");
         let devlet = self.devlet.start(&root, RESOURCE).await?;
         offer(&mut self.plugin, &devlet.plugins(), "large.sock", count, true).await?;
@@ -473,7 +473,7 @@ async fn list(plugin: &mut Process, directory: &Path, socket: &str, count: usize
 pub(crate) async fn ask(plugin: &mut Process, command: &plugin::Command) -> anyhow::Result<u64> {
     let answer: plugin::Answer = plugin.call(command).await?;
     match answer.error {
-        Some(error) => bail!("the plugin, asked to {command:?}: {error}"),
+        Some(error) => bail!("plugin command {command:?} failed: {error}"),
         None => Ok(answer.at),
     }
 }

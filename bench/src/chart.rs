@@ -1,4 +1,4 @@
-//! The chart for the README: how many times faster, on a logarithmic scale. Readable on light and on dark ground.
+//! The chart for the README: speedups on a logarithmic scale. Readable on a light and on a dark background.
 
 use crate::report::{Bar, Report, Row, number};
 
@@ -8,7 +8,7 @@ const WIDTH: f64 = 860.0;
 const RIGHT: f64 = 90.0;
 const TOP: f64 = 58.0;
 
-/// Rows in which devlet is held against the kubelet.
+/// Draws the rows that compare devlet with the kubelet.
 pub(crate) fn svg(report: &Report) -> String {
     let rows: Vec<&Row> = report
         .rows
@@ -84,7 +84,7 @@ pub(crate) fn svg(report: &Report) -> String {
     text
 }
 
-/// How many times less or faster, also where the table says how many times as much.
+/// Returns the factor by which devlet is faster or smaller, also for rows with the inverse ratio.
 fn times(row: &Row) -> f64 {
     match row.bar {
         Some(Bar::AtMost(_)) => 1.0 / row.ratio,
@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_a_chart_is_escaped() {
+    fn text_in_a_chart_is_escaped() {
         let mut row = faster(3.0);
         row.case = "a < b & c".to_owned();
         assert!(svg(&report(vec![row])).contains(">a &lt; b &amp; c<"));
     }
 
     #[test]
-    fn less_memory_goes_to_the_right_as_well() {
+    fn less_memory_extends_to_the_right_too() {
         let row = Row::new(
             "memory",
             Unit::Mebibytes,

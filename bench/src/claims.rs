@@ -1,9 +1,9 @@
-//! The cases of DRA: pods with claims that come and go.
+//! The DRA cases: pods with claims are admitted and removed.
 
 use std::path::{Path, PathBuf};
 
 use crate::bare::BareClaims;
-use crate::cases::{Bench, CALLERS, KUBELET, RESOURCE, ask, say};
+use crate::cases::{Bench, CALLERS, KUBELET, RESOURCE, ask, progress};
 use crate::clock::Samples;
 use crate::devlet::Devlet;
 use crate::driver::Registered;
@@ -31,10 +31,10 @@ impl Bench {
                 0 => "none".to_owned(),
                 _ => number(level as f64),
             };
-            say(&format!("claims held: {shown}"));
+            progress(&format!("claims held: {shown}"));
             let mut kubelet = self.kubelet_with_claims(level).await?;
             let mut devlet = match level {
-                // Not a third node: there is one already.
+                // No third node: the empty one exists already.
                 0 => None,
                 _ => Some(self.devlet_with_claims(level).await?),
             };
@@ -46,7 +46,7 @@ impl Bench {
             let (mut theirs, mut ours, mut none) =
                 (Samples::default(), Samples::default(), Samples::default());
             for round in 1..=self.plan.rounds {
-                say(&format!("  round {round} of {}", self.plan.rounds));
+                progress(&format!("  round {round} of {}", self.plan.rounds));
                 theirs.extend(kubelet.pairs(theirs_per_round).await?);
                 settled(kubelet.pid()).await;
                 if let Some(devlet) = &mut devlet {
@@ -96,7 +96,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Many callers whose pods come and go, each with a claim of both drivers.
+    /// Measures many callers that admit and remove pods, each with a claim of both drivers.
     async fn callers_with_claims(
         &mut self,
         kubelet: &mut WithClaims,
@@ -105,7 +105,7 @@ impl Bench {
     ) -> anyhow::Result<()> {
         let (mut theirs, mut ours) = (0.0, 0.0);
         for round in 1..=self.plan.rounds {
-            say(&format!(
+            progress(&format!(
                 "  {CALLERS} callers, round {round} of {}",
                 self.plan.rounds
             ));
@@ -126,7 +126,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A kubelet that has so many pods with claims, and both drivers.
+    /// Starts a kubelet with `held` pods with claims, and both drivers.
     async fn kubelet_with_claims(&mut self, held: usize) -> anyhow::Result<WithClaims> {
         let directory = self.fresh("claims");
         let mut drivers = Vec::new();
@@ -138,7 +138,7 @@ impl Bench {
         self.kubelet.with_claims(&directory, &drivers, held).await
     }
 
-    /// The same for devlet.
+    /// Starts a devlet with `held` pods with claims, and both drivers.
     async fn devlet_with_claims(&mut self, held: usize) -> anyhow::Result<Devlet> {
         let root = self.fresh("devlet");
         let mut devlet = self.devlet.start(&root, RESOURCE).await?;

@@ -1,11 +1,11 @@
-//! Moments that processes can compare, and what to say about many durations.
+//! Timestamps that processes can compare, and statistics of durations.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-/// Nanoseconds of `CLOCK_MONOTONIC`.
+/// Returns nanoseconds of `CLOCK_MONOTONIC`.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     let parts = u64::try_from(time.tv_sec)
@@ -14,11 +14,11 @@ pub(crate) fn now() -> u64 {
     parts.map_or(0, |(seconds, nanos)| seconds * 1_000_000_000 + nanos)
 }
 
-/// Durations of the same thing.
+/// Repeated measurements of one duration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Samples(Vec<Duration>);
 
-/// What a table says about [`Samples`].
+/// Statistics of [`Samples`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Summary {
     pub(crate) count: usize,
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_is_the_middle_whatever_the_order() {
+    fn the_median_does_not_depend_on_the_order() {
         let mut samples = Samples::default();
         samples.extend([5, 1, 4, 2, 3].map(Duration::from_millis));
         let summary = samples.summary();
@@ -76,12 +76,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_middle() {
+    fn an_empty_set_does_not_have_a_median() {
         assert!(Samples::default().p50_ms().is_nan());
     }
 
     #[test]
-    fn time_goes_on() {
+    fn the_clock_advances() {
         let earlier = now();
         assert!(earlier > 0 && now() >= earlier);
     }

@@ -1,4 +1,4 @@
-//! Our side: the binary as users run it, asked over its API.
+//! devlet's side: the binary as users run it, called over its API.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -14,13 +14,13 @@ use tokio::process::{Child, Command};
 use crate::process::append;
 use crate::{clock, driver};
 
-/// How many callers fill a node.
+/// Number of callers that fill a node.
 const FILLERS: usize = 64;
-/// Between two attempts, slept by the thread: the runtime's own timer is coarser than what is measured.
+/// Pause between two attempts. The thread sleeps: the runtime's timer is coarser than the measured times.
 const PAUSE: Duration = Duration::from_micros(50);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where to find the binary, and where its words go.
+/// Paths of the binary and its log.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     pub(crate) path: PathBuf,
@@ -67,7 +67,7 @@ impl Program {
 }
 
 impl Devlet {
-    /// Where plugins register.
+    /// Returns the directory in which plugins register.
     pub(crate) fn plugins(&self) -> PathBuf {
         self.root.join("device-plugins")
     }
@@ -80,7 +80,7 @@ impl Devlet {
         self.child.id()
     }
 
-    /// So many pods come at once and stay.
+    /// Admits `count` pods concurrently. They stay.
     pub(crate) async fn fill(&mut self, count: usize) -> anyhow::Result<()> {
         let numbers = self.next..self.next + count;
         self.next = numbers.end;
@@ -94,7 +94,7 @@ impl Devlet {
         Ok(())
     }
 
-    /// Pods come one by one; how long each took. Afterwards they go again.
+    /// Admits pods one by one, and removes them afterwards. Returns the duration of each admission.
     pub(crate) async fn admit(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let numbers = self.next..self.next + count;
         self.next = numbers.end;
@@ -108,7 +108,7 @@ impl Devlet {
         Ok(took)
     }
 
-    /// One goes and one comes.
+    /// Removes one pod and admits one, `count` times.
     pub(crate) async fn churn(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let first = self.next;
         self.next += count + 1;
@@ -125,14 +125,14 @@ impl Devlet {
         Ok(took)
     }
 
-    /// Pods per second that come and go again, with many callers, each on a connection of its own.
+    /// Returns the admissions with removals per second of many callers, each on its own connection.
     pub(crate) async fn pairs_per_second(&mut self, callers: usize, time: Duration) -> anyhow::Result<f64> {
         let manifests = (self.next..).map(|number| manifest(number, self.resource));
         let manifests: Vec<String> = manifests.take(callers).collect();
         self.many_callers(manifests, time).await
     }
 
-    /// One caller for each manifest, whose pods have the next numbers.
+    /// Runs one caller for each manifest. Their pods have the next numbers.
     async fn many_callers(&mut self, manifests: Vec<String>, time: Duration) -> anyhow::Result<f64> {
         let mut clients = Vec::with_capacity(manifests.len());
         for _ in &manifests {
@@ -160,7 +160,7 @@ impl Devlet {
         Ok(pairs as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// So many pods with a claim of this driver come at once and stay.
+    /// Admits `count` pods with a claim of this driver concurrently. They stay.
     pub(crate) async fn fill_claims(&mut self, count: usize, driver: &str) -> anyhow::Result<()> {
         let numbers = self.next..self.next + count;
         self.next = numbers.end;
@@ -174,7 +174,7 @@ impl Devlet {
         Ok(())
     }
 
-    /// Pods with a claim of this driver come and go; how long each took.
+    /// Admits and removes pods with a claim of this driver. Returns the duration of each pair.
     pub(crate) async fn claim_pairs(&mut self, count: usize, driver: &str) -> anyhow::Result<Vec<Duration>> {
         let mut took = Vec::with_capacity(count);
         for _ in 0..count {
@@ -189,7 +189,7 @@ impl Devlet {
         Ok(took)
     }
 
-    /// As [`Devlet::pairs_per_second`], each pod with a claim of all these drivers.
+    /// Like [`Devlet::pairs_per_second`], each pod with a claim of all these drivers.
     pub(crate) async fn claim_pairs_per_second(
         &mut self,
         callers: usize,
@@ -201,11 +201,11 @@ impl Devlet {
         self.many_callers(manifests, time).await
     }
 
-    /// When its capacity was first seen to be so many devices. Asked again and again, as the kubelet is: a watch has a
-    /// pause after each change.
+    /// Returns the time at which its capacity was first `count` devices. Polls, as for the kubelet: a watch waits after
+    /// each change.
     pub(crate) async fn capacity(&self, count: usize) -> anyhow::Result<u64> {
         let patience = Instant::now();
-        while patience.elapsed() < PATIENCE {
+        while patience.elapsed() < TIMEOUT {
             let list = self.client.list_resources(ListResourcesRequest {}).await?;
             let ours = list
                 .resources
@@ -219,7 +219,7 @@ impl Devlet {
         bail!("there are not {count} devices of {}", self.resource);
     }
 
-    /// Crashes it and starts it again; how long from the start until the first pod is admitted again.
+    /// Crashes devlet and starts it again. Returns the duration from the start until the first pod is admitted again.
     pub(crate) async fn crash(&mut self) -> anyhow::Result<Duration> {
         self.child.kill().await?;
         let manifest = manifest(0, self.resource);
@@ -237,7 +237,7 @@ async fn connect(root: &Path) -> anyhow::Result<Client> {
     loop {
         match Client::connect(&socket).await {
             Ok(client) => return Ok(client),
-            Err(error) if patience.elapsed() > PATIENCE => {
+            Err(error) if patience.elapsed() > TIMEOUT => {
                 return Err(error).context("devlet does not start; see its log");
             }
             Err(_) => std::thread::sleep(PAUSE),
@@ -260,7 +260,7 @@ fn manifest(number: usize, resource: &str) -> String {
     pod.to_string()
 }
 
-/// A pod and its claim, which has a device of each driver.
+/// Returns the manifests of a pod and its claim, which has a device of each driver.
 fn manifest_with_claim(number: usize, drivers: &[&str]) -> String {
     let (pod, claim) = (name(number), format!("claim-{number}"));
     let uid = |group: &str| format!("{number:08x}-{group}-4c1b-8a55-6a0f3b1d0000");
@@ -302,7 +302,7 @@ async fn admit(client: &Client, manifest: String) -> anyhow::Result<Duration> {
             return Ok(began.elapsed());
         }
     }
-    bail!("devlet neither admits nor refuses");
+    bail!("the stream of the admission ended without a result");
 }
 
 async fn remove(client: &Client, number: usize) -> anyhow::Result<()> {

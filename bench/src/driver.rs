@@ -1,4 +1,4 @@
-//! The DRA driver of both sides, in the process of the plugin: it agrees to everything and does nothing.
+//! The DRA driver of both sides, in the process of the plugin: it answers every call at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 /// The pool of all devices.
 pub(crate) const POOL: &str = "bench";
 
-/// What is served, until the process ends.
+/// A served driver; lives until the process exits.
 #[derive(Debug, Clone)]
 struct Driver {
     name: Arc<str>,
@@ -30,7 +30,7 @@ struct Driver {
     registered: mpsc::Sender<Result<(), String>>,
 }
 
-/// Serves a driver at a socket. With a directory to register in, returns once it has been taken in.
+/// Serves a driver at a socket. With a directory to register in, returns after the registration.
 pub(crate) async fn serve(name: &str, endpoint: &Path, registry: Option<&Path>) -> anyhow::Result<()> {
     let (sender, mut registered) = mpsc::channel(1);
     let driver = Driver {
@@ -54,10 +54,10 @@ pub(crate) async fn serve(name: &str, endpoint: &Path, registry: Option<&Path>) 
         .add_service(RegistrationServer::new(driver))
         .serve_with_incoming(UnixListenerStream::new(listener));
     tokio::spawn(async move { drop(serving.await) });
-    let status = registered.recv().await.context("nobody registers the driver")?;
+    let status = registered.recv().await.context("the driver was not registered")?;
     status
         .map_err(anyhow::Error::msg)
-        .context("the driver is refused")
+        .context("the driver was rejected")
 }
 
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
@@ -65,7 +65,7 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     UnixListener::bind(path).with_context(|| format!("cannot bind {}", path.display()))
 }
 
-/// What both sides are told of a driver.
+/// Registration information of a driver, for both sides.
 #[derive(Debug, Clone)]
 pub(crate) struct Registered {
     pub(crate) name: &'static str,

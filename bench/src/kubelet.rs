@@ -13,7 +13,7 @@ use crate::driver::Registered;
 use crate::plugin;
 use crate::process::Process;
 
-/// Where the kubelet keeps everything: a constant of its API.
+/// The kubelet's directory: a constant of its API.
 pub(crate) const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
 
 #[derive(Debug, Default, Serialize)]
@@ -59,7 +59,7 @@ struct Answer {
     pairs: u64,
 }
 
-/// Where to find the program, and where its words go.
+/// Paths of the program and its log.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     pub(crate) path: PathBuf,
@@ -67,7 +67,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Leaves the file of a kubelet with so many pods, each with a device.
+    /// Writes the file of a kubelet with `held` pods, each with a device.
     pub(crate) async fn write_checkpoint(&self, resource: &str, held: usize) -> anyhow::Result<()> {
         let command = Command {
             what: "write",
@@ -82,7 +82,7 @@ impl Program {
         process.kill().await
     }
 
-    /// Starts a kubelet on the file that is there, and says how long its device manager took to start.
+    /// Starts a kubelet on the present file. Returns the duration of its device manager's start.
     pub(crate) async fn start(
         &self,
         resource: &'static str,
@@ -96,8 +96,8 @@ impl Program {
         Ok((kubelet, durations(&answer).sum()))
     }
 
-    /// Starts a kubelet with so many pods, each with a claim of the drivers. Its DRA manager has no directory of its
-    /// own.
+    /// Starts a kubelet with `held` pods, each with a claim of the drivers. Its DRA manager does not use its own
+    /// directory.
     pub(crate) async fn with_claims(
         &self,
         directory: &Path,
@@ -128,7 +128,7 @@ impl Program {
     }
 }
 
-/// A running one.
+/// A running kubelet.
 pub(crate) struct Kubelet {
     process: Process,
     resource: &'static str,
@@ -145,30 +145,30 @@ impl Kubelet {
         call(&mut self.process, &command).await
     }
 
-    /// When its capacity was first seen to be so many devices.
+    /// Returns the time at which its capacity was first `count` devices.
     pub(crate) async fn capacity(&mut self, count: usize) -> anyhow::Result<u64> {
         Ok(self.ask("capacity", |command| command.count = count).await?.at)
     }
 
-    /// Pods come and stay.
+    /// Admits pods that stay.
     pub(crate) async fn admit(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let answer = self.ask("admit", |command| command.count = count).await?;
         Ok(durations(&answer).collect())
     }
 
-    /// All pods go but the first ones.
+    /// Removes all pods but the first ones.
     pub(crate) async fn keep(&mut self, held: usize) -> anyhow::Result<()> {
         self.ask("forget", |command| command.held = held).await?;
         Ok(())
     }
 
-    /// One goes and one comes.
+    /// Removes one pod and admits one, `count` times.
     pub(crate) async fn churn(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let answer = self.ask("churn", |command| command.count = count).await?;
         Ok(durations(&answer).collect())
     }
 
-    /// Pods per second that come and go again, with many callers.
+    /// Returns the admissions with removals per second of many callers.
     pub(crate) async fn pairs_per_second(&mut self, callers: usize, time: Duration) -> anyhow::Result<f64> {
         let more = |command: &mut Command<'_>| {
             command.callers = callers;
@@ -188,11 +188,11 @@ impl Kubelet {
     }
 }
 
-/// A running one whose pods have claims.
+/// A running kubelet with claims.
 pub(crate) struct WithClaims(Process);
 
 impl WithClaims {
-    /// Pods with a claim of the first driver come and go; how long each took.
+    /// Admits and removes pods with a claim of the first driver. Returns the duration of each pair.
     pub(crate) async fn pairs(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let command = Command {
             what: "claim-pairs",
@@ -203,7 +203,7 @@ impl WithClaims {
         Ok(durations(&answer).collect())
     }
 
-    /// Pods per second with a claim of all drivers that come and go again, with many callers.
+    /// Returns the admissions with removals per second of many callers. Each pod has a claim of all drivers.
     pub(crate) async fn pairs_per_second(&mut self, callers: usize, time: Duration) -> anyhow::Result<f64> {
         let command = Command {
             what: "claim-loop",
@@ -225,7 +225,7 @@ impl WithClaims {
     }
 }
 
-/// An empty directory for the next kubelet.
+/// Empties the directory for the next kubelet.
 pub(crate) fn clear() -> anyhow::Result<()> {
     for entry in std::fs::read_dir(DIRECTORY)? {
         std::fs::remove_file(entry?.path())?;
@@ -240,7 +240,7 @@ pub(crate) fn directory() -> &'static Path {
 async fn call(process: &mut Process, command: &Command<'_>) -> anyhow::Result<Answer> {
     let answer: Answer = process.call(command).await?;
     match answer.error {
-        Some(error) => bail!("the kubelet, asked to {}: {error}", command.what),
+        Some(error) => bail!("kubelet command {} failed: {error}", command.what),
         None => Ok(answer),
     }
 }

@@ -32,37 +32,37 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure. Exit codes: 0 every bar is met, 1 one is missed, 2 it could not be measured, 3 the machine is too
-    /// busy to tell
+    /// Measure. Exit codes: 0 every bar is met, 1 a bar is missed, 2 the measurement failed, 3 the machine is too
+    /// busy for a conclusion
     Compare(Compare),
-    /// The device plugin of both sides
+    /// Run the device plugin of both sides
     Plugin,
 }
 
 #[derive(Debug, clap::Args)]
 struct Compare {
-    /// The built program of `bench/kubelet`
+    /// Path of the built program of `bench/kubelet`
     #[arg(long)]
     kubelet: PathBuf,
-    /// What it was built from
+    /// Release that it was built from
     #[arg(long)]
     kubelet_version: String,
-    /// The built devlet
+    /// Path of the built devlet
     #[arg(long)]
     devlet: PathBuf,
-    /// A directory to work in; everything that must be durable is below it
+    /// Working directory; all durable files are below it
     #[arg(long)]
     work: PathBuf,
-    /// Where to leave `table.md`, `results.json` and `chart.svg`
+    /// Output directory of `table.md`, `results.json` and `chart.svg`
     #[arg(long)]
     out: PathBuf,
-    /// Fewer pods and rounds, in a minute or two: to try it, not to judge
+    /// Use fewer pods and rounds, for one or two minutes: for experiments, not for conclusions
     #[arg(long, conflicts_with = "smoke")]
     quick: bool,
-    /// As little as possible: only whether everything works
+    /// Do as little as possible, to check that everything works
     #[arg(long)]
     smoke: bool,
-    /// A document to put the table into, if there is a conclusion
+    /// Document to write the table into, if the run is conclusive
     #[arg(long)]
     publish: Option<PathBuf>,
 }
@@ -79,8 +79,8 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<u8> {
-    // One thread each for the caller and the plugin, on both sides alike: what wakes another thread in them is not what
-    // is measured.
+    // One thread each for the caller and the plugin, on both sides: wakeups of other threads in them are not to be
+    // measured.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -172,7 +172,7 @@ fn machine(work: &Path) -> String {
 const BEGIN: &str = "<!-- bench/run --publish writes from here -->";
 const END: &str = "<!-- to here -->";
 
-/// Puts the table into a document, in the place of the one before.
+/// Replaces the table in a document.
 fn publish(document: &Path, table: &str) -> anyhow::Result<()> {
     let text =
         std::fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
@@ -183,7 +183,7 @@ fn publish(document: &Path, table: &str) -> anyhow::Result<()> {
 fn replaced(text: &str, table: &str) -> anyhow::Result<String> {
     let parts = text.split_once(BEGIN).zip(text.split_once(END));
     let Some(((before, _), (_, after))) = parts else {
-        bail!("there is no place for the table: it stands between {BEGIN} and {END}");
+        bail!("cannot find the table: it must be between {BEGIN} and {END}");
     };
     Ok(format!("{before}{BEGIN}\n\n{table}\n{END}{after}"))
 }
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_takes_the_place_of_the_one_before() {
+    fn a_table_replaces_the_previous_one() {
         let text = format!("a\n{BEGIN}\n\nold\n\n{END}\nb\n");
         let new = replaced(&text, "| new |\n").unwrap_or_default();
         assert_eq!(new, format!("a\n{BEGIN}\n\n| new |\n\n{END}\nb\n"));

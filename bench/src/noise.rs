@@ -1,4 +1,4 @@
-//! What else the machine was doing.
+//! Load of the machine by other processes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde::Serialize;
 
-/// More of the processors than this in other hands, and nothing is concluded.
+/// Maximum share of the processors' time used by other processes; above it, the run is inconclusive.
 pub(crate) const MOST_OTHER_LOAD: f64 = 0.10;
-/// Bare round trips with a sync that usually differ more than this from round to round, and nothing is concluded.
+/// Maximum spread of bare round trips with a sync between rounds; above it, the run is inconclusive.
 pub(crate) const MOST_SPREAD: f64 = 1.5;
 
 /// Processor time, in ticks.
@@ -19,22 +19,22 @@ struct Ticks {
     ours: u64,
 }
 
-/// Watches the processors while something is measured.
+/// Measures the load of the processors during a run.
 #[derive(Debug)]
 pub(crate) struct Watch {
     began: Ticks,
     live: BTreeSet<u32>,
 }
 
-/// How noisy it was.
+/// Noise of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Noise {
-    /// Part of all processors' time that others took: other processes, the kernel on its own, the hypervisor.
+    /// Share of all processors' time used by other processes, the kernel, and the hypervisor.
     pub(crate) other_load: f64,
-    /// Of the medians of bare round trips with a sync, per round: the last decile by the first. One round in which the
-    /// machine was held up does not make the others worthless.
+    /// Of the medians of bare round trips with a sync, per round: the last decile divided by the first. So a single
+    /// slow round does not invalidate the run.
     pub(crate) spread: f64,
-    /// The largest by the smallest.
+    /// The largest median divided by the smallest.
     pub(crate) extremes: f64,
     pub(crate) bare_medians_ms: Vec<f64>,
 }
@@ -82,7 +82,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// The part of the processors that others have taken so far.
+    /// Returns the share of the processors that others have used so far.
     pub(crate) fn other_load(&mut self) -> anyhow::Result<f64> {
         let now = self.ticks()?;
         let busy = now.busy.saturating_sub(self.began.busy);
@@ -97,7 +97,7 @@ impl Watch {
         let (all, busy) = machine(line);
         let me = std::process::id();
         self.live = children(me);
-        // Those of us that have ended are counted with whoever waited for them.
+        // Our exited processes are counted for the process that waited for them.
         let mut ours = own(me, true);
         for &pid in &self.live {
             ours += own(pid, true);
@@ -106,9 +106,9 @@ impl Watch {
     }
 }
 
-/// All ticks of the processors, and those that were not idle.
+/// Returns all ticks of the processors, and those that were not idle.
 fn machine(line: &str) -> (u64, u64) {
-    // user nice system idle iowait irq softirq steal; what guests take is part of the first two.
+    // user nice system idle iowait irq softirq steal; guest time is part of the first two.
     let fields: Vec<u64> = line
         .split_whitespace()
         .skip(1)
@@ -132,10 +132,10 @@ fn children(pid: u32) -> BTreeSet<u32> {
     found
 }
 
-/// Ticks of a process, and if wanted of its children that have ended.
+/// Returns the ticks of a process, and optionally of its exited children.
 fn own(pid: u32, with_ended: bool) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The second field is a name, which may have anything in it.
+    // The second field is a name, which may contain any character.
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let times = rest
         .split_whitespace()
@@ -144,7 +144,7 @@ fn own(pid: u32, with_ended: bool) -> u64 {
     times.filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// Waits until a process has nothing to do any longer: what it does afterwards must not be in another's time.
+/// Waits until a process is idle, so that its remaining work is not measured as another's.
 pub(crate) async fn settled(pid: Option<u32>) {
     let Some(pid) = pid else { return };
     let mut before = own(pid, false);
@@ -158,7 +158,7 @@ pub(crate) async fn settled(pid: Option<u32>) {
     }
 }
 
-/// Resident memory of a process.
+/// Returns the resident memory of a process.
 pub(crate) fn resident_mib(pid: Option<u32>) -> anyhow::Result<f64> {
     let pid = pid.context("the process has ended")?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_says_so() {
+    fn a_busy_machine_is_reported() {
         let noise = |other_load, slowest| Noise::new(other_load, vec![1.0, slowest]);
         assert_eq!(noise(0.02, 1.2).too_busy(), None);
         assert!(noise(0.5, 1.2).too_busy().is_some_and(|why| why.contains("50 %")));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slow_round_of_many_is_told_and_tolerated_and_a_tenth_of_them_is_not() {
+    fn one_slow_round_of_many_is_reported_and_tolerated_and_a_tenth_of_them_is_not() {
         let rounds = |slow: usize| Noise::new(0.02, [vec![1.0; 20], vec![3.0; slow]].concat());
         let noise = rounds(1);
         assert_eq!((noise.spread, noise.extremes), (1.0, 3.0));

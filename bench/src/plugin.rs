@@ -1,7 +1,7 @@
-//! The device plugin of both sides: one process that agrees to everything and does nothing.
+//! The device plugin of both sides: one process that answers every call at once.
 //!
-//! It reads one [`Command`] per line and answers each with an [`Answer`]. The same server, asked by a bare client,
-//! tells what a round trip and a list cost without anybody in between.
+//! It reads one [`Command`] per line and answers each with an [`Answer`]. A bare client of the same server measures
+//! a round trip and a list without devlet or the kubelet in between.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead as _, Write as _};
@@ -27,12 +27,12 @@ use tonic::{Request, Response, Status};
 
 use crate::{clock, driver};
 
-/// What the plugin is to do.
+/// A command to the plugin process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {
-    /// Serve so many devices on a socket, in the place of what was there, and register if there is somebody to
-    /// register with. Answered when the list has been handed over, or if there is nobody, when it serves.
+    /// Serve `count` devices on a socket, replacing an earlier offer, and register if there is a kubelet. Answered
+    /// when the list was sent, or without a kubelet, when the socket is served.
     Offer {
         directory: PathBuf,
         socket: String,
@@ -40,14 +40,14 @@ pub(crate) enum Command {
         count: usize,
         register: bool,
     },
-    /// Be a DRA driver at this socket as well, and register if there is a directory to do so. Answered when it has
-    /// been taken in, or if there is nobody, when it serves.
+    /// Serve a DRA driver at this socket too, and register if there is a directory for it. Answered when it is
+    /// registered, or without a directory, when the socket is served.
     Drive {
         driver: String,
         endpoint: PathBuf,
         registry: Option<PathBuf>,
     },
-    /// Send another list to whoever watches that socket.
+    /// Send another list to the watcher of that socket.
     List {
         directory: PathBuf,
         socket: String,
@@ -55,20 +55,20 @@ pub(crate) enum Command {
     },
 }
 
-/// What it has done.
+/// The result of a command.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
-    /// When the list was handed to the gRPC library, by [`clock::now`].
+    /// Time at which the list was passed to the gRPC library, by [`clock::now`].
     pub(crate) at: u64,
     pub(crate) error: Option<String>,
 }
 
-/// The name of a device: as long as those of real ones.
+/// Returns the name of a device, with a realistic length.
 pub(crate) fn device_id(number: usize) -> String {
     format!("GPU-{number:08x}-93b6-9ec0-c1c5-3dd8b5b1a1b6")
 }
 
-/// What is answered for any container.
+/// Returns the answer for any container.
 pub(crate) fn allocated() -> ContainerAllocateResponse {
     ContainerAllocateResponse {
         envs: BTreeMap::from([("BENCH_DEVICES".to_owned(), "all".to_owned())]),
@@ -94,7 +94,7 @@ fn list(count: usize) -> ListAndWatchResponse {
     }
 }
 
-/// The plugin process: ends with its standard input.
+/// Runs the plugin process until its standard input ends.
 pub(crate) async fn run() -> anyhow::Result<()> {
     let (sender, mut lines) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -121,7 +121,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is served on one socket.
+/// The services of one socket.
 struct Offer {
     server: JoinHandle<()>,
     watcher: Watcher,
@@ -153,7 +153,7 @@ async fn carry_out(command: Command, offers: &mut HashMap<PathBuf, Offer>) -> an
                     .handed_over
                     .recv()
                     .await
-                    .context("nobody asks for the list")?;
+                    .context("ListAndWatch was not called")?;
             }
             offers.insert(path, offer);
             Ok(at)
@@ -173,16 +173,21 @@ async fn carry_out(command: Command, offers: &mut HashMap<PathBuf, Offer>) -> an
         } => {
             let offer = offers
                 .get_mut(&directory.join(socket))
-                .context("nothing is offered there")?;
+                .context("there is no offer at this socket")?;
             let message = list(count);
-            // The first list of somebody who came later is not the one asked for.
+            // Discard the first list of a later watcher: it is not the requested one.
             while offer.handed_over.try_recv().is_ok() {}
-            let watcher = offer.watcher.lock().await.clone().context("nobody watches")?;
+            let watcher = offer
+                .watcher
+                .lock()
+                .await
+                .clone()
+                .context("no client watches the list")?;
             let at = clock::now();
             watcher
                 .send(Ok(message))
                 .await
-                .context("whoever watched has gone")?;
+                .context("the watcher has disconnected")?;
             Ok(at)
         }
     }
@@ -220,11 +225,11 @@ async fn announce(directory: &Path, endpoint: String, resource_name: String) -> 
     RegistrationClient::new(channel)
         .register(request)
         .await
-        .context("registration is refused")?;
+        .context("the registration was rejected")?;
     Ok(())
 }
 
-/// A plain channel to a unix socket.
+/// Opens a plain channel to a unix socket.
 pub(crate) async fn connect(path: &Path) -> anyhow::Result<Channel> {
     let path = path.to_owned();
     let shown = path.display().to_string();

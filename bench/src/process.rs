@@ -1,4 +1,4 @@
-//! Processes that take a line and answer with a line.
+//! Processes that read a command per line and answer with a line.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// One of them. Killed when dropped.
+/// A child process. Killed when dropped.
 pub(crate) struct Process {
     name: &'static str,
     child: Child,
@@ -19,7 +19,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a program; what it says on standard error is appended to a file.
+    /// Starts a program; its standard error is appended to a file.
     pub(crate) fn start(
         name: &'static str,
         program: &Path,
@@ -49,8 +49,10 @@ impl Process {
         self.stdin.write_all(line.as_bytes()).await?;
         self.stdin.flush().await?;
         match self.stdout.next_line().await? {
-            Some(line) => serde_json::from_str(&line).with_context(|| format!("{} says {line}", self.name)),
-            None => bail!("{} has ended; see its log", self.name),
+            Some(line) => {
+                serde_json::from_str(&line).with_context(|| format!("{} answered {line}", self.name))
+            }
+            None => bail!("{} has exited; see its log", self.name),
         }
     }
 
@@ -58,7 +60,7 @@ impl Process {
         self.child.id()
     }
 
-    /// As a crash: no chance to tidy up.
+    /// Kills the process, as in a crash.
     pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill().await?;
         Ok(())

@@ -1,11 +1,11 @@
-//! What was found: rows with bars, as a table and as JSON.
+//! Results of a run: rows with bars, as a table and as JSON.
 
 use serde::Serialize;
 
 use crate::clock::Summary;
 use crate::noise::Noise;
 
-/// What a ratio must be.
+/// The required value of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Bar {
@@ -22,7 +22,7 @@ impl Bar {
     }
 }
 
-/// What is compared.
+/// The unit of compared values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
@@ -31,16 +31,16 @@ pub(crate) enum Unit {
     Mebibytes,
 }
 
-/// One case.
+/// The result of one case.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
     pub(crate) case: String,
-    /// What devlet is compared with.
+    /// The other side of the comparison.
     pub(crate) with: &'static str,
     pub(crate) unit: Unit,
     pub(crate) devlet: f64,
     pub(crate) other: f64,
-    /// How many times faster or more, or for bars that are at most something, how many times as much.
+    /// Speedup; for bars with a maximum, the value as a multiple of the other one.
     pub(crate) ratio: f64,
     pub(crate) bar: Option<Bar>,
     pub(crate) met: Option<bool>,
@@ -51,7 +51,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// A row of two values; `bar` is what the ratio is held to, unless this is no place to hold anything to it.
+    /// Creates a row of two values. `bar` is the required ratio, or `None` without a requirement.
     pub(crate) fn new(
         case: impl Into<String>,
         unit: Unit,
@@ -78,7 +78,7 @@ impl Row {
         }
     }
 
-    /// The same of two medians.
+    /// Creates a row of two medians.
     pub(crate) fn medians(
         case: impl Into<String>,
         devlet: Summary,
@@ -94,7 +94,7 @@ impl Row {
     }
 }
 
-/// Everything that a run has to say.
+/// The results of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Report {
     pub(crate) devlet: String,
@@ -103,7 +103,7 @@ pub(crate) struct Report {
     pub(crate) mode: &'static str,
     pub(crate) took_seconds: u64,
     pub(crate) noise: Noise,
-    /// Why nothing is concluded.
+    /// Why the run is inconclusive.
     pub(crate) inconclusive: Option<String>,
     pub(crate) rows: Vec<Row>,
 }
@@ -113,7 +113,7 @@ impl Report {
         self.rows.iter().filter(|row| row.met == Some(false)).count()
     }
 
-    /// The table, and what must be known to read it. Markdown that a terminal shows well.
+    /// Returns the table and its legend, as Markdown that is readable in a terminal.
     pub(crate) fn table(&self) -> String {
         let header = ["case", "devlet", "compared with", "ratio", "bar", ""].map(str::to_owned);
         let mut lines = vec![header];
@@ -189,7 +189,7 @@ fn amount(value: f64, unit: Unit) -> String {
     }
 }
 
-/// Three digits that count, and thousands apart.
+/// Formats three significant digits, with thousands separators.
 pub(crate) fn number(value: f64) -> String {
     if !value.is_finite() {
         return "?".to_owned();
@@ -273,7 +273,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_meets_no_bar() {
+    fn a_missing_measurement_does_not_meet_a_bar() {
         let row = Row::new(
             "admit",
             Unit::Milliseconds,
@@ -286,7 +286,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_table_judges_only_if_it_can() {
+    fn an_inconclusive_table_does_not_judge() {
         let mut report = report(vec![faster(200.0), faster(201.0)]);
         let table = report.table();
         assert!(

@@ -1,16 +1,16 @@
-//! What the pods of a good plugin notice while somebody else misbehaves: `cargo bench -p devlet --bench hostile`.
+//! Admission latency of a well-behaved plugin's pods during misbehaviour of others: `cargo bench -p devlet --bench hostile`.
 //!
-//! For each behaviour, rounds of pods are admitted one after the other, without it and with it in turns. The 99th
-//! percentile of each round with it is compared with those of the rounds before and after, so that whatever else happens
-//! on the machine, and its disk, hits both; the median of these ratios is what counts. Offenders run only when nobody
-//! else wants to (`SCHED_IDLE`), because what they burn themselves is nothing that devlet could do something about; the
-//! first rows are of some that do nothing but that. Needs root, and `chrt` of util-linux. After each behaviour nothing may be lost or leaked, as in the
-//! tests `serve_hostile_*`: that, and a behaviour that ends before its time, ends the benchmark.
+//! For each behaviour, rounds of pods are admitted one after the other, alternately without and with it. The 99th
+//! percentile of each round with it is divided by those of the rounds before and after, so that other load on the machine
+//! and its disk affects both. The result is the median of these ratios. Offenders run with `SCHED_IDLE`, because devlet
+//! cannot limit the processor time that they use themselves; the first rows are controls that only use processor time.
+//! Needs root, and `chrt` of util-linux. The benchmark fails if a behaviour ends early, or if anything is lost or leaked
+//! after it, as in the tests `serve_hostile_*`.
 //!
-//! How far that median can be trusted, the ratios themselves say: where it may as well be off by nearly as much as the bar
-//! allows, the row says nothing. Exit code 1: a behaviour is over the bar; 3: the machine is too busy to say.
+//! The spread of the ratios gives the confidence of the median. If the error may be nearly as large as the bar allows,
+//! the row is without a verdict. Exit code 1: a behaviour is over the bar; 3: the machine is too busy for a verdict.
 //!
-//! Beside it stands how much of a processor devlet spends on the behaviour, which no disk disturbs.
+//! Each row also has the processor time that devlet spends on the behaviour, which does not depend on the disk.
 
 // Helpers are not tests to clippy.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -39,25 +39,27 @@ use devlet_testkit::{
 };
 use hostile::{BAD, Instead, Neighbourhood, admitted, pod_with_claim, pod_with_device, throw};
 
+/// Pods per round.
 const PODS: usize = 250;
+/// Maximum ratio of a passing row.
 const BAR: f64 = 1.5;
-/// More than that either way, and a ratio says nothing.
+/// Maximum error factor of a ratio with a verdict.
 const NOISE: f64 = 1.3;
-/// How long a behaviour has to wear off.
+/// Pause after a behaviour ends.
 const SETTLE: Duration = Duration::from_millis(500);
-/// By how much the daemon may have grown in the end.
+/// Maximum growth of the daemon's memory, in MiB.
 const ROOM_MIB: u64 = 256;
-/// So many pods of an offender come at once.
+/// Concurrent pods of an offender.
 const CROWD: usize = 16;
-/// So many connections to each socket.
+/// Connections to each socket.
 const CONNECTIONS: usize = 200;
-/// The offender among drivers.
+/// Name of the misbehaving driver.
 const DRIVER: &str = "dra.evil.example";
 
 const BEGIN: &str = "<!-- cargo bench -p devlet --bench hostile -- --publish writes from here -->";
 const END: &str = "<!-- to here, and no further -->";
 
-/// Goes on until it is dropped.
+/// A behaviour that continues until it is dropped.
 type Going = Box<dyn Any>;
 type Behaviour = (&'static str, fn(&Neighbourhood) -> Going);
 
@@ -117,7 +119,7 @@ const BEHAVIOURS: &[Behaviour] = &[
     ("answers to Allocate that are none", |neighbours| {
         let faults = [
             Fault::NoContainers,
-            // Longer than it is.
+            // A length beyond the end of the message.
             Fault::Raw(vec![0x0a, 200, 1]),
             // A variable that is not UTF-8.
             Fault::Raw(vec![0x0a, 5, 0x0a, 3, 0x0a, 1, 0xff]),
@@ -180,7 +182,7 @@ const BEHAVIOURS: &[Behaviour] = &[
             .cycle();
         again_and_again(move || {
             let (place, byte) = turns.next().unwrap();
-            // Whoever hangs up before the end has heard enough.
+            // The server may close the connection before the end.
             let _ = open[place].write_all(&[byte]);
             std::thread::sleep(pause);
         })
@@ -257,7 +259,7 @@ const BEHAVIOURS: &[Behaviour] = &[
     }),
 ];
 
-/// A plugin that does not answer a call, or not all of it, and pods that wait for it.
+/// Runs a plugin that answers a call not at all or only in part, and pods that wait for it.
 fn silent(neighbours: &Neighbourhood, call: &str, fault: Fault) -> Going {
     let options = Options {
         preferred: true,
@@ -273,7 +275,7 @@ fn silent(neighbours: &Neighbourhood, call: &str, fault: Fault) -> Going {
     Box::new((crowd, plugin))
 }
 
-/// The same for a driver.
+/// Like [`silent`], for a driver.
 fn silent_driver(neighbours: &Neighbourhood, call: &str) -> Going {
     let script = DriverScript::new(neighbours.root(), DRIVER);
     let mut driver = Plugin::driver(&script.with_fault(call, Fault::Hang));
@@ -282,7 +284,7 @@ fn silent_driver(neighbours: &Neighbourhood, call: &str) -> Going {
     Box::new((crowd, driver))
 }
 
-/// Pods that come, start and go, each again and again, as far as they are let.
+/// Admits, starts and removes pods in a loop. Refusals are ignored.
 fn crowd(neighbours: &Neighbourhood, manifest: fn(&str) -> String) -> Going {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -323,7 +325,7 @@ async fn one_life(client: &Client, pod: &str, manifest: String) {
     tokio::time::sleep(Duration::from_millis(10)).await;
 }
 
-/// A plugin whose answers to `Allocate` go wrong in one way after the other, and a pod that tries.
+/// Runs a plugin with alternating faults in its answers to `Allocate`, and a pod that requests its devices.
 fn refused_in_turn(neighbours: &Neighbourhood, faults: Vec<Fault>) -> Going {
     let mut plugin = Plugin::registered(&neighbours.bad(1));
     neighbours.until_capacity(BAD, 1);
@@ -342,14 +344,14 @@ fn many(neighbours: &Neighbourhood, many: usize) -> Script {
     }
 }
 
-/// The plugin's first list counts; before that, the one of a plugin that has left may still be there.
+/// Waits for the plugin's first list. Until then, the list of an earlier plugin may still be in use.
 fn until_listed(neighbours: &Neighbourhood, devices: u64) {
     neighbours.until_resource(BAD, |each| {
         (each.capacity, each.allocatable) == (devices, devices)
     });
 }
 
-/// Lists without end, so many a second; 0 is as many as are taken.
+/// Sends lists in a loop at a rate per second; 0 means without a pause.
 fn flood(neighbours: &Neighbourhood, script: &Script, capacity: u64, per_second: u32) -> Going {
     let mut plugin = Plugin::registered(script);
     until_listed(neighbours, capacity);
@@ -368,7 +370,7 @@ fn touch(file: &Path) {
     std::fs::remove_file(file).unwrap();
 }
 
-/// A thread that does it until it is dropped.
+/// A thread that repeats an action until it is dropped.
 struct Again {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -393,30 +395,27 @@ impl Drop for Again {
         self.ends.store(true, Ordering::Relaxed);
         let ended = self.thread.take().map(JoinHandle::join);
         let went_on = !matches!(ended, Some(Err(_)));
-        assert!(
-            went_on || std::thread::panicking(),
-            "the behaviour ended before its time"
-        );
+        assert!(went_on || std::thread::panicking(), "the behaviour ended early");
     }
 }
 
 #[derive(Debug, clap::Parser)]
 struct Args {
-    /// Only the behaviours that have one of these in their name
+    /// Run only behaviours with one of these texts in their name
     names: Vec<String>,
-    /// How often each behaviour begins and ends at least
+    /// Minimum rounds of each behaviour
     #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// And at most, if the ratio is not certain enough
+    /// Maximum rounds of each behaviour, if the ratio is uncertain
     #[arg(long, default_value_t = 60)]
     most_rounds: usize,
-    /// One short round of each: to try it, not to judge
+    /// Run one short round of each behaviour, without a verdict
     #[arg(long)]
     quick: bool,
-    /// Put the table into docs/performance.md, if there is a conclusion
+    /// Write the table to docs/performance.md, if there is a conclusion
     #[arg(long, conflicts_with_all = ["quick", "names"])]
     publish: bool,
-    /// What cargo says
+    /// Passed by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -442,17 +441,17 @@ impl Args {
     }
 }
 
-/// How much is measured.
+/// Size of a measurement.
 struct Size {
-    /// Of each behaviour, at least and at most.
+    /// Minimum and maximum rounds of each behaviour.
     rounds: RangeInclusive<usize>,
-    /// In each round.
+    /// Pods in each round.
     pods: usize,
 }
 
-/// What a round of pods was like.
+/// Measurements of one round of pods.
 struct Round {
-    /// Of how long admissions took, in milliseconds.
+    /// 99th percentile of the admission time, in milliseconds.
     p99: f64,
     took: Duration,
     /// Processor time of the daemon.
@@ -477,27 +476,27 @@ struct Row {
     /// Medians of the rounds' 99th percentiles, in milliseconds.
     quiet: f64,
     during: f64,
-    /// Of a round with the behaviour to those around it; the median.
+    /// Median ratio of a round with the behaviour to the rounds around it.
     ratio: f64,
-    /// How many of these.
+    /// Number of ratios.
     rounds: usize,
-    /// By what factor that may be off, either way.
+    /// Error factor of the ratio, in both directions.
     noise: f64,
-    /// What it hardly is below.
+    /// Lower bound of the ratio.
     low: f64,
-    /// How much of a processor the daemon spends on the behaviour.
+    /// Share of one processor that the daemon spends on the behaviour.
     share: f64,
 }
 
 impl Row {
-    /// One more of the quiet rounds.
+    /// Computes a row. There is one more quiet round than rounds with the behaviour.
     fn new(name: &'static str, quiet: &[Round], during: &[Round]) -> Self {
         let ratios = during.iter().zip(quiet.windows(2));
         let ratios = ratios.map(|(during, around)| during.p99 / (around[0].p99 * around[1].p99).sqrt());
         let ratios = in_order(ratios);
         let (low, high) = trusted(&ratios);
         let busy = |rounds: &[Round]| rounds.iter().map(|round| round.busy.as_secs_f64()).sum::<f64>();
-        // As many pods take as much.
+        // Both kinds of rounds have the same number of pods.
         let own = busy(quiet) * during.len() as f64 / quiet.len() as f64;
         let took: Duration = during.iter().map(|round| round.took).sum();
         Self {
@@ -521,7 +520,7 @@ impl Row {
     }
 
     fn is_over(&self) -> bool {
-        // However noisy, if it is that much.
+        // The lower bound is over the bar, so noise does not matter.
         !self.is_control() && (self.low > BAR || !self.is_noisy() && self.ratio > BAR)
     }
 
@@ -559,22 +558,22 @@ fn in_order(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// The middle one, or what is in the middle of two.
+/// Returns the median of sorted values.
 fn median(values: &[f64]) -> f64 {
     let last = values.len() - 1;
     f64::midpoint(values[last / 2], values[last.div_ceil(2)])
 }
 
-/// Between which of these the median of all that there might have been lies, in 19 of 20 cases if they had nothing to do
-/// with each other. But neighbours share a quiet round, and there are as many as it takes: in about 9 of 10.
+/// Returns the confidence interval of the median: 95 % for independent values. Here it is about 90 %, because neighbouring
+/// ratios share a quiet round and the number of rounds depends on the ratios.
 fn trusted(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
-    // Each is below that median or above it, like a coin that is tossed.
+    // Each value is below or above the true median with equal probability.
     let place = ((count - 1.96 * count.sqrt()) / 2.0).floor().max(0.0) as usize;
     (values[place], values[values.len() - 1 - place])
 }
 
-/// Whether this thread, and whatever it starts, runs only when nobody else wants to.
+/// Sets the scheduling policy of this thread and its children: `SCHED_IDLE` or the normal one.
 fn set_idle(is_idle: bool) {
     let policy = if is_idle { "--idle" } else { "--other" };
     let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
@@ -593,13 +592,13 @@ fn row(name: &'static str, begin: fn(&Neighbourhood) -> Going, size: &Size) -> R
     let mut quiet = vec![Round::of(&mut neighbours, size.pods)];
     let mut during = Vec::new();
     loop {
-        // Threads and processes inherit it.
+        // Threads and processes inherit the policy.
         set_idle(true);
         let going = begin(&neighbours);
         set_idle(false);
         during.push(Round::of(&mut neighbours, size.pods));
         drop(going);
-        // What is left of it ends.
+        // The effects of the behaviour wear off.
         let settled = Instant::now() + SETTLE;
         while Instant::now() < settled {
             neighbours.one_pod_goes_on();
@@ -658,7 +657,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(over > 0))
 }
 
-/// Puts the table into the document, in the place of the one before.
+/// Replaces the table in the document.
 fn publish(table: &str) {
     let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/performance.md");
     let text = std::fs::read_to_string(document).unwrap();

@@ -7,15 +7,15 @@ use clap::{ColorChoice, CommandFactory as _, FromArgMatches as _, Parser, Subcom
 
 use crate::{cdi, checkpoint, config, node, serve};
 
-/// The kubelet's device managers, standing alone.
+/// The kubelet's device managers as a standalone daemon.
 #[derive(Debug, Parser)]
 #[command(name = "devlet", version, propagate_version = true, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 fine, 1 the thing that was checked is bad or a running devlet said no, 2 wrong \
+    after_help = "Exit codes: 0 success, 1 the checked object is invalid or a running devlet refused the request, 2 wrong \
                   usage, no running devlet, or a path that cannot be read or written."
 )]
 pub(crate) struct Cli {
-    /// When to use colours: auto means on a terminal, unless NO_COLOR is set or TERM is dumb
+    /// Use colours; auto means on a terminal, unless NO_COLOR is set or TERM is dumb
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     pub(crate) color: ColorChoice,
     #[command(subcommand)]
@@ -23,9 +23,9 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// Returns the commands and options that completion offers. Of the full command line, clap offers hidden commands,
-    /// too, where nothing else begins with the word.
-    pub(crate) fn offered() -> clap::Command {
+    /// Returns the commands and options that completion offers. Hidden commands are left out, because clap offers them
+    /// if no other command starts with the word.
+    pub(crate) fn completion_command() -> clap::Command {
         let full = Self::command();
         let commands = full.get_subcommands().filter(|command| !command.is_hide_set());
         clap::Command::new("devlet")
@@ -35,9 +35,9 @@ impl Cli {
             .subcommands(commands.cloned())
     }
 
-    /// Reads the command line; complaints about it follow `--color`, too.
+    /// Parses the command line. Usage errors follow `--color`, too.
     pub(crate) fn read() -> Self {
-        let color = asked_color(std::env::args_os());
+        let color = color_argument(std::env::args_os());
         let matches = Self::command().color(color).get_matches();
         let cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         let color = match cli.color {
@@ -50,8 +50,8 @@ impl Cli {
     }
 }
 
-/// The value of `--color`, before anything else about the command line is known.
-fn asked_color(words: impl Iterator<Item = OsString>) -> ColorChoice {
+/// Returns the value of `--color` from the unparsed command line.
+fn color_argument(words: impl Iterator<Item = OsString>) -> ColorChoice {
     let words: Vec<OsString> = words.collect();
     let values = words
         .iter()
@@ -68,22 +68,22 @@ fn asked_color(words: impl Iterator<Item = OsString>) -> ColorChoice {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the node: plugins and drivers register, pods get devices
+    /// Run the daemon: plugins and drivers register, pods get devices
     #[command(
         after_help = "Examples:\n  devlet serve --sample\n  devlet serve --http 127.0.0.1:7350\n  \
         devlet serve --config /etc/devlet.yaml --log json\n\n\
-        Stops on SIGTERM, SIGINT and SIGHUP (nothing is reloaded). Exit codes: 0 stopped, 2 wrong usage, it cannot \
-        start (the root directory is in use by another devlet or a kubelet, or cannot be written), or the state could not \
-        be handed over at the stop: the error says what is out of date."
+        Stops on SIGTERM, SIGINT and SIGHUP (nothing is reloaded). Exit codes: 0 stopped; 2 wrong usage, the start failed \
+        (the root directory is in use by another devlet or a kubelet, or cannot be written), or the final write of the \
+        state failed: the error names the files that are out of date."
     )]
     Serve(serve::Args),
-    /// The device plugin of `serve --sample`
+    /// Run the device plugin of `serve --sample`
     #[command(hide = true)]
     SamplePlugin(serve::sample::Args),
-    /// The DRA driver of `serve --sample`
+    /// Run the DRA driver of `serve --sample`
     #[command(hide = true)]
     SampleDriver(serve::sample::Args),
-    /// Show what can be set
+    /// Show the configuration
     #[command(subcommand)]
     Config(config::Command),
     #[command(flatten)]
@@ -98,17 +98,17 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  devlet completions bash > /etc/bash_completion.d/devlet\n  \
                             devlet completions fish > ~/.config/fish/completions/devlet.fish\n\n\
-                            The script asks devlet itself, so that names of pods, claims, resources, devices, plugins \
+                            The script calls devlet, so that names of pods, claims, resources, devices, plugins \
                             and drivers are completed from the running devlet."
     )]
     Completions {
-        /// Which shell
+        /// Shell that runs the script
         shell: clap_complete::Shell,
     },
     /// Write the manual pages
     #[command(after_help = "Examples:\n  devlet man --out /usr/local/share/man/man1")]
     Man {
-        /// The directory to write them to; it is created if need be
+        /// Directory to write the pages to; created if missing
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
     },

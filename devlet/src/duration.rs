@@ -1,5 +1,6 @@
-//! Times as people write them, on the command line and in files: `500ms`, `30s`, `5m`, `1h30m`, or a number of
-//! seconds. Longer ones than a year count as a year, so that no deadline overflows.
+//! Durations on the command line and in files: `500ms`, `30s`, `5m`, `1h30m`, or a number of seconds.
+//!
+//! They are capped at one year, so that no deadline overflows.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,11 +9,11 @@ use devlet_agent::deadline::LONGEST;
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A time that somebody wrote.
+/// A duration as a user writes it, at most one year.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span(pub(crate) Duration);
 
-/// Not a time.
+/// Why a text is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidSpan {
     #[error("{0:?} is not a time; write it as 500ms, 30s, 5m, 1h30m, or a number of seconds")]
@@ -28,7 +29,7 @@ impl std::str::FromStr for Span {
         if let Ok(seconds) = text.parse() {
             return Ok(Self::capped(Duration::from_secs(seconds)));
         }
-        // ISO 8601 is more than anybody needs here.
+        // jiff also reads ISO 8601 (`PT5S`), which is not supported here.
         let plain = text.starts_with(|character: char| character.is_ascii_digit());
         let span: Option<SignedDuration> = plain.then(|| text.parse().ok()).flatten();
         let span = span.and_then(|span| Duration::try_from(span).ok());
@@ -49,7 +50,7 @@ impl Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let span = SignedDuration::try_from(self.0).unwrap_or(SignedDuration::MAX);
-        // jiff puts blanks between the parts, which it also reads without.
+        // jiff writes spaces between the parts, and reads them with or without.
         f.write_str(&format!("{span:#}").replace(' ', ""))
     }
 }
@@ -62,14 +63,14 @@ impl Serialize for Span {
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Not `any`: the error for a list would have no place.
-        deserializer.deserialize_str(Written)
+        // Not `any`: the error for a list would lack its position.
+        deserializer.deserialize_str(SpanVisitor)
     }
 }
 
-struct Written;
+struct SpanVisitor;
 
-impl de::Visitor<'_> for Written {
+impl de::Visitor<'_> for SpanVisitor {
     type Value = Span;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_and_written_as_people_do() {
+    fn durations_are_read_and_written_with_units() {
         for (text, milliseconds) in [
             ("500ms", 500),
             ("30s", 30_000),
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_longer_than_a_year() {
+    fn durations_are_capped_at_a_year() {
         for text in ["18446744073709551615", "9223372036854775807s", "876000h"] {
             assert_eq!(text.parse(), Ok(Span(LONGEST)), "{text}");
             let span: Span = serde_json::from_str(&format!("{text:?}")).unwrap();
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn malformed_durations_are_refused() {
         for text in ["", "-5s", "-5", "1.5", "1.5.2", "soon", "5 parsecs", "PT5S"] {
             assert!(text.parse::<Span>().is_err(), "{text}");
         }

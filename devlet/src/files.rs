@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use rustix::fs::OFlags;
 
-/// Far beyond any file that a kubelet writes (260 bytes a container). Shown, a file takes 50 times its size.
-const LARGEST: u64 = 64 << 20;
+/// Maximum bytes of an input file. A kubelet writes 260 bytes per container; showing a file takes 50 times its size.
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The whole of a file, or of standard input for `-`.
+/// Reads a file as a whole, or standard input for `-`.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     if path == Path::new("-") {
         return read_all(io::stdin().lock(), 0).context("cannot read standard input");
     }
     let cannot = || format!("cannot read {}", path.display());
-    // Opened for waiting, a pipe that nobody writes to is waited for without end.
+    // Without O_NONBLOCK, opening a pipe that has not been opened for writing blocks forever.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
@@ -35,11 +35,11 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     read_all(file, about.len()).with_context(cannot)
 }
 
-/// What comes out of a pipe such as `<(...)`, if there is somebody to write into it.
+/// Reads a pipe such as `<(...)`. Fails if no process has it open for writing.
 fn read_pipe(mut pipe: File) -> anyhow::Result<Vec<u8>> {
     let mut start = [0; 4096];
     let start = match pipe.read(&mut start) {
-        Ok(0) => bail!("it is a pipe that nobody writes to"),
+        Ok(0) => bail!("it is a pipe that no process writes to"),
         Ok(length) => &start[..length],
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => &[],
         Err(error) => return Err(error.into()),
@@ -63,19 +63,19 @@ fn not_a_file(about: &Metadata) -> Option<&'static str> {
 }
 
 fn read_all(from: impl Read, expected: u64) -> anyhow::Result<Vec<u8>> {
-    let most = LARGEST >> 20;
-    if expected > LARGEST {
+    let most = MAX_FILE_BYTES >> 20;
+    if expected > MAX_FILE_BYTES {
         bail!("it has {expected} bytes; the largest file read here has {most} MiB");
     }
     let mut bytes = Vec::new();
-    from.take(LARGEST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LARGEST {
+    from.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
         bail!("it has more than {most} MiB; the largest file read here has {most} MiB");
     }
     Ok(bytes)
 }
 
-/// The name to show for a path.
+/// Returns the name to print for a path.
 pub(crate) fn name_of(path: &Path) -> String {
     if path == Path::new("-") {
         "standard input".into()
@@ -84,18 +84,18 @@ pub(crate) fn name_of(path: &Path) -> String {
     }
 }
 
-/// Where a result is going to be written: nowhere yet, or in place of a file.
+/// Output file of a command: a new file, or a regular file to replace.
 #[derive(Debug)]
 pub(crate) struct Destination {
     /// As the user named it.
     path: PathBuf,
-    /// Where that leads: a link stays a link, and what it points to is replaced.
+    /// The path with links resolved: a link stays, and its target is replaced.
     target: PathBuf,
     old: Option<Metadata>,
 }
 
 impl Destination {
-    /// The place of `path`, which must be free or a regular file.
+    /// Returns the destination at `path`, which must be a regular file or not exist.
     fn of(path: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot write {}", path.display());
         let found = match path.symlink_metadata() {
@@ -109,7 +109,7 @@ impl Destination {
             found => found.with_context(cannot)?,
         };
         let target = if found.is_symlink() {
-            std::fs::canonicalize(path).with_context(|| format!("{}: its link leads nowhere", cannot()))?
+            std::fs::canonicalize(path).with_context(|| format!("{}: its link is dangling", cannot()))?
         } else {
             path.to_owned()
         };
@@ -125,7 +125,7 @@ impl Destination {
         })
     }
 
-    /// The place of `out`, which must not be the file that is read, nor the one that standard output goes to.
+    /// Returns the destination at `out`. Fails if that is the input file, or the file that standard output goes to.
     pub(crate) fn beside(input: &Path, out: &Path, hint: &str) -> anyhow::Result<Self> {
         let destination = Self::of(out)?;
         let Some(old) = &destination.old else {
@@ -138,20 +138,20 @@ impl Destination {
             std::fs::metadata(input)
         };
         if read.is_ok_and(|read| same(&read)) {
-            bail!("{} is the file that is read; {hint}", out.display());
+            bail!("{} is the input file; {hint}", out.display());
         }
         if opened(io::stdout()).is_ok_and(|written| same(&written)) {
             bail!(
-                "{} is where standard output goes; leave --out away to write there",
+                "{} is the file that standard output goes to; omit --out to write there",
                 out.display()
             );
         }
         Ok(destination)
     }
 
-    /// Puts `bytes` there so that a crash leaves either the old file or the new one.
+    /// Writes `bytes` atomically: a crash leaves either the old file or the new one.
     ///
-    /// The new file has the mode and, as far as we may, the owner of the one it replaces, or else mode 0600.
+    /// The new file keeps the mode of the old one, and its owner if permissions allow; otherwise it has mode 0600.
     pub(crate) fn write(&self, bytes: &[u8]) -> anyhow::Result<()> {
         let cannot = || format!("cannot write {}", self.path.display());
         put(&self.target, bytes, self.old.as_ref(), Existing::Replaced).with_context(cannot)
@@ -162,8 +162,8 @@ fn opened(stream: impl AsFd) -> io::Result<Metadata> {
     File::from(stream.as_fd().try_clone_to_owned()?).metadata()
 }
 
-/// Puts `bytes` in place of the file at `path`, and keeps what was read from it as `path.bak`. An earlier
-/// backup is not overwritten.
+/// Replaces the file at `path` with `bytes`, and keeps its old content as `path.bak`. An existing backup is not
+/// overwritten.
 pub(crate) fn replace(path: &Path, old_bytes: &[u8], bytes: &[u8]) -> anyhow::Result<PathBuf> {
     let destination = Destination::of(path)?;
     let mut name = OsString::from(path);
@@ -180,7 +180,7 @@ pub(crate) fn replace(path: &Path, old_bytes: &[u8], bytes: &[u8]) -> anyhow::Re
     Ok(backup)
 }
 
-/// What is to become of a file that is there already.
+/// Treatment of an existing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Existing {
     Replaced,
@@ -200,7 +200,7 @@ fn put(path: &Path, bytes: &[u8], like: Option<&Metadata>, existing: Existing) -
         .tempfile_in(directory)?;
     temporary.write_all(bytes)?;
     if let Some(like) = like {
-        // Only root may give files away; for anybody else the file was their own before.
+        // Only root may change the owner. Another user most likely owns the file already.
         let _ = std::os::unix::fs::fchown(temporary.as_file(), Some(like.uid()), Some(like.gid()));
     }
     temporary

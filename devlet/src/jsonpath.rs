@@ -9,7 +9,7 @@ use std::str::FromStr;
 use serde_json::Value;
 use serde_json_path::JsonPath;
 
-use crate::output::shown;
+use crate::output::escape_control;
 
 /// A parsed template.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ enum Part {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Path {
     parsed: JsonPath,
-    /// The key that the path begins with, if it begins with one.
+    /// The key that the path starts with, if any.
     first_key: Option<String>,
 }
 
@@ -53,7 +53,7 @@ impl FromStr for Path {
     }
 }
 
-/// The key that a path begins with: `a` of `$.a.b` and `$['a']`, none of `$[0]`, `$.*` and `$..a`.
+/// Returns the key that a path starts with: `a` for `$.a.b` and `$['a']`, `None` for `$[0]`, `$.*` and `$..a`.
 fn first_key(path: &str) -> Option<String> {
     let rest = path.strip_prefix('$')?;
     if let Some(rest) = rest.strip_prefix('.') {
@@ -63,11 +63,11 @@ fn first_key(path: &str) -> Option<String> {
     let rest = rest.strip_prefix('[')?.trim_start();
     let quote = rest.chars().next().filter(|first| "'\"".contains(*first))?;
     let (key, rest) = rest[1..].split_once(quote)?;
-    // Several keys in one pair of brackets, or an escape, are left alone.
+    // Several keys in one pair of brackets, and escapes, are not supported.
     (rest.trim_start().starts_with(']') && !key.contains('\\')).then(|| key.to_owned())
 }
 
-/// The keys of an object, as paths.
+/// Returns the keys of an object, as paths.
 pub(crate) fn keys(value: &Value) -> Vec<String> {
     let keys = value.as_object().into_iter().flat_map(|object| object.keys());
     let mut keys: Vec<String> = keys.map(|key| format!(".{key}")).collect();
@@ -76,12 +76,12 @@ pub(crate) fn keys(value: &Value) -> Vec<String> {
 }
 
 impl Path {
-    /// The values that the path leads to.
+    /// Returns the values at the path.
     pub(crate) fn values<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         self.parsed.query(value).all()
     }
 
-    /// The key that the path begins with, if `value` is an object without it.
+    /// Returns the first key of the path, if `value` is an object without it.
     pub(crate) fn missing_key(&self, value: &Value) -> Option<&str> {
         let object = value.as_object()?;
         self.first_key.as_deref().filter(|key| !object.contains_key(*key))
@@ -111,7 +111,7 @@ fn parts(rest: &mut &str, in_range: bool) -> Result<Vec<Part>, String> {
         if !text.is_empty() {
             parts.push(Part::Text(text.to_owned()));
         }
-        let close = closing(after).ok_or_else(|| format!("{after} has no closing brace"))?;
+        let close = closing(after).ok_or_else(|| format!("{after} lacks its closing brace"))?;
         let expression = after[1..close].trim();
         *rest = &after[close + 1..];
         if expression == "end" && in_range {
@@ -137,7 +137,7 @@ fn parts(rest: &mut &str, in_range: bool) -> Result<Vec<Part>, String> {
     Ok(parts)
 }
 
-/// The brace that closes the one at the start; braces in quotes do not count.
+/// Returns the position of the closing brace; braces in quotes do not count.
 fn closing(text: &str) -> Option<usize> {
     let mut quote = None;
     let mut escaped = false;
@@ -154,7 +154,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// A string in quotes, with the escapes of JSON.
+/// Parses a quoted string with JSON escapes.
 fn literal(text: &str) -> Result<String, String> {
     let inner = text
         .strip_prefix('\'')
@@ -165,7 +165,7 @@ fn literal(text: &str) -> Result<String, String> {
 }
 
 impl Template {
-    /// For people: a key that the template begins a path with and `value` does not have, and the keys that there are.
+    /// Returns a message if the first key of a path does not exist in `value`; it lists the keys that do.
     pub(crate) fn missing_key(&self, value: &Value) -> Option<String> {
         missing_key(&self.parts, value)
     }
@@ -203,7 +203,7 @@ fn missing_key(parts: &[Part], value: &Value) -> Option<String> {
         }
         Part::Path(_) => None,
         Part::Range(path, inner) => {
-            // Some keys are optional: they are missing only if no value has them.
+            // Some keys are optional: a key is missing only if no value has it.
             let missing = path
                 .values(value)
                 .into_iter()
@@ -213,10 +213,10 @@ fn missing_key(parts: &[Part], value: &Value) -> Option<String> {
     })
 }
 
-/// A string without its quotes and with control characters escaped; anything else as JSON.
+/// Returns a string without its quotes and with control characters escaped; other values as JSON.
 fn plain(value: &Value) -> String {
     match value {
-        Value::String(text) => shown(text).into_owned(),
+        Value::String(text) => escape_control(text).into_owned(),
         other => other.to_string(),
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_of_kubectl_are_rendered() {
+    fn kubectl_templates_are_rendered() {
         for (template, expected) in [
             ("{.pods[*].name}", "a b"),
             ("{$.pods[0].name}", "a"),
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_not_there_is_reported_with_those_that_are() {
+    fn a_missing_key_is_reported_with_the_existing_keys() {
         let value = json!({"revision": 7, "pods": [{"name": "a", "labels": {}}]});
         let missing = |template: &str| template.parse::<Template>().unwrap().missing_key(&value);
         let top = "; the keys are .pods, .revision";
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_makes_no_sense_is_refused() {
+    fn a_malformed_template_is_refused() {
         for template in [
             "{.pods",
             "{.pods[}",

@@ -1,4 +1,4 @@
-//! The `devlet` binary: one file per subcommand, and what they share.
+//! The `devlet` binary: one module per subcommand, and the modules that they share.
 
 mod cdi;
 mod checkpoint;
@@ -18,18 +18,18 @@ use std::process::ExitCode;
 
 use cli::{Cli, Command};
 
-/// How a command ended. Anything that keeps it from doing its work at all is an error instead, with exit code 2.
+/// Result of a command that ran. A command that cannot run returns an error, with exit code 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Fine,
-    /// The thing that was looked at is bad.
+    /// The checked object is invalid, or devlet refused the request: exit code 1.
     Bad,
-    /// The command could not do its work, and has reported the error itself.
+    /// The command failed and has printed the error: exit code 2.
     Failed,
 }
 
 fn main() -> ExitCode {
-    clap_complete::CompleteEnv::with_factory(Cli::offered).complete();
+    clap_complete::CompleteEnv::with_factory(Cli::completion_command).complete();
     let cli = Cli::read();
     let ended = match cli.command {
         Command::Cdi(command) => cdi::run(command),
@@ -46,10 +46,10 @@ fn main() -> ExitCode {
         Ok(Outcome::Fine) => ExitCode::SUCCESS,
         Ok(Outcome::Bad) => ExitCode::from(1),
         Ok(Outcome::Failed) => ExitCode::from(2),
-        // The reader of our output has seen enough: `devlet ... | head`.
+        // The reader closed the pipe: `devlet ... | head`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::complain(&error);
+            output::print_error(&error);
             ExitCode::from(2)
         }
     }

@@ -1,4 +1,4 @@
-//! `devlet completions` and `devlet man`: what the command line knows about itself.
+//! `devlet completions` and `devlet man`: texts generated from the command line definition.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory as _};
 use crate::Outcome;
 use crate::cli::Cli;
 
-/// Prints the script with which a shell asks this program for completions.
+/// Prints the script through which a shell calls this program for completions.
 pub(crate) fn completions(shell: clap_complete::Shell) -> anyhow::Result<Outcome> {
     let name = shell.to_string();
     let shells = clap_complete::env::Shells::builtins();
@@ -31,7 +31,7 @@ pub(crate) fn man(directory: &Path) -> anyhow::Result<Outcome> {
     Ok(Outcome::Fine)
 }
 
-/// Writes the page of a command, and of each command below it.
+/// Writes the page of a command and of each of its subcommands.
 fn pages(command: Command, directory: &Path) -> std::io::Result<()> {
     for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
         pages(below.clone(), directory)?;
@@ -52,12 +52,12 @@ fn pages(command: Command, directory: &Path) -> std::io::Result<()> {
         .manual("devlet manual");
     let mut text = Vec::new();
     page.render(&mut text)?;
-    // The heading of clap_mangen says nothing.
+    // clap_mangen always writes EXTRA as the heading.
     let text = String::from_utf8_lossy(&text).replace("\n.SH EXTRA\n", &format!("\n.SH {heading}\n"));
     std::fs::write(directory.join(page.get_filename()), text)
 }
 
-/// clap_mangen's own synopsis leaves out the values of options.
+/// Replaces clap_mangen's synopsis, which omits the values of options.
 fn with_synopsis(command: Command) -> Command {
     let text = synopsis(&command);
     command.override_usage(text).mut_subcommands(with_synopsis)
@@ -108,7 +108,7 @@ fn synopsis(command: &Command) -> String {
     words.join(" ")
 }
 
-/// An argument with its value: `--wait DURATION`.
+/// Returns an argument with its value: `--wait DURATION`.
 fn word(argument: &Arg) -> String {
     let names = argument.get_value_names().unwrap_or_default();
     let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();

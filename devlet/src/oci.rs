@@ -1,8 +1,7 @@
-//! OCI runtime specs as text, in which numbers stay as they were written.
+//! Edits of OCI runtime specs that keep numbers as they were written.
 //!
-//! A [`Value`] holds numbers as 64 bits, which `12345678901234567890123` and `0.10` do not survive. Those that
-//! would come out differently are replaced by texts that stand nowhere else, and put back in the end. Edits
-//! look at no such number.
+//! A [`Value`] holds numbers as 64 bits, which changes `12345678901234567890123` and `0.10`. Such numbers are replaced
+//! by unique placeholder strings before parsing, and restored when the spec is printed. Edits never read them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,11 +13,11 @@ use serde_json::Value;
 
 use crate::{files, output};
 
-/// What a runtime spec gets.
+/// Changes to a runtime spec.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Additions {
     pub(crate) edits: ContainerEdits,
-    /// Of the container, not of a CDI spec.
+    /// Annotations of the container, which CDI edits do not have.
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
@@ -50,7 +49,7 @@ impl Additions {
     }
 }
 
-/// Why edits could not be made.
+/// Why a runtime spec cannot be edited.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EditError {
     #[error("not an OCI runtime spec: {0}")]
@@ -64,8 +63,8 @@ pub(crate) enum EditError {
 }
 
 impl EditError {
-    /// Says what is wrong with the file, or with this host.
-    pub(crate) fn tell(&self, file: &Path) {
+    /// Prints the error, with a hint.
+    pub(crate) fn print(&self, file: &Path) {
         match self {
             Self::Apply(ApplyError::HostDevice { .. } | ApplyError::NodeType { .. }) => {
                 output::warn(&format!("error: {self}"));
@@ -86,7 +85,7 @@ impl EditError {
 #[derive(Debug)]
 pub(crate) struct Edited {
     value: Value,
-    /// What all replacements begin with; they go on with the number's place in `numbers` and [`END`].
+    /// Prefix of all placeholders, followed by an index into `numbers` and [`END`].
     mark: String,
     numbers: Vec<String>,
 }
@@ -95,10 +94,10 @@ const END: char = 'z';
 
 impl Edited {
     pub(crate) fn new(json: &[u8], additions: &Additions) -> Result<Self, EditError> {
-        // Whatever is no JSON at all is found here, in its own words and at its own place.
+        // Reports malformed JSON with its position, before placeholders change positions.
         let _: IgnoredAny = serde_json::from_slice(json)?;
         let text = std::str::from_utf8(json).map_err(|_| {
-            // It is not UTF-8, which that parser overlooks in what it ignores.
+            // The parser above does not check ignored strings for UTF-8.
             match serde_json::from_slice::<Value>(json) {
                 Err(error) => error,
                 Ok(_) => serde::de::Error::custom("it is not UTF-8"),
@@ -108,7 +107,7 @@ impl Edited {
         let numbers: Vec<String> = pieces.iter().map(|piece| piece.number.to_owned()).collect();
         let mut mark = "devletnumber".to_owned();
         if !numbers.is_empty() {
-            // Printed, all escapes that could hide the mark are gone.
+            // Printing resolves escapes, which could hide the mark.
             let rest = parse(&joined(&pieces, text, |_| "0".to_owned()))?.to_string();
             let added = serde_json::to_string(additions)?;
             while rest.contains(&mark) || added.contains(&mark) {
@@ -128,7 +127,7 @@ impl Edited {
         Ok(self.restored(&serde_saphyr::to_string(&self.value)?, ""))
     }
 
-    /// `text` with the numbers as they were. Replacements stand in `quote`s.
+    /// Returns `text` with placeholders, enclosed in `quote`s, replaced by their numbers.
     fn restored(&self, text: &str, quote: &str) -> String {
         let (begin, end) = (format!("{quote}{}", self.mark), format!("{END}{quote}"));
         let mut parts = text.split(begin.as_str());
@@ -156,7 +155,7 @@ fn parse(text: &str) -> Result<Value, EditError> {
     })
 }
 
-/// A number that a [`Value`] would change, and the text between it and the one before.
+/// A number that a [`Value`] would change, and the text between it and the previous one.
 struct Piece<'t> {
     before: &'t str,
     number: &'t str,
@@ -204,7 +203,7 @@ fn survives(number: &str) -> bool {
         .is_ok_and(|printed| printed == number)
 }
 
-/// `json` with something else for the numbers of `pieces`.
+/// Returns `json` with the numbers of `pieces` replaced.
 fn joined(pieces: &[Piece<'_>], json: &str, number: impl Fn(usize) -> String) -> String {
     let mut text = String::with_capacity(json.len());
     let mut end = 0;
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_look_like_a_replacement_are_none() {
+    fn strings_that_look_like_placeholders_are_kept() {
         let json = r#"{"a": "devletnumber0z", "b": "\u0064evletnumberx0z", "c": 1e5, "devletnumberxx0z": 1}"#;
         let edited = Edited::new(json.as_bytes(), &edits("A=devletnumberxxx0z")).unwrap();
         let text = edited.to_json().unwrap();
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_told_at_its_place() {
+    fn malformed_json_is_reported_with_its_position() {
         for (json, says) in [
             (&b"{\"a\": 1e5, \"b\": 01}"[..], "line 1 column 18"),
             (b"{\"a\": \"\xff\"}", "line 1 column"),
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn nesting_has_a_limit_that_is_told() {
+    fn nesting_over_the_limit_is_reported() {
         let nested = |levels: usize| format!("{{\"a\": {}{}}}", "[".repeat(levels), "]".repeat(levels));
         assert!(Edited::new(nested(126).as_bytes(), &edits("A=1")).is_ok());
         let error = Edited::new(nested(127).as_bytes(), &edits("A=1")).unwrap_err();

@@ -1,4 +1,4 @@
-//! How results are shown.
+//! Output of results and errors: formats, escaping, colours.
 
 use std::borrow::Cow;
 use std::io::{self, Write as _};
@@ -10,19 +10,19 @@ use serde::Serialize;
 use crate::jsonpath::Template;
 use crate::table::{Cell, Screen, Table};
 
-/// The shape of what a command prints.
+/// Output format of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Output {
     /// For people.
     #[default]
     Table,
-    /// For people, with more columns where there are more.
+    /// For people, with additional columns if the command has them.
     Wide,
     Json,
     Yaml,
-    /// The parts of the JSON that a template names.
+    /// The parts of the JSON that a template selects.
     JsonPath(Box<Template>),
-    /// `KIND/NAME` lines; of `devlet get` only.
+    /// `KIND/NAME` lines; only for `devlet get`.
     Name,
 }
 
@@ -52,19 +52,19 @@ impl Output {
     }
 }
 
-/// `-o`, the same on every command that shows something.
+/// `-o` of commands that print one result.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OutputArg {
-    /// How to print the result: table, wide, json, yaml or jsonpath=TEMPLATE
+    /// Output format: table, wide, json, yaml or jsonpath=TEMPLATE
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table", value_parser = Output::parse)]
     #[arg(add = clap_complete::ArgValueCandidates::new(|| formats(&["table", "wide", "json", "yaml", "jsonpath="])))]
     pub(crate) output: Output,
 }
 
-/// `-o` of commands that list things with names.
+/// `-o` of commands that list named objects.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListOutputArg {
-    /// How to print the result: table, wide, name, json, yaml or jsonpath=TEMPLATE
+    /// Output format: table, wide, name, json, yaml or jsonpath=TEMPLATE
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table", value_parser = Output::parse_of_list)]
     #[arg(add = clap_complete::ArgValueCandidates::new(|| formats(&["table", "wide", "name", "json", "yaml", "jsonpath="])))]
     pub(crate) output: Output,
@@ -91,12 +91,23 @@ pub(crate) fn print<T: Serialize>(
         Output::JsonPath(template) => {
             let value = serde_json::to_value(value)?;
             warn_of_missing_key(&template, &value);
-            return written(out(&template.render(&value)));
+            return ignore_broken_pipe(out(&template.render(&value)));
         }
     })
 }
 
-/// Says that a template asks for a key that is not there. Its result is empty, as with kubectl, and that is not a failure.
+/// Prints `results` as JSON or YAML, or one line for each.
+pub(crate) fn print_lines<T: Serialize>(
+    output: Output,
+    results: &[T],
+    line: impl Fn(&T) -> String,
+) -> anyhow::Result<()> {
+    print(output, &results, |results| {
+        results.iter().map(|result| line(result) + "\n").collect()
+    })
+}
+
+/// Warns about a template key that does not exist. Its result is empty and the command succeeds, as with kubectl.
 pub(crate) fn warn_of_missing_key(template: &Template, value: &serde_json::Value) {
     if let Some(missing) = template.missing_key(value) {
         warn(&format!("warning: -o jsonpath: {missing}"));
@@ -108,11 +119,11 @@ pub(crate) fn print_text(mut text: String) -> anyhow::Result<()> {
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
-    written(out(&text))
+    ignore_broken_pipe(out(&text))
 }
 
-/// A reader that has seen enough (`devlet ... | head`) is no failure: the result stands.
-fn written(printed: anyhow::Result<()>) -> anyhow::Result<()> {
+/// Ignores a closed pipe: with `devlet ... | head`, the exit code is still that of the command.
+fn ignore_broken_pipe(printed: anyhow::Result<()>) -> anyhow::Result<()> {
     match printed {
         Err(error) if is_broken_pipe(&error) => Ok(()),
         printed => printed,
@@ -125,7 +136,7 @@ pub(crate) fn out(text: &str) -> anyhow::Result<()> {
     written.context("cannot write to standard output")
 }
 
-/// A table for people. Cells come from files and peers, so control characters in them are escaped.
+/// Returns a table for people. Cells come from files and peers, so their control characters are escaped.
 pub(crate) fn table<const N: usize, C: Into<Cell>>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [C; N]>,
@@ -133,7 +144,7 @@ pub(crate) fn table<const N: usize, C: Into<Cell>>(
     table_on(Screen::stdout(), header, rows)
 }
 
-/// Like [`table`], below a line of its own: indented by two spaces.
+/// Like [`table`], indented by two spaces.
 pub(crate) fn indented_table<const N: usize, C: Into<Cell>>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [C; N]>,
@@ -152,7 +163,7 @@ pub(crate) fn table_of_lines<const N: usize>(
     table(header, rows.into_iter().map(|row| row.map(Cell::lines)))
 }
 
-/// Like [`table`], on a screen of the caller's choice.
+/// Like [`table`], for a given screen.
 pub(crate) fn table_on<const N: usize, C: Into<Cell>>(
     screen: Screen,
     header: [&str; N],
@@ -165,20 +176,20 @@ pub(crate) fn table_on<const N: usize, C: Into<Cell>>(
     table.render(screen)
 }
 
-/// Whether standard output shows colours: a terminal, unless `--color`, `NO_COLOR` or `TERM=dumb` say otherwise.
+/// Returns `true` if standard output shows colours: on a terminal, unless `--color`, `NO_COLOR` or `TERM=dumb` disable them.
 pub(crate) fn stdout_has_colour() -> bool {
     AutoStream::choice(&io::stdout()) != ColorChoice::Never
 }
 
-/// `text` on one line, with line breaks and other control characters written out.
+/// Returns `text` on one line, with line breaks and other control characters escaped.
 pub(crate) fn line(text: &str) -> Cow<'_, str> {
-    match shown(text) {
+    match escape_control(text) {
         Cow::Borrowed(text) if !text.contains('\n') => Cow::Borrowed(text),
         text => Cow::Owned(text.replace('\n', "\\n")),
     }
 }
 
-/// A line of JSON, with control characters inside its strings escaped. JSON itself demands that only of ASCII ones.
+/// Escapes control characters inside the strings of a line of JSON. JSON itself requires that only of ASCII ones.
 pub(crate) fn json_line(json: &str) -> Cow<'_, str> {
     let harmful = |character: char| character != '\n' && (character.is_control() || is_invisible(character));
     if !json.contains(harmful) {
@@ -194,8 +205,8 @@ pub(crate) fn json_line(json: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// `text` with control characters written out, line breaks excepted.
-pub(crate) fn shown(text: &str) -> Cow<'_, str> {
+/// Returns `text` with control characters escaped, except line breaks.
+pub(crate) fn escape_control(text: &str) -> Cow<'_, str> {
     let harmful = |character: char| character != '\n' && (character.is_control() || is_invisible(character));
     if !text.contains(harmful) {
         return Cow::Borrowed(text);
@@ -210,7 +221,7 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
-/// Characters that reorder or break the text around them, or hide in it.
+/// Returns `true` for characters that reorder or break the text around them, or are not displayed.
 fn is_invisible(character: char) -> bool {
     matches!(
         character,
@@ -219,16 +230,16 @@ fn is_invisible(character: char) -> bool {
 }
 
 /// Prints the error and its causes, on one line.
-pub(crate) fn complain(error: &anyhow::Error) {
-    warn(&complaint(error));
+pub(crate) fn print_error(error: &anyhow::Error) {
+    warn(&error_line(error));
 }
 
-/// Returns the line that [`complain`] prints.
-pub(crate) fn complaint(error: &anyhow::Error) -> String {
+/// Returns the line that [`print_error`] prints.
+pub(crate) fn error_line(error: &anyhow::Error) -> String {
     line(&format!("error: {}", chain(error.as_ref()))).into_owned()
 }
 
-/// An error and its causes. Many errors end in the words of their cause, which are then said once.
+/// Returns an error and its causes. If an error text already ends in that of its cause, the cause is not repeated.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |text, cause| {
@@ -241,7 +252,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     })
 }
 
-/// Writes a line to standard error; a failure to write it cannot be reported anywhere.
+/// Writes a line to standard error. A write error is ignored, because there is no other place to report it.
 pub(crate) fn warn(text: &str) {
     let text = line(text);
     let styles = clap::builder::Styles::styled();
@@ -263,7 +274,12 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// "1 device", "2 devices".
+/// Returns `-` for an empty text.
+pub(crate) fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".to_owned() } else { text }
+}
+
+/// Formats a number of things: "1 device", "2 devices".
 pub(crate) fn count(number: usize, one: &str) -> String {
     let ending = match (number, one.ends_with('y')) {
         (1, _) => return format!("1 {one}"),
@@ -286,11 +302,11 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_said_once() {
+    fn a_cause_is_printed_once() {
         let source = || io::Error::from(io::ErrorKind::NotFound);
-        let told = anyhow::Error::from(Problem::Told { source: source() }).context("it does not start");
+        let with_cause = anyhow::Error::from(Problem::Told { source: source() }).context("it does not start");
         assert_eq!(
-            chain(told.as_ref()),
+            chain(with_cause.as_ref()),
             "it does not start: cannot open it: entity not found"
         );
         let untold = Problem::Untold { source: source() };

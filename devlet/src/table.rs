@@ -12,19 +12,19 @@ use crate::output::{self, line};
 const GAP: usize = 2;
 
 /// The width of a label and the spaces behind it, without the gap.
-const LABEL: usize = 10;
+const LABEL_WIDTH: usize = 10;
 
-/// A column is not cut to less.
-const SHORTEST_CUT: usize = 12;
+/// Minimum width of a column that is cut.
+const MIN_CUT_WIDTH: usize = 12;
 
-/// The meaning of a cell that a colour shows on a terminal.
+/// Severity of a cell, shown as a colour on a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Tone {
     #[default]
     Plain,
     /// Red: unhealthy, failed, gone.
     Bad,
-    /// Yellow: waiting for something.
+    /// Yellow: waiting.
     Waiting,
 }
 
@@ -37,7 +37,7 @@ impl Tone {
         }
     }
 
-    /// `text` in this colour, if standard output shows colours.
+    /// Returns `text` in this colour, if standard output shows colours.
     pub(crate) fn paint(self, text: &str) -> String {
         painted(text, self, output::stdout_has_colour())
     }
@@ -55,10 +55,10 @@ fn painted(text: &str, tone: Tone, colour: bool) -> String {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cell {
     lines: Vec<String>,
-    /// The text for tables that have to fit on a terminal.
+    /// Text for tables that must fit on a terminal.
     short: Option<String>,
     tone: Tone,
-    /// Changes by itself as time passes, so that a watch does not count it as a change of the row.
+    /// Changes with time, such as an age. A watch does not count that as a change of the row.
     passing: bool,
 }
 
@@ -83,7 +83,7 @@ impl Cell {
         self
     }
 
-    /// The cell with its shorter text, if it has one.
+    /// Returns the cell with its shorter text, if it has one.
     pub(crate) fn shortened(mut self) -> Self {
         if let Some(short) = self.short.take() {
             self.lines = vec![short];
@@ -96,7 +96,7 @@ impl Cell {
         self
     }
 
-    /// An age, such as `5m`.
+    /// Creates a cell for an age, such as `5m`.
     pub(crate) fn passing(text: impl Into<String>) -> Self {
         Self {
             passing: true,
@@ -104,7 +104,7 @@ impl Cell {
         }
     }
 
-    /// Whether two rows of a table say the same, ages aside.
+    /// Returns `true` if two rows are equal, ages ignored.
     pub(crate) fn same_row(row: &[Self], other: &[Self]) -> bool {
         let same = |(a, b): (&Self, &Self)| a.passing || a.lines == b.lines;
         row.len() == other.len() && row.iter().zip(other).all(same)
@@ -127,18 +127,18 @@ impl From<&str> for Cell {
     }
 }
 
-/// The place where a table is shown.
+/// Width and colours of the output that a table is rendered for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Screen {
-    /// Cells are wrapped between words to fit into this many columns; `None`: never.
+    /// Maximum columns; cells are wrapped between words to fit. `None`: never wrapped.
     pub(crate) width: Option<usize>,
-    /// Words that are too long even then are cut.
+    /// Cuts words that are wider than their column.
     pub(crate) cut: bool,
     pub(crate) colour: bool,
 }
 
 impl Screen {
-    /// Standard output for a list, of which the wide form is never wrapped and the other one always fits.
+    /// Standard output for a list. The wide form is never wrapped; the other form always fits on a terminal.
     pub(crate) fn for_list(wide: bool) -> Self {
         let screen = Self::stdout();
         Self {
@@ -148,7 +148,7 @@ impl Screen {
         }
     }
 
-    /// Standard output: rows are wrapped on a terminal only.
+    /// Standard output: rows are wrapped only on a terminal.
     pub(crate) fn stdout() -> Self {
         Self {
             width: terminal_size().map(|size| size.columns),
@@ -158,14 +158,14 @@ impl Screen {
     }
 }
 
-/// How much a terminal shows.
+/// Columns and lines of a terminal.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TerminalSize {
     pub(crate) columns: usize,
     pub(crate) rows: usize,
 }
 
-/// The size of the terminal that standard output is, if it is one.
+/// Returns the size of the terminal, if standard output is one.
 pub(crate) fn terminal_size() -> Option<TerminalSize> {
     let stdout = io::stdout();
     if !stdout.is_terminal() {
@@ -208,7 +208,7 @@ impl Table {
         self.render_with(&self.widths(), screen)
     }
 
-    /// The width of each column, for rows that are printed later: see [`Table::render_with`].
+    /// Returns the width of each column, for rows that are printed later: see [`Table::render_with`].
     pub(crate) fn widths(&self) -> Vec<usize> {
         let mut widths: Vec<usize> = self.header.iter().map(|title| title.width()).collect();
         for row in &self.rows {
@@ -220,7 +220,7 @@ impl Table {
         widths
     }
 
-    /// The table with columns at least as wide as given.
+    /// Renders the table with columns at least as wide as given.
     pub(crate) fn render_with(&self, widths: &[usize], screen: Screen) -> String {
         let mut widths = widths.to_vec();
         if let Some(width) = screen.width {
@@ -248,8 +248,8 @@ impl Table {
         text
     }
 
-    /// Takes characters from the widest columns until the table fits, as far as no word has to be broken; then, with
-    /// `cut`, from the last column, the one before it, and so on.
+    /// Narrows the widest columns until the table fits, without breaking words. With `cut`, then narrows further from
+    /// the last column to the first.
     fn shrink(&self, widths: &mut [usize], available: usize, cut: bool) {
         let longest_word = |column: usize| {
             let title = self.header.get(column).map_or(0, |title| title.width());
@@ -263,7 +263,7 @@ impl Table {
         // Names are on the left: they are cut last.
         for column in (0..widths.len()).rev().filter(|_| cut) {
             let mut least = widths.to_vec();
-            least[column] = least[column].min(SHORTEST_CUT);
+            least[column] = least[column].min(MIN_CUT_WIDTH);
             shrink_to(widths, available, &least);
         }
     }
@@ -283,14 +283,14 @@ fn shrink_to(widths: &mut [usize], available: usize, least: &[usize]) {
     }
 }
 
-/// Returns `label` and `text` behind it, wrapped between words on a terminal.
+/// Returns `label` followed by `text`, wrapped between words on a terminal.
 pub(crate) fn labelled(label: &str, text: &str, tone: Tone, screen: Screen) -> String {
     let mut table = Table::new(["", ""]).hide_headers(true);
     table.push(vec![Cell::new(label), Cell::new(text).tone(tone)]);
-    table.render_with(&[LABEL, text.width()], screen)
+    table.render_with(&[LABEL_WIDTH, text.width()], screen)
 }
 
-/// Returns `text` behind `label`, wrapped between words on a terminal; further lines are indented by the width of the label.
+/// Like [`labelled`], with further lines indented by the width of the label.
 pub(crate) fn hanging(label: &str, text: &str, screen: Screen) -> String {
     let indent = label.width();
     let width = screen
@@ -324,7 +324,7 @@ fn push_row(text: &mut String, cells: &[Vec<String>], tones: &[Tone], widths: &[
     }
 }
 
-/// The words of `text` in lines of at most `width` columns; a longer word has a line of its own, or is cut.
+/// Wraps `text` into lines of at most `width` columns. A longer word gets its own line, or is cut.
 fn wrap(text: &str, width: usize, cut: bool) -> Vec<String> {
     if text.width() <= width {
         return vec![text.to_owned()];
@@ -343,7 +343,7 @@ fn wrap(text: &str, width: usize, cut: bool) -> Vec<String> {
     lines
 }
 
-/// The beginning of a word, with an ellipsis.
+/// Returns the start of a word, with an ellipsis.
 fn shortened(word: &str, width: usize) -> String {
     let mut text = String::new();
     for character in word.chars() {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_does_not_fit_is_cut_where_that_is_asked_for() {
+    fn a_word_that_does_not_fit_is_cut_if_cut_is_set() {
         let mut table = Table::new(["NAME", "STATE"]);
         table.push(vec!["a-very-long-name-of-a-pod".into(), "gone".into()]);
         let screen = Screen {
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_a_cell_steers_the_terminal_or_looks_like_a_row() {
+    fn control_characters_in_a_cell_are_escaped() {
         let mut table = Table::new(["A"]);
         table.push(vec!["x\u{1b}[31m\ny".into()]);
         assert_eq!(table.render(PIPE), "A\nx\\u{1b}[31m\\ny\n");

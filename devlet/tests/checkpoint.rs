@@ -135,7 +135,7 @@ fn verify_judges_each_file_on_a_line_and_the_worst_decides() {
     assert_eq!(fine.status.code(), Some(0), "{}", stdout(&fine));
     assert_eq!(stdout(&fine).lines().count(), 2);
     assert!(
-        stdout(&fine).contains("key \"0\" stands twice"),
+        stdout(&fine).contains("key \"0\" is repeated"),
         "{}",
         stdout(&fine)
     );
@@ -450,8 +450,8 @@ fn out_replaces_nothing_but_files() {
     std::os::unix::fs::symlink("/dev/null", &null).unwrap();
     for (out, says) in [
         (&fifo, "it is a pipe"),
-        (&dangling, "its link leads nowhere"),
-        (&stdout_link, "its link leads nowhere"),
+        (&dangling, "its link is dangling"),
+        (&stdout_link, "its link is dangling"),
         (&null, "it is a device node"),
     ] {
         let before = out.symlink_metadata().unwrap();
@@ -544,7 +544,7 @@ fn a_pipe_is_read_when_somebody_writes_to_it_and_not_waited_for_otherwise() {
         let output = in_time(Command::new(devlet).args(["checkpoint", command, fifo.to_str().unwrap()]));
         assert_eq!(output.status.code(), Some(2), "{command}");
         assert!(
-            stderr(&output).contains("it is a pipe that nobody writes to"),
+            stderr(&output).contains("it is a pipe that no process writes to"),
             "{}",
             stderr(&output)
         );
@@ -716,7 +716,7 @@ fn repair_of_a_file_that_is_lost_writes_nothing_and_says_so() {
     let output = on(&["repair", "--out", out.to_str().unwrap()], &damaged);
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
     assert!(
-        stdout(&output).contains("nothing could be kept"),
+        stdout(&output).contains("everything was lost"),
         "{}",
         stdout(&output)
     );

@@ -79,7 +79,9 @@ fn every_test_that_the_compatibility_tables_cite_exists() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut known = BTreeSet::new();
     functions(repository, &mut known);
-    let text = std::fs::read_to_string(repository.join("docs/compatibility.md")).unwrap();
+    let documents = ["compatibility.md", "kubelet-defects.md", "conformance.md"];
+    let read = |name| std::fs::read_to_string(repository.join("docs").join(name)).unwrap();
+    let text = documents.map(read).concat();
     let rows = text.lines().filter(|line| line.starts_with('|'));
     let last = rows.filter_map(|row| row.trim_end().trim_end_matches('|').rsplit_once(" | "));
     let names: Vec<&str> = last.flat_map(|(_, cell)| cited(cell)).collect();
@@ -87,6 +89,6 @@ fn every_test_that_the_compatibility_tables_cite_exists() {
     let unknown: Vec<&&str> = names.iter().filter(|name| !known.contains(**name)).collect();
     assert!(
         unknown.is_empty(),
-        "docs/compatibility.md cites tests that do not exist: {unknown:?}"
+        "{documents:?} cite tests that do not exist: {unknown:?}"
     );
 }

@@ -279,7 +279,10 @@ fn wrong_usage_of_any_command_is_exit_code_2() {
         (&["admit", "-f", garbage, "-f", garbage], "garbage twice"),
         (&["get", "pod/a", "claim/b"], "one kind"),
         (&["get", "pods", "-o", "xml"], "jsonpath=TEMPLATE"),
-        (&["get", "pods", "-o", "jsonpath={.pods"], "no closing brace"),
+        (
+            &["get", "pods", "-o", "jsonpath={.pods"],
+            "lacks its closing brace",
+        ),
         (&["get", "pods", "-o", "jsonpath="], "write a JSONPath"),
         (&["get", "pods", "--sort-by", "{{"], "not a JSONPath"),
         (&["get", "pods", "--sort-by", ""], "write a JSONPath"),
@@ -289,7 +292,7 @@ fn wrong_usage_of_any_command_is_exit_code_2() {
         (&["remove", "-l", "a=b,"], "ends in a comma"),
         (
             &["get", "pods", "--sort-by", "nope"],
-            "pods have no key nope; the keys are .admittedAt, ",
+            "pods do not have a key nope; the keys are .admittedAt, ",
         ),
         (&["get", "pods", "--sort-by", ".metadata.name"], ", .name, "),
         (&["get", "claims", "--sort-by", "{.nope}"], ".phase"),
@@ -314,9 +317,12 @@ fn wrong_usage_of_any_command_is_exit_code_2() {
         (&["options", "job1", "--wait", "5 parsecs"], "1h30m"),
         // Flags that exclude or need each other.
         (&["get", "pods", "-n", "a", "-A"], "cannot be used with"),
-        (&["get", "claims", "-l", "a=b"], "claims have no labels"),
-        (&["get", "resources", "-n", "a"], "have no namespace"),
-        (&["describe", "resource", "x", "-n", "a"], "have no namespace"),
+        (&["get", "claims", "-l", "a=b"], "claims do not have labels"),
+        (&["get", "resources", "-n", "a"], "do not have a namespace"),
+        (
+            &["describe", "resource", "x", "-n", "a"],
+            "do not have a namespace",
+        ),
         (&["remove"], "required arguments"),
         (&["remove", "--all", "job1"], "not both"),
         (&["remove", "--all", "--claim", "gpu"], "cannot be used with"),

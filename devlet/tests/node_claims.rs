@@ -295,7 +295,7 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
         "{waits}"
     );
     assert!(waits.contains("ResourceClaim default/gpu: "), "{waits}");
-    let hint = "hint: if this driver is gone for good, remove the pod without waiting: devlet remove job --abandon-driver gpu.acme.com";
+    let hint = "hint: if this driver is gone permanently, remove the pod without waiting: devlet remove job --abandon-driver gpu.acme.com";
     assert!(waits.contains(hint), "{waits}");
     let listed = daemon.json(&["get", "claims"]);
     assert_eq!(listed["claims"][0]["phase"], "unpreparing");
@@ -308,13 +308,13 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
     for name in ["job", "default/job", "uid-job", "uid:uid-job"] {
         let again = daemon.refused(&["remove", name, "--wait", "100ms"]);
         let hint = format!(
-            "hint: if this driver is gone for good, remove the pod without waiting: devlet remove {name} --abandon-driver gpu.acme.com"
+            "hint: if this driver is gone permanently, remove the pod without waiting: devlet remove {name} --abandon-driver gpu.acme.com"
         );
         assert!(again.contains(&hint), "{again}");
     }
     assert_eq!(
         daemon.refused(&["remove", "other/job"]),
-        "error: no such pod: other/job\nhint: with --ignore-not-found, a pod or claim that does not exist is no error\n"
+        "error: no such pod: other/job\nhint: with --ignore-not-found, a pod or claim that does not exist is not an error\n"
     );
     let typo = daemon.refused(&["remove", "job", "--abandon-driver", "gpu.acme.org"]);
     assert!(
@@ -724,7 +724,7 @@ fn what_is_gone_already_is_no_error_if_the_caller_says_so() {
     let _driver = Plugin::registered_driver(&script(root.path()));
     daemon.until("claims", |list| list["claims"] == json!([]));
 
-    let hint = "hint: with --ignore-not-found, a pod or claim that does not exist is no error\n";
+    let hint = "hint: with --ignore-not-found, a pod or claim that does not exist is not an error\n";
     for (args, what) in [
         (&["remove", "job"][..], "no such pod: job"),
         (
@@ -795,9 +795,7 @@ fn a_driver_that_has_unprepared_a_claim_is_not_said_to_be_given_up_on() {
 
     assert_eq!(
         said,
-        format!(
-            "nothing is abandoned at driver {DRIVER}: it has nothing left to do for claim default/gpu (claim-1)\n"
-        )
+        format!("nothing to abandon at driver {DRIVER}: it has completed claim default/gpu (claim-1)\n")
     );
     assert_eq!(
         daemon.json(&["get", "claims"])["claims"][0]["phase"],

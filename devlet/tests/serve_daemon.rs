@@ -636,7 +636,7 @@ fn the_configuration_that_is_printed_is_the_one_that_is_read() {
     let file = root.path().join("devlet.yaml");
     let defaults = devlet().args(["config", "print", "--defaults"]).output().unwrap();
     assert!(
-        stdout(&defaults).contains("# How long plugins may take."),
+        stdout(&defaults).contains("# Timeouts of calls to plugins and drivers."),
         "{}",
         stdout(&defaults)
     );

@@ -272,7 +272,7 @@ fn a_disk_that_hangs_keeps_neither_a_caller_nor_a_stop() {
     assert!(healthy.starts_with("HTTP/1.1 200"), "{healthy}");
     let unready = http_get(&address, "/readyz?verbose");
     assert!(
-        unready.starts_with("HTTP/1.1 503") && unready.contains("[-]running failed: it is being stopped"),
+        unready.starts_with("HTTP/1.1 503") && unready.contains("[-]running failed: devlet is stopping"),
         "{unready}"
     );
     log.until(&["socket not removed yet: the disk does not answer"]);

@@ -124,7 +124,7 @@ fn lists_without_end_leave_memory_as_it_was() {
     let mut plugin = Plugin::registered(&script);
     neighbours.until_capacity(BAD, 1_000);
     plugin.flood(2_001, 0);
-    while !plugin.has_come(|event| matches!(event, Event::Flooded { .. })) {
+    while !plugin.has_event(|event| matches!(event, Event::Flooded { .. })) {
         neighbours.one_pod_goes_on();
     }
     neighbours.until_capacity(BAD, 1_000);

@@ -60,7 +60,7 @@ fn slowed_down_alone(api: Api) {
     });
     neighbours.until_capacity(BAD, 2);
     plugin.register_often(1_000, 1_000);
-    while !plugin.has_come(|event| matches!(event, Event::Registrations { .. })) {
+    while !plugin.has_event(|event| matches!(event, Event::Registrations { .. })) {
         neighbours.one_pod_goes_on();
     }
     let (taken_in, refused, messages) = plugin.registrations();

@@ -219,8 +219,8 @@ fn what_can_happen_is_zero_before_it_does() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let read = |name: &str| std::fs::read_to_string(repository.join(name)).unwrap();
 
-    let operations = read("docs/operations.md");
-    let table = operations.split("| key | default |").nth(1).unwrap();
+    let configuration = read("docs/configuration.md");
+    let table = configuration.split("| key | default |").nth(1).unwrap();
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
     let limits: BTreeSet<String> = rows
         .filter_map(|row| quoted(row).next())

@@ -1,4 +1,4 @@
-//! Any file: what is salvaged is always a file that a kubelet loads in full.
+//! Any file: a salvaged file is always one that a kubelet loads in full.
 #![no_main]
 
 use devlet_kubelet_files::{convert, read, salvage, verify};

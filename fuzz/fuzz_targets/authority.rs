@@ -1,5 +1,5 @@
-//! What a peer sends, on its way through the wrapper that makes `:authority` acceptable: as many bytes come out as
-//! went in, the same ones however they arrive, and outside of header blocks the very same.
+//! Bytes of a peer, passed through the wrapper that makes `:authority` acceptable. The output has the length of the
+//! input, does not depend on the size of the reads, and is identical outside of header blocks.
 #![no_main]
 
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A connection that brings so many bytes at a time.
+/// A connection that returns `step` bytes per read.
 struct Steps<'a> {
     rest: &'a [u8],
     step: usize,
@@ -45,7 +45,7 @@ fuzz_target!(|input: &[u8]| {
     let [shape, step, rest @ ..] = input else { return };
     let mut bytes = if shape & 1 == 0 { PREFACE.to_vec() } else { Vec::new() };
     if shape & 2 == 0 {
-        // One header block, so that the fuzzer need not find frames first.
+        // A single header block, so that the fuzzer need not discover frames first.
         let length = (rest.len() as u32).to_be_bytes();
         bytes.extend([length[1], length[2], length[3], 1, 4, 0, 0, 0, 1]);
     }
@@ -54,10 +54,10 @@ fuzz_target!(|input: &[u8]| {
     let out = through(&bytes, usize::MAX, bytes.len() + 1);
 
     assert_eq!(out.len(), bytes.len());
-    assert_eq!(out, through(&bytes, usize::from(*step) + 1, 64), "the split matters");
+    assert_eq!(out, through(&bytes, usize::from(*step) + 1, 64), "the output depends on the size of the reads");
     if !bytes.starts_with(PREFACE) {
         assert_eq!(out, bytes);
     }
     let again = through(&out, usize::MAX, out.len() + 1);
-    assert_eq!(again, out, "what is acceptable changes again");
+    assert_eq!(again, out, "acceptable input is changed");
 });

@@ -1,5 +1,5 @@
-//! Container annotations that ask for CDI devices: a key that is made fits and can be used, and what was
-//! inserted is parsed back.
+//! Container annotations that request CDI devices: a generated key fits and is usable, and inserted devices are
+//! parsed back.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ fuzz_target!(|input: (&str, &str, &str)| {
         assert_eq!(hashed.as_ref(), Ok(plain), "a key that fits is not hashed");
     }
     let parsed = annotations::parse([(PREFIX, value)]);
-    // Names may be anything here; if they are no devices, a device that is one shows what the key is worth.
+    // Names may be any text here. If they are not devices, a valid device name tests the key.
     for names in [value, "vendor.com/class=name"] {
         let devices: Vec<&str> = names.split(',').collect();
         for key in [&plain, &hashed].into_iter().flatten() {
@@ -27,7 +27,7 @@ fuzz_target!(|input: (&str, &str, &str)| {
                 assert!(inserted.is_empty());
                 continue;
             }
-            let requests = annotations::parse(&inserted).expect("what was inserted");
+            let requests = annotations::parse(&inserted).expect("inserted annotations parse");
             assert_eq!(requests.len(), 1);
             assert_eq!(&requests[0].key, key);
             let back: Vec<&str> = requests[0].devices.iter().map(|device| device.as_str()).collect();

@@ -1,5 +1,5 @@
-//! CDI spec files, JSON and YAML: a valid one is written at the lowest version that it needs, and what is
-//! written says the same and is valid.
+//! CDI spec files, JSON and YAML: a valid one is written with the lowest version that it needs, and the written file
+//! is valid and has the same content.
 #![no_main]
 
 use devlet_cdi::{Spec, WriteError};

@@ -1,4 +1,4 @@
-//! `dra_manager_state` of 1.31 and later, inner document first: a checksum would keep mutations out.
+//! `dra_manager_state` of 1.31 and later. The input is the inner document: a checksum would reject most mutations.
 #![no_main]
 
 use devlet_kubelet_files::dra::envelope;
@@ -13,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(file) = envelope::read(wrapped.as_bytes()) else { return };
     let claims = file.unverified().claims.as_deref();
     let text = envelope::write(claims);
-    let again = envelope::read(text.as_bytes()).expect("what we write, we read").verified().expect("valid");
+    let again = envelope::read(text.as_bytes()).expect("a written file decodes").verified().expect("valid");
     assert_eq!(again.claims.map(normal), claims.map(<[_]>::to_vec).map(normal));
 });
 

@@ -12,6 +12,6 @@ fuzz_target!(|bytes: &[u8]| {
         .as_ref()
         .map(|claims| claims.iter().cloned().map(flat::FlatClaim::into_claim).collect());
     let text = envelope::write(claims.as_deref());
-    let again = envelope::read(text.as_bytes()).expect("what we write, we read").verified().expect("valid");
+    let again = envelope::read(text.as_bytes()).expect("a written file decodes").verified().expect("valid");
     assert_eq!(again.claims, claims);
 });

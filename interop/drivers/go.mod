@@ -4,7 +4,7 @@ go 1.26.0
 
 require (
 	devlet.test/interop/node v0.0.0
-	devlet.test/interop/told v0.0.0
+	devlet.test/interop/events v0.0.0
 	google.golang.org/grpc v1.82.1
 	k8s.io/api v0.37.1
 	k8s.io/apimachinery v0.37.1
@@ -68,4 +68,4 @@ require (
 
 replace devlet.test/interop/node => ../node
 
-replace devlet.test/interop/told => ./told
+replace devlet.test/interop/events => ./events

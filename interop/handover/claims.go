@@ -26,7 +26,7 @@ const (
 	driverName = "drivers.devlet.dev"
 )
 
-// handOverClaims is the same for claims. The driver is the one of
+// handOverClaims tests the hand-over of claims. The driver is the one of
 // interop/drivers/bindings.
 func handOverClaims(devlet, driver, root string) {
 	n, err := node.Start(devlet, root)
@@ -59,7 +59,7 @@ func handOverClaims(devlet, driver, root string) {
 	kept := claimInfo("kept", "uid-pod-kept")
 	results.Check("the kubelet has every claim of devlet", sameClaims(list, kept, claimInfo("dropped", "uid-pod-dropped")))
 
-	// The kubelet's turn: one claim goes, one comes, and one it was about to prepare.
+	// The kubelet runs: one claim is removed, one is added, and one is not prepared yet.
 	came, begun := claimInfo("came", stranger), claimInfo("begun", stranger)
 	begun.DriverState[driverName] = state.DriverState{}
 	checkpoint, err := state.NewCheckpoint(state.ClaimInfoStateList{came, begun, kept})
@@ -74,24 +74,24 @@ func handOverClaims(devlet, driver, root string) {
 	if n, err = node.Start(devlet, root); !results.Check("devlet starts after the kubelet, with its claims", err) {
 		return
 	}
-	results.Check("devlet keeps its own claims until an operator chooses", hasClaims(n, "dropped", "kept"))
+	results.Check("devlet keeps its own claims until an operator decides", hasClaims(n, "dropped", "kept"))
 	results.Check("the operator imports the kubelet's claims", adopt(n, root, claimsFile))
-	// The claim that the kubelet has unprepared is unprepared once more, and then gone.
+	// The claim that the kubelet has unprepared is unprepared once more, and then removed.
 	err = node.Until(30*time.Second, func() error { return hasClaims(n, "begun", "came", "kept") })
 	results.Check("devlet has the kubelet's claims", err)
-	results.Check("what the kubelet unprepared is not prepared again", calls.never("NodePrepareResources", "uid-dropped"))
+	results.Check("a claim that the kubelet unprepared is not prepared again", calls.never("NodePrepareResources", "uid-dropped"))
 	_, err = n.Run("remove", stranger)
-	results.Check("the kubelet's pod goes", err)
+	results.Check("the kubelet's pod is removed", err)
 	results.Check("the kubelet's claims are unprepared", calls.until("NodeUnprepareResources", "uid-came", "uid-begun"))
 	results.Check("devlet's claim is not", calls.never("NodeUnprepareResources", "uid-kept"))
 	results.Check("devlet stops with claims again", n.Stop())
 
 	list, err = loadClaims(kubelet)
 	results.Check("the kubelet reads the claims that devlet left again", err)
-	results.Check("the kubelet has the claim that is left", sameClaims(list, kept))
+	results.Check("the kubelet has the remaining claim", sameClaims(list, kept))
 }
 
-// loadClaims is how a kubelet reads its file.
+// loadClaims reads the file as a kubelet does.
 func loadClaims(kubelet state.Checkpointer) (state.ClaimInfoStateList, error) {
 	checkpoint, err := kubelet.GetOrCreate()
 	if err != nil {
@@ -100,7 +100,7 @@ func loadClaims(kubelet state.Checkpointer) (state.ClaimInfoStateList, error) {
 	return checkpoint.GetClaimInfoStateList()
 }
 
-// claimInfo is what a kubelet knows of a claim that is prepared.
+// claimInfo returns the kubelet's record of a prepared claim.
 func claimInfo(name, pod string) state.ClaimInfoState {
 	return state.ClaimInfoState{
 		ClaimUID: types.UID("uid-" + name), ClaimName: name, Namespace: "default", PodUIDs: sets.New(pod),
@@ -174,7 +174,7 @@ func write(root, name, text string) string {
 	return path
 }
 
-// driverCalls are what a driver tells.
+// driverCalls are the calls that a driver reports.
 type driverCalls struct {
 	mu  sync.Mutex
 	all []driverCall
@@ -188,7 +188,7 @@ type driverCall struct {
 func startDriver(binary, root string) (*driverCalls, func(), error) {
 	cmd := exec.Command(binary, "-root", root, "-driver", driverName)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	// It ends with its standard input.
+	// The driver exits when its standard input ends.
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, nil, err

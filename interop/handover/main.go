@@ -1,6 +1,6 @@
-// Command handover lets devlet and the kubelet's own code take over from one
-// another, through the kubelet's state files. Arguments: devlet, a device plugin
-// that takes the flags of generic-device-plugin, and the driver of
+// Command handover tests that devlet and the kubelet's own code take over from
+// each other, through the kubelet's state files. Arguments: devlet, a device
+// plugin with the flags of generic-device-plugin, and the driver of
 // interop/drivers/bindings.
 package main
 
@@ -31,7 +31,7 @@ const (
 	gone     = "example.com/gone"
 	devices  = 8
 
-	// A pod that only the kubelet has seen.
+	// UID of a pod that only the kubelet knows.
 	stranger = "7d1c3c62-5b0f-4f7e-9d53-0f6a3b1d2e11"
 )
 
@@ -68,7 +68,7 @@ func handOver(devlet, plugin, root string) {
 	dropped, err := n.Admit("dropped", resource+"=1")
 	results.Check("devlet admits another pod", err)
 	all, err := listed(n)
-	if !results.Check("all devices are there", err) {
+	if !results.Check("all devices are listed", err) {
 		return
 	}
 	if !results.Check("devlet stops", n.Stop()) {
@@ -80,13 +80,13 @@ func handOver(devlet, plugin, root string) {
 		panic(err)
 	}
 	entries, registered, err := load(kubelet)
-	if !results.Check("the kubelet reads what devlet left", err) {
+	if !results.Check("the kubelet reads the file that devlet left", err) {
 		return
 	}
 	results.Check("the kubelet knows the resource", has(registered, resource))
 	results.Check("the kubelet has every allocation of devlet", holds(entries, kept, dropped))
 
-	// The kubelet's turn: one pod goes, one comes, with devices that nobody had and some of a plugin long gone.
+	// The kubelet runs: one pod is removed, one is added, with free devices and some of a plugin that no longer exists.
 	free := slices.DeleteFunc(slices.Clone(all), func(id string) bool {
 		return slices.Contains(ids(kept), id) || slices.Contains(ids(dropped), id)
 	})
@@ -104,18 +104,18 @@ func handOver(devlet, plugin, root string) {
 	if n, err = node.Start(devlet, root); !results.Check("devlet starts after the kubelet", err) {
 		return
 	}
-	results.Check("devlet says what is different", reported(n.Log(), stranger, dropped.Pod.UID))
-	results.Check("devlet keeps its own pods until an operator chooses", pods(n, kept.Pod.UID, dropped.Pod.UID, stranger))
+	results.Check("devlet reports the differences", reported(n.Log(), stranger, dropped.Pod.UID))
+	results.Check("devlet keeps its own pods until an operator decides", pods(n, kept.Pod.UID, dropped.Pod.UID, stranger))
 	if _, err = n.Admit("early", resource+"=1"); err == nil {
 		err = errors.New("it is admitted")
 	} else if strings.Contains(err.Error(), "devlet import") {
 		err = nil
 	}
-	results.Check("no pod is admitted until an operator chooses", err)
+	results.Check("no pod is admitted until an operator decides", err)
 	results.Check("the operator imports the kubelet's file", adopt(n, root, file))
 	results.Check("devlet has the kubelet's pods", pods(n, kept.Pod.UID, stranger))
 	wanted := map[string][]string{kept.Pod.UID: ids(kept), stranger: append([]string{"gone-0"}, taken...)}
-	results.Check("devlet knows who holds what", holders(n, wanted))
+	results.Check("devlet knows the holder of each device", holders(n, wanted))
 	results.Check("the kubelet's pod has its options", options(n))
 
 	rest := devices - 2 - len(taken)
@@ -125,12 +125,12 @@ func handOver(devlet, plugin, root string) {
 		}
 		return nil
 	})
-	results.Check("only devices of nobody are free", err)
+	results.Check("only devices without a holder are free", err)
 	filler, err := n.Admit("filler", fmt.Sprintf("%s=%d", resource, rest))
 	if err == nil {
 		for _, id := range ids(filler) {
 			if slices.Contains(taken, id) || slices.Contains(ids(kept), id) {
-				err = errors.Join(err, fmt.Errorf("%s is given again", id))
+				err = errors.Join(err, fmt.Errorf("%s is allocated twice", id))
 			}
 		}
 	}
@@ -141,13 +141,13 @@ func handOver(devlet, plugin, root string) {
 	} else if strings.Contains(err.Error(), "0 free") {
 		err = nil
 	}
-	results.Check("then there is nothing left to give", err)
+	results.Check("then there are no free devices left", err)
 	results.Check("devlet stops again", n.Stop())
 
 	entries, _, err = load(kubelet)
-	results.Check("the kubelet reads what devlet left again", err)
+	results.Check("the kubelet reads the file that devlet left again", err)
 	results.Check("the kubelet has its pod and devlet's", holds(entries, kept, filler))
-	results.Check("the kubelet's pod is as it was", untouched(entries,
+	results.Check("the kubelet's pod is unchanged", untouched(entries,
 		entry(resource, checkpoint.DevicesPerNUMA{-1: taken[:1], 1: taken[1:]}),
 		entry(gone, checkpoint.DevicesPerNUMA{0: {"gone-0"}}),
 	))
@@ -166,7 +166,7 @@ func startPlugin(binary, directory string) (func(), error) {
 	}, nil
 }
 
-// load is how a kubelet reads its file.
+// load reads the file as a kubelet does.
 func load(manager checkpointmanager.CheckpointManager) ([]checkpoint.PodDevicesEntry, map[string][]string, error) {
 	cp := checkpoint.New(make([]checkpoint.PodDevicesEntry, 0), make(map[string][]string))
 	if err := manager.GetCheckpoint(file, cp); err != nil {
@@ -193,17 +193,17 @@ func ids(pod node.Pod) []string { return pod.Containers[0].Devices[0].IDs }
 
 func has(registered map[string][]string, resource string) error {
 	if _, ok := registered[resource]; !ok {
-		return fmt.Errorf("%v has no %s", registered, resource)
+		return fmt.Errorf("%v lacks %s", registered, resource)
 	}
 	return nil
 }
 
-// holds finds each pod's entry, its devices, and what the plugin answered.
+// holds checks each pod's entry, its devices, and the plugin's answer.
 func holds(entries []checkpoint.PodDevicesEntry, pods ...node.Pod) error {
 	for _, pod := range pods {
 		i := slices.IndexFunc(entries, func(e checkpoint.PodDevicesEntry) bool { return e.PodUID == pod.Pod.UID })
 		if i < 0 {
-			return fmt.Errorf("pod %s is not there", pod.Pod.Name)
+			return fmt.Errorf("pod %s is missing", pod.Pod.Name)
 		}
 		e := entries[i]
 		response := &pluginapi.ContainerAllocateResponse{}
@@ -226,7 +226,7 @@ func untouched(entries []checkpoint.PodDevicesEntry, wanted ...checkpoint.PodDev
 			return e.PodUID == w.PodUID && e.ResourceName == w.ResourceName
 		})
 		if i < 0 {
-			return fmt.Errorf("%s is not there", w.ResourceName)
+			return fmt.Errorf("%s is missing", w.ResourceName)
 		}
 		if !reflect.DeepEqual(entries[i], w) {
 			return fmt.Errorf("it is %+v, not %+v", entries[i], w)
@@ -305,8 +305,8 @@ func pods(n *node.Node, wanted ...string) error {
 	return nil
 }
 
-// options asks for what the kubelet's pod needs to run. Its plugin is not there, and a kubelet's file does not say
-// whether it wants to be told of a start.
+// options checks the run options of the kubelet's pod. Its plugin is not running, and a kubelet's file does not record
+// whether it requires PreStartContainer.
 func options(n *node.Node) error {
 	out, err := n.Run("options", stranger, "app", "--no-start", "--format", "json")
 	if err != nil {
@@ -323,7 +323,7 @@ func options(n *node.Node) error {
 	return nil
 }
 
-// adopt imports the copy of a file that an operator has to decide about.
+// adopt imports the copy of a file that blocks admissions.
 func adopt(n *node.Node, root, name string) error {
 	copies, err := filepath.Glob(filepath.Join(root, "devlet", name+".contested-*"))
 	if err == nil && len(copies) != 1 {

@@ -1,5 +1,5 @@
 // Package node runs the built devlet for the programs of interop, and counts
-// what they find.
+// their results.
 package node
 
 import (
@@ -23,7 +23,7 @@ type Node struct {
 	log          *Log
 }
 
-// Log collects what a process writes.
+// Log collects the output of a process.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -52,7 +52,7 @@ func Start(binary, root string) (*Node, error) {
 	}
 	go func() { n.ended <- n.daemon.Wait() }()
 	err := Until(15*time.Second, func() error {
-		// Not status: that is no success while an operator has to decide.
+		// Not status: it fails while an operator has to decide.
 		_, err := n.Run("get", "pods")
 		return err
 	})
@@ -63,7 +63,7 @@ func Start(binary, root string) (*Node, error) {
 	return n, nil
 }
 
-// Stop asks devlet to stop, and is content with exit code 0 only.
+// Stop stops devlet. Any exit code but 0 is an error.
 func (n *Node) Stop() error {
 	n.daemon.Process.Signal(syscall.SIGTERM)
 	select {
@@ -78,10 +78,10 @@ func (n *Node) Stop() error {
 	}
 }
 
-// Log is what devlet has said so far.
+// Log returns the output of devlet so far.
 func (n *Node) Log() string { return n.log.String() }
 
-// Run runs a command of devlet against this node and returns what it prints.
+// Run runs a command of devlet against this node and returns its output.
 func (n *Node) Run(args ...string) ([]byte, error) {
 	out, err := exec.Command(n.binary, append(args, "--root-dir", n.root)...).Output()
 	var exit *exec.ExitError
@@ -91,7 +91,7 @@ func (n *Node) Run(args ...string) ([]byte, error) {
 	return out, err
 }
 
-// Ask runs a command of devlet and reads its JSON.
+// Ask runs a command of devlet and decodes its JSON.
 func (n *Node) Ask(into any, args ...string) error {
 	out, err := n.Run(append(args, "-o", "json")...)
 	if err != nil {
@@ -100,32 +100,32 @@ func (n *Node) Ask(into any, args ...string) error {
 	return json.Unmarshal(out, into)
 }
 
-// Kill ends devlet as by a crash.
+// Kill ends devlet as in a crash.
 func (n *Node) Kill() {
 	n.daemon.Process.Kill()
 	<-n.ended
 }
 
-// Pod is one that was admitted.
+// Pod is an admitted pod.
 type Pod struct {
 	Pod        struct{ UID, Namespace, Name string }
 	Containers []Container
 	Claims     []Claim
 }
 
-// Claim is one of a pod.
+// Claim is a claim of a pod.
 type Claim struct {
 	Name, Namespace, UID string
 	Drivers              []ClaimDriver
 }
 
-// ClaimDriver is what a driver prepared for a claim.
+// ClaimDriver is a driver's part of a claim.
 type ClaimDriver struct {
 	Name    string
 	Devices []json.RawMessage
 }
 
-// Container is what a container of a pod got.
+// Container is a container of a pod, with its devices.
 type Container struct {
 	Name    string
 	Devices []struct {
@@ -176,13 +176,13 @@ func (n *Node) AdmitFiles(files ...string) (Pod, error) {
 	return pod, err
 }
 
-// Resource is one that is or was offered.
+// Resource is a resource with current or former devices.
 type Resource struct {
 	Name                              string
 	Capacity, Allocatable, Held, Free int
 }
 
-// Resource asks for one resource by name.
+// Resource returns one resource by name.
 func (n *Node) Resource(name string) (Resource, error) {
 	var all struct{ Resources []Resource }
 	if err := n.Ask(&all, "get", "resources"); err != nil {
@@ -196,9 +196,9 @@ func (n *Node) Resource(name string) (Resource, error) {
 	return Resource{}, fmt.Errorf("there is no %s", name)
 }
 
-// Until tries again and again until there is no error, or no time.
-func Until(patience time.Duration, try func() error) error {
-	for deadline := time.Now().Add(patience); ; {
+// Until retries until there is no error, or the time is over.
+func Until(timeout time.Duration, try func() error) error {
+	for deadline := time.Now().Add(timeout); ; {
 		err := try()
 		if err == nil || time.Now().After(deadline) {
 			return err
@@ -210,7 +210,7 @@ func Until(patience time.Duration, try func() error) error {
 // Results are printed one by one, and counted.
 type Results struct{ passed, failed int }
 
-// Check prints one result.
+// Check prints and counts one result.
 func (r *Results) Check(name string, err error) bool {
 	if err != nil {
 		r.failed++
@@ -222,7 +222,7 @@ func (r *Results) Check(name string, err error) bool {
 	return true
 }
 
-// End prints the counts, and ends the program.
+// End prints the counts, and exits.
 func (r *Results) End() {
 	fmt.Printf("%d passed, %d failed\n", r.passed, r.failed)
 	if r.failed > 0 || r.passed == 0 {

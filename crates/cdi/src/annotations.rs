@@ -1,12 +1,12 @@
-//! Container annotations that ask a runtime for CDI devices.
+//! Container annotations that request CDI devices from a runtime.
 //!
 //! A key is `cdi.k8s.io/<plugin>_<device id>`, a value is a list of qualified device names joined by commas.
 //! The part of the key after the prefix follows the rules of Kubernetes for annotation keys: at most 63
 //! characters, letters, digits, `_`, `-` and `.`, a letter or digit at both ends. A `/` in the device id is
 //! written as `_`.
 //!
-//! A DRA claim's UID has 36 characters, which leaves 26 for the driver's name. For longer ones there is
-//! [`hashed_key`].
+//! A DRA claim's UID has 36 characters, which leaves 26 for the driver's name. [`hashed_key`] supports longer
+//! names.
 
 use std::collections::BTreeMap;
 
@@ -14,37 +14,37 @@ use sha2::{Digest, Sha256};
 
 use crate::name::{InvalidName, QualifiedName};
 
-/// What the key of every annotation that asks for CDI devices begins with.
+/// Prefix of the key of every annotation that requests CDI devices.
 pub const PREFIX: &str = "cdi.k8s.io/";
 
-/// The most characters that a key may have after [`PREFIX`].
+/// Maximum number of characters in a key after [`PREFIX`].
 pub const MAX_KEY_NAME: usize = 63;
 
-/// How many hexadecimal digits of the SHA-256 sum end a hashed key: 128 bits.
+/// Number of hexadecimal digits of the SHA-256 sum at the end of a hashed key: 128 bits.
 const HASH_DIGITS: usize = 32;
 
 /// Why a text cannot be the key of a CDI annotation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidKey {
-    /// The plugin or driver has no name.
+    /// The name of the plugin or driver is empty.
     #[error("the plugin name is empty")]
     EmptyPlugin,
-    /// The device or claim has no ID.
+    /// The ID of the device or claim is empty.
     #[error("the device id is empty")]
     EmptyDeviceId,
-    /// The key belongs to somebody else.
+    /// The key does not begin with [`PREFIX`].
     #[error("annotation key {key:?} does not begin with {PREFIX:?}")]
     Prefix {
         /// The whole key.
         key: String,
     },
-    /// [`hashed_key`] has a form for these.
+    /// The name is too long. [`hashed_key`] supports such names.
     #[error("annotation key name {name:?} has {} characters, at most {MAX_KEY_NAME} are allowed", .name.len())]
     TooLong {
         /// The key without its prefix.
         name: String,
     },
-    /// A character is not allowed where it stands.
+    /// A character is not allowed at its position.
     #[error("annotation key name {name:?} contains {found:?}, it may contain only letters, digits and _ - .")]
     Character {
         /// The key without its prefix.
@@ -60,20 +60,19 @@ pub enum InvalidKey {
     },
 }
 
-/// The key for the devices that `plugin` gives out for `device_id`.
+/// Returns the key for the devices that `plugin` allocates for `device_id`.
 pub fn key(plugin: &str, device_id: &str) -> Result<String, InvalidKey> {
     let name = key_name(plugin, device_id)?;
     check_key_name(&name, MAX_KEY_NAME)?;
     Ok(format!("{PREFIX}{name}"))
 }
 
-/// Like [`key`], but an overlong name is cut and made unique by a hash instead of refused.
+/// Like [`key`], but shortens an overlong name and makes it unique by a hash instead of rejecting it.
 ///
-/// While `<plugin>_<device id>` fits into 63 characters the result is the same as that of [`key`]. Beyond
-/// that it is the first 30 characters of `plugin` without any separators at their end, `_`, and the first 32
-/// hexadecimal digits of the SHA-256 sum of the whole `<plugin>_<device id>`. The same input gives the same
-/// key at all times and on all machines. Runtimes read only the prefix and the value, so both forms work
-/// alike.
+/// If `<plugin>_<device id>` fits into 63 characters, the result is that of [`key`]. Otherwise it is the first 30
+/// characters of `plugin` without trailing separators, `_`, and the first 32 hexadecimal digits of the SHA-256
+/// sum of the whole `<plugin>_<device id>`. The result depends only on the input. Runtimes read only the prefix
+/// and the value, so both forms work.
 ///
 /// ```
 /// use devlet_cdi::annotations::hashed_key;
@@ -138,16 +137,16 @@ fn check_key_name(name: &str, longest: usize) -> Result<(), InvalidKey> {
 /// Why an annotation cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InsertError {
-    /// The key is not one that [`key`] or [`hashed_key`] makes.
+    /// The key is not one that [`key`] or [`hashed_key`] returns.
     #[error(transparent)]
     Key(#[from] InvalidKey),
-    /// Nothing may be replaced: the key stands for one allocation.
-    #[error("annotation {key:?} is already there")]
+    /// The key is in use. It identifies one allocation, so the value is not replaced.
+    #[error("annotation {key:?} already exists")]
     KeyUsed {
         /// The whole key.
         key: String,
     },
-    /// An empty value could not be parsed back.
+    /// There are no devices. An empty value could not be parsed back.
     #[error("an annotation for CDI devices needs at least one device")]
     NoDevices,
     /// One of the devices is not a qualified name.
@@ -155,7 +154,7 @@ pub enum InsertError {
     Device(#[from] InvalidName),
 }
 
-/// Adds one annotation that asks for `devices`. On any error `annotations` is left as it was.
+/// Adds one annotation that requests `devices`. On any error `annotations` stays unchanged.
 pub fn insert<D: AsRef<str>>(
     annotations: &mut BTreeMap<String, String>,
     key: String,
@@ -182,7 +181,7 @@ pub fn insert<D: AsRef<str>>(
     Ok(())
 }
 
-/// The devices that one annotation asks for.
+/// The devices that one annotation requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// The annotation's whole key.
@@ -191,20 +190,20 @@ pub struct Request {
     pub devices: Vec<QualifiedName>,
 }
 
-/// Why the devices that annotations ask for cannot be known.
+/// Why the devices requested by annotations cannot be determined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {key:?}: {source}")]
 pub struct InvalidAnnotation {
     /// The key of the annotation with the bad value.
     pub key: String,
-    /// What is wrong with the first bad name in it.
+    /// The error of the first bad name in it.
     pub source: InvalidName,
 }
 
 /// Finds all requests for CDI devices among a container's annotations, in the order of their keys.
 ///
 /// Annotations without [`PREFIX`] are ignored. As in the reference implementation, the rest of the key is
-/// not looked at: runtimes accept `cdi.k8s.io/anything`.
+/// not checked: runtimes accept `cdi.k8s.io/anything`.
 pub fn parse<K: AsRef<str>, V: AsRef<str>>(
     annotations: impl IntoIterator<Item = (K, V)>,
 ) -> Result<Vec<Request>, InvalidAnnotation> {

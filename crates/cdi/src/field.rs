@@ -1,9 +1,9 @@
-//! How single fields of a spec file are read.
+//! Deserializers for single fields of a spec file.
 //!
-//! Derived readers would be close, but runtimes read specs with go-yaml into Go types, which has its own idea of
-//! what is a number, a switch or a list: `null` is the same as nothing, even in a list; `08` is a number and
-//! `'8'` is not; `yes` is a switch and `'true'` is not. These readers agree with it, except that a number with
-//! a fraction is an error.
+//! Derived deserializers would be close, but runtimes read specs with go-yaml into Go types. go-yaml has its own
+//! rules for numbers, booleans and lists. `null` is the same as an absent value, even in a list. `08` is a number
+//! and `'8'` is not. `yes` is a boolean and `'true'` is not. These deserializers follow it, except that a number
+//! with a fraction is an error.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,14 +28,14 @@ pub(crate) fn items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> 
     Ok(optional_items(from)?.unwrap_or_default())
 }
 
-/// An entry of a list that is worth nothing without one of its fields.
+/// An entry of a list that is invalid without some of its fields.
 pub(crate) trait Entry {
-    /// The first such field that is empty.
+    /// Returns the first required field that is empty.
     fn missing(&self) -> Option<&'static str>;
 }
 
-/// Reads a list, and stops at the first entry that lacks what it needs: it would not be valid anyway, and an
-/// entry is much larger in memory than the `{}` that it may be in the file.
+/// Reads a list, and stops at the first entry without a required field. Such an entry is not valid, and needs much
+/// more memory than the `{}` that it may be in the file.
 pub(crate) fn entries<'de, D: Deserializer<'de>, T: Deserialize<'de> + Entry>(
     from: D,
 ) -> Result<Vec<T>, D::Error> {
@@ -69,7 +69,7 @@ impl<'de, T: Deserialize<'de> + Entry> Visitor<'de> for EntriesVisitor<T> {
             if let Some(field) = entry.missing() {
                 let number = entries.len() + 1;
                 return Err(de::Error::custom(format_args!(
-                    "entry {number} of the list has no {field}"
+                    "entry {number} of the list lacks {field}"
                 )));
             }
             entries.push(entry);
@@ -92,8 +92,8 @@ pub(crate) fn integer<'de, D: Deserializer<'de>, T: TryFrom<i128> + Default>(fro
     Ok(optional_integer(from)?.unwrap_or_default())
 }
 
-pub(crate) fn switch<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    Ok(Option::deserialize(from)?.is_some_and(|Switch(on)| on))
+pub(crate) fn boolean<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(from)?.is_some_and(|Boolean(on)| on))
 }
 
 fn narrow<T: TryFrom<i128>, E: de::Error>(Integer(number): Integer) -> Result<T, E> {
@@ -126,7 +126,7 @@ impl Visitor<'_> for IntegerVisitor {
     }
 
     fn visit_f64<E: de::Error>(self, number: f64) -> Result<Integer, E> {
-        // Beyond 2^53 a float does not say which integer is meant.
+        // Beyond 2^53 a float does not identify one integer.
         if number.fract() == 0.0 && number.abs() <= (1u64 << 53) as f64 {
             Ok(Integer(number as i128))
         } else {
@@ -135,37 +135,37 @@ impl Visitor<'_> for IntegerVisitor {
     }
 }
 
-struct Switch(bool);
+struct Boolean(bool);
 
-impl<'de> Deserialize<'de> for Switch {
+impl<'de> Deserialize<'de> for Boolean {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(SwitchVisitor)
+        from.deserialize_any(BooleanVisitor)
     }
 }
 
-struct SwitchVisitor;
+struct BooleanVisitor;
 
-impl Visitor<'_> for SwitchVisitor {
-    type Value = Switch;
+impl Visitor<'_> for BooleanVisitor {
+    type Value = Boolean;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("true or false")
     }
 
-    fn visit_bool<E: de::Error>(self, on: bool) -> Result<Switch, E> {
-        Ok(Switch(on))
+    fn visit_bool<E: de::Error>(self, on: bool) -> Result<Boolean, E> {
+        Ok(Boolean(on))
     }
 
-    fn visit_str<E: de::Error>(self, word: &str) -> Result<Switch, E> {
+    fn visit_str<E: de::Error>(self, word: &str) -> Result<Boolean, E> {
         match word {
-            "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Ok(Switch(true)),
-            "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => Ok(Switch(false)),
+            "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Ok(Boolean(true)),
+            "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => Ok(Boolean(false)),
             _ => Err(E::invalid_value(de::Unexpected::Str(word), &self)),
         }
     }
 }
 
-/// Reads annotations, and refuses a key that stands there twice.
+/// Reads annotations, and rejects a repeated key.
 pub(crate) fn texts_by_key<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     from.deserialize_option(TextsVisitor)
 }
@@ -195,9 +195,7 @@ impl<'de> Visitor<'de> for TextsVisitor {
         let mut texts = BTreeMap::new();
         while let Some((key, text)) = entries.next_entry::<String, Option<String>>()? {
             if texts.contains_key(&key) {
-                return Err(de::Error::custom(format_args!(
-                    "annotation {key:?} stands there twice"
-                )));
+                return Err(de::Error::custom(format_args!("annotation {key:?} is repeated")));
             }
             texts.insert(key, text.unwrap_or_default());
         }

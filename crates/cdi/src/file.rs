@@ -1,4 +1,4 @@
-//! Spec files on disk: reading one, and its name.
+//! Spec files on disk: reading them, and their names.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,7 +19,7 @@ pub enum ReadError {
     /// It cannot be opened or read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Such as a directory, or a fifo that could be waited for forever.
+    /// It is a directory, a fifo, a socket or a device. Opening a fifo could block forever.
     #[error("it is not a regular file")]
     NotAFile,
     /// Its content is not a spec.
@@ -28,9 +28,9 @@ pub enum ReadError {
     /// It is a spec, but not a valid one.
     #[error("{problem}")]
     Invalid {
-        /// What it says all the same.
+        /// Its content.
         spec: Box<Spec>,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         problem: InvalidSpec,
     },
 }
@@ -38,13 +38,13 @@ pub enum ReadError {
 /// A valid spec and the file that it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecFile {
-    /// Where it was read from.
+    /// The path of the file.
     pub path: PathBuf,
-    /// The place of its directory in the list of directories; a higher one wins. 0 for a file by itself.
+    /// Index of its directory in the list of directories; a higher one takes precedence. 0 for a single file.
     pub priority: usize,
-    /// What it says.
+    /// The content of the file.
     pub spec: Spec,
-    /// What is valid but will cause trouble.
+    /// Parts that are valid but likely to cause problems.
     pub warnings: Vec<Warning>,
 }
 
@@ -80,7 +80,7 @@ impl SpecFile {
     }
 }
 
-/// Why a file cannot be used, with the names of its devices if they could be seen.
+/// Why a file cannot be used, with the names of its devices as far as they could be read.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) error: ReadError,
@@ -95,7 +95,7 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>, ReadError> {
         return Err(ReadError::NotAFile);
     }
     let mut bytes = Vec::new();
-    // The size can change while it is read: it is the read that must be bounded.
+    // The size can change during the read, so the read itself is bounded.
     file.take(MAX_SPEC_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > MAX_SPEC_BYTES {
         return Err(ParseError::TooLarge.into());
@@ -103,20 +103,20 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>, ReadError> {
     Ok(bytes)
 }
 
-/// Whether a file of this name in a spec directory is read as a spec.
+/// Returns `true` if a file of this name in a spec directory is read as a spec.
 pub(crate) fn is_spec_name(name: &OsStr) -> bool {
     let name = name.as_bytes();
     name.ends_with(b".json") || name.ends_with(b".yaml")
 }
 
 impl Spec {
-    /// The usual file name for the spec of a vendor and class, `<vendor>-<class>`, without an extension.
+    /// Returns the usual file name for the spec of a vendor and class, `<vendor>-<class>`, without an extension.
     pub fn file_name(&self) -> Result<String, InvalidName> {
         let (vendor, class) = split_kind(&self.kind)?;
         Ok(format!("{vendor}-{class}"))
     }
 
-    /// The usual file name for a spec that lives as long as something else, such as a claim or a container,
+    /// Returns the usual file name for a spec with the lifetime of another object, such as a claim or a container:
     /// `<vendor>-<class>_<id>`, without an extension. A `/` in `id` becomes `_`.
     pub fn transient_file_name(&self, id: &str) -> Result<String, InvalidName> {
         Ok(format!("{}_{}", self.file_name()?, id.replace('/', "_")))

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::fs::FileType;
 
-/// What a device node on the host is.
+/// Type, numbers and mode of a device node on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostNode {
     /// Block, character or fifo.
@@ -30,7 +30,7 @@ pub enum NodeType {
 }
 
 impl NodeType {
-    /// As in a spec.
+    /// Returns the letter used in a spec.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Block => "b",
@@ -40,19 +40,19 @@ impl NodeType {
     }
 }
 
-/// Why nothing is known about a device node on the host.
+/// Why a device node on the host could not be looked up.
 #[derive(Debug, thiserror::Error)]
 pub enum LookupError {
-    /// There is something else, which may be a link to a device node: links are not followed.
+    /// The path is not a device node. It may be a link to one: links are not followed.
     #[error("it is not a device node")]
     NotADevice,
-    /// There is nothing, or it cannot be seen.
+    /// The path does not exist or is not accessible.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl HostNode {
-    /// Looks at the file system of this host. Like the reference implementation, it does not follow links.
+    /// Looks up a device node on this host. Like the reference implementation, it does not follow links.
     pub fn lookup(path: &Path) -> Result<Self, LookupError> {
         let stat = rustix::fs::lstat(path).map_err(io::Error::from)?;
         let node_type = match FileType::from_raw_mode(stat.st_mode) {

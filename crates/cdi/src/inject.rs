@@ -1,4 +1,4 @@
-//! From device names to the edits that they stand for, and into an OCI runtime spec.
+//! Resolves device names to their edits, and applies these to an OCI runtime spec.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,10 +9,10 @@ use serde_json::Value;
 use crate::host::{HostNode, LookupError};
 use crate::name::{InvalidName, QualifiedName};
 use crate::oci::ApplyError;
-use crate::registry::{Problem, Registry, Standing, list_paths};
+use crate::registry::{DefinitionState, Problem, Registry, list_paths};
 use crate::spec::ContainerEdits;
 
-/// Why one name does not lead to a device.
+/// Why a name could not be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// It is not a qualified name.
@@ -21,7 +21,7 @@ pub enum Reason {
     /// No file defines it.
     #[error("no such device{}", unreadable_hint(.unreadable))]
     Unknown {
-        /// Files and directories of which not even the devices' names could be read.
+        /// Files and directories that could not be read: they may define the device.
         unreadable: Vec<PathBuf>,
     },
     /// Files of the same priority define it.
@@ -30,12 +30,12 @@ pub enum Reason {
         /// The files, two or more, in order.
         paths: Vec<PathBuf>,
     },
-    /// The only file that defines it is broken.
+    /// The only file that defines it is invalid.
     #[error("defined in {}, which is broken: {message}", .path.display())]
     Broken {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file is invalid.
         message: String,
     },
 }
@@ -48,16 +48,16 @@ fn unreadable_hint(paths: &[PathBuf]) -> String {
     }
 }
 
-/// One name that does not lead to a device.
+/// A name that could not be resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unresolved {
     /// The name as given.
     pub name: String,
-    /// Why.
+    /// Why it could not be resolved.
     pub reason: Reason,
 }
 
-/// All names of one request that do not lead to a device.
+/// All names of one request that could not be resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unresolvable {
     /// In the order of the request; at least one.
@@ -80,7 +80,7 @@ impl std::error::Error for Unresolvable {}
 /// Why devices could not be injected.
 #[derive(Debug, thiserror::Error)]
 pub enum InjectError {
-    /// Some names do not lead to a device.
+    /// Some names could not be resolved.
     #[error(transparent)]
     Unresolvable(#[from] Unresolvable),
     /// The edits cannot be applied.
@@ -91,8 +91,8 @@ pub enum InjectError {
 impl Registry {
     /// Merges the edits of the named devices, in the order of the names.
     ///
-    /// The edits of a spec as a whole come once, before those of the first of its devices. A device that is
-    /// named twice counts once.
+    /// The edits of the whole spec are merged once, before those of the first of its devices. A repeated device is
+    /// merged once.
     pub fn resolve<N: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = N>,
@@ -116,7 +116,7 @@ impl Registry {
             let Some(definition) = self.get(&qualified) else {
                 unresolved.push(Unresolved {
                     name: name.to_owned(),
-                    reason: self.why_not(&qualified),
+                    reason: self.unresolved_reason(&qualified),
                 });
                 continue;
             };
@@ -135,7 +135,7 @@ impl Registry {
         }
     }
 
-    /// Applies the edits of the named devices to an OCI runtime spec. On any error it is left as it was.
+    /// Applies the edits of the named devices to an OCI runtime spec. On any error the spec stays unchanged.
     pub fn inject<N: AsRef<str>>(
         &self,
         oci: &mut Value,
@@ -144,7 +144,7 @@ impl Registry {
         self.inject_with(oci, names, HostNode::lookup)
     }
 
-    /// Like [`Registry::inject`], with another source of knowledge about host device nodes.
+    /// Like [`Registry::inject`], with another source of host device nodes.
     pub fn inject_with<N: AsRef<str>>(
         &self,
         oci: &mut Value,
@@ -154,11 +154,11 @@ impl Registry {
         Ok(self.resolve(names)?.apply_with(oci, lookup)?)
     }
 
-    fn why_not(&self, name: &QualifiedName) -> Reason {
+    fn unresolved_reason(&self, name: &QualifiedName) -> Reason {
         let conflict = self
             .definitions_of(name)
-            .find_map(|definition| match definition.standing {
-                Standing::Conflicting { paths } => Some(Reason::Conflicting { paths }),
+            .find_map(|definition| match definition.state {
+                DefinitionState::Conflicting { paths } => Some(Reason::Conflicting { paths }),
                 _ => None,
             });
         let unknown = || Reason::Unknown {

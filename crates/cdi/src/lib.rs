@@ -1,9 +1,9 @@
 //! Container Device Interface: names, annotations, spec files, and edits to OCI runtime specs.
 //!
-//! A CDI *spec* is a JSON or YAML file in `/etc/cdi` or `/var/run/cdi` that tells container runtimes what to
-//! change in a container so that it can use a device. This crate reads, validates and writes such files, finds
-//! devices by their qualified names, and applies the changes to an OCI runtime spec. It follows version 1.1.1
-//! of the reference implementation in Go.
+//! A CDI *spec* is a JSON or YAML file in `/etc/cdi` or `/var/run/cdi`. It lists the changes that a container
+//! needs to use a device. This crate reads, validates and writes such files, finds devices by their qualified
+//! names, and applies the changes to an OCI runtime spec. It follows version 1.1.1 of the reference
+//! implementation in Go.
 //!
 //! ```
 //! use devlet_cdi::{ContainerEdits, Device, Registry, Spec};
@@ -54,7 +54,7 @@ pub use inject::{InjectError, Reason, Unresolvable, Unresolved};
 pub use name::{InvalidName, Part, QualifiedName};
 pub use oci::ApplyError;
 pub use parse::{MAX_SPEC_BYTES, ParseError};
-pub use registry::{DEFAULT_DIRECTORIES, Definition, Problem, Registry, Standing};
+pub use registry::{DEFAULT_DIRECTORIES, Definition, DefinitionState, Problem, Registry};
 pub use spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec};
 pub use validate::{InvalidAnnotations, InvalidEdits, InvalidSpec, Place, Warning};
 pub use version::{UnknownVersion, Version};

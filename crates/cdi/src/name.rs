@@ -7,8 +7,8 @@
 //! | name   | letter or digit | the same, and `:`            | letter or digit |
 //!
 //! Letters and digits are ASCII. The vendor ends at the first `/` before the first `=`. A part of one
-//! character is valid, as in CDI 1.1.1, but a vendor or class of one character crashes container runtimes
-//! built with an older CDI library; [`Spec::write`](crate::Spec::write) therefore refuses to write one.
+//! character is valid, as in CDI 1.1.1. But a vendor or class of one character crashes container runtimes
+//! built with an older CDI library, so [`Spec::write`](crate::Spec::write) refuses to write one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,11 +18,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// One part of a qualified name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
-    /// What stands before the `/`.
+    /// The part before the `/`.
     Vendor,
-    /// What stands between the `/` and the `=`.
+    /// The part between the `/` and the `=`.
     Class,
-    /// What stands after the `=`.
+    /// The part after the `=`.
     Name,
 }
 
@@ -45,7 +45,7 @@ pub enum InvalidName {
         /// The text as given.
         path: String,
     },
-    /// A part or its separator is not there.
+    /// A part or its separator is missing.
     #[error("{text:?} has no {part}, a device name is like \"vendor.com/class=name\"")]
     Missing {
         /// The text as given.
@@ -56,7 +56,7 @@ pub enum InvalidName {
     /// The part must begin with a letter, or for a device name with a letter or a digit.
     #[error("{part} {value:?} begins with {found:?}, it must begin with a {}", first_rule(*.part))]
     First {
-        /// Which part.
+        /// The part.
         part: Part,
         /// The part's text.
         value: String,
@@ -66,7 +66,7 @@ pub enum InvalidName {
     /// A character inside the part is not allowed there.
     #[error("{part} {value:?} contains {found:?}, it may contain only letters, digits and {}", inner_rule(*.part))]
     Inner {
-        /// Which part.
+        /// The part.
         part: Part,
         /// The part's text.
         value: String,
@@ -76,7 +76,7 @@ pub enum InvalidName {
     /// The part must end with a letter or a digit.
     #[error("{part} {value:?} ends with {found:?}, it must end with a letter or digit")]
     Last {
-        /// Which part.
+        /// The part.
         part: Part,
         /// The part's text.
         value: String,
@@ -99,7 +99,7 @@ fn inner_rule(part: Part) -> &'static str {
     }
 }
 
-/// Checks one part against its rules. `text` is what an error about an empty part shows.
+/// Checks one part against its rules. `text` is shown in an error about an empty part.
 pub(crate) fn check(part: Part, value: &str, text: &str) -> Result<(), InvalidName> {
     let mut chars = value.chars();
     let Some(first) = chars.next() else {
@@ -175,7 +175,7 @@ pub struct QualifiedName {
 }
 
 impl QualifiedName {
-    /// Joins three parts, each of which must be valid by itself.
+    /// Joins three parts. Each must be valid by itself.
     pub fn new(vendor: &str, class: &str, name: &str) -> Result<Self, InvalidName> {
         let text = format!("{vendor}/{class}={name}");
         check(Part::Vendor, vendor, &text)?;
@@ -188,27 +188,27 @@ impl QualifiedName {
         })
     }
 
-    /// The part before the `/`.
+    /// Returns the part before the `/`.
     pub fn vendor(&self) -> &str {
         &self.text[..self.slash]
     }
 
-    /// The part between the `/` and the `=`.
+    /// Returns the part between the `/` and the `=`.
     pub fn class(&self) -> &str {
         &self.text[self.slash + 1..self.equals]
     }
 
-    /// The part after the `=`.
+    /// Returns the part after the `=`.
     pub fn name(&self) -> &str {
         &self.text[self.equals + 1..]
     }
 
-    /// Vendor and class as a spec file has them, `vendor/class`.
+    /// Returns vendor and class as in a spec file, `vendor/class`.
     pub fn kind(&self) -> &str {
         &self.text[..self.equals]
     }
 
-    /// The whole name.
+    /// Returns the whole name.
     pub fn as_str(&self) -> &str {
         &self.text
     }

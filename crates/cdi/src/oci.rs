@@ -1,8 +1,8 @@
-//! Container edits applied to an OCI runtime spec.
+//! Applies container edits to an OCI runtime spec.
 //!
-//! The OCI spec is plain JSON, of which only the places that edits touch are looked at: everything else, known
-//! or not, stays as it is. All work is done on a copy, which takes the place of the original at the end, so
-//! that an error leaves the caller's spec untouched.
+//! The OCI spec is plain JSON. Only the fields that edits touch are read; other fields, known or not, stay
+//! unchanged. The edits are applied to a copy that replaces the original at the end, so an error leaves the
+//! caller's spec unchanged.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,49 +15,49 @@ use crate::spec::{ContainerEdits, DeviceNode, Hook, IntelRdt, Mount};
 /// Why edits could not be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The edits leave type or numbers of a device node to the host, which does not have it.
+    /// The edits omit type or numbers of a device node, and the host does not have the node.
     #[error("host device {host_path:?}: {source}")]
     HostDevice {
         /// The node's path on the host.
         host_path: String,
-        /// What the host says.
+        /// Why the lookup on the host failed.
         source: LookupError,
     },
-    /// The edits state another type than the node on the host has.
+    /// The type in the edits differs from the type of the node on the host.
     #[error("host device {host_path:?} has type {}, but {stated:?} is stated", .found.as_str())]
     NodeType {
         /// The node's path on the host.
         host_path: String,
-        /// What the edits state.
+        /// The type in the edits.
         stated: String,
-        /// What the host has.
+        /// The type on the host.
         found: NodeType,
     },
-    /// A hook for a stage that there is not.
+    /// A hook for an unknown stage.
     #[error("hook name {name:?} is not one of {}", Hook::NAMES.join(", "))]
     HookName {
         /// The name as given.
         name: String,
     },
-    /// The OCI spec is not one.
+    /// A field of the OCI spec has the wrong type.
     #[error("{field} of the OCI spec is not {expected}")]
     OciSpec {
         /// The path of the field, such as `linux.devices`.
         field: String,
-        /// What it should be.
+        /// The expected type.
         expected: &'static str,
     },
 }
 
 impl ContainerEdits {
-    /// Applies the edits to an OCI runtime spec. On any error it is left as it was.
+    /// Applies the edits to an OCI runtime spec. On any error the spec stays unchanged.
     ///
-    /// What device nodes leave open is looked up on this host.
+    /// Omitted properties of device nodes are looked up on this host.
     pub fn apply(&self, oci: &mut Value) -> Result<(), ApplyError> {
         self.apply_with(oci, HostNode::lookup)
     }
 
-    /// Like [`ContainerEdits::apply`], with another source of knowledge about host device nodes.
+    /// Like [`ContainerEdits::apply`], with another source of host device nodes.
     pub fn apply_with(
         &self,
         oci: &mut Value,
@@ -185,10 +185,10 @@ fn add_device(
     Ok(())
 }
 
-/// Fills in from the host what a device node leaves open.
+/// Fills in omitted properties of a device node from the host.
 ///
-/// With a type and a major number (a fifo needs none) the host need not have the node at all; if it does, only
-/// the file mode is taken from it. Otherwise the host must have it, with the stated type if one is stated.
+/// With a type and a major number (a fifo needs none) the host need not have the node; if it does, only the file
+/// mode is copied from it. Otherwise the host must have the node, with the type of the edits if they give one.
 fn complete(
     node: &DeviceNode,
     lookup: impl Fn(&Path) -> Result<HostNode, LookupError>,
@@ -235,8 +235,8 @@ fn complete(
     Ok(node)
 }
 
-/// Each mount takes the place of one with the same destination, but at the end of the list. Then all mounts are
-/// sorted by depth, so that none hides one that was mounted before it.
+/// Each mount replaces one with the same destination, but at the end of the list. Then all mounts are sorted by
+/// depth, so that no mount hides an earlier one.
 fn add_mounts(oci: &mut Value, new: &[Mount]) -> Result<(), ApplyError> {
     if new.is_empty() {
         return Ok(());
@@ -275,7 +275,7 @@ fn add_mounts(oci: &mut Value, new: &[Mount]) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// In a user namespace a bind mount shows the owners of the host unless its IDs are mapped.
+/// Returns the option that maps IDs. Without it, a bind mount in a user namespace shows the owners of the host.
 fn id_map_option(mount_type: &str, options: &[&str]) -> Option<&'static str> {
     if options.iter().any(|option| matches!(*option, "idmap" | "ridmap")) {
         return None;
@@ -290,10 +290,10 @@ fn id_map_option(mount_type: &str, options: &[&str]) -> Option<&'static str> {
     }
 }
 
-/// How many slashes a path has once `.`, `..` and repeated slashes are resolved.
+/// Returns the number of slashes in a path after `.`, `..` and repeated slashes are resolved.
 fn depth(path: &str) -> usize {
     let absolute = path.starts_with('/');
-    // How many parts there are, and how many of them are a leading `..` of a relative path.
+    // The number of parts, and the number of leading `..` parts of a relative path.
     let (mut parts, mut upward) = (0usize, 0usize);
     for part in path.split('/') {
         match part {
@@ -358,7 +358,7 @@ fn text_of<'v>(object: &'v Value, key: &str) -> &'v str {
     object.get(key).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The object at a path like `linux.resources`, made if it is absent or null.
+/// Returns the object at a path like `linux.resources`. Creates it if it is absent or null.
 fn object<'v>(oci: &'v mut Value, path: &str) -> Result<&'v mut Map<String, Value>, ApplyError> {
     let mut value = oci;
     let mut end = 0;
@@ -382,7 +382,7 @@ fn object<'v>(oci: &'v mut Value, path: &str) -> Result<&'v mut Map<String, Valu
     value.as_object_mut().ok_or_else(error)
 }
 
-/// The list at a path like `linux.devices`, made if it is absent or null.
+/// Returns the list at a path like `linux.devices`. Creates it if it is absent or null.
 fn list<'v>(oci: &'v mut Value, path: &str) -> Result<&'v mut Vec<Value>, ApplyError> {
     let error = || ApplyError::OciSpec {
         field: path.to_owned(),

@@ -1,11 +1,10 @@
-//! From the bytes of a spec file to a [`Spec`].
+//! Parses the bytes of a spec file into a [`Spec`].
 //!
-//! The reference implementation reads every file as YAML, whatever its name. JSON is read here by a JSON
-//! parser first, and what that refuses is tried as YAML, so that both agree on what a file says. Only the
-//! first YAML document counts.
+//! The reference implementation reads every file as YAML, regardless of its name. Here a JSON parser comes first,
+//! and YAML is tried if it fails, so both give the same content. Only the first YAML document is read.
 //!
-//! Work and memory are bounded by the length of the input: aliases may not blow a document up beyond twice
-//! its size, and nesting is limited.
+//! Work and memory are bounded by the length of the input: aliases may expand a document to at most twice its
+//! size, and nesting is limited.
 
 use std::io::Cursor;
 
@@ -16,7 +15,7 @@ use serde_saphyr::{DuplicateKeyPolicy, Options};
 use crate::spec::Spec;
 use crate::validate::Warning;
 
-/// The longest spec that is read or written: 16 MiB.
+/// Maximum size of a spec that is read or written: 16 MiB.
 pub const MAX_SPEC_BYTES: usize = 16 << 20;
 
 /// Why a text is not a spec.
@@ -25,31 +24,31 @@ pub enum ParseError {
     /// More than [`MAX_SPEC_BYTES`].
     #[error("the spec has more than {MAX_SPEC_BYTES} bytes")]
     TooLarge,
-    /// Nothing, or `null`.
+    /// Empty, or `null`.
     #[error("there is no spec in it")]
     Empty,
-    /// Neither JSON nor YAML may have anything but UTF-8 here.
+    /// JSON and YAML must be UTF-8 here.
     #[error("it is not UTF-8 from byte {valid_up_to}")]
     NotUtf8 {
-        /// How many bytes are good.
+        /// Number of valid bytes at the start.
         valid_up_to: usize,
     },
     /// Not a spec in JSON.
     #[error("it is not a CDI spec: {message}")]
     Json {
-        /// What the parser says, with the place.
+        /// The parser's error text, with the position.
         message: String,
     },
     /// Not a spec in YAML.
     #[error("it is not a CDI spec: {message}")]
     Yaml {
-        /// What the parser says, with the place.
+        /// The parser's error text, with the position.
         message: String,
     },
 }
 
-/// The qualified names in a file that is not a valid spec, as far as they can be seen, to say which devices it
-/// breaks.
+/// Returns the qualified names in a file that is not a valid spec, as far as they can be read, to report the
+/// affected devices.
 pub(crate) fn names_in(bytes: &[u8]) -> Option<Vec<String>> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -71,13 +70,13 @@ pub(crate) fn names_in(bytes: &[u8]) -> Option<Vec<String>> {
 }
 
 impl Spec {
-    /// Reads a spec from JSON or YAML. Its content is not validated.
+    /// Parses a spec from JSON or YAML. Does not validate its content.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         document(bytes).map(|(spec, _)| spec)
     }
 }
 
-/// Reads the first document.
+/// Parses the first document.
 pub(crate) fn document<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Option<Warning>), ParseError> {
     if bytes.len() > MAX_SPEC_BYTES {
         return Err(ParseError::TooLarge);
@@ -105,7 +104,7 @@ fn yaml_document<T: DeserializeOwned>(text: &str) -> Result<(T, Option<Warning>)
     match serde_saphyr::from_str_with_options::<Option<T>>(text, options(text.len())) {
         Ok(value) => Ok((value.ok_or(ParseError::Empty)?, None)),
         Err(error) => {
-            // The first document may be good even if what follows is not.
+            // The first document may be valid even if the following text is not.
             let mut stream = Cursor::new(text);
             let mut documents =
                 serde_saphyr::read_with_options::<_, Option<T>>(&mut stream, options(text.len()));
@@ -117,7 +116,7 @@ fn yaml_document<T: DeserializeOwned>(text: &str) -> Result<(T, Option<Warning>)
     }
 }
 
-/// Whether valid JSON has something in it that is not YAML to runtimes: the escape `\/`, a surrogate, or a
+/// Returns `true` if valid JSON contains text that is not YAML for runtimes: the escape `\/`, a surrogate, or a
 /// character that is not printable.
 fn is_json_only(json: &str) -> bool {
     if json
@@ -126,11 +125,11 @@ fn is_json_only(json: &str) -> bool {
     {
         return true;
     }
-    // Backslashes stand only in strings, and each begins an escape.
+    // Backslashes occur only in strings, and each begins an escape.
     let mut escapes = json.split('\\').skip(1);
     while let Some(escape) = escapes.next() {
         match escape.as_bytes() {
-            // An escaped backslash: what follows it is no escape.
+            // An escaped backslash: the next text does not begin with an escape.
             [] => drop(escapes.next()),
             [b'/', ..] | [b'u', b'd' | b'D', b'8' | b'9' | b'a' | b'b' | b'A' | b'B', ..] => return true,
             _ => {}
@@ -139,7 +138,7 @@ fn is_json_only(json: &str) -> bool {
     false
 }
 
-/// Bounds everything by the length of the input, with room for small ones.
+/// Bounds all work by the length of the input, with a minimum for short ones.
 fn options(length: usize) -> Options {
     let most = 2 * length + 1024;
     serde_saphyr::options! {

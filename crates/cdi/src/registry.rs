@@ -1,12 +1,12 @@
-//! All specs of a list of directories, and which spec has the say about a device.
+//! All specs of a list of directories, with precedence between them.
 //!
-//! A directory's place in the list is its priority. A device that several files define is taken from the file
-//! of the highest priority; the others are shadowed. If two files of the same directory define it, nobody can
-//! say which is meant, and the device is unusable, even if a directory of higher priority defines it too.
-//! Runtimes decide the same way.
+//! A directory's index in the list is its priority. If several files define a device, the file of the highest
+//! priority takes effect and shadows the others. If two files of the same directory define it, the definition is
+//! ambiguous and the device is unusable, even if a directory of higher priority defines it too. Runtimes decide
+//! the same way.
 //!
-//! A broken file or an unreadable directory is a [`Problem`] beside the good files, never instead of them.
-//! A registry is a snapshot: there is no watching and no global registry.
+//! A broken file or an unreadable directory is reported as a [`Problem`]; the good files are still loaded.
+//! A registry is a snapshot. There is no watching and no global registry.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,28 +17,28 @@ use crate::file::{Broken, ReadError, SpecFile, is_spec_name};
 use crate::name::QualifiedName;
 use crate::spec::Device;
 
-/// The directories that runtimes look into: for specs of the administrator, and for generated ones, which win.
+/// The directories that runtimes read: specs of the administrator, and generated specs, which take precedence.
 pub const DEFAULT_DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
-/// Something that hides devices.
+/// A reason why devices are not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The directory's files are not known. One that does not exist is no problem.
+    /// The directory cannot be read. A directory that does not exist is not a problem.
     #[error("{}: {source}", .directory.display())]
     Directory {
         /// The directory as given.
         directory: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The file's devices cannot be used.
+    /// The file is invalid, so its devices cannot be used.
     #[error("{}: {source}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// The place of its directory in the list of directories.
+        /// Index of its directory in the list of directories.
         priority: usize,
-        /// What is wrong with it.
+        /// Why the file is invalid.
         source: ReadError,
     },
     /// The device cannot be used, because files of the same priority define it.
@@ -52,7 +52,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Whether the problem is one of this file or directory.
+    /// Returns `true` if the problem is about this file or directory.
     pub fn concerns(&self, path: &Path) -> bool {
         match self {
             Self::Directory { directory, .. } => directory == path,
@@ -67,19 +67,19 @@ pub(crate) fn list_paths(paths: &[PathBuf]) -> String {
     paths.join(" and ")
 }
 
-/// Whether a definition of a device is the one that counts.
+/// State of a definition of a device: it takes effect, or a reason why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
-    /// This is what a container gets.
+pub enum DefinitionState {
+    /// The definition takes effect.
     Usable,
     /// A file of higher priority defines the device too.
     Shadowed {
-        /// The file that counts instead.
+        /// The file that takes effect instead.
         by: PathBuf,
     },
     /// Files of the same priority define the device, which makes it unusable.
     Conflicting {
-        /// All files that take part, two or more, in order.
+        /// All conflicting files, two or more, in order.
         paths: Vec<PathBuf>,
     },
 }
@@ -91,35 +91,35 @@ pub struct Definition<'r> {
     pub name: QualifiedName,
     /// The device itself.
     pub device: &'r Device,
-    /// The file that it is in.
+    /// The file with the definition.
     pub file: &'r SpecFile,
-    /// Whether this definition counts.
-    pub standing: Standing,
+    /// `Usable` if this definition takes effect.
+    pub state: DefinitionState,
 }
 
-/// The specs of a list of directories, as they were when it was loaded.
+/// The specs of a list of directories at the time of loading.
 #[derive(Debug, Default)]
 pub struct Registry {
     directories: Vec<PathBuf>,
     files: Vec<SpecFile>,
     problems: Vec<Problem>,
-    /// Broken files, as places in `problems`, with the names of their devices if they could be seen.
+    /// Broken files as indexes into `problems`, with the names of their devices as far as they could be read.
     broken: Vec<(usize, Option<Vec<String>>)>,
     index: BTreeMap<QualifiedName, Entry>,
 }
 
-/// Where a device is defined: file and place in its list of devices, in the order of loading.
+/// A definition of a device: file, and index in its list of devices, in the order of loading.
 #[derive(Debug, Default)]
 struct Entry {
     places: Vec<(usize, usize)>,
-    /// All files that share the device with another one of the same priority.
+    /// All files of the same priority that define the device.
     conflict: Vec<PathBuf>,
 }
 
 impl Registry {
-    /// Loads all spec files of the directories, the last of which has the highest priority.
+    /// Loads all spec files of the directories. The last directory has the highest priority.
     ///
-    /// Spec files are those whose names end in `.json` or `.yaml`. Directories within are not entered.
+    /// Spec files have names that end in `.json` or `.yaml`. Subdirectories are not read.
     pub fn load<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> Self {
         let mut registry = Self::default();
         for (priority, directory) in directories.into_iter().enumerate() {
@@ -179,29 +179,29 @@ impl Registry {
         }
     }
 
-    /// The directories, from the lowest priority to the highest.
+    /// Returns the directories, from the lowest priority to the highest.
     pub fn directories(&self) -> &[PathBuf] {
         &self.directories
     }
 
-    /// All good files, by priority and then by name, with their warnings.
+    /// Returns all valid files, by priority and then by name, with their warnings.
     pub fn files(&self) -> &[SpecFile] {
         &self.files
     }
 
-    /// All that hides devices: first directories and files, by priority and then by name, then conflicts.
+    /// Returns all problems: first directories and files, by priority and then by name, then conflicts.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// All definitions of all devices, by name and then by priority.
+    /// Returns all definitions of all devices, by name and then by priority.
     pub fn definitions(&self) -> impl Iterator<Item = Definition<'_>> {
         self.index
             .iter()
             .flat_map(|(name, entry)| self.definitions_in(name, entry))
     }
 
-    /// All definitions of one device, by priority. None if no good file defines it.
+    /// Returns all definitions of one device in valid files, by priority.
     pub fn definitions_of(&self, name: &QualifiedName) -> impl Iterator<Item = Definition<'_>> {
         let entry = self.index.get_key_value(name);
         entry
@@ -209,18 +209,18 @@ impl Registry {
             .flat_map(|(name, entry)| self.definitions_in(name, entry))
     }
 
-    /// The definition of a device that a container gets.
+    /// Returns the definition of a device that takes effect.
     pub fn get(&self, name: &QualifiedName) -> Option<Definition<'_>> {
         self.definitions_of(name)
-            .find(|definition| definition.standing == Standing::Usable)
+            .find(|definition| definition.state == DefinitionState::Usable)
     }
 
-    /// The vendors of all good files, each once, in order.
+    /// Returns the vendors of all valid files, each once, in order.
     pub fn vendors(&self) -> Vec<&str> {
         sorted(self.files.iter().filter_map(|file| file.spec.vendor().ok()))
     }
 
-    /// The classes of all good files, each once, in order.
+    /// Returns the classes of all valid files, each once, in order.
     pub fn classes(&self) -> Vec<&str> {
         sorted(self.files.iter().filter_map(|file| file.spec.class().ok()))
     }
@@ -235,14 +235,14 @@ impl Registry {
             let file = self.files.get(file)?;
             let device = file.spec.devices.get(place)?;
             let winner = last?;
-            let standing = if !entry.conflict.is_empty() {
-                Standing::Conflicting {
+            let state = if !entry.conflict.is_empty() {
+                DefinitionState::Conflicting {
                     paths: entry.conflict.clone(),
                 }
             } else if winner.priority == file.priority {
-                Standing::Usable
+                DefinitionState::Usable
             } else {
-                Standing::Shadowed {
+                DefinitionState::Shadowed {
                     by: winner.path.clone(),
                 }
             };
@@ -250,12 +250,12 @@ impl Registry {
                 name: name.clone(),
                 device,
                 file,
-                standing,
+                state,
             })
         })
     }
 
-    /// The broken file that would define a device if it were good.
+    /// Returns the broken file that would define a device if it were valid.
     pub(crate) fn broken_file_with(&self, name: &QualifiedName) -> Option<&Problem> {
         let has = |names: &Vec<String>| names.iter().any(|other| other == name.as_str());
         let (problem, _) = self
@@ -265,7 +265,7 @@ impl Registry {
         self.problems.get(*problem)
     }
 
-    /// The files and directories that may define any device at all.
+    /// Returns the unreadable files and directories: they may define any device.
     pub(crate) fn unreadable(&self) -> Vec<PathBuf> {
         let hidden = |at: usize| {
             self.broken

@@ -1,36 +1,36 @@
-//! The content of a spec file, field by field.
+//! The content of a spec file.
 //!
-//! The types mirror the file: a text that is empty and a number that is zero count as absent, as they do in
-//! the reference implementation, and `null` is the same as leaving a field out. A field that is not known is
-//! an error. Nothing here is checked beyond that; see [`Spec::validate`].
+//! The types mirror the file. An empty text and a zero number count as absent, as in the reference
+//! implementation, and so does `null`. An unknown field is an error. Other rules are not checked here; see
+//! [`Spec::validate`].
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::field::{
-    Entry, entries, integer, integers, items, optional_integer, optional_items, or_default, switch,
+    Entry, boolean, entries, integer, integers, items, optional_integer, optional_items, or_default,
     texts_by_key,
 };
 use crate::name::{InvalidName, QualifiedName, split_kind};
 
-/// What one spec file says: the devices of one vendor and class.
+/// The content of one spec file: the devices of one vendor and class.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Spec {
-    /// The CDI version that the file states. [`Spec::write`] ignores it and states the lowest possible.
+    /// The CDI version in the file. [`Spec::write`] ignores it and writes the lowest possible.
     #[serde(rename = "cdiVersion", deserialize_with = "or_default")]
     pub version: String,
     /// `vendor/class`.
     #[serde(deserialize_with = "or_default")]
     pub kind: String,
-    /// Notes about the spec, which do not reach the container.
+    /// Annotations of the spec, which do not reach the container.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "texts_by_key")]
     pub annotations: BTreeMap<String, String>,
     /// At least one, with different names.
     #[serde(deserialize_with = "entries")]
     pub devices: Vec<Device>,
-    /// Edits to make once when any of the devices is used.
+    /// Edits applied once if any of the devices is used.
     #[serde(
         skip_serializing_if = "ContainerEdits::is_empty",
         deserialize_with = "or_default"
@@ -39,39 +39,39 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// The part of `kind` before the `/`.
+    /// Returns the part of `kind` before the `/`.
     pub fn vendor(&self) -> Result<&str, InvalidName> {
         split_kind(&self.kind).map(|(vendor, _)| vendor)
     }
 
-    /// The part of `kind` after the `/`.
+    /// Returns the part of `kind` after the `/`.
     pub fn class(&self) -> Result<&str, InvalidName> {
         split_kind(&self.kind).map(|(_, class)| class)
     }
 
-    /// The qualified name of one of the spec's devices.
+    /// Returns the qualified name of one of the spec's devices.
     pub fn qualify(&self, device: &Device) -> Result<QualifiedName, InvalidName> {
         let (vendor, class) = split_kind(&self.kind)?;
         QualifiedName::new(vendor, class, &device.name)
     }
 }
 
-/// One device that a container can be given.
+/// A device that a container can use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Device {
     /// The last part of the qualified name.
     #[serde(deserialize_with = "or_default")]
     pub name: String,
-    /// Notes about the device, which do not reach the container.
+    /// Annotations of the device, which do not reach the container.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "texts_by_key")]
     pub annotations: BTreeMap<String, String>,
-    /// Edits to make when this device is used; never empty.
+    /// Edits applied if this device is used; never empty.
     #[serde(deserialize_with = "or_default")]
     pub container_edits: ContainerEdits,
 }
 
-/// Changes to make to the OCI runtime spec of a container.
+/// Changes to the OCI runtime spec of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ContainerEdits {
@@ -84,13 +84,13 @@ pub struct ContainerEdits {
     /// Network interfaces to move into the container.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "entries")]
     pub net_devices: Vec<NetDevice>,
-    /// Programs to run at stages of the container's life.
+    /// Programs that run at stages of the container's lifecycle.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "entries")]
     pub hooks: Vec<Hook>,
     /// Mounts; each replaces one of the same destination.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "entries")]
     pub mounts: Vec<Mount>,
-    /// Cache and memory bandwidth allocation; replaces what the container has.
+    /// Cache and memory bandwidth allocation; replaces that of the container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<IntelRdt>,
     /// Groups for the container's process; 0 is ignored.
@@ -99,12 +99,12 @@ pub struct ContainerEdits {
 }
 
 impl ContainerEdits {
-    /// Whether there is nothing to do, which is an error in a device.
+    /// Returns `true` if there are no edits, which is an error in a device.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Adds the edits of `other` after those that are here. An Intel RDT configuration replaces the former.
+    /// Appends the edits of `other`. An Intel RDT configuration replaces the earlier one.
     pub fn append(&mut self, other: &Self) {
         self.env.extend_from_slice(&other.env);
         self.device_nodes.extend_from_slice(&other.device_nodes);
@@ -122,41 +122,41 @@ impl ContainerEdits {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DeviceNode {
-    /// Where it is in the container.
+    /// Path in the container.
     #[serde(deserialize_with = "or_default")]
     pub path: String,
-    /// Where it is on the host, if not at `path`.
+    /// Path on the host, if it differs from `path`.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub host_path: String,
-    /// `b` (block), `c` or `u` (character), `p` (fifo), or empty to look at the host.
+    /// `b` (block), `c` or `u` (character), `p` (fifo), or empty to use the type on the host.
     #[serde(
         rename = "type",
         skip_serializing_if = "String::is_empty",
         deserialize_with = "or_default"
     )]
     pub node_type: String,
-    /// 0 to take both numbers from the host.
+    /// 0 to use both numbers from the host.
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "integer")]
     pub major: i64,
-    /// Counts only together with `major`.
+    /// Used only together with `major`.
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "integer")]
     pub minor: i64,
-    /// Permission bits of the node, by default those of the node on the host.
+    /// Permission bits of the node; default: those of the node on the host.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "optional_integer"
     )]
     pub file_mode: Option<u32>,
-    /// What the device cgroup allows, out of `rwm`; all of them when empty, nothing for `none`.
+    /// Permissions in the device cgroup, out of `rwm`; empty means all, `none` means none.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub permissions: String,
-    /// The node's owner, by default the user of the container's process.
+    /// The node's owner; default: the user of the container's process.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "optional_integer"
     )]
     pub uid: Option<u32>,
-    /// The node's group, by default the group of the container's process.
+    /// The node's group; default: the group of the container's process.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "optional_integer"
@@ -168,13 +168,13 @@ pub struct DeviceNode {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Mount {
-    /// What to mount.
+    /// Source path on the host.
     #[serde(deserialize_with = "or_default")]
     pub host_path: String,
-    /// Where to mount it.
+    /// Destination path in the container.
     #[serde(deserialize_with = "or_default")]
     pub container_path: String,
-    /// As in fstab.
+    /// Mount options, as in fstab.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "items")]
     pub options: Vec<String>,
     /// The type of file system.
@@ -186,14 +186,14 @@ pub struct Mount {
     pub mount_type: String,
 }
 
-/// A program to run at a stage of the container's life.
+/// A program that runs at a stage of the container's lifecycle.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Hook {
-    /// When: one of [`Hook::NAMES`].
+    /// The stage: one of [`Hook::NAMES`].
     #[serde(deserialize_with = "or_default")]
     pub hook_name: String,
-    /// The program.
+    /// Path of the program.
     #[serde(deserialize_with = "or_default")]
     pub path: String,
     /// Its arguments, from `argv[0]`.
@@ -202,7 +202,7 @@ pub struct Hook {
     /// Its environment, `NAME=value`.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "items")]
     pub env: Vec<String>,
-    /// Seconds until it is given up.
+    /// Timeout in seconds.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "optional_integer"
@@ -239,11 +239,11 @@ pub struct IntelRdt {
     /// The memory bandwidth allocation.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub mem_bw_schema: String,
-    /// Whole lines of the schemata file. Even an empty list needs version 1.1.0.
+    /// Complete lines of the schemata file. Even an empty list needs version 1.1.0.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "optional_items")]
     pub schemata: Option<Vec<String>>,
-    /// Whether to make a monitoring group for the container.
-    #[serde(skip_serializing_if = "std::ops::Not::not", deserialize_with = "switch")]
+    /// `true` to create a monitoring group for the container.
+    #[serde(skip_serializing_if = "std::ops::Not::not", deserialize_with = "boolean")]
     pub enable_monitoring: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The rules that the content of a spec must follow, beyond its syntax.
+//! Rules for the content of a spec, beyond its syntax.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,10 +7,10 @@ use crate::name::{InvalidName, Part, check, split_kind};
 use crate::spec::{ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec};
 use crate::version::{UnknownVersion, Version};
 
-/// Limit on all keys and values of one set of annotations, from Kubernetes.
+/// Maximum size in bytes of all keys and values of one set of annotations, from Kubernetes.
 const MAX_ANNOTATION_BYTES: usize = 256 * 1024;
 
-/// Which part of a spec an error is about.
+/// The part of a spec that an error is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// The spec as a whole.
@@ -34,21 +34,21 @@ pub enum InvalidSpec {
     /// `cdiVersion` is missing or unknown.
     #[error(transparent)]
     Version(#[from] UnknownVersion),
-    /// The spec uses something that its version does not have.
+    /// The spec uses a feature that its version does not have.
     #[error("the spec states version {stated}, but its content needs at least {needed}")]
     VersionTooLow {
-        /// What `cdiVersion` says.
+        /// The version in `cdiVersion`.
         stated: Version,
-        /// What it should say at least.
+        /// The minimum version for the content.
         needed: Version,
     },
     /// `kind` is not a valid `vendor/class`.
     #[error("kind: {0}")]
     Kind(#[source] InvalidName),
-    /// A spec must offer something.
-    #[error("the spec has no devices")]
+    /// The list of devices is empty.
+    #[error("the spec does not define any devices")]
     NoDevices,
-    /// A device has no valid name.
+    /// The name of a device is missing or invalid.
     #[error(transparent)]
     DeviceName(InvalidName),
     /// Two devices have the same name.
@@ -57,31 +57,31 @@ pub enum InvalidSpec {
         /// The name without vendor and class.
         name: String,
     },
-    /// A device that changes nothing in a container.
-    #[error("device {name:?} has no container edits")]
+    /// A device without edits: it would change nothing in a container.
+    #[error("device {name:?} does not have container edits")]
     EmptyEdits {
         /// The name without vendor and class.
         name: String,
     },
-    /// A bad annotation.
+    /// An invalid annotation.
     #[error("{place}: {source}")]
     Annotations {
-        /// Whose annotations.
+        /// The spec or device with the annotations.
         place: Place,
-        /// What is wrong with them.
+        /// Why they are invalid.
         source: InvalidAnnotations,
     },
-    /// Bad container edits.
+    /// Invalid container edits.
     #[error("{place}: {source}")]
     Edits {
-        /// Whose edits.
+        /// The spec or device with the edits.
         place: Place,
-        /// What is wrong with them.
+        /// Why they are invalid.
         source: InvalidEdits,
     },
 }
 
-/// Why annotations of a spec or device are not valid.
+/// Why annotations of a spec or device are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidAnnotations {
     /// Keys are like those of Kubernetes, in any case: an optional DNS subdomain and `/`, and a name.
@@ -93,15 +93,15 @@ pub enum InvalidAnnotations {
         /// The whole key.
         key: String,
     },
-    /// All keys and values together.
+    /// All keys and values together are too long.
     #[error("annotations have {bytes} bytes, at most {MAX_ANNOTATION_BYTES} are allowed")]
     TooLarge {
-        /// How many bytes they have.
+        /// Their size in bytes.
         bytes: usize,
     },
 }
 
-/// Why container edits are not valid.
+/// Why container edits are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEdits {
     /// Not `NAME=value`.
@@ -111,9 +111,9 @@ pub enum InvalidEdits {
         variable: String,
     },
     /// A device node without `path`.
-    #[error("a device node has no path")]
+    #[error("a device node lacks a path")]
     NodePath,
-    /// A device node of a type that there is not.
+    /// A device node of an unknown type.
     #[error("device node {path:?} has type {node_type:?}, it must be b, c, u or p")]
     NodeType {
         /// The node's path in the container.
@@ -121,7 +121,7 @@ pub enum InvalidEdits {
         /// The type as given.
         node_type: String,
     },
-    /// Cgroup permissions that there are not.
+    /// Unknown cgroup permissions.
     #[error("device node {path:?} has permissions {permissions:?}, they must be some of rwm, or none")]
     NodePermissions {
         /// The node's path in the container.
@@ -129,14 +129,14 @@ pub enum InvalidEdits {
         /// The permissions as given.
         permissions: String,
     },
-    /// A hook for a stage that there is not.
+    /// A hook for an unknown stage.
     #[error("hook name {name:?} is not one of {}", Hook::NAMES.join(", "))]
     HookName {
         /// The name as given.
         name: String,
     },
     /// A hook without `path`.
-    #[error("a {name} hook has no path")]
+    #[error("a {name} hook lacks a path")]
     HookPath {
         /// The hook's name.
         name: String,
@@ -150,15 +150,15 @@ pub enum InvalidEdits {
         variable: String,
     },
     /// A mount without `hostPath`.
-    #[error("the mount at {container_path:?} has no host path")]
+    #[error("the mount at {container_path:?} lacks a host path")]
     MountHostPath {
-        /// Where it would be mounted.
+        /// The destination of the mount.
         container_path: String,
     },
     /// A mount without `containerPath`.
-    #[error("the mount of {host_path:?} has no container path")]
+    #[error("the mount of {host_path:?} lacks a container path")]
     MountContainerPath {
-        /// What would be mounted.
+        /// The source of the mount.
         host_path: String,
     },
     /// A class of service that cannot be a directory name.
@@ -168,24 +168,24 @@ pub enum InvalidEdits {
         clos_id: String,
     },
     /// A network device without `hostInterfaceName`.
-    #[error("network device {name:?} has no host interface name")]
+    #[error("network device {name:?} lacks a host interface name")]
     NetHostInterface {
         /// Its name in the container.
         name: String,
     },
     /// A network device without `name`.
-    #[error("the network device of host interface {host_interface:?} has no name")]
+    #[error("the network device of host interface {host_interface:?} lacks a name")]
     NetName {
         /// Its name on the host.
         host_interface: String,
     },
-    /// One interface cannot be moved twice.
+    /// One interface is moved twice.
     #[error("host interface {host_interface:?} is used for two network devices")]
     NetHostInterfaceTwice {
         /// Its name on the host.
         host_interface: String,
     },
-    /// Two interfaces cannot have one name.
+    /// Two interfaces get the same name.
     #[error("two network devices are named {name:?}")]
     NetNameTwice {
         /// The name in the container.
@@ -193,7 +193,7 @@ pub enum InvalidEdits {
     },
 }
 
-/// Something that is valid but will cause trouble.
+/// Content that is valid but likely to cause problems.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     /// Older CDI libraries panic on such a name.
@@ -207,21 +207,21 @@ pub enum Warning {
         /// The character.
         value: String,
     },
-    /// Runtimes do not see it, because what needs the version is not in the last device.
+    /// Runtimes do not notice it, because the feature that needs the version is not in the last device.
     #[error("the spec states version {stated}, but its content needs {needed}")]
     VersionTooLow {
-        /// What `cdiVersion` says.
+        /// The version in `cdiVersion`.
         stated: Version,
-        /// What it should say at least.
+        /// The minimum version for the content.
         needed: Version,
     },
-    /// Runtimes read JSON with a YAML parser, which does not know all of JSON.
+    /// Runtimes read JSON with a YAML parser that does not support all of JSON.
     #[error(
         "runtimes refuse the file, because they read JSON as YAML: it has the escape \\/, an escaped \
          surrogate, or a control character as such"
     )]
     JsonOnly,
-    /// As runtimes do, this crate reads only the first document of a file.
+    /// Like runtimes, this crate reads only the first document of a file.
     #[error("the file has more than one YAML document, only the first is read")]
     MoreDocuments,
 }
@@ -229,7 +229,7 @@ pub enum Warning {
 impl Spec {
     /// Checks everything that the reference implementation checks when it loads a spec.
     ///
-    /// The result has what is valid but will cause trouble.
+    /// Returns the parts that are valid but likely to cause problems.
     pub fn validate(&self) -> Result<Vec<Warning>, InvalidSpec> {
         let stated: Version = self.version.parse()?;
         let insisted = self.version_seen_by_runtimes();
@@ -299,7 +299,7 @@ impl Spec {
 }
 
 impl ContainerEdits {
-    /// Checks each edit by itself, and that no network device is named twice.
+    /// Checks each edit by itself, and that the network devices are distinct.
     pub fn validate(&self) -> Result<(), InvalidEdits> {
         if let Some(variable) = self.env.iter().find(|variable| !is_assignment(variable)) {
             return Err(InvalidEdits::Env {

@@ -1,7 +1,7 @@
 //! Released versions of the CDI specification, and the lowest one that a spec needs.
 //!
-//! A runtime refuses a whole spec file whose version it does not know, so a spec should state the lowest
-//! version that has all of its fields: [`Spec::minimum_version`].
+//! A runtime rejects a whole spec file with an unknown version, so a spec should state the lowest version that
+//! has all of its fields: [`Spec::minimum_version`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use crate::spec::{ContainerEdits, Spec};
 /// A released version of the CDI specification that spec files may state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Version {
-    /// The first that is supported.
+    /// The first supported version.
     V0_3_0,
     /// Mounts have a type.
     V0_4_0,
@@ -30,7 +30,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// All of them, from the oldest to the newest.
+    /// All versions, from the oldest to the newest.
     pub const ALL: [Self; 8] = [
         Self::V0_3_0,
         Self::V0_4_0,
@@ -42,13 +42,13 @@ impl Version {
         Self::V1_1_0,
     ];
 
-    /// The oldest version that is still read.
+    /// The oldest supported version.
     pub const OLDEST: Self = Self::V0_3_0;
 
     /// The newest released version.
     pub const NEWEST: Self = Self::V1_1_0;
 
-    /// As it stands in `cdiVersion`.
+    /// Returns the text for `cdiVersion`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V0_3_0 => "0.3.0",
@@ -69,7 +69,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// A text that is not a version this crate reads.
+/// A text that is not a supported version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("CDI version {version:?} is not one of 0.3.0, 0.4.0, 0.5.0, 0.6.0, 0.7.0, 0.8.0, 1.0.0, 1.1.0")]
 pub struct UnknownVersion {
@@ -91,7 +91,7 @@ impl FromStr for Version {
 }
 
 impl Spec {
-    /// The lowest version that has everything this spec uses, whatever its `version` says.
+    /// Returns the lowest version that has every feature this spec uses. Ignores the spec's `version`.
     pub fn minimum_version(&self) -> Version {
         let of_paths = self
             .devices
@@ -102,8 +102,8 @@ impl Spec {
             .max(of_paths.unwrap_or(Version::OLDEST))
     }
 
-    /// The version that runtimes insist on: of all devices but the last they overlook host paths and mount
-    /// types, because the reference implementation takes the address of a loop variable.
+    /// Returns the version that runtimes require. They overlook host paths and mount types of all devices but the
+    /// last, because the reference implementation takes the address of a loop variable.
     pub(crate) fn version_seen_by_runtimes(&self) -> Version {
         let of_spec = [
             (!self.annotations.is_empty()).then_some(Version::V0_6_0),

@@ -1,7 +1,7 @@
-//! Writing and removing spec files.
+//! Writes and removes spec files.
 //!
-//! A file appears under its name complete and on disk, or not at all: it is written under another name that
-//! runtimes do not look at, synced, renamed, and the directory is synced.
+//! A file appears under its name complete and on disk, or not at all. It is written under another name that
+//! runtimes ignore, synced, and renamed; then the directory is synced.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -16,10 +16,10 @@ use crate::parse::MAX_SPEC_BYTES;
 use crate::spec::Spec;
 use crate::validate::{InvalidSpec, Warning};
 
-/// The longest file name of Linux file systems.
+/// Maximum length in bytes of a file name on Linux.
 const MAX_FILE_NAME: usize = 255;
 
-/// A file name that would lead elsewhere, or nowhere.
+/// A text that is not a plain file name: it may be a path, or too long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} must be a plain file name of at most {MAX_FILE_NAME} bytes, with its extension")]
 pub struct InvalidFileName {
@@ -30,10 +30,10 @@ pub struct InvalidFileName {
 /// Why a spec was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Runtimes would refuse the file.
+    /// Runtimes would reject the file.
     #[error(transparent)]
     Invalid(#[from] InvalidSpec),
-    /// Runtimes would not survive the file.
+    /// The file would crash runtimes.
     #[error(
         "the {part} {value:?} has one character, and a spec file with it crashes container runtimes \
          (containerd 1.7 to 2.3, CRI-O, podman)"
@@ -47,23 +47,23 @@ pub enum WriteError {
     /// The name is not a plain file name.
     #[error(transparent)]
     FileName(#[from] InvalidFileName),
-    /// It could not be read back.
+    /// The file would be too large to be read back.
     #[error("the spec has more than {MAX_SPEC_BYTES} bytes")]
     TooLarge,
-    /// The content cannot be put into the form of the file.
+    /// The content cannot be serialized.
     #[error("the spec cannot be written as {format}: {message}")]
     Format {
         /// `JSON` or `YAML`.
         format: &'static str,
-        /// What the writer says.
+        /// The serializer's error text.
         message: String,
     },
-    /// The file system refuses.
+    /// A file system operation failed.
     #[error("{}: {source}", .path.display())]
     Io {
-        /// What was being written.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -74,23 +74,23 @@ pub enum RemoveError {
     /// The name is not a plain file name.
     #[error(transparent)]
     FileName(#[from] InvalidFileName),
-    /// The file system refuses.
+    /// A file system operation failed.
     #[error("{}: {source}", .path.display())]
     Io {
-        /// What was being removed.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl Spec {
-    /// Validates the spec and writes it to `directory`, at the lowest version that its content needs.
+    /// Validates the spec and writes it to `directory`, with the lowest version that its content needs.
     ///
-    /// `name` decides the format: JSON if it ends in `.json`, YAML if in `.yaml`; otherwise `.yaml` is
-    /// appended. A file of that name is replaced, and a missing directory is made. Returns the file's path.
+    /// `name` decides the format: JSON if it ends in `.json`, YAML if in `.yaml`; otherwise `.yaml` is appended. A
+    /// file of that name is replaced, and a missing directory is created. Returns the file's path.
     ///
-    /// A vendor or class of one character is refused, because such a file crashes containerd 1.7 to 2.3,
+    /// A vendor or class of one character is rejected, because such a file crashes containerd 1.7 to 2.3,
     /// CRI-O and podman.
     pub fn write(&self, directory: impl AsRef<Path>, name: &str) -> Result<PathBuf, WriteError> {
         let directory = directory.as_ref();
@@ -103,7 +103,7 @@ impl Spec {
         Ok(path)
     }
 
-    /// What [`Spec::write`] puts into a file of this name.
+    /// Returns the text that [`Spec::write`] writes to a file of this name.
     pub fn to_text(&self, name: &str) -> Result<String, WriteError> {
         if let Some(Warning::OneCharacter { part, value }) = self.validate_content()?.into_iter().next() {
             return Err(WriteError::OneCharacter { part, value });
@@ -121,7 +121,7 @@ impl Spec {
         Ok(text)
     }
 
-    /// Removes a file that [`Spec::write`] made of the same arguments. A file that is not there is no error.
+    /// Removes a file that [`Spec::write`] wrote with the same arguments. A missing file is not an error.
     pub fn remove(directory: impl AsRef<Path>, name: &str) -> Result<(), RemoveError> {
         let directory = directory.as_ref();
         let path = spec_path(directory, name)?;
@@ -139,8 +139,8 @@ impl Spec {
         let json = serde_json::to_string_pretty(self).map_err(format)?;
         let mut text = String::with_capacity(json.len() + 1);
         for c in json.chars() {
-            // Runtimes read JSON with a YAML parser, which refuses or folds these even in quotes. They can
-            // stand only in a string, where JSON allows to escape them.
+            // Runtimes read JSON with a YAML parser, which rejects or folds these even in quotes. They occur only
+            // in strings, where JSON allows to escape them.
             match c {
                 '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
                     text.push_str(&format!("\\u{:04x}", u32::from(c)));
@@ -191,7 +191,7 @@ fn replace_file(directory: &Path, path: &Path, content: &[u8]) -> io::Result<()>
     ));
     let renamed = write_synced(&temporary, content).and_then(|()| fs::rename(&temporary, path));
     if renamed.is_err() {
-        // The error to report is the first one.
+        // Report the first error, not one of the cleanup.
         let _ = fs::remove_file(&temporary);
     }
     renamed?;
@@ -199,7 +199,7 @@ fn replace_file(directory: &Path, path: &Path, content: &[u8]) -> io::Result<()>
 }
 
 fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
-    // A process with the same ID may have died here before: what it left is nobody's.
+    // A process with the same ID may have crashed here and left a file.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,4 +1,4 @@
-//! Spec files written to disk and read back.
+//! Writes spec files to disk and reads them back.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -130,7 +130,7 @@ fn a_spec_that_crashes_runtimes_is_not_written() {
 }
 
 #[test]
-fn file_names_that_lead_elsewhere_are_refused() {
+fn file_names_with_directories_are_rejected() {
     let directory = TempDir::new().unwrap();
     let inner = directory.path().join("inner");
     fs::create_dir(&inner).unwrap();
@@ -192,7 +192,7 @@ fn generated_names_are_those_of_other_tools() {
 }
 
 #[test]
-fn transient_specs_come_and_go() {
+fn transient_specs_are_written_and_removed() {
     let directory = TempDir::new().unwrap();
     let count = || Registry::load([directory.path()]).definitions().count();
     let mut specs = [
@@ -213,7 +213,7 @@ fn transient_specs_come_and_go() {
 }
 
 #[test]
-fn a_file_beyond_the_limit_is_refused_by_name_of_the_limit() {
+fn the_error_for_an_oversized_file_names_the_limit() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("large.json");
     fs::write(&path, vec![b' '; MAX_SPEC_BYTES + 1]).unwrap();
@@ -230,7 +230,7 @@ fn a_file_beyond_the_limit_is_refused_by_name_of_the_limit() {
     ));
 }
 
-/// Text with everything that a writer could trip over.
+/// Text with characters that are difficult for a serializer.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         "[a-z/]{1,8}",

@@ -1,4 +1,4 @@
-//! What becomes of a pod.
+//! Events of a pod's admission.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -11,10 +11,10 @@ use crate::deadline::Deadline;
 use crate::v1::AdmitEvent;
 use crate::v1::admit_event::Event;
 
-/// The events of an admission: any number of `waiting`, then `admitted`. Dropping it before that gives the admission up.
+/// The events of an admission: any number of `waiting`, then `admitted`. Dropping it earlier cancels the admission.
 ///
-/// `admitted` is returned once the stream has ended behind it. HTTP/2 counts a stream that is dropped earlier as an error,
-/// and ends the connection with all its calls after a thousand of those.
+/// `admitted` is returned after the end of the stream. HTTP/2 counts a stream that is dropped earlier as an error, and
+/// ends the connection with all its calls after a thousand of those.
 #[derive(Debug)]
 pub struct Admission {
     events: Streaming<AdmitEvent>,
@@ -34,7 +34,7 @@ impl Admission {
         }
     }
 
-    /// The next event; none after `admitted`. Nothing is lost if this is dropped before it is done.
+    /// Returns the next event, or `None` after `admitted`. Cancel safe.
     pub async fn message(&mut self) -> Result<Option<AdmitEvent>, Status> {
         self.next().await.transpose()
     }
@@ -60,7 +60,7 @@ impl Stream for Admission {
                 }
             }
         }
-        // The pod is admitted, also if the connection is lost now.
+        // The pod is admitted, even if the connection is lost now.
         let _ = ready!(self.events.poll_next_unpin(cx));
         Poll::Ready(self.last.take().map(Ok))
     }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn an_admitted_pod_is_told_once_nothing_follows() {
+    fn an_admitted_pod_is_reported_at_the_end_of_the_stream() {
         let (sender, mut events) = admission();
         let waiting = event(Event::Waiting(Waiting::default()));
         let admitted = event(Event::Admitted(Pod::default()));
@@ -110,7 +110,7 @@ mod tests {
         sender.send(Ok(waiting.clone())).unwrap();
         assert_eq!(next(), Some(Some(waiting)));
         sender.send(Ok(admitted.clone())).unwrap();
-        // Asked and given up more than once.
+        // Polled and cancelled more than once.
         assert_eq!([next(), next()], [None, None]);
         drop(sender);
         assert_eq!(next(), Some(Some(admitted)));

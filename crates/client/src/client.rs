@@ -15,54 +15,46 @@ use crate::v1;
 use crate::v1::devlet_client::DevletClient;
 use crate::watch::Watch;
 
-/// The largest message in either direction: lists of many devices, and whole state files, go in one.
+/// Maximum message size in bytes, in both directions. Lists of many devices and whole state files are single messages.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
 
-/// The pause before the next attempt when the socket's queue of connections is full.
+/// Pause between attempts while the socket's queue of connections is full.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Why there is no connection.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// There is no socket.
     #[error("devlet is not running: no socket at {}; start it with `devlet serve`", Places(.paths))]
     NotRunning {
-        /// Where it should be.
+        /// The expected paths.
         paths: Vec<PathBuf>,
     },
     /// There is a socket on which no process listens.
     #[error("devlet is not running: no process listens on {}; start it with `devlet serve`", path.display())]
-    Stale {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// The socket is not for this user.
+    Stale { path: PathBuf },
+    /// This user may not open the socket.
     #[error(
         "you may not open {}: run this as the user that devlet runs as, as a member of the socket's group, or \
          as root",
         path.display()
     )]
-    NotAllowed {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// The process behind the socket accepts no connection.
+    NotAllowed { path: PathBuf },
+    /// The process behind the socket does not accept the connection.
     #[error(transparent)]
     NoAnswer(#[from] NoAnswer),
-    /// Something else is wrong with the socket.
+    /// Any other error of the socket.
     #[error("cannot connect to {}: {source}", path.display())]
     Io {
-        /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The process behind the socket does not speak gRPC.
+    /// The process behind the socket does not implement gRPC.
     #[error("{} does not answer as devlet does: {source}", path.display())]
     Transport {
-        /// The socket.
         path: PathBuf,
-        /// What is wrong.
+        /// The error of the HTTP/2 connection.
         source: h2::Error,
     },
 }
@@ -118,7 +110,7 @@ macro_rules! watches {
 }
 
 impl Client {
-    /// Connects to the socket of a running devlet. Calls may take as long as devlet takes; see [`Client::with_timeout`].
+    /// Connects to the socket of a running devlet, without timeouts for calls; see [`Client::with_timeout`].
     pub async fn connect(path: impl AsRef<Path>) -> Result<Self, ConnectError> {
         Self::connect_until(path.as_ref(), Deadline::none(path.as_ref())).await
     }
@@ -136,7 +128,7 @@ impl Client {
                 Err(source) => return Err(failed(path.to_owned(), source)),
             }
         };
-        // The connection is made once: behind the same path may be another devlet later.
+        // Connect only once: later, another devlet may be at this path.
         let channel = Channel::open(stream, path).await;
         let channel = channel.map_err(|source| ConnectError::Transport {
             path: path.to_owned(),
@@ -148,8 +140,8 @@ impl Client {
     /// Connects to the first socket on which a process listens, with a timeout for every call. See
     /// [`crate::locate::sockets`] and [`Client::with_timeout`].
     ///
-    /// A process that listens and does not answer is an error, not a reason to try the next socket: the caller would
-    /// talk to another devlet than usual.
+    /// A process that listens and does not answer is an error. The next socket is not tried, because the caller would
+    /// use another devlet than usual.
     pub async fn connect_any(paths: &[PathBuf], timeout: Duration) -> Result<Self, ConnectError> {
         let mut problem = None;
         for path in paths {
@@ -158,7 +150,7 @@ impl Client {
                 Ok(client) => return Ok(client.with_timeout(timeout)),
                 Err(ConnectError::NotRunning { .. }) => {}
                 Err(error @ ConnectError::NoAnswer(_)) => return Err(error),
-                // If no process listens on the other sockets either, this says more than that there are none.
+                // If no process listens on the other sockets either, this error is the most specific one.
                 Err(error) => _ = problem.get_or_insert(error),
             }
         }
@@ -166,7 +158,7 @@ impl Client {
         Err(problem.unwrap_or(ConnectError::NotRunning { paths }))
     }
 
-    /// A client on a channel of one's own.
+    /// Creates a client on an existing channel.
     pub fn new(channel: Channel) -> Self {
         let inner = DevletClient::new(channel.clone())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -178,14 +170,14 @@ impl Client {
         }
     }
 
-    /// The socket that it is connected to.
+    /// Returns the path of the connected socket.
     pub fn path(&self) -> &Path {
         self.channel.path()
     }
 
-    /// Bounds how long every call may take. A call that only reads may take as long as `timeout`, and so may the first
-    /// message of a watch and the answers to its keepalive pings. A call that changes something may take as long as its `wait_ms`, or the wait that devlet is
-    /// configured with, and `timeout` on top. After that it ends with a status whose source is [`NoAnswer`].
+    /// Sets a timeout for every call. It applies to a call that only reads, to the first message of a watch, and to the
+    /// answers to the watch's keepalive pings. A call that changes state may take its `wait_ms`, or the wait that devlet
+    /// is configured with, plus `timeout`. After that it ends with a status with [`NoAnswer`] as its source.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -220,56 +212,56 @@ impl Client {
     }
 
     calls! { waits:
-        /// What the runtime must add to a container that is about to start.
+        /// Returns the changes that the runtime must make to a container before it starts.
         start_container(StartContainerRequest) -> v1::StartContainerResponse;
         /// Removes a pod.
         remove_pod(RemovePodRequest) -> v1::RemovePodResponse;
     }
 
     calls! { changes:
-        /// Gives up on drivers for a claim that no pod wants.
+        /// Stops waiting for drivers for a claim that no pod uses.
         abandon_claim(AbandonClaimRequest) -> v1::AbandonClaimResponse;
-        /// Forgets a claim that was abandoned.
+        /// Deletes an abandoned claim.
         forget_claim(ForgetClaimRequest) -> v1::ForgetClaimResponse;
-        /// Takes over the pods of a kubelet's file.
+        /// Adopts the pods or claims of a kubelet's file.
         import(ImportRequest) -> v1::ImportResponse;
-        /// Declares that a file that could not be read held nothing.
+        /// Declares that an unreadable file held nothing.
         forget(ForgetRequest) -> v1::ForgetResponse;
     }
 
     calls! { reads:
-        /// All resources.
+        /// Lists all resources.
         list_resources(ListResourcesRequest) -> v1::ResourceList;
-        /// All devices, or those of a resource.
+        /// Lists all devices, or those of a resource.
         list_devices(ListDevicesRequest) -> v1::DeviceList;
-        /// All connected plugins.
+        /// Lists all plugins.
         list_plugins(ListPluginsRequest) -> v1::PluginList;
-        /// All pods, or one.
+        /// Lists all pods, or one.
         list_pods(ListPodsRequest) -> v1::PodList;
-        /// All drivers, or one.
+        /// Lists all drivers, or one.
         list_drivers(ListDriversRequest) -> v1::DriverList;
-        /// All claims, or those of a name.
+        /// Lists all claims, or those of a name.
         list_claims(ListClaimsRequest) -> v1::ClaimList;
-        /// Whether a pod may still have to be unprepared.
+        /// Returns `true` if a pod may still have to be unprepared.
         might_need_unprepare(MightNeedUnprepareRequest) -> v1::MightNeedUnprepareResponse;
-        /// How devlet is doing.
+        /// Returns the state of devlet.
         status(StatusRequest) -> v1::StatusResponse;
-        /// All of the database.
+        /// Returns the whole database.
         dump_state(DumpStateRequest) -> v1::DumpStateResponse;
     }
 
     watches! {
-        /// All resources, now and after each change.
+        /// Lists all resources, now and after each change.
         watch_resources(ListResourcesRequest) -> ResourceList;
-        /// All devices, now and after each change.
+        /// Lists all devices, now and after each change.
         watch_devices(ListDevicesRequest) -> DeviceList;
-        /// All connected plugins, now and after each change.
+        /// Lists all plugins, now and after each change.
         watch_plugins(ListPluginsRequest) -> PluginList;
-        /// All pods, now and after each change.
+        /// Lists all pods, now and after each change.
         watch_pods(ListPodsRequest) -> PodList;
-        /// All drivers, now and after each change.
+        /// Lists all drivers, now and after each change.
         watch_drivers(ListDriversRequest) -> DriverList;
-        /// All claims, now and after each change.
+        /// Lists all claims, now and after each change.
         watch_claims(ListClaimsRequest) -> ClaimList;
     }
 }

@@ -1,4 +1,4 @@
-//! Until when devlet must have answered a call.
+//! Deadlines of calls to devlet.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,18 +7,17 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, timeout_at};
 use tonic::Status;
 
-/// devlet did not answer in time: it hangs, or is stopped. This is the source of the [`Status`] that such a call ends
-/// with, and tells it from a status that devlet answered with.
+/// devlet did not answer in time: it hangs, or is stopped. This is the source of the [`Status`] of such a call, and
+/// distinguishes it from a status that devlet sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("devlet at {} does not answer (waited {} s)", path.display(), seconds(*.waited))]
 pub struct NoAnswer {
-    /// The socket.
     pub path: PathBuf,
-    /// How long the caller has waited.
+    /// Duration of the wait.
     pub waited: Duration,
 }
 
-/// Rounded to tenths, as in `1.5`.
+/// Rounds to tenths, as in `1.5`.
 fn seconds(waited: Duration) -> f64 {
     (waited.as_secs_f64() * 10.0).round() / 10.0
 }
@@ -31,11 +30,11 @@ impl From<NoAnswer> for Status {
     }
 }
 
-/// When a call ends without an answer, if ever.
+/// The deadline of a call, if it has one.
 #[derive(Debug, Clone)]
 pub(crate) struct Deadline {
     path: Arc<Path>,
-    /// The moment, and how long that was from the start.
+    /// The deadline, and its distance from the start.
     end: Option<(Instant, Duration)>,
 }
 
@@ -46,7 +45,7 @@ impl Deadline {
     }
 
     pub(crate) fn after(path: &Path, limit: Duration) -> Self {
-        // A limit beyond all clocks is none.
+        // A limit that overflows the clock means no limit.
         let end = Instant::now().checked_add(limit);
         Self {
             path: path.into(),
@@ -54,7 +53,7 @@ impl Deadline {
         }
     }
 
-    /// Waits for an answer as long as there is time.
+    /// Waits for an answer until the deadline.
     pub(crate) async fn bound<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         match self.end {
             None => call.await,
@@ -68,12 +67,12 @@ impl Deadline {
         self.end.is_some_and(|(end, _)| Instant::now() >= end)
     }
 
-    /// Ends when there is no time left.
+    /// Returns a future that ends at the deadline.
     pub(crate) fn sleep(&self) -> Option<Sleep> {
         self.end.map(|(end, _)| tokio::time::sleep_until(end))
     }
 
-    /// What a caller is told when there is no time left.
+    /// Returns the error for a passed deadline.
     pub(crate) fn passed(&self) -> NoAnswer {
         NoAnswer {
             path: self.path.to_path_buf(),

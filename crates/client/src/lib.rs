@@ -18,8 +18,8 @@
 //! # }
 //! ```
 //!
-//! The messages, client and server under [`v1`] are generated from `proto/devlet/v1/devlet.proto`, which says what
-//! they mean, and checked in; `tests/generated.rs` generates them and says how.
+//! The messages, client and server under [`v1`] are generated from `proto/devlet/v1/devlet.proto`, which documents
+//! them, and checked in; `tests/generated.rs` generates them.
 
 mod admission;
 pub mod channel;

@@ -1,33 +1,33 @@
-//! Where devlet keeps its files, and so where its socket is.
+//! Paths of devlet's root directory and socket.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The variable that names the root directory.
+/// The environment variable with the root directory.
 pub const ROOT_VARIABLE: &str = "DEVLET_ROOT";
 
-/// The root directory of a node: the kubelet's.
+/// The root directory of a node, which is that of the kubelet.
 pub const SYSTEM_ROOT: &str = "/var/lib/kubelet";
 
-/// The socket below a root directory.
+/// Returns the path of the socket below a root directory.
 pub fn socket(root: &Path) -> PathBuf {
     root.join("devlet").join("devlet.sock")
 }
 
-/// The sockets to try, in this order. A directory that was named, here or in `DEVLET_ROOT`, is the only one;
-/// otherwise it is the user's own and then the system's.
+/// Returns the sockets to try, in this order. `root` or `DEVLET_ROOT` is the only candidate if given. Otherwise
+/// the user's own root comes first, then the system's.
 pub fn sockets(root: Option<&Path>) -> Vec<PathBuf> {
     let roots = roots(root, |name| std::env::var_os(name));
     roots.iter().map(|root| socket(root)).collect()
 }
 
-/// The root directory of a devlet that does not run as root: `devlet` below the user's state directory.
-/// `None` if there is neither `XDG_STATE_HOME` nor `HOME`.
+/// Returns the root directory of a devlet that does not run as root: `devlet` below the user's state directory.
+/// `None` if neither `XDG_STATE_HOME` nor `HOME` is set.
 pub fn user_root() -> Option<PathBuf> {
     user_root_from(|name| std::env::var_os(name))
 }
 
-/// The root directory that `DEVLET_ROOT` names.
+/// Returns the root directory in `DEVLET_ROOT`.
 pub fn named_root() -> Option<PathBuf> {
     let root = std::env::var_os(ROOT_VARIABLE).filter(|root| !root.is_empty());
     root.map(PathBuf::from)
@@ -46,7 +46,7 @@ fn roots(named: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) -> V
 }
 
 fn user_root_from(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    // The XDG specification: what is not absolute does not count.
+    // As the XDG specification requires, a relative path is ignored.
     let absolute = |name: &str| {
         variable(name)
             .map(PathBuf::from)
@@ -70,14 +70,14 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_named_is_the_only_one() {
+    fn a_given_directory_is_the_only_one() {
         let variables = [("DEVLET_ROOT", "/env"), ("HOME", "/home/me")];
         assert_eq!(found(Some("/named"), &variables), ["/named"]);
         assert_eq!(found(None, &variables), ["/env"]);
     }
 
     #[test]
-    fn otherwise_the_users_own_comes_before_the_systems() {
+    fn without_a_given_directory_the_users_root_comes_before_the_systems() {
         let system = "/var/lib/kubelet";
         assert_eq!(
             found(None, &[("HOME", "/home/me")]),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_has_its_place_below_the_root() {
+    fn the_socket_is_in_the_devlet_directory_below_the_root() {
         assert_eq!(
             socket(Path::new("/root-dir")),
             Path::new("/root-dir/devlet/devlet.sock")

@@ -1,4 +1,4 @@
-//! A list, and what becomes of it.
+//! Watch: a stream of complete lists.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,19 +10,19 @@ use tonic::{Status, Streaming};
 use crate::channel::Channel;
 use crate::deadline::Deadline;
 
-/// Limits of the pause between two keepalive pings.
+/// Minimum and maximum interval between two keepalive pings.
 const PINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// The messages of a watch: the whole list, now and after each change.
+/// The messages of a watch: the complete list, now and after each change.
 pub struct Watch<T> {
     first: Option<T>,
     updates: Streaming<T>,
-    /// Ends when devlet does not answer any longer.
+    /// Completes when devlet no longer answers.
     unanswered: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
 }
 
 impl<T> Watch<T> {
-    /// Returns with the first message, which devlet sends at once.
+    /// Returns after the first message, which devlet sends at once.
     pub(crate) async fn new(mut updates: Streaming<T>) -> Result<Self, Status> {
         let first = updates.message().await?;
         Ok(Self {
@@ -38,7 +38,7 @@ impl<T> Watch<T> {
         self
     }
 
-    /// The next message; none once devlet has stopped. Nothing is lost if this is dropped before it is done.
+    /// Returns the next message, or `None` after devlet has stopped. Cancel safe.
     pub async fn message(&mut self) -> Result<Option<T>, Status> {
         if let Some(first) = self.first.take() {
             return Ok(Some(first));
@@ -62,7 +62,7 @@ impl<T: fmt::Debug> fmt::Debug for Watch<T> {
     }
 }
 
-/// Pings until there is no answer.
+/// Sends pings until one is not answered in time.
 async fn unanswered(channel: Channel, timeout: Duration) -> Status {
     let pause = timeout.clamp(PINGS.0, PINGS.1);
     loop {

@@ -1,4 +1,4 @@
-//! What a caller is told when there is nobody to talk to.
+//! Errors that a caller gets if devlet is not running or does not answer.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,9 +9,9 @@ use std::time::Duration;
 use devlet_client::{Client, ConnectError, NoAnswer, v1};
 use tokio::net::{UnixSocket, UnixStream};
 
-/// Longer than any of these tests takes.
+/// Longer than any of these tests.
 const LONG: Duration = Duration::from_secs(60);
-/// For an answer that never comes.
+/// Timeout for an answer that never comes.
 const SHORT: Duration = Duration::from_millis(50);
 
 async fn refusal(path: PathBuf) -> String {
@@ -19,7 +19,7 @@ async fn refusal(path: PathBuf) -> String {
 }
 
 #[tokio::test]
-async fn without_a_socket_the_message_says_where_it_should_be_and_what_to_do() {
+async fn without_a_socket_the_error_states_the_path_and_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("devlet/devlet.sock");
     let shown = path.display();
@@ -39,7 +39,7 @@ async fn without_a_socket_the_message_says_where_it_should_be_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_socket_without_a_process_is_told_from_a_missing_one() {
+async fn a_socket_without_a_process_is_distinguished_from_a_missing_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("stale.sock");
     drop(UnixListener::bind(&path).unwrap());
@@ -50,7 +50,7 @@ async fn a_socket_without_a_process_is_told_from_a_missing_one() {
 }
 
 #[tokio::test]
-async fn the_first_socket_behind_which_somebody_is_counts() {
+async fn the_first_socket_with_a_listening_process_is_used() {
     let directory = tempfile::tempdir().unwrap();
     let (stale, live) = (
         directory.path().join("stale.sock"),
@@ -101,7 +101,7 @@ async fn a_call_that_is_not_answered_ends_with_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_process_that_accepts_no_connections_is_no_reason_to_talk_to_another_one() {
+async fn a_process_that_does_not_accept_connections_does_not_lead_to_another_socket() {
     let directory = tempfile::tempdir().unwrap();
     let (full, live) = (
         directory.path().join("full.sock"),

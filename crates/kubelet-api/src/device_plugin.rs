@@ -1,10 +1,10 @@
 //! The API between the kubelet and device plugins.
 
-/// The version every plugin in use speaks.
+/// The version that all plugins in use implement.
 pub mod v1beta1 {
     include!("generated/deviceplugin/v1beta1.rs");
 
-    /// What a plugin states as [`RegisterRequest::version`].
+    /// [`RegisterRequest::version`] of a plugin.
     pub const VERSION: &str = "v1beta1";
 
     /// [`Device::health`] of a device that can be allocated.
@@ -18,11 +18,11 @@ pub mod v1beta1 {
     pub const KUBELET_SOCKET: &str = "kubelet.sock";
 }
 
-/// The version of 2017, which no kubelet in support serves.
+/// The version of 2017. No supported kubelet serves it.
 pub mod v1alpha2 {
     include!("generated/deviceplugin/v1alpha2.rs");
 
-    /// What a plugin states as [`RegisterRequest::version`].
+    /// [`RegisterRequest::version`] of a plugin.
     pub const VERSION: &str = "v1alpha2";
 
     /// [`Device::health`] of a device that can be allocated.

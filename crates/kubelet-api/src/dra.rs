@@ -1,13 +1,13 @@
 //! The API between the kubelet and DRA drivers.
 //!
-//! A driver names the versions it serves in `supported_versions` when it registers, by `SERVICE` of the modules
-//! below. These identifiers are not the names that gRPC uses.
+//! A driver lists the versions it serves in `supported_versions` when it registers, by `SERVICE` of the modules
+//! below. These identifiers differ from the gRPC service names.
 
 /// The version of kubelet 1.34 and later.
 pub mod v1 {
     include!("generated/dra/v1.rs");
 
-    /// How a driver names this version when it registers.
+    /// Identifier of this version in a driver's registration.
     pub const SERVICE: &str = "v1.DRAPlugin";
 }
 
@@ -15,20 +15,20 @@ pub mod v1 {
 pub mod v1beta1 {
     include!("generated/dra/v1beta1.rs");
 
-    /// How a driver names this version when it registers.
+    /// Identifier of this version in a driver's registration.
     pub const SERVICE: &str = "v1beta1.DRAPlugin";
 }
 
 /// The version of kubelet 1.31, to which 1.32 and 1.33 fell back.
 ///
-/// The kubelet calls its Go package v1alpha4; `v1alpha3` is what travels.
+/// The kubelet's Go package is called v1alpha4; the package on the wire is `v1alpha3`.
 pub mod v1alpha3 {
     include!("generated/dra/v1alpha3.rs");
 
-    /// How a driver names this version when it registers, if at all: it was also assumed of drivers that named
-    /// no version known to the kubelet.
+    /// Identifier of this version in a driver's registration. Optional: kubelets also assumed this version for
+    /// drivers that did not list a known one.
     pub const SERVICE: &str = "v1alpha3.NodeService";
 
-    /// The name gRPC uses, which drivers do not register.
+    /// The gRPC service name, which drivers do not register.
     pub const WIRE_SERVICE: &str = "v1alpha3.Node";
 }

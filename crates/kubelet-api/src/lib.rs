@@ -14,10 +14,10 @@
 //! | [`pod_resources::v1alpha1`] | `v1alpha1` | kubelet |
 //!
 //! The messages, clients and servers are generated from the files under `proto/` and checked in;
-//! `tests/generated.rs` generates them and says how. Written by hand are only the strings that the protocols
-//! give a meaning to. There is no validation here, and no domain type.
+//! `tests/generated.rs` generates them. Only the strings with a meaning in the protocols are written by hand.
+//! Validation and domain types are deliberately absent.
 //!
-//! Map fields are `BTreeMap`s, so that equal messages are equal bytes.
+//! Map fields are `BTreeMap`s, so that equal messages encode to equal bytes.
 
 // tonic qualifies every name.
 #![allow(unused_qualifications)]

@@ -1,7 +1,7 @@
-//! How the kubelet asks a plugin whose socket it found who it is.
+//! The handshake between the kubelet and a plugin found by its socket.
 //!
-//! The package has no version in it, so neither has this module: the three versions that kubelets have had are
-//! the same on the wire.
+//! The package does not contain a version, so this module does not either: the three versions of the kubelet are
+//! identical on the wire.
 
 include!("generated/pluginregistration/v1.rs");
 

@@ -1,11 +1,11 @@
-//! What the kubelet tells monitoring agents. Both versions are served on one socket.
+//! The API by which the kubelet reports resources of pods to monitoring agents. Both versions share one socket.
 
-/// The version to use.
+/// The current version.
 pub mod v1 {
     include!("generated/podresources/v1.rs");
 }
 
-/// The first version: devices of device plugins, nothing else.
+/// The first version: only devices of device plugins.
 pub mod v1alpha1 {
     include!("generated/podresources/v1alpha1.rs");
 }

@@ -1,7 +1,7 @@
-//! Every method is called by the full path that the kubelet and its plugins use.
+//! Checks that every method is called by the full path that the kubelet and its plugins use.
 //!
-//! Each generated client talks to the generated server of the same service, in memory. The log has, for every
-//! call, the path that the client asked for and the method that the server took it to.
+//! Each generated client calls the generated server of the same service, in memory. For every call, the log has
+//! the path that the client requested and the method that the server ran.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -267,7 +267,7 @@ fn a_version_that_is_not_served_is_unimplemented() {
     assert_eq!(refused.unwrap_err().code(), tonic::Code::Unimplemented);
 }
 
-/// What was called; also a peer that serves everything with empty answers.
+/// A log of calls, and a peer that serves every method with an empty answer.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -300,7 +300,7 @@ impl Log {
     }
 }
 
-/// A server whose requests go into the log first.
+/// A server that logs each request before it handles it.
 struct Logged<S> {
     log: Log,
     server: S,
@@ -325,7 +325,7 @@ fn name<S: NamedService>(_: &S) -> &'static str {
     S::NAME
 }
 
-/// In memory nothing has to be waited for.
+/// Polls once: a call in memory never waits.
 fn ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

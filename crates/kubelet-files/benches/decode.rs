@@ -1,4 +1,4 @@
-//! How long a large checkpoint takes, against the fastest general decoder that builds a value.
+//! Benchmark: decoding a large checkpoint, compared with serde_json's `Value`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ fn checkpoint() -> Vec<u8> {
     device_plugin::write(file.unverified()).into_bytes()
 }
 
-/// Decoded, with the checksum verified.
+/// Decodes a file and verifies its checksum.
 #[divan::bench]
 fn kubelet_files_read(bencher: Bencher<'_, '_>) {
     let bytes = checkpoint();
@@ -63,7 +63,7 @@ fn kubelet_files_write(bencher: Bencher<'_, '_>) {
         .bench_local(|| device_plugin::write(black_box(file.unverified())));
 }
 
-/// How long `run` takes, with and without letting go of what it made.
+/// Measures `run`, with and without the time to drop its result.
 fn timed<T>(run: impl FnOnce() -> T) -> [Duration; 2] {
     let start = Instant::now();
     let made = black_box(run());
@@ -81,7 +81,7 @@ fn main() {
     divan::main();
     let bytes = checkpoint();
     let (mut ours, mut value) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
-    // In turns, so that both see the same machine.
+    // Alternately, so that both see the same load of the machine.
     for _ in 0..21 {
         let read = timed(|| device_plugin::read(black_box(&bytes)).map(|file| file.verified()));
         let parsed = timed(|| serde_json::from_slice::<serde_json::Value>(black_box(&bytes)));

@@ -1,4 +1,4 @@
-//! Bringing a file to the newest format of its kind.
+//! Converts a file to the newest format of its kind.
 
 use std::borrow::Cow;
 
@@ -14,19 +14,19 @@ pub struct Converted {
     pub format: Format,
     /// The whole file.
     pub text: String,
-    /// What the new format says that the old one did not, or the other way round.
+    /// Differences between the old content and the new one.
     pub remarks: Vec<Remark>,
 }
 
-/// Something that a conversion had to decide.
+/// A decision that a conversion made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Remark {
-    /// Entries of V1 and of V2 stand in one file.
+    /// One file has entries of V1 and of V2.
     #[error("the file mixes entries of two formats, V1 and V2")]
     MixedFormats,
     /// V0 and V1 do not record topology.
     #[error(
-        "devices are placed on NUMA node 0, as kubelets 1.20 to 1.30 did: the old format has no topology"
+        "devices are placed on NUMA node 0, as kubelets 1.20 to 1.30 did: the old format does not record topology"
     )]
     NumaNodeZero,
     /// The file is from 1.8.
@@ -35,33 +35,33 @@ pub enum Remark {
          until its pod is admitted again"
     )]
     AnswersNotStored,
-    /// Flat DRA files know CDI ids only.
+    /// Flat DRA files record only CDI ids.
     #[error(
         "pools, device and request names are empty: the old format has only the CDI ids. A kubelet prepares \
          these claims again"
     )]
     DeviceNamesUnknown,
-    /// Flat DRA files hold data that today's kubelets have no place for.
-    #[error("resource classes and resource handles are left out: the new format has no place for them")]
+    /// Flat DRA files hold data that today's format cannot store.
+    #[error("resource classes and resource handles are left out: the new format cannot store them")]
     HandlesLeftOut,
 }
 
 /// Why a file cannot be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
-    /// Its content is not what was written.
+    /// Its checksum is wrong.
     #[error(transparent)]
     Corrupted(#[from] ChecksumMismatch),
-    /// It has no list of claims.
-    #[error("it has no list of claims: there is no state in it that could be converted")]
+    /// The list of claims is missing.
+    #[error("the list of claims is missing: there is no state in it that could be converted")]
     NoClaimList,
-    /// It has no other format.
+    /// Its kind has only one format.
     #[error("a health file has only one format: there is nothing to convert")]
     OnlyOneFormat,
 }
 
 /// Converts to [`Format::DevicePluginV2`] or [`Format::DraEnvelopeV1`]. Entries keep their order, and plugins'
-/// answers their bytes.
+/// answers keep their bytes.
 pub fn convert(file: File<Document>) -> Result<Converted, ConvertError> {
     let found = file.format;
     let document = file.verified()?;
@@ -100,7 +100,7 @@ fn convert_devices(checkpoint: &device_plugin::Checkpoint, found: Format) -> Con
         remarks.push(Remark::AnswersNotStored);
         let mut answered = checkpoint.clone();
         for entry in answered.entries.iter_mut().flatten() {
-            // What a kubelet writes for an empty answer.
+            // As a kubelet writes an empty answer.
             entry.alloc_resp.get_or_insert_default();
         }
         text = Some(device_plugin::write(&answered));

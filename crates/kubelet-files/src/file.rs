@@ -1,18 +1,18 @@
-//! What every reader of this crate answers: the content, and how far to trust it.
+//! Result of every reader in this crate: the content, its checksum, and warnings.
 
 use crate::format::Format;
 use crate::go_json::{self, DroppedList, Reader, SyntaxError, TypeError};
 use crate::position::Position;
 
-/// A file that decodes. Its checksum may still be wrong: [`File::verified`] is the way to the content for those
-/// who act on it, [`File::unverified`] for those who only look.
+/// A file that decodes. Its checksum may still be wrong. Code that acts on the content uses [`File::verified`];
+/// code that only displays it uses [`File::unverified`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct File<T> {
     /// The format that the bytes are in.
     pub format: Format,
     /// `None` for formats that carry no checksum.
     pub checksum: Option<Checksum>,
-    /// What the decoder passed over without a word.
+    /// Input that the decoder accepted although it is unusual.
     pub warnings: Warnings,
     content: T,
 }
@@ -27,7 +27,7 @@ impl<T> File<T> {
         }
     }
 
-    /// The content, if the checksum is right or the format has none.
+    /// Returns the content if the checksum is right or the format does not have one.
     pub fn verified(self) -> Result<T, ChecksumMismatch> {
         match self.checksum {
             Some(checksum) if !checksum.is_valid() => Err(ChecksumMismatch(checksum)),
@@ -35,7 +35,7 @@ impl<T> File<T> {
         }
     }
 
-    /// The content, whatever its checksum says.
+    /// Returns the content without checking the checksum.
     pub fn unverified(&self) -> &T {
         &self.content
     }
@@ -56,44 +56,42 @@ impl<T> File<T> {
     }
 }
 
-/// The checksum in a file and the one that its content has.
+/// The checksum stored in a file and the one computed from its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checksum {
-    /// As the file says. What a kubelet assumes for a file that does not say.
+    /// As stored in the file, or the default that a kubelet assumes if the file does not store one.
     pub stored: u64,
     /// As computed from the decoded content.
     pub computed: u64,
 }
 
 impl Checksum {
-    /// Whether the two agree.
+    /// Returns `true` if the stored checksum matches the content.
     pub fn is_valid(self) -> bool {
         self.stored == self.computed
     }
 }
 
-/// The content is not what was written. Kubelets say "checkpoint is corrupted".
+/// The content does not match the stored checksum. Kubelets report "checkpoint is corrupted".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("checkpoint is corrupted: the stored checksum is {}, the content has {}", .0.stored, .0.computed)]
 pub struct ChecksumMismatch(pub Checksum);
 
-/// Why a file does not decode. `problem` is in the words of the kubelet's own decoder.
+/// Why a file does not decode. `problem` is the text of the kubelet's own decoder.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// Not JSON, or cut off.
+    /// Not JSON, or truncated.
     #[error("{problem}, {at}")]
     Syntax {
-        /// What the decoder says.
+        /// The decoder's error text.
         problem: String,
-        /// Where.
         at: Position,
     },
     /// JSON, with a value of the wrong type.
     #[error("{problem}, {at}")]
     Type {
-        /// What the decoder says.
+        /// The decoder's error text.
         problem: String,
-        /// Where.
         at: Position,
     },
     /// Some entries list devices as V1 does, others as V2 does.
@@ -106,12 +104,12 @@ pub enum ReadError {
         /// The first entry in the form of V2.
         per_numa: Position,
     },
-    /// JSON, but no file that a kubelet writes.
+    /// JSON, but not a file that a kubelet writes.
     #[error("{0}")]
     UnknownKind(UnknownKind),
 }
 
-/// A JSON document that is none of the kubelet's device files.
+/// A JSON document that is not one of the kubelet's device files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownKind {
     /// The document is `null`.
@@ -140,7 +138,7 @@ impl ReadError {
         }
     }
 
-    /// The words of a kubelet's decoder, where there are any.
+    /// Returns the error text of a kubelet's decoder, if it has one for this error.
     pub fn kubelet_text(&self) -> Option<&str> {
         match self {
             Self::Syntax { problem, .. } | Self::Type { problem, .. } => Some(problem),
@@ -163,33 +161,31 @@ impl ReadError {
     }
 }
 
-/// What a decoder passed over in silence.
+/// Input that a decoder accepted although it is unusual.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Warnings {
-    /// The first ones, in the order of the file.
+    /// The first warnings, in the order of the file.
     pub list: Vec<Warning>,
-    /// How many more there are.
+    /// Number of warnings that are not in the list.
     pub left_out: usize,
 }
 
-/// One thing that a decoder passed over.
+/// One warning and its position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}, {at}")]
 pub struct Warning {
-    /// What.
     pub kind: WarningKind,
-    /// Where.
     pub at: Position,
 }
 
-/// Something that a kubelet's decoder accepts without a word.
+/// Unusual input that a kubelet's decoder accepts silently.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WarningKind {
     /// Ignored, and lost at the next write.
     #[error("unknown key {0:?} is ignored")]
     UnknownKey(String),
-    /// The later value wins.
-    #[error("key {0:?} stands twice, the later value counts")]
+    /// The later value takes effect.
+    #[error("key {0:?} is repeated, the later value is used")]
     DuplicateKey(String),
     /// Not UTF-8, or half of a surrogate pair.
     #[error("bytes that are not valid UTF-8 were read as U+FFFD")]
@@ -221,7 +217,7 @@ impl Warnings {
         self.left_out += other.left_out;
     }
 
-    /// For people, one line each.
+    /// Returns one line per warning, for display.
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.list.iter().map(ToString::to_string).collect();
         if self.left_out > 0 {
@@ -230,7 +226,7 @@ impl Warnings {
         lines
     }
 
-    /// Whether there is nothing to warn of.
+    /// Returns `true` if there are no warnings.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty() && self.left_out == 0
     }
@@ -251,11 +247,11 @@ pub(crate) fn document<'a>(
     }
 }
 
-/// What could be read of a damaged file.
+/// The readable parts of a damaged file.
 #[derive(Debug)]
 pub(crate) struct Salvaged<T> {
     pub(crate) content: T,
-    /// Where the document ends too early.
+    /// The error at the point where the document ends too early.
     pub(crate) broken_off: Option<ReadError>,
     /// The first broken syntax, or the first wrong type outside of anything that is dropped as a whole.
     pub(crate) outside: Option<ReadError>,
@@ -264,7 +260,7 @@ pub(crate) struct Salvaged<T> {
 }
 
 impl<T> Salvaged<T> {
-    /// The content of a sound file.
+    /// Wraps the content of a sound file.
     pub(crate) fn sound(content: T) -> Self {
         Self {
             content,
@@ -274,7 +270,7 @@ impl<T> Salvaged<T> {
         }
     }
 
-    /// The content that a scan found in a file of `length` bytes with broken syntax.
+    /// Wraps the content that a scan found in a file of `length` bytes with broken syntax.
     pub(crate) fn scanned(content: T, error: ReadError, length: usize, dropped: DroppedList) -> Self {
         let is_cut = matches!(&error, ReadError::Syntax { at, .. } if at.offset >= length);
         let (broken_off, outside) = match is_cut {

@@ -1,11 +1,11 @@
-//! The names of the formats.
+//! Names of the file formats.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::kind::Role;
 
-/// A file format that some kubelet writes. Where the bytes of a file are the same in two formats, it is called
+/// A file format that some kubelet writes. A file that is valid in two formats is called
 /// [`Format::DevicePluginV2`] or [`Format::DraFlat1_27`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -29,7 +29,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them, oldest first.
+    /// All formats, oldest first.
     pub const ALL: [Self; 8] = [
         Self::DevicePluginV0,
         Self::DevicePluginV1,
@@ -41,7 +41,7 @@ impl Format {
         Self::DraHealth,
     ];
 
-    /// The name used on the command line and in reports.
+    /// Returns the name used on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::DevicePluginV0 => "device-plugin-v0",
@@ -55,7 +55,7 @@ impl Format {
         }
     }
 
-    /// The file that is written in this format.
+    /// Returns the file that is written in this format.
     pub fn role(self) -> Role {
         match self {
             Self::DevicePluginV0 | Self::DevicePluginV1 | Self::DevicePluginV2 => Role::DevicePlugin,
@@ -66,7 +66,7 @@ impl Format {
         }
     }
 
-    /// What the file is, and who wrote it.
+    /// Describes the content of the file and the releases that wrote it.
     pub fn description(self) -> &'static str {
         match self {
             Self::DevicePluginV0 => "device plugin allocations, as kubelets 1.8 to 1.10 wrote them",

@@ -1,8 +1,8 @@
-//! The text that the kubelet's checksums are taken over.
+//! The printed Go values that the kubelet's checksums cover.
 //!
 //! Older kubelet files are protected by FNV-1a over the *printed* Go value: every field with its name and its Go
-//! type, lists in brackets, maps sorted by key, strings raw. [`Print`] is where that text goes: into a hash, or,
-//! in tests, into memory, to be compared with what a kubelet printed.
+//! type, lists in brackets, maps sorted by key, strings raw. [`Print`] receives that text. It hashes the text or,
+//! in tests, stores it for a comparison with the output of a kubelet.
 //!
 //! ```text
 //! list   := "<nil>" | "[" item *(" " item) "]"
@@ -123,7 +123,7 @@ static SPACED_DECIMALS: [SpacedDecimal; 256] = {
     table
 };
 
-/// FNV-1a, 32 bit. (The crate `fnv` has the 64-bit one only.)
+/// FNV-1a, 32 bit. (The crate `fnv` implements only the 64-bit variant.)
 #[derive(Debug)]
 pub(crate) struct Fnv1a32(u32);
 
@@ -160,16 +160,17 @@ const fn fnv(mut hash: u32, bytes: &[u8]) -> u32 {
     hash
 }
 
-/// A text that is hashed in one step.
+/// A constant text that is hashed in one step.
 ///
-/// A byte changes the low eight bits of the hash, then all of it is multiplied. So the part above the low bits is
-/// only ever multiplied, and what the low bits turn into depends on nothing else: 256 results say it all.
+/// A byte changes the low eight bits of the hash; then the whole hash is multiplied. So the part above the low
+/// bits is only multiplied, and the effect on the low bits depends on nothing else: a table of 256 results is
+/// complete.
 #[derive(Debug)]
 pub(crate) struct Label {
     text: &'static str,
-    /// The prime to the power of the length.
+    /// The prime raised to the length of the text.
     power: u32,
-    /// The hash after the text, if it was just these low bits before.
+    /// The hash after the text, by the low bits of the hash before it.
     from_low: [u32; 256],
 }
 

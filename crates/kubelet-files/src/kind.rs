@@ -1,7 +1,7 @@
-//! Telling the kubelet's files apart.
+//! Detects which of the kubelet's files a document is.
 //!
-//! No format names itself at the top, so the keys there decide, and for two of them the kind of value behind
-//! the key. A file that breaks off is judged by what comes before the break.
+//! The formats do not name themselves at the top, so the keys there decide, and for two keys the type of their
+//! value. A truncated file is classified by the part before the end.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::file::{ReadError, UnknownKind};
 use crate::go_json::decode::folds_to;
 use crate::go_json::{Kind, Reader, SyntaxError};
 
-/// Which of the kubelet's files a name stands for.
+/// One of the kubelet's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// `device-plugins/kubelet_internal_checkpoint`
@@ -21,7 +21,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The role of a file with this name, if it is one of the kubelet's own names. A suffix may follow, as in
+    /// Returns the role of a file with this name, if it is one of the kubelet's names. A suffix may follow, as in
     /// `dra_manager_state.unreadable-1` or `dra_manager_state.bak`.
     pub fn of_file_name(name: &str) -> Option<Self> {
         match name.split('.').next()? {
@@ -32,7 +32,7 @@ impl Role {
         }
     }
 
-    /// The role of a damaged file, by the words in it. `None` if no word says it.
+    /// Returns the role of a damaged file according to the keys in it, or `None` if no key decides it.
     pub(crate) fn of_words(bytes: &[u8]) -> Option<Self> {
         let count = |words: &[&str]| -> usize {
             let is_word = |at: &usize| words.iter().any(|word| bytes[*at..].starts_with(word.as_bytes()));
@@ -48,7 +48,7 @@ impl Role {
     }
 }
 
-/// Which reader a file is for.
+/// The reader that a file needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileKind {
     DevicePluginV0,
@@ -59,7 +59,7 @@ pub(crate) enum FileKind {
 }
 
 impl FileKind {
-    /// The file that a document of this kind is.
+    /// Returns the file that a document of this kind is.
     pub(crate) fn role(self) -> Role {
         match self {
             Self::DevicePluginV0 | Self::DevicePlugin => Role::DevicePlugin,
@@ -79,11 +79,11 @@ impl fmt::Display for Role {
     }
 }
 
-/// What the top of a document shows.
+/// Evidence found at the top level of a document.
 #[derive(Debug, Default)]
 struct Signs {
     data: Option<Kind>,
-    /// `Data` is a driver's name: there are devices in it.
+    /// `Data` is the name of a driver: it contains devices.
     devices_in_data: bool,
     checksum: bool,
     checksum_of_no_claims: bool,
@@ -97,17 +97,17 @@ struct Signs {
     is_null: bool,
 }
 
-/// What a kubelet assumes for a `dra_manager_state` without `Data`.
+/// The checksum that a kubelet assumes for a `dra_manager_state` without `Data`.
 const CHECKSUM_OF_NO_CLAIMS: &str = "4010664294";
 
-/// The kind of a document. Its role decides unless the document is whole and clearly another file.
+/// Returns the kind of a document. Its role decides unless the document is complete and clearly another file.
 pub(crate) fn of(bytes: &[u8], role: Option<Role>) -> Result<FileKind, ReadError> {
     let mut signs = Signs::default();
     let mut reader = Reader::new(bytes);
     let ended = signs.gather(&mut reader);
     let content = signs.kind(ended.is_ok());
     match (role, content) {
-        // In a broken document, one damaged byte can make the signs of another file.
+        // In a broken document, one damaged byte can imitate the keys of another file.
         (Some(role), Ok(kind)) if kind.role() != role && (ended.is_err() || !signs.is_clear(kind)) => {
             Ok(role.newest())
         }
@@ -131,7 +131,7 @@ impl Role {
 }
 
 impl Signs {
-    /// What the document is, going by its content alone.
+    /// Classifies the document by its content alone.
     fn kind(&self, is_whole: bool) -> Result<FileKind, UnknownKind> {
         match self {
             Self {
@@ -168,7 +168,7 @@ impl Signs {
             Self {
                 devices_below: true, ..
             } => Ok(FileKind::DraHealth),
-            // The one file of a kubelet that is ever written as `{}`.
+            // The only kubelet file that is ever written as `{}`.
             Self {
                 is_object: true,
                 other_keys: false,
@@ -180,7 +180,7 @@ impl Signs {
         }
     }
 
-    /// Whether there is more to it than names that any file could have.
+    /// Returns `true` if the evidence is more than names that any file could have.
     fn is_clear(&self, kind: FileKind) -> bool {
         match kind {
             FileKind::DevicePluginV0 => true,
@@ -216,7 +216,7 @@ impl Signs {
         // No other file has an object there: this is a driver with a misleading name.
         let may_be_driver = kind == Kind::Object;
         if folds_to(key, "Data") {
-            // `null` says nothing; a later key may.
+            // `null` does not decide; a later key may.
             if kind != Kind::Null || self.data.is_none() {
                 self.data = Some(kind);
             }
@@ -248,7 +248,7 @@ impl Signs {
         reader.skip()
     }
 
-    /// Whether the entries are claims: the first one tells.
+    /// Records whether the entries are claims, judged by the first one.
     fn first_entry(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
         if reader.kind()? != Kind::Array {
             return reader.skip();
@@ -265,7 +265,7 @@ impl Signs {
         Ok(())
     }
 
-    /// Whether this is a driver of the health file.
+    /// Records whether this is a driver of the health file.
     fn driver(&mut self, reader: &mut Reader<'_>) -> Result<(), SyntaxError> {
         self.keys_of(reader, |signs, key| {
             signs.devices_below |= folds_to(key, "Devices");

@@ -1,15 +1,15 @@
 //! The kubelet's on-disk device state, every version of it.
 //!
-//! A kubelet keeps three files: who holds which device (`kubelet_internal_checkpoint`), which DRA claims are
-//! prepared (`dra_manager_state`), and how healthy DRA devices are (`dra_health_state`). This crate reads all
-//! formats that releases from 1.8 on have written, with the leniency and the refusals of the kubelet's own
-//! decoder, and writes the newest ones byte for byte as a kubelet would.
+//! A kubelet keeps three files: the holder of each device (`kubelet_internal_checkpoint`), prepared DRA claims
+//! (`dra_manager_state`), and the health of DRA devices (`dra_health_state`). This crate reads all formats that
+//! releases from 1.8 on have written. It accepts and rejects the same input as the kubelet's own decoder. It
+//! writes the newest formats byte for byte as a kubelet does.
 //!
-//! - [`read`] tells what a file is and decodes it; [`device_plugin`] and [`dra`] hold the formats.
-//! - [`verify()`] says what a kubelet would make of a file, [`convert()`] brings it to the newest format, and
-//!   [`salvage()`] saves what is sound from a damaged one.
+//! - [`read`] detects the format of a file and decodes it; [`device_plugin`] and [`dra`] hold the formats.
+//! - [`verify()`] reports how a kubelet would load a file, [`convert()`] rewrites it in the newest format, and
+//!   [`salvage()`] extracts the sound parts of a damaged file.
 //!
-//! Nothing here touches the file system, and nothing panics on what a file contains. Memory stays within a small
+//! The crate does not access the file system and does not panic on any input. Memory stays within a small
 //! multiple of the input (`tests/memory.rs`).
 
 pub mod convert;
@@ -48,8 +48,8 @@ pub enum Document {
     DraHealth(dra::health::HealthState),
 }
 
-/// Reads a file of any kind and version. `role` is what the file's name says, see [`Role::of_file_name`]; it
-/// matters only for documents that could be more than one file, such as `{}`.
+/// Reads a file of any kind and version. `role` follows from the file's name, see [`Role::of_file_name`]. It
+/// decides only for documents that could be more than one file, such as `{}`.
 pub fn read(bytes: &[u8], role: Option<Role>) -> Result<File<Document>, ReadError> {
     Ok(match kind::of(bytes, role)? {
         FileKind::DevicePluginV0 => device_plugin::v0::read(bytes)?.map(Document::DevicePlugin),

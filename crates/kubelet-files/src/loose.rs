@@ -1,8 +1,8 @@
-//! Finding keys and names in a text with broken syntax.
+//! Finds keys and names in a text with broken syntax.
 
 use crate::go_json::decode::differs_in_one_byte;
 
-/// A key and its place in the text.
+/// A key and its position in the text.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found<K> {
     pub(crate) key: K,
@@ -11,7 +11,7 @@ pub(crate) struct Found<K> {
     pub(crate) value: usize,
 }
 
-/// Returns the first of `keys` at or behind `from`. One byte of it may be damaged. Keys are given with quotes and colon.
+/// Returns the first of `keys` at or after `from`. One byte of it may be damaged. Keys include quotes and colon.
 pub(crate) fn next_key<K: Copy>(bytes: &[u8], from: usize, keys: &[(K, &[u8])]) -> Option<Found<K>> {
     let quotes = (from..bytes.len()).filter(|&at| bytes[at] == b'"');
     quotes.into_iter().find_map(|quote| {
@@ -43,8 +43,8 @@ pub(crate) fn next_key<K: Copy>(bytes: &[u8], from: usize, keys: &[(K, &[u8])]) 
     })
 }
 
-/// Returns the readings of a name of which a quote may be damaged or lost: `text` is the name with the bytes in the places
-/// of its quotes, as far as they exist.
+/// Returns the possible readings of a name if one of its quotes may be damaged or lost. `text` is the name with the
+/// bytes in the positions of its quotes, as far as they exist.
 pub(crate) fn names(text: &[u8]) -> Vec<String> {
     let from: &[usize] = if text.starts_with(b"\"") { &[1] } else { &[1, 0] };
     let back: &[usize] = if text.ends_with(b"\"") { &[1] } else { &[1, 0] };
@@ -67,12 +67,12 @@ pub(crate) fn is_structure(byte: u8) -> bool {
     matches!(byte, b'{' | b'}' | b'[' | b']' | b',' | b':')
 }
 
-/// Returns `true` for a byte that JSON has neither between nor in values.
+/// Returns `true` for a byte that JSON allows neither between values nor in them.
 pub(crate) fn is_control(byte: u8) -> bool {
     byte < 0x20 && !byte.is_ascii_whitespace()
 }
 
-/// The first byte that is not white space, and the length up to and with it.
+/// Returns the first byte that is not white space, and the length up to and including it.
 pub(crate) fn next_byte(bytes: &[u8]) -> (Option<u8>, usize) {
     let space = space(bytes);
     (bytes.get(space).copied(), space + 1)

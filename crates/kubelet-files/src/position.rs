@@ -1,11 +1,11 @@
-//! A place in a document, for people.
+//! A position in a document, for display.
 
 use std::fmt;
 
 use crate::go_json::decode::shortened;
 use crate::go_json::{Kind, Reader, SyntaxError};
 
-/// Where in a document something is.
+/// A position in a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
     /// Bytes from the start.
@@ -36,7 +36,7 @@ impl Position {
             .map_or(0, |newline| newline + 1);
         let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
         let mut steps = Steps::default();
-        // Only the way to the offset is wanted; that the document is broken further on does not matter.
+        // Only the path to the offset is needed; syntax errors behind it do not matter.
         let _ = steps.walk_to(bytes, offset);
         Self {
             offset,
@@ -46,7 +46,7 @@ impl Position {
         }
     }
 
-    /// The same place, for a document that is itself a string in `field` of another one.
+    /// Returns the position for a document that is itself a string in `field` of another document.
     pub(crate) fn inside(mut self, field: &str) -> Self {
         let separator = if self.path.is_empty() { "" } else { "." };
         self.path = format!("{field}{separator}{}", self.path);
@@ -54,10 +54,10 @@ impl Position {
     }
 }
 
-/// Steps that are shown; deeper ones are only counted, since only a hostile file has them.
+/// Number of path steps that are displayed. Deeper steps are only counted: only a hostile file has them.
 const SHOWN: usize = 12;
 
-/// The way to a place.
+/// The path to a position.
 #[derive(Debug, Default)]
 struct Steps {
     /// The closing bracket of each level.
@@ -122,7 +122,7 @@ impl Steps {
         }
     }
 
-    /// Reads the next key of the innermost object; the answer is where it stands.
+    /// Reads the next key of the innermost object. Returns the offset of the key.
     fn key(&mut self, reader: &mut Reader<'_>) -> Result<usize, SyntaxError> {
         let (key, at) = reader.key()?;
         let level = self.open.len();

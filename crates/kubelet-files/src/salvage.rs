@@ -1,9 +1,9 @@
-//! Saving what is sound from a damaged file.
+//! Extracts the sound parts of a damaged file.
 //!
 //! The result is written in the newest format, and every damaged part is listed with the reason.
 //!
-//! A device that a readable part of the file says is held stays held: an entry with a damaged answer is kept without the
-//! answer, and one with an unreadable pod is kept under the UID of an unknown pod ([`UNKNOWN_POD`]). Devices of parts that
+//! A device that is held according to a readable part of the file stays held. An entry with a damaged answer is kept without
+//! the answer. One with an unreadable pod is kept under the UID of an unknown pod ([`UNKNOWN_POD`]). Devices of parts that
 //! cannot be read at all are not known. So the result of every damaged file has one more entry, of the pod
 //! [`INCOMPLETE_POD`]. A kubelet loads it as an entry of a pod that does not exist. devlet's import does not admit pods
 //! again because of such a file: an operator has to decide that (`devlet forget`).
@@ -28,9 +28,9 @@ use crate::{Document, Format, Role};
 /// The sound part of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Salvage {
-    /// What the file was.
+    /// The format of the damaged file.
     pub found: Format,
-    /// Everything that is kept.
+    /// The parts that are kept.
     pub kept: Document,
     /// The file to write, in the newest format.
     pub text: String,
@@ -38,18 +38,18 @@ pub struct Salvage {
     pub format: Format,
     /// The damaged parts.
     pub dropped: Vec<Dropped>,
-    /// Whether the file was damaged, so that it is not known whether this is everything that it said.
+    /// `true` if the file was damaged: it may have had more content than this.
     pub incomplete: bool,
-    /// Whether an answer of a plugin was dropped.
+    /// `true` if an answer of a plugin was dropped.
     pub answers_lost: bool,
-    /// Whether the checksum was right.
+    /// The checksum, if the format has one.
     pub checksum: Option<Checksum>,
-    /// What the newest format says otherwise than the old one.
+    /// Differences between the newest format and the old one.
     pub remarks: Vec<Remark>,
 }
 
 impl Salvage {
-    /// Whether the file was damaged and nothing of it could be kept.
+    /// Returns `true` if the file was damaged and no part of it could be kept.
     pub fn is_lost(&self) -> bool {
         let kept = match &self.kept {
             Document::DevicePlugin(checkpoint) => {
@@ -63,12 +63,12 @@ impl Salvage {
         !kept && !self.is_undamaged()
     }
 
-    /// Whether anything that the file said is missing in the result, or may be.
+    /// Returns `true` if content of the file is missing in the result, or may be missing.
     pub fn has_losses(&self) -> bool {
         self.incomplete || self.answers_lost
     }
 
-    /// Whether there was nothing wrong with the file.
+    /// Returns `true` if the file was sound.
     pub fn is_undamaged(&self) -> bool {
         self.dropped.is_empty() && self.checksum.is_none_or(Checksum::is_valid)
     }
@@ -77,19 +77,18 @@ impl Salvage {
 /// A part that could not be kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dropped {
-    /// Which part.
+    /// The part.
     pub what: String,
-    /// Why.
     pub reason: String,
 }
 
-/// Why nothing can be saved.
+/// Why no part can be kept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SalvageError {
-    /// Nothing says what the file was.
+    /// The format could not be detected.
     #[error(transparent)]
     Unrecognised(#[from] ReadError),
-    /// It says nothing about anybody, and is not a sound empty state either.
+    /// It does not hold any devices, and is not a sound empty state either.
     #[error(
         "there is nothing in it that could be saved: it is neither a damaged state nor a sound empty one"
     )]
@@ -102,7 +101,7 @@ pub enum SalvageError {
     NotWorthIt,
 }
 
-/// Saves what is sound. `role` is what the file's name says, see [`Role::of_file_name`].
+/// Keeps the sound parts. `role` follows from the file's name, see [`Role::of_file_name`].
 pub fn salvage(bytes: &[u8], role: Option<Role>) -> Result<Salvage, SalvageError> {
     let mut is_mixed = false;
     let mut answers_lost = false;
@@ -236,13 +235,13 @@ fn losses<T>(salvaged: &Salvaged<T>) -> Vec<Dropped> {
     dropped
 }
 
-/// Beginning of the UIDs of pods whose own UID could not be read.
+/// Prefix of the UIDs of pods with an unreadable UID.
 pub const UNKNOWN_POD: &str = "devlet-unknown-pod-";
 
-/// UID of the pod whose entry, or of the claim that, says that the file is the rest of a damaged one.
+/// UID of the pod or claim that marks a file as the rest of a damaged one.
 pub const INCOMPLETE_POD: &str = "devlet-incomplete-file";
 
-/// Beginning of the UIDs and names of claims whose own could not be read.
+/// Prefix of the UIDs and names of claims with an unreadable UID or name.
 pub const UNKNOWN_CLAIM: &str = "devlet-unknown-claim-";
 
 fn mark_incomplete(document: &mut Document) {
@@ -279,7 +278,7 @@ fn mark_incomplete(document: &mut Document) {
     }
 }
 
-/// Takes the mark away again.
+/// Removes the mark.
 fn unmark(document: &mut Document) {
     match document {
         Document::DevicePlugin(checkpoint) => drop(checkpoint.entries.as_mut().and_then(Vec::pop)),
@@ -289,8 +288,8 @@ fn unmark(document: &mut Document) {
     }
 }
 
-/// Returns the entries without answers that do not decode, and with a UID for unreadable pods. Of entries with one key only one
-/// counts; in a damaged file, devices of the others stay held by the same pod, in a container of another name.
+/// Drops answers that do not decode, and gives unreadable pods a UID. Of several entries with the same key one takes
+/// effect. In a damaged file the same pod keeps holding the devices of the others, in a container of another name.
 fn keep_entries(
     mut checkpoint: device_plugin::Checkpoint,
     has_damage: bool,
@@ -301,7 +300,7 @@ fn keep_entries(
         return checkpoint;
     };
     if has_damage {
-        // Left by an earlier repair. The result gets another one.
+        // Written by an earlier repair. The result gets a new one.
         entries.retain(|entry| entry.pod_uid != INCOMPLETE_POD);
     }
     let holding = entries.iter_mut().filter(|entry| !entry.devices.ids().is_empty());
@@ -309,7 +308,7 @@ fn keep_entries(
         if entry.pod_uid.is_empty() {
             entry.pod_uid = format!("{UNKNOWN_POD}{number}");
         }
-        // Two of them must not replace one another.
+        // Two of them must not replace each other.
         if entry.container.is_empty() {
             entry.container = format!("unknown-container-{number}");
         }
@@ -359,12 +358,12 @@ fn keep_entries(
     checkpoint
 }
 
-/// What becomes of an entry.
+/// How an entry is handled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Decision {
     Keep,
     Drop,
-    /// Another entry has its key.
+    /// Another entry has the same key.
     Rename {
         container: String,
         /// The devices that no other entry of the pod holds, sorted.
@@ -372,7 +371,8 @@ enum Decision {
     },
 }
 
-/// Decides which entry of each key counts: the last one with a sound answer. `answers` has the problem of each answer.
+/// Picks the entry that takes effect for each key: the last one with a sound answer. `answers` has the problem of each
+/// answer.
 fn decide(entries: &[device_plugin::Entry], answers: &[Option<String>], has_damage: bool) -> Vec<Decision> {
     let mut decisions = vec![Decision::Keep; entries.len()];
     let mut order: Vec<usize> = (0..entries.len()).rev().collect();
@@ -420,12 +420,12 @@ fn decide(entries: &[device_plugin::Entry], answers: &[Option<String>], has_dama
     decisions
 }
 
-/// Gives the claims of a damaged file the names, UIDs and pods that could not be read, so that none replaces another.
+/// Generates unreadable names, UIDs and pods of claims in a damaged file, so that no claim replaces another.
 ///
-/// Of several claims with one name or UID the last counts. The devices of the others stay held under another name.
+/// Of several claims with one name or UID the last takes effect. The devices of the others stay held under another name.
 fn hold_claims(claims: &mut Option<Vec<Claim>>, dropped: &mut Vec<Dropped>) {
     let Some(claims) = claims else { return };
-    // Left by an earlier repair. The result gets another one.
+    // Written by an earlier repair. The result gets a new one.
     claims.retain(|claim| claim.uid != INCOMPLETE_POD);
     let mut names: HashSet<String> = claims.iter().map(|claim| claim.name.clone()).collect();
     names.extend(claims.iter().map(|claim| claim.uid.clone()));
@@ -482,7 +482,7 @@ fn hold_claims(claims: &mut Option<Vec<Claim>>, dropped: &mut Vec<Dropped>) {
     claims.retain(|_| is_replaced.next() == Some(false));
 }
 
-/// Without the claims that a later one replaces.
+/// Removes the claims that a later one replaces.
 fn keep_last<T>(claims: &mut Option<Vec<T>>, dropped: &mut Vec<Dropped>, key: impl Fn(&T) -> String) {
     let Some(claims) = claims else { return };
     let keys: Vec<String> = claims.iter().map(&key).collect();

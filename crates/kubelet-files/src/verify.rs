@@ -1,8 +1,8 @@
-//! What a kubelet would make of a file.
+//! Checks how a kubelet would load a file.
 //!
-//! The judge is a kubelet of 1.37. "Fine" means that it loads everything that the document contains; anything
-//! that it would refuse, drop or replace is a [`Problem`], and so is a document that it takes for an empty state
-//! although it is none. What it merely passes over is a warning.
+//! The reference is a kubelet of 1.37. "Fine" means that it loads everything that the document contains. Content
+//! that it would reject, drop or replace is a [`Problem`]. A document that it reads as an empty state by accident
+//! is one too. Content that it accepts silently but that is unusual is a warning.
 
 use std::collections::HashMap;
 
@@ -13,21 +13,21 @@ use crate::dra::{Claim, envelope, flat, health};
 use crate::file::{Checksum, ChecksumMismatch, File, ReadError};
 use crate::{Document, Format, Role, read};
 
-/// The judgement on one file.
+/// The result for one file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// What the file is, if that can be told.
+    /// The format of the file, if it could be detected.
     pub format: Option<Format>,
     /// Why a kubelet of 1.37 would not load all of it; empty when it would.
     pub problems: Vec<Problem>,
-    /// What it passes over in silence.
+    /// Unusual content that a kubelet accepts silently.
     pub warnings: Vec<String>,
-    /// If there are problems: the older kubelets that would load all of it.
+    /// If there are problems: the older kubelets that would load all of the file.
     pub loaded_by_older: Option<&'static str>,
 }
 
 impl Verdict {
-    /// Whether a kubelet of 1.37 loads everything that the document contains.
+    /// Returns `true` if a kubelet of 1.37 loads everything that the document contains.
     pub fn is_fine(&self) -> bool {
         self.problems.is_empty()
     }
@@ -39,33 +39,33 @@ pub enum Problem {
     /// It does not decode.
     #[error("refused: {0}")]
     Unreadable(ReadError),
-    /// It is another file than its name says.
+    /// Its name belongs to another file.
     #[error("refused: this is the content of a {content}, not of a {role}")]
     OtherFile {
-        /// What its name says.
+        /// The role that its name gives.
         role: Role,
-        /// What it is.
+        /// The role that its content gives.
         content: Role,
     },
     /// It decodes, but its checksum is wrong.
     #[error("refused: {0}")]
     Corrupted(ChecksumMismatch),
-    /// It is sound, but of a format that is no longer read.
-    #[error("refused, because the format is too old: {said}")]
+    /// It is sound, but kubelets no longer read its format.
+    #[error("refused, because the format is too old: {error}")]
     TooOld {
-        /// What the kubelet says.
-        said: String,
+        /// The kubelet's error text.
+        error: String,
     },
-    /// One entry would be dropped, and its devices be free.
+    /// One entry would be dropped, and its devices would become free.
     #[error(
         "entry {index} ({holder}) is dropped and its devices become free: the plugin's answer does not decode, {reason}"
     )]
     DroppedEntry {
-        /// Its place in the list, from 0.
+        /// Index in the list, from 0.
         index: usize,
         /// Pod, container and resource.
         holder: String,
-        /// What is wrong with it.
+        /// Why the answer does not decode.
         reason: InvalidResponse,
     },
     /// A later entry or claim has the same key.
@@ -73,42 +73,42 @@ pub enum Problem {
     Replaced {
         /// "entry" or "claim".
         what: &'static str,
-        /// Its place in the list, from 0.
+        /// Index in the list, from 0.
         index: usize,
-        /// What the two share.
+        /// The key of both.
         key: String,
-        /// The place of the one that counts.
+        /// Index of the one that takes effect.
         by: usize,
     },
-    /// It would be taken for an empty state.
+    /// A kubelet would read it as an empty state.
     #[error("read as empty, although {0}")]
     EmptyByAccident(Accident),
-    /// It loads, and the kubelet panics when the next health report comes in.
+    /// It loads, and the kubelet panics at the next health report.
     #[error("loaded, and then the kubelet panics at the next health report: {place} is null")]
     Panics {
-        /// What is null.
+        /// The null value.
         place: String,
     },
 }
 
-/// How a document passes for an empty state.
+/// Why a document is read as an empty state by accident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Accident {
     /// The document is `{}`.
-    #[error("it is an empty object (only a dra_health_state may be one; say so with its name or --role)")]
+    #[error("it is an empty object (only a dra_health_state may be one; give that name or --role)")]
     EmptyObject,
     /// The document is `null`.
     #[error("it is null")]
     Null,
-    /// It is of an old format that has no `Data`, with the checksum of an empty state of today.
-    #[error("it has no Data")]
+    /// It has an old format without `Data`, and the checksum of an empty state of today.
+    #[error("Data is missing in it")]
     NoData,
-    /// There is no list of claims.
-    #[error("it has no list of claims: Data, or ClaimInfoStateList in it, is missing")]
+    /// The list of claims is missing.
+    #[error("the list of claims is missing: there is no Data in it, or no ClaimInfoStateList in Data")]
     NoClaimList,
 }
 
-/// Judges a file. `role` is what its name says, see [`Role::of_file_name`].
+/// Checks a file. `role` follows from its name, see [`Role::of_file_name`].
 pub fn verify(bytes: &[u8], role: Option<Role>) -> Verdict {
     if let Some(accident) = accident(bytes, role) {
         let problems = vec![Problem::EmptyByAccident(accident)];
@@ -121,7 +121,7 @@ pub fn verify(bytes: &[u8], role: Option<Role>) -> Verdict {
     }
     match read(bytes, role) {
         Ok(file) => {
-            let mut verdict = judge(&file, bytes);
+            let mut verdict = check(&file, bytes);
             let content = file.format.role();
             if let Some(role) = role.filter(|role| *role != content) {
                 verdict.problems.insert(0, Problem::OtherFile { role, content });
@@ -141,7 +141,7 @@ pub fn verify(bytes: &[u8], role: Option<Role>) -> Verdict {
     }
 }
 
-/// Documents in which nothing says what they are.
+/// Detects documents without any key of a known format.
 fn accident(bytes: &[u8], role: Option<Role>) -> Option<Accident> {
     let text = bytes.trim_ascii();
     let is_empty_object = text.strip_prefix(b"{").and_then(|rest| rest.strip_suffix(b"}"));
@@ -154,7 +154,7 @@ fn accident(bytes: &[u8], role: Option<Role>) -> Option<Accident> {
     }
 }
 
-fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
+fn check(file: &File<Document>, bytes: &[u8]) -> Verdict {
     let mut verdict = Verdict {
         format: Some(file.format),
         problems: Vec::new(),
@@ -173,47 +173,47 @@ fn judge(file: &File<Document>, bytes: &[u8]) -> Verdict {
         return verdict;
     }
     match file.unverified() {
-        Document::DevicePlugin(checkpoint) => judge_devices(checkpoint, file.format, bytes, &mut verdict),
-        Document::DraFlat(checkpoint) => judge_flat(checkpoint, bytes, &mut verdict),
-        Document::DraEnvelope(checkpoint) => judge_envelope(checkpoint, &mut verdict),
-        Document::DraHealth(state) => judge_health(state, &mut verdict),
+        Document::DevicePlugin(checkpoint) => check_devices(checkpoint, file.format, bytes, &mut verdict),
+        Document::DraFlat(checkpoint) => check_flat(checkpoint, bytes, &mut verdict),
+        Document::DraEnvelope(checkpoint) => check_envelope(checkpoint, &mut verdict),
+        Document::DraHealth(state) => check_health(state, &mut verdict),
     }
     verdict
 }
 
-/// What becomes of a format that a kubelet of 1.37 no longer reads: it takes it for a broken file of today's
-/// format, and if that happens to have the right checksum, for an empty one.
+/// Returns the problem of a format that a kubelet of 1.37 no longer reads. The kubelet reads it as a broken file
+/// of today's format, or as an empty one if the checksum happens to be right.
 fn problem_of_old_format(format: Format, bytes: &[u8]) -> Option<Problem> {
     const CORRUPTED: &str = "checkpoint is corrupted";
-    let said = |error: &ReadError| error.kubelet_text().unwrap_or(CORRUPTED).to_owned();
+    let text_of = |error: &ReadError| error.kubelet_text().unwrap_or(CORRUPTED).to_owned();
     let is_valid = |checksum: Option<Checksum>| checksum.is_some_and(Checksum::is_valid);
     match format {
         Format::DevicePluginV0 | Format::DevicePluginV1 => {
-            let said = match device_plugin::read_strict_v2(bytes) {
-                Err(error) => said(&error),
+            let error = match device_plugin::read_strict_v2(bytes) {
+                Err(error) => text_of(&error),
                 Ok(checksum) if checksum.is_valid() => {
                     return Some(Problem::EmptyByAccident(Accident::NoData));
                 }
                 Ok(_) => CORRUPTED.to_owned(),
             };
-            Some(Problem::TooOld { said })
+            Some(Problem::TooOld { error })
         }
         Format::DraFlat1_27 | Format::DraFlat1_28 | Format::DraFlat1_30 => {
-            let said = match envelope::read(bytes) {
-                Err(error) => said(&error),
+            let error = match envelope::read(bytes) {
+                Err(error) => text_of(&error),
                 Ok(file) if is_valid(file.checksum) => {
                     return Some(Problem::EmptyByAccident(Accident::NoData));
                 }
                 Ok(_) => CORRUPTED.to_owned(),
             };
-            let said = format!("{said} (the kubelet does not start)");
-            Some(Problem::TooOld { said })
+            let error = format!("{error} (the kubelet does not start)");
+            Some(Problem::TooOld { error })
         }
         Format::DevicePluginV2 | Format::DraEnvelopeV1 | Format::DraHealth => None,
     }
 }
 
-fn judge_devices(
+fn check_devices(
     checkpoint: &device_plugin::Checkpoint,
     format: Format,
     bytes: &[u8],
@@ -266,8 +266,8 @@ fn judge_devices(
     warn_of_shared_devices(entries, verdict);
 }
 
-/// Entries that a later one with the same key replaces: their place, and that of the last such entry.
-/// Entries whose answer does not decode replace nothing.
+/// Returns the entries that a later one with the same key replaces: their index, and that of the last such entry.
+/// Entries with answers that do not decode do not replace others.
 fn replaced_entries(entries: &[Entry]) -> HashMap<usize, usize> {
     let decodes = |entry: &Entry| response::decode(entry.alloc_resp.as_deref().unwrap_or_default()).is_ok();
     let mut last = HashMap::new();
@@ -281,8 +281,8 @@ fn replaced_entries(entries: &[Entry]) -> HashMap<usize, usize> {
     entries.iter().enumerate().filter_map(replaced_by).collect()
 }
 
-/// Loads in full, but a person wants to know: within a pod, an init container passes devices on; two pods must
-/// never share one.
+/// Warns of devices that two pods hold. Such a file loads, but two pods must never share a device. Within one pod
+/// it is normal: an init container passes devices on.
 fn warn_of_shared_devices(entries: &[Entry], verdict: &mut Verdict) {
     let mut holders: HashMap<(&str, &str), &str> = HashMap::new();
     for entry in entries {
@@ -298,7 +298,7 @@ fn warn_of_shared_devices(entries: &[Entry], verdict: &mut Verdict) {
     }
 }
 
-fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict) {
+fn check_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict) {
     verdict.loaded_by_older = match flat::loaded_by(bytes).as_slice() {
         [Format::DraFlat1_27, Format::DraFlat1_28, Format::DraFlat1_30] => Some("1.27 to 1.30"),
         [Format::DraFlat1_27, Format::DraFlat1_28] => Some("1.27 to 1.29"),
@@ -313,8 +313,8 @@ fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict
     let keys = claims
         .iter()
         .map(|claim| format!("{}/{}", claim.namespace, claim.name));
-    judge_replaced_claims(&keys.collect::<Vec<_>>(), verdict);
-    // These kubelets put name and namespace together without anything in between.
+    check_replaced_claims(&keys.collect::<Vec<_>>(), verdict);
+    // These kubelets concatenate name and namespace without a separator.
     let keys = claims
         .iter()
         .map(|claim| format!("{}{}", claim.name, claim.namespace));
@@ -323,7 +323,7 @@ fn judge_flat(checkpoint: &flat::Checkpoint, bytes: &[u8], verdict: &mut Verdict
     }
 }
 
-fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
+fn check_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
     if !checkpoint.has_claim_list {
         verdict
             .problems
@@ -339,10 +339,10 @@ fn judge_envelope(checkpoint: &envelope::Checkpoint, verdict: &mut Verdict) {
         ));
     }
     let claims = checkpoint.claims.as_deref().unwrap_or_default();
-    judge_replaced_claims(&claims.iter().map(Claim::key).collect::<Vec<_>>(), verdict);
+    check_replaced_claims(&claims.iter().map(Claim::key).collect::<Vec<_>>(), verdict);
 }
 
-/// Claims that a later one with the same key replaces.
+/// Returns the claims that a later one with the same key replaces.
 fn replaced_claims(keys: &[String]) -> Vec<(usize, usize)> {
     let last: HashMap<&str, usize> = keys
         .iter()
@@ -356,7 +356,7 @@ fn replaced_claims(keys: &[String]) -> Vec<(usize, usize)> {
     keys.iter().enumerate().filter_map(replaced_by).collect()
 }
 
-fn judge_replaced_claims(keys: &[String], verdict: &mut Verdict) {
+fn check_replaced_claims(keys: &[String], verdict: &mut Verdict) {
     let replaced = replaced_claims(keys);
     verdict.problems.reserve_exact(replaced.len());
     for (index, by) in replaced {
@@ -376,7 +376,7 @@ fn judge_replaced_claims(keys: &[String], verdict: &mut Verdict) {
     }
 }
 
-fn judge_health(state: &health::HealthState, verdict: &mut Verdict) {
+fn check_health(state: &health::HealthState, verdict: &mut Verdict) {
     let Some(drivers) = &state.drivers else {
         verdict.problems.push(Problem::Panics {
             place: "the document".into(),

@@ -1,4 +1,4 @@
-//! Damage anywhere in a file costs only the part that is hit.
+//! Damage anywhere in a file affects only the damaged part.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ fn entries_of(text: &str) -> Vec<Entry> {
     file.unverified().entries.clone().unwrap_or_default()
 }
 
-/// Where each element that begins with `marker` stands. `end` follows the last one.
+/// Returns the range of each element that begins with `marker`. `end` follows the last one.
 fn ranges(text: &str, marker: &str, end: &str) -> Vec<Range<usize>> {
     let starts: Vec<usize> = text.match_indices(marker).map(|(at, _)| at).collect();
     let ends = starts[1..].iter().map(|next| next - 1);
@@ -32,7 +32,7 @@ fn ranges(text: &str, marker: &str, end: &str) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// The file with each bit of each byte flipped in turn, and the byte.
+/// Returns the file with each bit of each byte flipped in turn, and the range of that byte.
 fn flipped(bytes: &[u8], bits: Range<u32>) -> impl Iterator<Item = (Vec<u8>, Range<usize>)> {
     let places = (0..bytes.len()).flat_map(move |at| bits.clone().map(move |bit| (at, bit)));
     places.map(|(at, bit)| {
@@ -42,7 +42,7 @@ fn flipped(bytes: &[u8], bits: Range<u32>) -> impl Iterator<Item = (Vec<u8>, Ran
     })
 }
 
-/// The file with each stretch of `length` bytes zeroed in turn, `step` bytes apart, and the stretch.
+/// Returns the file with each stretch of `length` bytes zeroed in turn, `step` bytes apart, and the stretch.
 fn zeroed(bytes: &[u8], length: usize, step: usize) -> impl Iterator<Item = (Vec<u8>, Range<usize>)> {
     (0..bytes.len()).step_by(step).map(move |from| {
         let hit = from..bytes.len().min(from + length);
@@ -56,12 +56,12 @@ fn is_hit(range: &Range<usize>, hit: &Range<usize>) -> bool {
     hit.start < range.end && range.start < hit.end
 }
 
-/// Keys have no case: some damage changes nothing.
+/// Compares the entries. Keys match without regard to case, so some damage changes nothing.
 fn is_same(salvaged: &Salvage, entries: &[Entry]) -> bool {
     matches!(&salvaged.kept, Document::DevicePlugin(kept) if kept.entries.as_deref() == Some(entries))
 }
 
-/// Asserts that the devices of entries that are not hit are held, by their pod or by an unknown one.
+/// Asserts that the devices of undamaged entries are held, by their pod or by an unknown one.
 fn assert_held(entries: &[Entry], ranges: &[Range<usize>], damaged: &[u8], hit: &Range<usize>) {
     let shown = || format!("{hit:?}: {}", String::from_utf8_lossy(damaged));
     let salvaged = salvage(damaged, Some(Role::DevicePlugin)).unwrap_or_else(|e| panic!("{e}: {}", shown()));
@@ -114,7 +114,7 @@ fn a_flipped_bit_frees_no_device_of_another_entry() {
     }
 }
 
-/// A file of several sectors, with all entries of the real files, each with device ids of its own.
+/// Builds a file of several sectors with all entries of the real files. Each entry has its own device ids.
 fn several_sectors() -> (String, Vec<Entry>) {
     let paths = [
         "deviceplugin/v2-two-resources-one-container.json",
@@ -270,7 +270,7 @@ fn a_damaged_result_of_a_repair_has_one_mark() {
     }
 }
 
-/// Damage that an operator met: the backslash before a quote, and a quote.
+/// Damage reported by an operator: to the backslash before a quote, and to a quote.
 #[test]
 fn a_claim_with_a_damaged_quote_is_kept_and_reported() {
     let text = envelope::write(Some(&[claim(2), claim(0)]));
@@ -363,7 +363,7 @@ fn hostile_files_are_scanned_in_linear_time() {
 }
 
 #[test]
-fn a_damaged_claim_costs_no_other_claim() {
+fn a_damaged_claim_does_not_affect_another_claim() {
     let text = vector("dra/envelope-v1/06-two-claims.json");
     let claims = envelope::read(text.as_bytes())
         .unwrap()
@@ -418,7 +418,7 @@ fn claim(number: usize) -> dra::Claim {
     }
 }
 
-/// The texts that stand whole between `before` and `after` in the bytes.
+/// Returns the complete texts between `before` and `after` in the bytes.
 fn texts_between(bytes: &[u8], before: &str, after: &str) -> Vec<String> {
     let find = |from: usize, text: &str| {
         let found = bytes[from..]
@@ -441,7 +441,7 @@ fn texts_between(bytes: &[u8], before: &str, after: &str) -> Vec<String> {
     texts
 }
 
-/// Driver, pool and name of each device that a claim with a pod holds.
+/// Returns driver, pool and name of each device that a claim with a pod holds.
 fn held_devices(document: &Document) -> BTreeSet<(String, String, String)> {
     let Document::DraEnvelope(kept) = document else {
         panic!("another file: {document:?}")
@@ -459,10 +459,10 @@ fn held_devices(document: &Document) -> BTreeSet<(String, String, String)> {
     held
 }
 
-/// Asserts that each device whose name can be read stays held, and the file marked. `hit` are the damaged bytes.
+/// Asserts that each device with a readable name stays held, and that the file is marked. `hit` are the damaged bytes.
 fn assert_claims_hold(text: &str, damaged: &[u8], hit: &Range<usize>) {
     let shown = || format!("{hit:?}: {}", String::from_utf8_lossy(damaged));
-    // A damaged name of a driver or a pool is another name.
+    // A damaged name of a driver or a pool is a different name.
     let places = ["gadget.sample.devlet.dev", "\\\"sample\\\""];
     let mut names = places.iter().flat_map(|name| text.match_indices(name));
     let is_place_hit = names.any(|(at, name)| is_hit(&(at..at + name.len()), hit));
@@ -523,7 +523,7 @@ fn two_pods() -> String {
     })
 }
 
-/// Asserts that each device that can be read in an entry stays held, and the file marked.
+/// Asserts that each device that is readable in an entry stays held, and that the file is marked.
 fn assert_entries_hold(text: &str, damaged: &[u8], hit: &Range<usize>) {
     let shown = || format!("{hit:?}: {}", String::from_utf8_lossy(damaged));
     let mut resources = text.match_indices("sample.devlet.dev/widget");

@@ -1,6 +1,6 @@
-//! Memory stays within a small multiple of the input, whatever the input is.
+//! Memory stays within a small multiple of the input, for any input.
 //!
-//! The peak is what the call holds on top of the file's own bytes, divided by the length of the file.
+//! The peak is the memory that the call holds besides the file's own bytes, divided by the length of the file.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// The counter is one for the whole process, so only one test may run at a time.
+/// The counter is global to the process, so only one test may run at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -20,11 +20,11 @@ fn alone() -> MutexGuard<'static, ()> {
 
 const SIZE: usize = 1 << 15;
 
-/// What hostile files may cost: `{}` is two bytes, and the entry that it becomes has five fields.
+/// Maximum multiple for hostile files: `{}` is two bytes, and its entry has five fields.
 const HOSTILE: f64 = 128.0;
-/// The same with a line for every entry, because each is replaced by the next.
+/// Maximum multiple for hostile files that get a line per entry, because each entry is replaced by the next.
 const HOSTILE_VERDICT: f64 = 192.0;
-/// What files of kubelets may cost.
+/// Maximum multiple for files written by kubelets.
 const REALISTIC: f64 = 8.0;
 
 fn peak(input: &[u8], call: impl FnOnce(&[u8])) -> f64 {
@@ -35,7 +35,7 @@ fn peak(input: &[u8], call: impl FnOnce(&[u8])) -> f64 {
     peak as f64 / input.len() as f64
 }
 
-/// Every way in.
+/// Measures every public entry point.
 fn peaks(input: &[u8]) -> Vec<(&'static str, f64)> {
     let mut peaks = vec![
         (
@@ -88,14 +88,14 @@ fn assert_within(bound: f64, name: &str, input: &[u8]) {
     }
 }
 
-/// `start`, then `part` until the file is full, then `end`.
+/// Returns `start`, then `part` until the file is full, then `end`.
 fn filled(start: &str, part: &str, end: &str) -> Vec<u8> {
     let times = SIZE.saturating_sub(start.len() + end.len()) / part.len();
     let part = part.repeat(times);
     [start, part.trim_end_matches(','), end].concat().into_bytes()
 }
 
-/// As [`filled`], as the document inside an envelope.
+/// Like [`filled`], as the document inside an envelope.
 fn enveloped(start: &str, part: &str, end: &str) -> Vec<u8> {
     let inner = String::from_utf8_lossy(&filled(start, part, end))
         .replace('\\', "\\\\")
@@ -152,7 +152,7 @@ fn lists_of_almost_nothing_cost_a_bounded_multiple() {
 #[test]
 fn lists_of_almost_nothing_with_the_right_checksum_cost_a_bounded_multiple() {
     let _alone = alone();
-    // Only such a file gets as far as a verdict on each entry, and here each but the last is replaced.
+    // Only a file with the right checksum is checked entry by entry, and here each but the last is replaced.
     let devices = |sum: u64| {
         filled(
             "{\"Data\":{\"PodDeviceEntries\":[",
@@ -274,7 +274,7 @@ fn nesting_costs_a_bounded_multiple() {
             assert_within(16.0, part, [start, &part.repeat(depth)].concat().as_bytes());
         }
     }
-    // Groups in groups: bytes of a plugin's answer that open and never close.
+    // Nested groups: bytes of a plugin's answer that open groups and never close them.
     let groups = vec![0x0b; SIZE];
     assert_within(16.0, "groups", &groups);
     assert_within(HOSTILE, "empty mounts", &[0x12, 0x00].repeat(SIZE / 2));
@@ -327,7 +327,7 @@ fn a_megabyte_of_empty_entries_costs_no_more_per_byte() {
 }
 
 #[test]
-fn warnings_are_few_however_many_keys_are_unknown() {
+fn the_number_of_warnings_about_unknown_keys_is_limited() {
     let _alone = alone();
     let file = filled("{\"Data\":{", "\"x\":[[]],", "\"y\":0},\"Checksum\":0}");
     let verdict = verify(&file, None);

@@ -1,4 +1,4 @@
-//! Whatever is written is read back as it was.
+//! Property tests: reading a written file returns the same content.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 
-/// Names as kubelets see them, and anything else a string can hold.
+/// Names as in kubelets' files, and arbitrary strings.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => "[a-z0-9./-]{0,12}",
@@ -78,7 +78,7 @@ prop_compose! {
     }
 }
 
-/// The same as [`device_plugin::write`], in the format of 1.11 to 1.19, which nothing of ours writes.
+/// Like [`device_plugin::write`], in the format of 1.11 to 1.19, which this crate does not write.
 fn as_v1(checkpoint: &Checkpoint, checksum: u64) -> Vec<u8> {
     let entries = checkpoint.entries.as_ref().map(|entries| {
         let entry = |entry: &Entry| {
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_salvaged_loads_in_full(checkpoint in checkpoint(), cut in any::<prop::sample::Index>(), noise in vec(any::<u8>(), 0..3)) {
+    fn a_salvaged_prefix_loads_in_full(checkpoint in checkpoint(), cut in any::<prop::sample::Index>(), noise in vec(any::<u8>(), 0..3)) {
         let mut bytes = device_plugin::write(&checkpoint).into_bytes();
         bytes.truncate(cut.index(bytes.len() + 1));
         bytes.extend(noise);
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_salvaged_behind_damage_loads_in_full(
+    fn a_file_salvaged_behind_damage_loads_in_full(
         checkpoint in checkpoint(),
         claims in vec(claim(), 0..4),
         at in any::<prop::sample::Index>(),

@@ -1,4 +1,4 @@
-//! Files made by real kubelets, and what those kubelets did with them.
+//! Files made by real kubelets, and how those kubelets loaded them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -65,14 +65,14 @@ fn device_files_are_judged_as_a_kubelet_did() {
             "{}: {:?}",
             measured.file, verdict.problems
         );
-        let said: Vec<String> = verdict.problems.iter().map(ToString::to_string).collect();
+        let reported: Vec<String> = verdict.problems.iter().map(ToString::to_string).collect();
         let kubelet_text = measured
             .kubelet_error
             .trim_start_matches("failed to get checkpoint: ");
-        let same_words = said.iter().any(|problem| problem.contains(kubelet_text));
+        let same_text = reported.iter().any(|problem| problem.contains(kubelet_text));
         assert!(
-            !refused || same_words,
-            "{}: {said:?} does not say {kubelet_text:?}",
+            !refused || same_text,
+            "{}: {reported:?} does not contain {kubelet_text:?}",
             measured.file
         );
     }
@@ -208,7 +208,7 @@ fn dra_files_are_judged_as_a_kubelet_did() {
             "{}: {:?}",
             result.file, verdict.problems
         );
-        let said = verdict
+        let reported = verdict
             .problems
             .iter()
             .map(ToString::to_string)
@@ -216,8 +216,8 @@ fn dra_files_are_judged_as_a_kubelet_did() {
         let text = result.error.rsplit("dra_manager_state: ").next().unwrap();
         let text = text.rsplit("GetEntries() on checkpoint: ").next().unwrap();
         assert!(
-            !refused || said.contains(text),
-            "{}: {said:?} does not say {text:?}",
+            !refused || reported.contains(text),
+            "{}: {reported:?} does not contain {text:?}",
             result.file
         );
     }
@@ -300,8 +300,8 @@ fn flat_files_are_told_apart_and_verify() {
             let Document::DraFlat(checkpoint) = file.unverified() else {
                 panic!("{path}")
             };
-            // Without claims, or without handles, the same bytes are valid in an older dialect too, and are
-            // called by its name.
+            // Without claims, or without handles, the same bytes are valid in an older dialect too, and get its
+            // name.
             let handles = || {
                 checkpoint
                     .claims
@@ -437,7 +437,7 @@ fn every_prefix_of_a_file_keeps_the_devices_that_it_names() {
         );
         assert!(
             !salvaged.dropped.is_empty(),
-            "prefix of {end} bytes: nothing said to be lost"
+            "prefix of {end} bytes: no loss reported"
         );
         assert!(
             verify(salvaged.text.as_bytes(), None).is_fine(),
@@ -499,7 +499,7 @@ fn every_prefix_of_an_envelope_keeps_the_devices_that_it_names() {
         }
         assert!(
             !salvaged.dropped.is_empty(),
-            "prefix of {end} bytes: nothing said to be lost"
+            "prefix of {end} bytes: no loss reported"
         );
         assert!(
             kept.len() >= most,
@@ -653,7 +653,7 @@ fn entries_of_one_container_in_a_damaged_file_hold_their_devices_together() {
     };
     let pair =
         |first: &str, second: &str| vec![(first.into(), "gpu0".into()), (second.into(), "gpu1".into())];
-    // A sound answer counts before a damaged one, and a later one before an earlier one.
+    // A sound answer takes precedence over a damaged one, and a later one over an earlier one.
     assert_eq!(held([sound, damaged]), pair("main", "main-entry-2"));
     assert_eq!(held([damaged, sound]), pair("main-entry-1", "main"));
     assert_eq!(held([damaged, damaged]), pair("main-entry-1", "main"));
@@ -819,7 +819,7 @@ fn every_dropped_entry_is_named_whatever_else_there_is_to_warn_of() {
 }
 
 #[test]
-fn unknown_keys_are_no_damage() {
+fn unknown_keys_are_not_damage() {
     let unknown: String = (0..70).map(|number| format!("\"x{number}\":0,")).collect();
     let text = format!(
         r#"{{{unknown}"Data":{{"PodDeviceEntries":null,"RegisteredDevices":{{}}}},"Checksum":3467439661}}"#
@@ -854,12 +854,12 @@ fn entries_behind_one_with_broken_syntax_are_saved() {
     assert_eq!(containers, ["init", "unknown-container-2", "app", "app"]);
     assert!(entries[1].pod_uid.starts_with(UNKNOWN_POD) && entries[1].devices.ids() == ["gpu1"]);
     assert_eq!(kept.registered.as_ref().map(BTreeMap::len), Some(2));
-    // The part before the break, the part behind it, and the break.
+    // The part before the syntax error, the part behind it, and the error.
     assert_eq!(salvaged.dropped.len(), 3, "{:?}", salvaged.dropped);
 }
 
 #[test]
-fn a_list_that_stands_twice_is_salvaged_in_no_time() {
+fn a_repeated_list_is_salvaged_in_linear_time() {
     let many = |item: &str| vec![item; 100_000].join(",");
     let text = format!(
         r#"{{"Data":{{"PodDeviceEntries":[{}],"PodDeviceEntries":[{}]}},"Checksum":1}}"#,

@@ -1,37 +1,37 @@
-//! `testkit-plugin [--driver] SCRIPT`: a device plugin, or a DRA driver, that does what a script says.
+//! `testkit-plugin [--driver] SCRIPT`: a device plugin, or a DRA driver, that follows a script.
 //!
 //! SCRIPT is JSON, or `@FILE`. Events come as JSON lines on standard output; commands are lines on standard input:
 //!
 //! ```text
-//! register                       register, or serve the socket to be found
-//! fault Allocate "hang"          how a call is answered from now on; null: well
-//! flood 1000 100                 so many lists, so many a second, with alternating health; 0: as many as are taken
-//! proceed                        lets one call go on that waits
+//! register                       registers, or serves the registration socket
+//! fault Allocate "hang"          sets the fault of a call; null: no fault
+//! flood 1000 100                 sends 1000 lists, 100 per second, with alternating health; 0: without a rate limit
+//! proceed                        lets one waiting call continue
 //! end-stream                     ends the streams of devices, or of health
-//! exit                           ends well, sockets removed; the end of input does the same
+//! exit                           exits and removes the sockets; the end of input does the same
 //! ```
 //!
-//! Of a device plugin only:
+//! For a device plugin only:
 //!
 //! ```text
-//! list [{"id":"gpu0"}]           another device list
-//! health gpu0 Unhealthy          the health of one device
-//! answer {"envs":{"A":"b"}}      what Allocate answers from now on
+//! list [{"id":"gpu0"}]           sends another device list
+//! health gpu0 Unhealthy          sets the health of one device
+//! answer {"envs":{"A":"b"}}      sets the answer to Allocate
 //! offer acme.com/other           registers for another resource too, with the same devices
-//! registrations 1000 100         registers so often, so many times a second
+//! registrations 1000 100         registers 1000 times, 100 times per second
 //! ```
 //!
-//! Of a DRA driver only:
+//! For a DRA driver only:
 //!
 //! ```text
-//! deregister                     removes the socket that it was found by
+//! deregister                     removes the registration socket
 //! devices [{"pool":"p","device":"{name}","cdi":["acme.com/gpu={name}"]}]
-//!                                what it prepares for any claim from now on
-//! claim NAME [...]               what it prepares for claims of this name
-//! claims                         tells what it has prepared
+//!                                sets the devices that it prepares for any claim
+//! claim NAME [...]               sets the devices that it prepares for claims of this name
+//! claims                         reports the prepared claims
 //! health [{"pool":"p","device":"d","health":1}]
-//!                                what its streams of health say
-//! hang-up                        ends all connections, and takes new ones
+//!                                sets the reported health
+//! hang-up                        closes all connections, and accepts new ones
 //! ```
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! How calls go wrong, as a script or a command says.
+//! Faults of calls, set by a script or a command.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use tonic::{Code, Status};
 
 use crate::script::{Fault, Faults};
 
-/// The faults of a process, and the calls that wait.
+/// The faults of a process, and the waiting calls.
 #[derive(Debug)]
 pub(crate) struct Calls {
     faults: Mutex<Faults>,
@@ -30,7 +30,7 @@ impl Calls {
         self.faults().get(method).cloned()
     }
 
-    /// The command `fault`: a call and a fault, or `null`.
+    /// Executes the command `fault`: a call and a fault, or `null`.
     pub(crate) fn change(&self, text: &str) -> Result<(), String> {
         let (call, fault) = text.split_once(' ').ok_or("fault CALL JSON")?;
         let fault: Option<Fault> = serde_json::from_str(fault).map_err(|error| error.to_string())?;
@@ -41,7 +41,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Lets one call go on that waits.
+    /// Lets one waiting call continue.
     pub(crate) fn proceed(&self) {
         self.proceed.add_permits(1);
     }
@@ -49,14 +49,14 @@ impl Calls {
     pub(crate) async fn wait(&self) -> Result<(), Status> {
         match self.proceed.acquire().await {
             Ok(permit) => permit.forget(),
-            Err(_) => return Err(Status::internal("nothing will proceed any longer")),
+            Err(_) => return Err(Status::internal("the semaphore of waiting calls is closed")),
         }
         Ok(())
     }
 
-    /// The fault of a call that is answered with bytes of its own making.
+    /// Returns the fault of a call that is answered with hand-made bytes.
     pub(crate) fn wire_fault(&self, method: &str) -> Option<Fault> {
-        let is_of_the_wire = |fault: &Fault| {
+        let is_wire_fault = |fault: &Fault| {
             matches!(
                 fault,
                 Fault::Half
@@ -66,12 +66,12 @@ impl Calls {
                     | Fault::EndlessDevices(_)
             )
         };
-        self.fault(method).filter(is_of_the_wire)
+        self.fault(method).filter(is_wire_fault)
     }
 }
 
-/// Ends a call that is not to be answered well. Faults that only change the answer are returned.
-pub(crate) async fn unless_it_fails(fault: Option<Fault>) -> Result<Option<Fault>, Status> {
+/// Fails a call according to its fault. Returns faults that only change the answer.
+pub(crate) async fn apply_fault(fault: Option<Fault>) -> Result<Option<Fault>, Status> {
     match fault {
         Some(Fault::Hang) => std::future::pending().await,
         Some(Fault::Die) => std::process::abort(),

@@ -1,10 +1,10 @@
-//! What a process is told: lines on standard input.
+//! Commands of a process: lines on standard input.
 
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines, Stdin};
 
-use crate::events::{Event, tell};
+use crate::events::{Event, emit};
 
-/// The commands still to come.
+/// The remaining commands.
 #[derive(Debug)]
 pub(crate) struct Commands(Lines<BufReader<Stdin>>);
 
@@ -13,15 +13,15 @@ impl Commands {
         Self(BufReader::new(tokio::io::stdin()).lines())
     }
 
-    /// The next one; none when the process is to end.
+    /// Returns the next command, or `None` if the process must exit.
     pub(crate) async fn next(&mut self) -> Option<String> {
         let line = self.0.next_line().await.ok().flatten();
         line.filter(|line| line != "exit")
     }
 
-    /// Tells what came of a command.
-    pub(crate) fn end(&self, command: String, carried_out: Result<(), String>) {
-        tell(&match carried_out {
+    /// Reports the result of a command.
+    pub(crate) fn end(&self, command: String, result: Result<(), String>) {
+        emit(&match result {
             Ok(()) => Event::Done { command },
             Err(reason) => Event::Refused { command, reason },
         });

@@ -6,17 +6,17 @@
 //!     └ ◄──── events (stdout) ──────────┘
 //! ```
 //!
-//! A test says what the plugin is like ([`Script`], or [`DriverScript`] for a DRA driver), starts it
-//! ([`Plugin::start`], [`Plugin::driver`]), and from then on only reacts to what it tells: there are no sleeps. The
-//! process ends when its standard input does, so that it never outlives the test.
+//! A test describes the plugin with a [`Script`], or a DRA driver with a [`DriverScript`]. It starts the process
+//! ([`Plugin::start`], [`Plugin::driver`]) and then waits only for its events: there are no sleeps. The process exits
+//! when its standard input ends, so it never outlives the test.
 //!
 //! Cargo does not build the binaries of other packages for a test, so the process is the test's own executable,
-//! started again: each test file that uses plugins says [`plugin_process!`] once. The example `testkit-plugin` is the
-//! same for people and scripts; an example, so that `cargo run` means devlet.
+//! started again. Each test file with plugins calls [`plugin_process!`] once. The example `testkit-plugin` offers the
+//! same to people and scripts. It is an example, so that `cargo run` runs devlet.
 //!
-//! Knows nothing of devlet: only the kubelet's protocols.
+//! The crate depends only on the kubelet's protocols, not on devlet.
 
-// This is test code: a panic is how it reports.
+// This is test code: it reports errors by panics.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod calls;
@@ -38,7 +38,7 @@ pub use process::{PATIENCE, Plugin, Role, become_plugin_if_asked, run};
 pub use raw::{Babbler, nonsense_of_a_client, nonsense_of_a_server};
 pub use script::{Answer, Api, Device, DeviceNode, Door, Fault, Faults, Mount, Options, Script};
 
-/// Lets the executable of this test file be a plugin process.
+/// Lets the executable of this test file run as a plugin process.
 #[macro_export]
 macro_rules! plugin_process {
     () => {

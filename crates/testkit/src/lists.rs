@@ -1,4 +1,4 @@
-//! A list that goes to whoever watches it, again after each change.
+//! A list that is sent to all watchers, again after each change.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use crate::events::{Event, tell};
+use crate::events::{Event, emit};
 
-/// The list, and what its streams are to do.
+/// The list, and the commands for its streams.
 #[derive(Debug)]
 pub(crate) struct Lists<D> {
     pub(crate) now: watch::Sender<Vec<D>>,
-    /// Grows when the streams are to end.
+    /// Incremented to end all streams.
     ends: watch::Sender<u64>,
-    /// Lists that every stream is to send, whether or not anything has changed.
+    /// Lists that every stream sends, even if nothing has changed.
     flood: watch::Sender<Flood>,
 }
 
-/// Something that has a health.
+/// A list entry with a health.
 pub(crate) trait Listed: Clone + Send + Sync + 'static {
     fn set_health(&mut self, healthy: bool);
 }
 
-/// So many lists, so many a second; 0 is as many as are taken.
+/// Number of lists, and lists per second; 0 for no rate limit.
 #[derive(Debug, Clone, Copy, Default)]
 struct Flood {
     lists: u32,
@@ -47,14 +47,14 @@ impl<D: Listed> Lists<D> {
         self.ends.send_modify(|number| *number += 1);
     }
 
-    /// The command `flood`.
+    /// Executes the command `flood`.
     pub(crate) fn flood(&self, text: &str) -> Result<(), String> {
         let (lists, per_second) = two_numbers(text).ok_or("flood LISTS PER_SECOND")?;
         self.flood.send_replace(Flood { lists, per_second });
         Ok(())
     }
 
-    /// All lists from now on, as messages.
+    /// Returns a stream of the current list and all later ones, as messages.
     pub(crate) fn stream<T: Send + 'static>(
         &self,
         message: impl Fn(&[D]) -> T + Send + Sync + 'static,
@@ -69,7 +69,7 @@ impl<D: Listed> Lists<D> {
                 if sender.send(Ok(message(&list))).await.is_err() {
                     return;
                 }
-                tell(&Event::ListSent { devices: list.len() });
+                emit(&Event::ListSent { devices: list.len() });
                 tokio::select! {
                     _ = lists.changed() => {}
                     _ = ends.changed() => return,
@@ -87,7 +87,7 @@ impl<D: Listed> Lists<D> {
     }
 }
 
-/// Lists in a row, in which all devices fall ill and recover; the last one is as before.
+/// Sends lists in which the health of all devices alternates. The last list is equal to the first.
 async fn send_flood<D: Listed, T>(
     flood: Flood,
     mut list: Vec<D>,
@@ -103,7 +103,7 @@ async fn send_flood<D: Listed, T>(
             .for_each(|device| device.set_health(left % 2 == 0));
         sender.send(Ok(message(&list))).await?;
     }
-    tell(&Event::Flooded { lists: flood.lists });
+    emit(&Event::Flooded { lists: flood.lists });
     Ok(())
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn two_numbers(text: &str) -> Option<(u32, u32)> {
     Some((one.parse().ok()?, other.parse().ok()?))
 }
 
-/// The pause between things that happen so often; none for 0.
+/// Returns the interval for this rate; `None` for 0.
 pub(crate) fn pause(per_second: u32) -> Option<tokio::time::Interval> {
     let period = Duration::from_secs(1).checked_div(per_second)?;
     Some(tokio::time::interval(period))

@@ -1,4 +1,4 @@
-//! The plugin process: its state, its commands, and how it registers.
+//! The plugin process: its state, its commands, and its registration.
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
@@ -11,15 +11,15 @@ use tokio::net::UnixStream;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::calls::{Calls, unless_it_fails};
+use crate::calls::{Calls, apply_fault};
 use crate::commands::Commands;
-use crate::events::{Event, tell};
+use crate::events::{Event, emit};
 use crate::lists::{Lists, pause, two_numbers};
 use crate::script::{Answer, Api, Device, Door, Fault, Script};
 use crate::serve::serve;
 use crate::sockets::Sockets;
 
-/// What the parts of a plugin share.
+/// Shared state of a plugin.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) script: Script,
@@ -37,8 +37,8 @@ impl State {
         self.changing_answer().clone()
     }
 
-    /// Every call begins here: it is told, and goes wrong if it should. Faults that only change the answer are
-    /// returned.
+    /// Runs at the start of every call: reports the call, and fails it according to its fault. Returns faults that only
+    /// change the answer.
     pub(crate) async fn called(&self, method: &str, ids: &[String]) -> Result<Option<Fault>, Status> {
         let fault = self.calls.fault(method);
         if let Some(Fault::DropDevice(device)) = &fault {
@@ -47,8 +47,8 @@ impl State {
                 .send_modify(|devices| devices.retain(|each| each.id != *device));
         }
         let (method, ids) = (method.to_owned(), ids.to_vec());
-        tell(&Event::Called { method, ids });
-        match unless_it_fails(fault).await? {
+        emit(&Event::Called { method, ids });
+        match apply_fault(fault).await? {
             Some(Fault::Wait | Fault::DropDevice(_)) => {
                 self.calls.wait().await?;
                 Ok(None)
@@ -58,8 +58,8 @@ impl State {
     }
 }
 
-/// Is a device plugin until told to end.
-pub(crate) async fn live(script: Script) {
+/// Runs a device plugin until the end of the commands.
+pub(crate) async fn run(script: Script) {
     let state = Arc::new(State {
         calls: Calls::new(script.faults.clone()),
         answer: Mutex::new(script.answer.clone()),
@@ -68,20 +68,20 @@ pub(crate) async fn live(script: Script) {
     });
     let mut sockets = Sockets::default();
     if state.script.door != Door::Later {
-        get_in(&state, &mut sockets).await;
+        register_by_script(&state, &mut sockets).await;
     }
     let mut commands = Commands::new();
     while let Some(line) = commands.next().await {
-        let carried_out = obey(&line, &state, &mut sockets).await;
-        commands.end(line, carried_out);
+        let result = execute(&line, &state, &mut sockets).await;
+        commands.end(line, result);
     }
 }
 
-async fn obey(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Result<(), String> {
+async fn execute(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Result<(), String> {
     let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
     let json = |error: serde_json::Error| error.to_string();
     match command {
-        "register" => get_in(state, sockets).await,
+        "register" => register_by_script(state, sockets).await,
         "list" => {
             let devices: Vec<Device> = serde_json::from_str(rest).map_err(json)?;
             state.devices.now.send_replace(devices);
@@ -106,14 +106,14 @@ async fn obey(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Result<(
             let plugins = script.root.join("device-plugins");
             let name = script.socket_name();
             serve(state, sockets, plugins.join(&name));
-            tell(&outcome(register(&plugins, &script, &name).await));
+            emit(&outcome(register(&plugins, &script, &name).await));
         }
         "answer" => *state.changing_answer() = serde_json::from_str(rest).map_err(json)?,
         "proceed" => state.calls.proceed(),
         "flood" => state.devices.flood(rest)?,
         "registrations" => {
             let (count, per_second) = two_numbers(rest).ok_or("registrations COUNT PER_SECOND")?;
-            tell(&register_often(&state.script, count, per_second).await);
+            emit(&register_often(&state.script, count, per_second).await);
         }
         "end-stream" => state.devices.end_streams(),
         _ => return Err("no such command".into()),
@@ -121,7 +121,7 @@ async fn obey(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Result<(
     Ok(())
 }
 
-/// Registers again and again, each time on a connection of its own and without waiting for the last.
+/// Registers repeatedly, each time on a new connection and without waiting for the previous one.
 async fn register_often(script: &Script, count: u32, per_second: u32) -> Event {
     let directory = script.root.join("device-plugins");
     let mut pause = pause(per_second);
@@ -133,10 +133,10 @@ async fn register_often(script: &Script, count: u32, per_second: u32) -> Event {
         let (directory, script) = (directory.clone(), script.clone());
         tasks.spawn(async move { register(&directory, &script, &script.socket_name()).await });
     }
-    let (mut taken_in, mut refused, mut messages) = (0, 0, BTreeSet::new());
+    let (mut accepted, mut refused, mut messages) = (0, 0, BTreeSet::new());
     for ended in tasks.join_all().await {
         match ended {
-            Ok(()) => taken_in += 1,
+            Ok(()) => accepted += 1,
             Err(status) => {
                 refused += 1;
                 messages.insert(with_causes(&status));
@@ -144,13 +144,13 @@ async fn register_often(script: &Script, count: u32, per_second: u32) -> Event {
         }
     }
     Event::Registrations {
-        taken_in,
+        accepted,
         refused,
         messages,
     }
 }
 
-/// What a library says of an error, and what it says of the causes.
+/// Formats an error and its causes.
 fn with_causes(status: &Status) -> String {
     let causes = std::iter::successors(status.source(), |error| (*error).source());
     causes.fold(status.message().to_owned(), |text, cause| {
@@ -158,12 +158,12 @@ fn with_causes(status: &Status) -> String {
     })
 }
 
-async fn get_in(state: &Arc<State>, sockets: &mut Sockets) {
+async fn register_by_script(state: &Arc<State>, sockets: &mut Sockets) {
     let script = &state.script;
     let (plugins, name) = (script.root.join("device-plugins"), script.socket_name());
     let endpoint = plugins.join(&name);
     match (script.door, script.api) {
-        (Door::Claim, _) => tell(&outcome(register(&plugins, script, &name).await)),
+        (Door::Claim, _) => emit(&outcome(register(&plugins, script, &name).await)),
         (Door::Registry, _) => serve(state, sockets, script.root.join("plugins_registry").join(&name)),
         (Door::RegistryWithEndpoint, _) => {
             serve(state, sockets, endpoint);
@@ -173,14 +173,14 @@ async fn get_in(state: &Arc<State>, sockets: &mut Sockets) {
             if !(sockets.has(&endpoint) && endpoint.exists()) {
                 serve(state, sockets, endpoint);
             }
-            tell(&outcome(register(&plugins, script, &name).await));
+            emit(&outcome(register(&plugins, script, &name).await));
         }
         (Door::Kubelet | Door::Later, Api::V1alpha2) => {
             let registered = register(&plugins, script, &name).await;
             if !(sockets.has(&endpoint) && endpoint.exists()) {
                 serve(state, sockets, endpoint);
             }
-            tell(&outcome(registered));
+            emit(&outcome(registered));
         }
     }
 }

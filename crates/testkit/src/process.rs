@@ -15,25 +15,25 @@ use crate::events::{Claim, Event};
 use crate::plugin;
 use crate::script::{Answer, Device, Fault, Script};
 
-/// How long a test waits for something that should happen at once, on a machine that is very busy.
+/// Timeout for events that should happen at once, sized for a very busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 const VARIABLE: &str = "DEVLET_TESTKIT_SCRIPT";
 
-/// For [`plugin_process!`](crate::plugin_process): if this process was started to be a plugin, it is one and then
-/// ends.
+/// For [`plugin_process!`](crate::plugin_process): if this process was started as a plugin, runs the plugin and then
+/// exits.
 pub fn become_plugin_if_asked() {
     let Some(script) = std::env::var_os(VARIABLE) else {
         return;
     };
     let script = script.to_str().expect("the script is UTF-8");
-    // The line of the test harness is unfinished.
+    // Ends the unfinished line of the test harness.
     println!();
     run(serde_json::from_str(script).expect("the script is JSON"));
     std::process::exit(0);
 }
 
-/// What a process is to be.
+/// The role of a process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Role {
@@ -41,7 +41,7 @@ pub enum Role {
     Driver(DriverScript),
 }
 
-/// Plays a role until told to end.
+/// Runs a role until the end of its commands.
 pub fn run(role: Role) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -49,8 +49,8 @@ pub fn run(role: Role) {
         .build()
         .expect("a runtime starts");
     match role {
-        Role::Plugin(script) => runtime.block_on(plugin::live(script)),
-        Role::Driver(script) => runtime.block_on(driver::live(script)),
+        Role::Plugin(script) => runtime.block_on(plugin::run(script)),
+        Role::Driver(script) => runtime.block_on(driver::run(script)),
     }
     runtime.shutdown_background();
 }
@@ -61,33 +61,34 @@ pub struct Plugin {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<Event>,
-    /// Events that came while another one was waited for.
-    passed: VecDeque<Event>,
+    /// Events received while waiting for another one.
+    pending: VecDeque<Event>,
     name: String,
 }
 
 impl Plugin {
-    /// Starts a plugin; it may not have registered yet.
+    /// Starts a plugin. Does not wait for its registration.
     pub fn start(script: &Script) -> Self {
-        Self::play(&Role::Plugin(script.clone()), &script.resource)
+        Self::start_role(&Role::Plugin(script.clone()), &script.resource)
     }
 
-    /// Starts a DRA driver; it may not have registered yet.
+    /// Starts a DRA driver. Does not wait for its registration.
     pub fn driver(script: &DriverScript) -> Self {
-        Self::play(&Role::Driver(script.clone()), &script.driver)
+        Self::start_role(&Role::Driver(script.clone()), &script.driver)
     }
 
-    fn play(role: &Role, name: &str) -> Self {
+    fn start_role(role: &Role, name: &str) -> Self {
         let program = std::env::current_exe().expect("a test has an executable");
         Self::spawn(&program, role, name, |_| {})
     }
 
-    /// The same as another user, which takes root. `program` is a copy of the test's executable that they can reach.
+    /// Like [`Plugin::start`], as another user, which requires root. `program` is a copy of the test's executable that the
+    /// user can read.
     pub fn start_as(uid: u32, gid: u32, program: &Path, script: &Script) -> Self {
         Self::start_role_as(uid, gid, program, &Role::Plugin(script.clone()), &script.resource)
     }
 
-    /// The same for a DRA driver.
+    /// Like [`Plugin::driver`], as another user; see [`Plugin::start_as`].
     pub fn driver_as(uid: u32, gid: u32, program: &Path, script: &DriverScript) -> Self {
         Self::start_role_as(uid, gid, program, &Role::Driver(script.clone()), &script.driver)
     }
@@ -114,7 +115,7 @@ impl Plugin {
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines() {
                 let Ok(line) = line else { return };
-                // Everything else is the test harness talking.
+                // Other lines are output of the test harness.
                 if let Ok(event) = serde_json::from_str(&line)
                     && sender.send(event).is_err()
                 {
@@ -127,12 +128,12 @@ impl Plugin {
             child,
             stdin,
             lines,
-            passed: VecDeque::new(),
+            pending: VecDeque::new(),
             name,
         }
     }
 
-    /// Starts a plugin, and returns once it has registered and its first list is out.
+    /// Starts a plugin, and returns after it has registered and sent its first list.
     pub fn registered(script: &Script) -> Self {
         let mut plugin = Self::start(script);
         plugin.until(&Event::Registered);
@@ -140,29 +141,29 @@ impl Plugin {
         plugin
     }
 
-    /// Starts a DRA driver, and returns once it has registered.
+    /// Starts a DRA driver, and returns after it has registered.
     pub fn registered_driver(script: &DriverScript) -> Self {
         let mut driver = Self::driver(script);
         driver.until(&Event::Registered);
         driver
     }
 
-    /// Waits for an event; those that come before it can still be waited for.
+    /// Waits for an event. Earlier events stay available.
     pub fn until(&mut self, wanted: &Event) {
         self.find(&format!("{wanted:?}"), |event| (event == wanted).then_some(()));
     }
 
-    /// Waits until a list of this many devices has been sent.
+    /// Waits until a list of `devices` devices has been sent.
     pub fn until_list_of(&mut self, devices: usize) {
         self.until(&Event::ListSent { devices });
     }
 
-    /// Waits for a call; the devices that it names, or the UIDs of the claims.
+    /// Waits for a call. Returns the devices in it, or the UIDs of the claims.
     pub fn called(&mut self, method: &str) -> Vec<String> {
         self.find(&format!("a call of {method}"), |event| called(event, method))
     }
 
-    /// Waits for a call of a DRA driver: the service, and the claims that the call names.
+    /// Waits for a call of a DRA driver. Returns the service and the claims of the call.
     pub fn asked(&mut self, method: &str) -> (String, Vec<Claim>) {
         self.find(&format!("a call of {method}"), |event| match event {
             Event::Asked {
@@ -174,8 +175,8 @@ impl Plugin {
         })
     }
 
-    /// Waits until a call for claims with [`Fault::Wait`] has been carried out; the UIDs of those that the answer will
-    /// name.
+    /// Waits until a call for claims with [`Fault::Wait`] has been executed. Returns the UIDs of the claims in the coming
+    /// answer.
     pub fn waits(&mut self, method: &str) -> Vec<String> {
         self.find(&format!("{method} waits"), |event| match event {
             Event::Waits { method: called, ids } if called == method => Some(ids.clone()),
@@ -183,8 +184,8 @@ impl Plugin {
         })
     }
 
-    /// Waits until a call for claims is being answered; the UIDs of those that the answer names. What it asked for
-    /// has been done.
+    /// Waits until a call for claims is being answered. Returns the UIDs of the claims in the answer. The call has been
+    /// executed.
     pub fn answered(&mut self, method: &str) -> Vec<String> {
         self.find(&format!("an answer to {method}"), |event| match event {
             Event::Answered { method: called, ids } if called == method => Some(ids.clone()),
@@ -192,7 +193,7 @@ impl Plugin {
         })
     }
 
-    /// Waits until the kubelet refuses the plugin; its words.
+    /// Waits until the kubelet rejects the plugin. Returns the error message.
     pub fn refused(&mut self) -> String {
         self.find("a refused registration", |event| match event {
             Event::RegisterFailed { message, .. } => Some(message.clone()),
@@ -200,15 +201,15 @@ impl Plugin {
         })
     }
 
-    /// Waits for the first event that `pick` likes, and takes it out.
+    /// Waits for the first event that `pick` accepts, and removes it.
     pub fn find<T>(&mut self, what: &str, mut pick: impl FnMut(&Event) -> Option<T>) -> T {
         let found = self
-            .passed
+            .pending
             .iter()
             .enumerate()
             .find_map(|(place, event)| Some((place, pick(event)?)));
         if let Some((place, picked)) = found {
-            self.passed.remove(place);
+            self.pending.remove(place);
             return picked;
         }
         let deadline = Instant::now() + PATIENCE;
@@ -217,48 +218,48 @@ impl Plugin {
             match self.lines.recv_timeout(left) {
                 Ok(event) => match pick(&event) {
                     Some(picked) => return picked,
-                    None => self.passed.push_back(event),
+                    None => self.pending.push_back(event),
                 },
                 Err(RecvTimeoutError::Timeout) => {
-                    panic!("{}: {what} did not come; came: {:?}", self.name, self.passed)
+                    panic!("{}: {what} did not occur; events: {:?}", self.name, self.pending)
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    panic!("{} ended without {what}; came: {:?}", self.name, self.passed)
+                    panic!("{} exited without {what}; events: {:?}", self.name, self.pending)
                 }
             }
         }
     }
 
-    /// Whether such a call has come so far; does not wait.
+    /// Returns `true` if such a call has been received. Does not wait.
     pub fn was_called(&mut self, method: &str) -> bool {
-        self.has_come(|event| called(event, method).is_some())
+        self.has_event(|event| called(event, method).is_some())
     }
 
-    /// Whether such an event has come so far; does not wait.
-    pub fn has_come(&mut self, is: impl Fn(&Event) -> bool) -> bool {
-        self.passed.extend(self.lines.try_iter());
-        self.passed.iter().any(is)
+    /// Returns `true` if such an event has been received. Does not wait.
+    pub fn has_event(&mut self, is: impl Fn(&Event) -> bool) -> bool {
+        self.pending.extend(self.lines.try_iter());
+        self.pending.iter().any(is)
     }
 
-    fn tell(&mut self, command: &str) {
-        let stdin = self.stdin.as_mut().expect("the plugin has not been told to end");
+    fn send(&mut self, command: &str) {
+        let stdin = self.stdin.as_mut().expect("the plugin is running");
         writeln!(stdin, "{command}").expect("the plugin runs");
     }
 
-    /// Forgets what has come so far, so that a plugin can run for long.
+    /// Drops the events received so far, so that a plugin can run for a long time.
     pub fn forget_events(&mut self) {
         self.take_events();
     }
 
-    /// What has come so far and was not waited for.
+    /// Returns and removes the events received so far.
     pub fn take_events(&mut self) -> Vec<Event> {
-        self.passed.extend(self.lines.try_iter());
-        self.passed.drain(..).collect()
+        self.pending.extend(self.lines.try_iter());
+        self.pending.drain(..).collect()
     }
 
-    /// Gives a command and waits until it has been carried out.
+    /// Sends a command and waits until it has been executed.
     pub fn command(&mut self, command: &str) {
-        self.tell(command);
+        self.send(command);
         let done = self.find(command, |event| match event {
             Event::Done { command: done } if done == command => Some(Ok(())),
             Event::Refused {
@@ -272,60 +273,60 @@ impl Plugin {
         }
     }
 
-    /// Another list, sent when this returns.
+    /// Sends another list, and returns after it was sent.
     pub fn list(&mut self, devices: &[Device]) {
         let text = serde_json::to_string(devices).expect("devices are plain");
         self.command(&format!("list {text}"));
         self.until_list_of(devices.len());
     }
 
-    /// The health of one device.
+    /// Sets the health of one device.
     pub fn health(&mut self, device: &str, health: &str) {
         self.command(&format!("health {device} {health}"));
     }
 
-    /// Lists that say nothing new but the health of all devices, and that alternates; they go out from now on.
+    /// Starts to send lists in which only the health of all devices changes.
     pub fn flood(&mut self, lists: u32, per_second: u32) {
         self.command(&format!("flood {lists} {per_second}"));
     }
 
-    /// Registers so often from now on; see [`Plugin::registrations`].
+    /// Starts to register `count` times; see [`Plugin::registrations`].
     pub fn register_often(&mut self, count: u32, per_second: u32) {
-        self.tell(&format!("registrations {count} {per_second}"));
+        self.send(&format!("registrations {count} {per_second}"));
     }
 
-    /// Waits until the plugin has registered often: how many times that ended well, and not, and the refusals,
-    /// each once.
+    /// Waits for the end of the registrations. Returns the number of accepted and of rejected ones, and the distinct error
+    /// messages.
     pub fn registrations(&mut self) -> (u32, u32, BTreeSet<String>) {
         self.find("the end of registrations", |event| match event {
             Event::Registrations {
-                taken_in,
+                accepted,
                 refused,
                 messages,
-            } => Some((*taken_in, *refused, messages.clone())),
+            } => Some((*accepted, *refused, messages.clone())),
             _ => None,
         })
     }
 
-    /// What `Allocate` answers from now on.
+    /// Sets the answer to `Allocate`.
     pub fn answer(&mut self, answer: &Answer) {
         let text = serde_json::to_string(answer).expect("answers are plain");
         self.command(&format!("answer {text}"));
     }
 
-    /// What a driver prepares for any claim from now on.
+    /// Sets the devices that a driver prepares for any claim.
     pub fn prepares(&mut self, devices: &[PreparedDevice]) {
         let text = serde_json::to_string(devices).expect("devices are plain");
         self.command(&format!("devices {text}"));
     }
 
-    /// What a driver prepares for a claim of this name from now on.
+    /// Sets the devices that a driver prepares for a claim of this name.
     pub fn prepares_for(&mut self, claim: &str, devices: &[PreparedDevice]) {
         let text = serde_json::to_string(devices).expect("devices are plain");
         self.command(&format!("claim {claim} {text}"));
     }
 
-    /// The UIDs of the claims that a driver has prepared.
+    /// Returns the UIDs of the claims that a driver has prepared.
     pub fn prepared(&mut self) -> BTreeSet<String> {
         self.prepared_claims()
             .into_iter()
@@ -333,7 +334,7 @@ impl Plugin {
             .collect()
     }
 
-    /// The claims that a driver has prepared, by UID.
+    /// Returns the claims that a driver has prepared, by UID.
     pub fn prepared_claims(&mut self) -> Vec<Claim> {
         self.command("claims");
         self.find("the claims", |event| match event {
@@ -342,7 +343,7 @@ impl Plugin {
         })
     }
 
-    /// Waits until a driver has prepared these claims and no others, by UID.
+    /// Waits until a driver has prepared exactly these claims, by UID.
     pub fn until_prepared(&mut self, wanted: &BTreeSet<String>) {
         loop {
             let prepared = self.prepared();
@@ -356,51 +357,51 @@ impl Plugin {
         }
     }
 
-    /// What a driver's streams of health say; they have said it when this returns.
+    /// Sets the health that a driver reports, and returns after it was sent.
     pub fn report(&mut self, health: &[DeviceHealth]) {
         let text = serde_json::to_string(health).expect("health is plain");
         self.command(&format!("health {text}"));
         self.until_list_of(health.len());
     }
 
-    /// How a call is answered from now on.
+    /// Sets the fault of a call.
     pub fn fault(&mut self, method: &str, fault: Option<&Fault>) {
         let text = serde_json::to_string(&fault).expect("faults are plain");
         self.command(&format!("fault {method} {text}"));
     }
 
-    /// Ends the plugin well; it is gone, and so are its sockets, when this returns.
+    /// Ends the plugin and waits for it. Its sockets are removed.
     pub fn exit(self) {
-        self.exit_with_last_words();
+        self.exit_with_events();
     }
 
-    /// The same; all that it told and was not waited for.
-    pub fn exit_with_last_words(mut self) -> Vec<Event> {
+    /// Like [`Plugin::exit`]; returns the events that were not waited for.
+    pub fn exit_with_events(mut self) -> Vec<Event> {
         self.stdin = None;
-        self.last_words()
+        self.remaining_events()
     }
 
-    /// Waits until the plugin has died by itself.
+    /// Waits until the plugin has crashed.
     pub fn died(mut self) {
         let status = self.child.wait().expect("the plugin is our child");
-        assert!(!status.success(), "{} ended well", self.name);
+        assert!(!status.success(), "{} exited without an error", self.name);
     }
 
-    /// Ends the plugin as by `kill -9`; its sockets stay behind.
+    /// Kills the plugin as by `kill -9`. Its sockets are left behind.
     pub fn kill(self) {
-        self.kill_with_last_words();
+        self.kill_with_events();
     }
 
-    /// The same; all that it told and was not waited for.
-    pub fn kill_with_last_words(mut self) -> Vec<Event> {
+    /// Like [`Plugin::kill`]; returns the events that were not waited for.
+    pub fn kill_with_events(mut self) -> Vec<Event> {
         self.child.kill().expect("the plugin is our child");
-        self.last_words()
+        self.remaining_events()
     }
 
-    fn last_words(&mut self) -> Vec<Event> {
+    fn remaining_events(&mut self) -> Vec<Event> {
         self.child.wait().expect("the plugin is our child");
-        self.passed.extend(self.lines.iter());
-        self.passed.drain(..).collect()
+        self.pending.extend(self.lines.iter());
+        self.pending.drain(..).collect()
     }
 }
 

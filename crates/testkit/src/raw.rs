@@ -1,4 +1,4 @@
-//! Peers that do not speak gRPC at all: what they send, and a socket that sends it.
+//! Peers that do not implement gRPC: the bytes that they send, and a socket that sends them.
 
 use std::io::Write as _;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use crate::PATIENCE;
 
-/// A socket that says the same to everyone who connects, listens to nothing, and does not hang up.
+/// A socket that sends the same bytes on every connection, does not read, and does not close the connection.
 #[derive(Debug)]
 pub struct Babbler {
     path: PathBuf,
@@ -18,10 +18,10 @@ pub struct Babbler {
 }
 
 impl Babbler {
-    /// Listens from now on.
-    pub fn at(path: &Path, says: Vec<u8>) -> Self {
+    /// Starts to listen.
+    pub fn at(path: &Path, bytes: Vec<u8>) -> Self {
         let listener = UnixListener::bind(path).expect("the socket can be made");
-        let (told, connected) = channel();
+        let (served, connected) = channel();
         let ends = Arc::new(AtomicBool::new(false));
         let end = Arc::clone(&ends);
         std::thread::spawn(move || {
@@ -31,11 +31,11 @@ impl Babbler {
                     return;
                 }
                 let Ok(mut stream) = stream else { return };
-                // Whoever hangs up before the end has heard enough.
+                // A client that closes the connection early is fine.
                 let _ = stream.set_write_timeout(Some(std::time::Duration::from_millis(100)));
-                let _ = stream.write_all(&says);
+                let _ = stream.write_all(&bytes);
                 open.push(stream);
-                let _ = told.send(());
+                let _ = served.send(());
             }
         });
         Self {
@@ -45,9 +45,9 @@ impl Babbler {
         }
     }
 
-    /// Waits until somebody has connected, and has been told everything or has hung up.
+    /// Waits until a client has connected, and has received all bytes or closed the connection.
     pub fn until_heard(&self) {
-        self.connected.recv_timeout(PATIENCE).expect("somebody connects");
+        self.connected.recv_timeout(PATIENCE).expect("a client connects");
     }
 }
 
@@ -81,10 +81,10 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// `:method: POST`, `:scheme: http`, `:path: /`, and nothing else.
+/// `:method: POST`, `:scheme: http`, `:path: /`.
 const POST: &[u8] = &[0x83, 0x86, 0x84];
 
-/// The same bytes each time, and no pattern that anybody waits for.
+/// Returns reproducible pseudo-random bytes.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -96,7 +96,7 @@ fn noise(length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// What may follow a beginning that is right: by name, frames that a peer should end the connection for, or bear.
+/// Returns frames after a valid start, by name. A peer should close the connection or tolerate them.
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
     let resets = |number: u32| {
         let stream = 2 * number + 1;
@@ -108,7 +108,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
     };
     let endless_headers = [
         frame(HEADERS, 0, 1, POST),
-        // A header that nobody has heard of, over and over.
+        // An unknown header, repeated.
         frame(CONTINUATION, 0, 1, b"\x00\x01x\x01y").repeat(20_000),
     ]
     .concat();
@@ -132,7 +132,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
         ("pings without end", frame(PING, 0, 0, b"01234567").repeat(20_000)),
         ("headers without end", endless_headers),
         (
-            "headers that are no headers",
+            "headers that are not valid HPACK",
             frame(HEADERS, END_HEADERS, 1, &[0xff; 100]),
         ),
         (
@@ -154,7 +154,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
         ),
         ("a farewell", frame(GOAWAY, 0, 0, &[0; 8])),
         (
-            "frames of kinds that nobody knows",
+            "frames of unknown types",
             frame(0xee, 0xff, 0, b"what").repeat(1_000),
         ),
         ("a frame that is cut short", vec![0, 0, 9, SETTINGS]),
@@ -167,7 +167,7 @@ fn large_header() -> Vec<u8> {
     [&b"\x00\x01x"[..], &[0x7f, 0x81, 0x7c], &[b'y'; 16_000]].concat()
 }
 
-/// Beginnings that are wrong from the first byte.
+/// Returns bytes that are wrong from the start.
 fn beginnings() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("noise", noise(64 << 10)),
@@ -179,7 +179,7 @@ fn beginnings() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// What a client may send that is no gRPC, by name.
+/// Returns bytes of a client that are not gRPC, by name.
 pub fn nonsense_of_a_client() -> Vec<(&'static str, Vec<u8>)> {
     let mut all = beginnings();
     let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -194,7 +194,7 @@ pub fn nonsense_of_a_client() -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-/// What a server may send that is no gRPC, by name.
+/// Returns bytes of a server that are not gRPC, by name.
 pub fn nonsense_of_a_server() -> Vec<(&'static str, Vec<u8>)> {
     let mut all = beginnings();
     let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";

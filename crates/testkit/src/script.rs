@@ -1,54 +1,54 @@
-//! What a plugin is like.
+//! Description of a plugin's behaviour.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What a plugin is like.
+/// The behaviour of a plugin.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Script {
-    /// The root directory of the node: the kubelet's layout.
+    /// The root directory of the node, with the kubelet's layout.
     pub root: PathBuf,
-    /// What is offered.
+    /// The resource of the plugin.
     pub resource: String,
-    /// The name of the plugin's socket; made from the resource if empty.
+    /// The name of the plugin's socket; derived from the resource if empty.
     pub socket: String,
     pub api: Api,
     pub door: Door,
     pub devices: Vec<Device>,
-    /// So many more devices: `many-0`, `many-1`, and so on.
+    /// Number of additional devices: `many-0`, `many-1`, and so on.
     pub many: usize,
     pub options: Options,
     pub answer: Answer,
     pub faults: Faults,
 }
 
-/// Which protocol is spoken.
+/// The version of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Api {
     #[default]
     V1beta1,
-    /// Of 2017: the plugin serves only once its registration has been answered.
+    /// Version of 2017: the plugin serves only after its registration was answered.
     V1alpha2,
 }
 
-/// How the plugin gets in.
+/// How the plugin registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Door {
-    /// By `Register` on `kubelet.sock`.
+    /// By calling `Register` on `kubelet.sock`.
     #[default]
     Kubelet,
-    /// By a socket in `plugins_registry`, that also serves the devices.
+    /// By a socket in `plugins_registry` that also serves the devices.
     Registry,
-    /// By a socket in `plugins_registry` that names the plugin's socket elsewhere.
+    /// By a socket in `plugins_registry` that names another socket of the plugin.
     RegistryWithEndpoint,
-    /// Not before the command `register`, then by `kubelet.sock`.
+    /// After the command `register`, by `kubelet.sock`.
     Later,
-    /// By `Register`, for a socket that somebody else serves, or nobody.
+    /// By calling `Register` with a socket of another process, or one that does not exist.
     Claim,
 }
 
@@ -57,7 +57,7 @@ pub enum Door {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
     pub id: String,
-    /// NUMA nodes; no topology at all if empty.
+    /// NUMA nodes; no topology if empty.
     #[serde(default)]
     pub numa: Vec<i64>,
     #[serde(default = "healthy")]
@@ -69,7 +69,7 @@ fn healthy() -> String {
 }
 
 impl Device {
-    /// A healthy device without topology.
+    /// Creates a healthy device without topology.
     pub fn new(id: &str) -> Self {
         Self {
             id: id.into(),
@@ -78,7 +78,7 @@ impl Device {
         }
     }
 
-    /// A healthy device on a NUMA node.
+    /// Creates a healthy device on a NUMA node.
     pub fn on(id: &str, node: i64) -> Self {
         Self {
             numa: vec![node],
@@ -87,16 +87,16 @@ impl Device {
     }
 }
 
-/// What the plugin wants to be asked.
+/// The optional calls that the plugin requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Options {
     pub pre_start: bool,
-    /// Wants to be asked, and advises the last of the devices that there are.
+    /// Requests `GetPreferredAllocation`, and prefers the last of the available devices.
     pub preferred: bool,
 }
 
-/// What `Allocate` answers. `{ids}` in a value of `envs` stands for the devices, joined by commas.
+/// The answer to `Allocate`. `{ids}` in a value of `envs` is replaced by the devices, joined by commas.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Answer {
@@ -105,7 +105,7 @@ pub struct Answer {
     pub device_nodes: Vec<DeviceNode>,
     pub annotations: BTreeMap<String, String>,
     pub cdi_devices: Vec<String>,
-    /// Text of a field that no kubelet knows, number 1000.
+    /// Text of field 1000, which kubelets do not know.
     pub unknown_field: Option<String>,
 }
 
@@ -126,51 +126,51 @@ pub struct DeviceNode {
     pub permissions: String,
 }
 
-/// How a call goes wrong.
+/// The fault of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Fault {
-    /// It is never answered.
+    /// The call is never answered.
     Hang,
-    /// It is answered after the command `proceed`. What a DRA driver is asked for is done before,
-    /// and [`Event::Waits`](crate::Event::Waits) tells so.
+    /// The call is answered after the command `proceed`. A DRA driver executes the call before, and reports
+    /// [`Event::Waits`](crate::Event::Waits).
     Wait,
-    /// It is refused with a gRPC code.
+    /// The call fails with a gRPC code.
     Refuse { code: i32, message: String },
-    /// The process dies at once, as by a crash; its sockets stay behind.
+    /// The process crashes at once; its sockets are left behind.
     Die,
-    /// `Allocate` only: the device leaves the list, then the call is answered after the command `proceed`.
+    /// `Allocate` only: the device is removed from the list, then the call is answered after the command `proceed`.
     DropDevice(String),
-    /// `Allocate` only: an answer for no container.
+    /// `Allocate` only: the answer contains no containers.
     NoContainers,
-    /// `Allocate` and `GetPreferredAllocation`: an answer too many.
+    /// `Allocate` and `GetPreferredAllocation`: the answer contains one container too many.
     TooManyContainers,
-    /// `Allocate` only: a variable with a value of so many bytes.
+    /// `Allocate` only: an environment variable with a value of this size in bytes.
     LargeEnv(usize),
-    /// Of a DRA driver: these claims, by name, fail with this error; all if there are none.
+    /// DRA drivers only: these claims, by name, fail with this error. All claims if there are no names.
     FailClaims { names: Vec<String>, message: String },
-    /// Of a DRA driver: nothing is done for these claims, and nothing said of them.
+    /// DRA drivers only: these claims are ignored, and missing in the answer.
     LeaveOut(Vec<String>),
-    /// Of a DRA driver: the answer names one more claim, which nobody asked about.
+    /// DRA drivers only: the answer contains one more claim, which was not in the request.
     UnknownClaim,
-    /// `NodePrepareResources` only: so many devices for each claim.
+    /// `NodePrepareResources` only: number of devices for each claim.
     ManyDevices(usize),
-    /// `NodePrepareResources` only: devices with names of so many bytes.
+    /// `NodePrepareResources` only: length of the device names in bytes.
     LongName(usize),
-    /// Of a DRA driver: once the answer is out, the process dies as by a crash.
+    /// DRA drivers only: after the answer is sent, the process crashes.
     DieAfterwards,
-    /// Of a DRA driver: once the answer is out, whoever asked is killed as by `kill -9`.
+    /// DRA drivers only: after the answer is sent, the caller is killed as by `kill -9`.
     KillCaller,
-    /// The answer breaks off in its middle, and the call stays open.
+    /// Half of the answer is sent, and the call stays open.
     Half,
-    /// An answer without end, one byte at a time.
+    /// An endless answer, one byte at a time.
     Drip { pause_ms: u64 },
-    /// The answer is these bytes, whatever they mean. A stream stays open after them.
+    /// The answer consists of these bytes. A stream stays open after them.
     Raw(Vec<u8>),
-    /// A stream only: these bytes again and again, as fast as they are taken.
+    /// Streams only: these bytes are sent repeatedly, without a rate limit.
     Endless(Vec<u8>),
-    /// `ListAndWatch` only: lists of so many devices, all of which fall ill and recover, as fast as they are taken. They are
-    /// made once, so that it takes little to send them.
+    /// `ListAndWatch` only: lists of this number of devices with alternating health, without a rate limit. They are
+    /// encoded only once, so that sending is cheap.
     EndlessDevices(usize),
 }
 
@@ -178,7 +178,7 @@ pub enum Fault {
 pub type Faults = BTreeMap<String, Fault>;
 
 impl Script {
-    /// A plugin of today that registers at once.
+    /// Creates a plugin of the current API version that registers at once.
     pub fn new(root: impl Into<PathBuf>, resource: &str, devices: Vec<Device>) -> Self {
         Self {
             root: root.into(),
@@ -188,14 +188,14 @@ impl Script {
         }
     }
 
-    /// As `Self`, with a fault.
+    /// Adds a fault.
     #[must_use]
     pub fn with_fault(mut self, call: &str, fault: Fault) -> Self {
         self.faults.insert(call.into(), fault);
         self
     }
 
-    /// What is listed at first.
+    /// Returns the first list.
     pub(crate) fn all_devices(&self) -> Vec<Device> {
         let many = (0..self.many).map(|number| Device::new(&format!("many-{number}")));
         self.devices.iter().cloned().chain(many).collect()

@@ -1,4 +1,4 @@
-//! What a plugin serves: `DevicePlugin` of both protocols, and `pluginregistration.Registration`.
+//! Services of a plugin: `DevicePlugin` of both versions, and `pluginregistration.Registration`.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -22,14 +22,14 @@ use tonic::{Code, Request, Response, Status};
 use tower::Service;
 
 use crate::calls::Calls;
-use crate::events::{Event, tell};
+use crate::events::{Event, emit};
 use crate::lists::{Listed, Stream};
 use crate::plugin::State;
 use crate::script::{Answer, Device, Door, Fault};
 use crate::sockets::Sockets;
 use crate::wire::{HasCalls, WireFaults};
 
-/// Serves on a socket from now on.
+/// Starts to serve on a socket.
 pub(crate) fn serve(state: &Arc<State>, sockets: &mut Sockets, path: PathBuf) {
     let listener = sockets.listen(path);
     let served = Served(Arc::clone(state));
@@ -59,7 +59,7 @@ impl HasCalls for State {
 }
 
 impl Served {
-    /// All lists from now on, as messages of one of the protocols.
+    /// Returns a stream of the current list and all later ones, as messages of one of the versions.
     async fn lists<T: Send + 'static>(
         &self,
         message: impl Fn(&[Device]) -> T + Send + Sync + 'static,
@@ -99,14 +99,14 @@ impl Listed for Device {
     }
 }
 
-/// `AllocateResponse`, with room for a field that nobody knows.
+/// `AllocateResponse`, with an additional field.
 #[derive(Clone, PartialEq, prost::Message)]
 struct RawAnswers {
     #[prost(message, repeated, tag = "1")]
     containers: Vec<RawAnswer>,
 }
 
-/// `ContainerAllocateResponse`, with one more field.
+/// `ContainerAllocateResponse`, with an additional field.
 #[derive(Clone, PartialEq, prost::Message)]
 struct RawAnswer {
     #[prost(btree_map = "string, string", tag = "1")]
@@ -200,12 +200,12 @@ impl server::DevicePlugin for Served {
         }))
     }
 
-    /// Never reached: [`WithUnknownFields`] answers.
+    /// Not called: [`WithUnknownFields`] answers instead.
     async fn allocate(
         &self,
         _: Request<v1beta1::AllocateRequest>,
     ) -> Result<Response<v1beta1::AllocateResponse>, Status> {
-        Err(Status::new(Code::Unimplemented, "answered elsewhere"))
+        Err(Status::new(Code::Unimplemented, "answered by WithUnknownFields"))
     }
 
     async fn pre_start_container(
@@ -299,7 +299,7 @@ impl Registration for Served {
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         self.0.called("NotifyRegistrationStatus", &[]).await?;
         let status = request.into_inner();
-        tell(&match status.plugin_registered {
+        emit(&match status.plugin_registered {
             true => Event::Registered,
             false => Event::RegisterFailed {
                 code: Code::Unknown as i32,
@@ -310,7 +310,7 @@ impl Registration for Served {
     }
 }
 
-/// The service of today, with answers to `Allocate` that have more fields than the bindings know.
+/// The current service, with more fields in the answers to `Allocate` than the bindings have.
 #[derive(Debug, Clone)]
 struct WithUnknownFields {
     served: Served,

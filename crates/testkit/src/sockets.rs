@@ -1,12 +1,12 @@
-//! Where a process listens.
+//! Listening sockets of a process.
 
 use std::path::{Path, PathBuf};
 
 use tokio::net::UnixListener;
 
-use crate::events::{Event, tell};
+use crate::events::{Event, emit};
 
-/// Sockets that are removed at the end, unless the process is killed.
+/// Sockets that are removed on exit, unless the process is killed.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets(Vec<PathBuf>);
 
@@ -19,12 +19,12 @@ impl Drop for Sockets {
 }
 
 impl Sockets {
-    /// Listens from now on. The socket is a new one each time, as a real plugin's.
+    /// Starts to listen. The socket is created again each time, as by a real plugin.
     pub(crate) fn listen(&mut self, path: PathBuf) -> UnixListener {
         let _ = std::fs::remove_file(&path);
         let listener =
             UnixListener::bind(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        tell(&Event::Serving {
+        emit(&Event::Serving {
             socket: path.display().to_string(),
         });
         self.0.push(path);

@@ -1,4 +1,4 @@
-//! Answers that no gRPC library would give: bytes in an HTTP/2 stream, put there by hand.
+//! Answers that a gRPC library would not send: hand-made bytes in an HTTP/2 stream.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use tonic::codegen::http;
 use tower::Service;
 
 use crate::calls::Calls;
-use crate::events::{Event, tell};
+use crate::events::{Event, emit};
 use crate::script::Fault;
 use crate::serve::Answering;
 
-/// Whose calls may go wrong.
+/// A service with faults.
 pub(crate) trait HasCalls {
     fn calls(&self) -> &Calls;
 }
 
-/// Stands before all services of a process.
+/// A layer around all services of a process that applies faults.
 #[derive(Debug)]
 pub(crate) struct WireFaults<S, P> {
     pub(crate) inner: S,
@@ -62,14 +62,14 @@ where
         let Some(fault) = self.of.calls().wire_fault(method) else {
             return Box::pin(self.inner.call(request));
         };
-        tell(&Event::Called {
+        emit(&Event::Called {
             method: method.to_owned(),
             ids: Vec::new(),
         });
         let stays_open = matches!(method, "ListAndWatch" | "NodeWatchResources");
         let (sender, receiver) = channel(1);
         tokio::spawn(async move {
-            // An error says that the caller has left.
+            // On an error the caller has disconnected.
             let _ = answer(fault, stays_open, &sender).await;
         });
         let body = Body::new(StreamBody::new(ReceiverStream::new(receiver)));
@@ -81,9 +81,9 @@ where
 }
 
 type Piece = Result<Frame<Bytes>, Status>;
-type Left = tokio::sync::mpsc::error::SendError<Piece>;
+type Disconnected = tokio::sync::mpsc::error::SendError<Piece>;
 
-async fn answer(fault: Fault, stays_open: bool, sender: &Sender<Piece>) -> Result<(), Left> {
+async fn answer(fault: Fault, stays_open: bool, sender: &Sender<Piece>) -> Result<(), Disconnected> {
     let data = |bytes: Vec<u8>| sender.send(Ok(Frame::data(Bytes::from(bytes))));
     match fault {
         Fault::Half => data([header(1_000), b"half".to_vec()].concat()).await?,
@@ -125,8 +125,11 @@ async fn answer(fault: Fault, stays_open: bool, sender: &Sender<Piece>) -> Resul
     Ok(())
 }
 
-/// All of them, again and again.
-async fn endless<const COUNT: usize>(messages: [Vec<u8>; COUNT], sender: &Sender<Piece>) -> Result<(), Left> {
+/// Sends all messages repeatedly.
+async fn endless<const COUNT: usize>(
+    messages: [Vec<u8>; COUNT],
+    sender: &Sender<Piece>,
+) -> Result<(), Disconnected> {
     let messages = messages.map(Bytes::from);
     for message in messages.iter().cycle() {
         sender.send(Ok(Frame::data(message.clone()))).await?;
@@ -138,7 +141,7 @@ fn message(bytes: &[u8]) -> Vec<u8> {
     [header(bytes.len()), bytes.to_vec()].concat()
 }
 
-/// Of a message of so many bytes, not compressed.
+/// Returns the gRPC header of an uncompressed message of `length` bytes.
 fn header(length: usize) -> Vec<u8> {
     let length = u32::try_from(length).expect("a message is no longer than that");
     [&[0], &length.to_be_bytes()[..]].concat()

@@ -1,6 +1,6 @@
-//! A driver process against a minimal kubelet.
+//! Tests of a driver process with a minimal kubelet.
 
-// Helpers are not tests to clippy.
+// Clippy does not treat helpers as tests.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -44,7 +44,7 @@ fn until_serving(driver: &mut Plugin, socket: &Path) {
     });
 }
 
-/// A driver that serves, and a channel to it.
+/// Starts a driver, and connects to it.
 async fn started(script: &DriverScript) -> (Plugin, Channel) {
     let mut driver = Plugin::driver(script);
     until_serving(&mut driver, &script.registration_socket());
@@ -73,7 +73,7 @@ fn uids(names: &[&str]) -> BTreeSet<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_is_found_prepares_and_goes() {
+async fn a_driver_is_found_prepares_claims_and_exits() {
     let root = root();
     let script = DriverScript::new(root.path(), DRIVER);
     let mut driver = Plugin::driver(&script);
@@ -117,7 +117,7 @@ async fn a_driver_is_found_prepares_and_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_serves_what_it_says_and_nothing_else() {
+async fn a_driver_serves_only_the_services_it_reports() {
     let root = root();
     let script = DriverScript {
         endpoint: DriverEndpoint::Registration,
@@ -145,7 +145,7 @@ async fn a_driver_serves_what_it_says_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn claims_go_wrong_one_by_one() {
+async fn claims_fail_one_by_one() {
     let root = root();
     let (mut driver, channel) = started(&DriverScript::new(root.path(), DRIVER)).await;
     let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
@@ -191,7 +191,7 @@ async fn claims_go_wrong_one_by_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_that_waits_has_done_its_work() {
+async fn a_waiting_driver_has_executed_the_call() {
     let root = root();
     let script = DriverScript::new(root.path(), DRIVER).with_fault("NodePrepareResources", Fault::Wait);
     let (mut driver, channel) = started(&script).await;
@@ -207,7 +207,7 @@ async fn a_driver_that_waits_has_done_its_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_is_out_before_the_driver_dies() {
+async fn an_answer_is_sent_before_the_driver_crashes() {
     let root = root();
     let script =
         DriverScript::new(root.path(), DRIVER).with_fault("NodeUnprepareResources", Fault::DieAfterwards);
@@ -225,7 +225,7 @@ async fn an_answer_is_out_before_the_driver_dies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_end_and_begin_while_the_sockets_stay() {
+async fn connections_are_closed_and_reopened_while_the_sockets_stay() {
     let root = root();
     let script = DriverScript::new(root.path(), DRIVER);
     let (mut driver, channel) = started(&script).await;
@@ -251,7 +251,7 @@ async fn connections_end_and_begin_while_the_sockets_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn health_is_told_again_and_again() {
+async fn health_is_reported_repeatedly() {
     let root = root();
     let healthy = DeviceHealth::healthy("pool", "gpu0");
     let script = DriverScript::new(root.path(), DRIVER).with_health(vec![healthy]);
@@ -275,7 +275,7 @@ async fn health_is_told_again_and_again() {
     }
     driver.until(&Event::Flooded { lists: 10 });
     driver.command("end-stream");
-    // What was told before the flood comes once more after it.
+    // The last report before the flood is sent again after it.
     stream.message().await.unwrap().unwrap();
     assert!(stream.message().await.unwrap().is_none());
     let (service, _) = driver.asked("NodeWatchResources");

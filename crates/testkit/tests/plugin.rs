@@ -1,6 +1,6 @@
-//! A plugin process against a minimal kubelet.
+//! Tests of a plugin process with a minimal kubelet.
 
-// Helpers are not tests to clippy.
+// Clippy does not treat helpers as tests.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::mpsc;
@@ -63,7 +63,7 @@ fn two_gpus(root: &TempDir) -> Script {
     )
 }
 
-/// A plugin that is not registered, and its socket.
+/// Starts a plugin that does not register. Returns it and its socket.
 fn waiting(script: Script) -> (Plugin, std::path::PathBuf) {
     let script = Script {
         door: Door::Registry,
@@ -78,7 +78,7 @@ fn waiting(script: Script) -> (Plugin, std::path::PathBuf) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plugin_registers_lists_answers_and_goes() {
+async fn a_plugin_registers_lists_answers_and_exits() {
     let root = root();
     let (sender, registrations) = mpsc::channel();
     let listener = UnixListener::bind(root.path().join("device-plugins/kubelet.sock")).unwrap();
@@ -120,7 +120,7 @@ async fn a_plugin_registers_lists_answers_and_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_go_wrong_as_told() {
+async fn calls_fail_with_the_scripted_faults() {
     let root = root();
     let (mut plugin, socket) = waiting(two_gpus(&root));
     let mut client = DevicePluginClient::new(dial(socket).await);

@@ -1,4 +1,4 @@
-//! Callers, and what they are told.
+//! Callers that admit and remove pods, and the answers that they got.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,27 +15,27 @@ pub(crate) const CALLERS: usize = 16;
 const PODS_PER_CALLER: usize = 40;
 /// Claims that any pod may use.
 const SHARED: u64 = 8;
-/// How long admissions and removals are waited for.
+/// Maximum time of an admission or a removal.
 const WAIT: Duration = Duration::from_secs(2);
 
-/// What a caller was told of each of its pods.
+/// The answer for each pod of a caller.
 pub(crate) type Held = BTreeMap<String, Answer>;
 
-/// What callers know together.
+/// State that the callers share.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     pub(crate) held: Held,
-    /// Pods whose caller left in the middle and has removed them since. The admission may have been overtaken by the
-    /// removal, so they are removed once more before they come again.
+    /// Pods whose caller cancelled the admission and then removed them. The removal may have overtaken the admission, so
+    /// they are removed once more before their next admission.
     pub(crate) left: BTreeSet<String>,
 }
 
-/// What a pod has.
+/// The devices of a pod.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// By resource and id.
     devices: BTreeSet<(String, String)>,
-    /// What it may use of claims: driver, UID of the claim, CDI name.
+    /// Devices of claims: driver, UID of the claim, CDI name.
     claimed: BTreeSet<(String, String, String)>,
 }
 
@@ -62,23 +62,23 @@ impl Answer {
     }
 }
 
-/// What the drivers are to have prepared: driver, and UID of the claim.
+/// Returns the claims that drivers must have prepared: driver, and UID of the claim.
 pub(crate) fn claims_of(held: &Held) -> BTreeSet<(String, String)> {
     let all = held.values().flat_map(|answer| &answer.claimed);
     all.map(|(driver, uid, _)| (driver.clone(), uid.clone()))
         .collect()
 }
 
-/// How often things happened.
+/// Counts of events.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) admitted: AtomicU64,
-    /// Of these, with claims.
+    /// Admissions with claims.
     pub(crate) claimed: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) removed: AtomicU64,
     pub(crate) left: AtomicU64,
-    /// Of these, whose pod came after it had been removed.
+    /// Cancelled admissions that completed after the removal of the pod.
     pub(crate) late: AtomicU64,
     pub(crate) reads: AtomicU64,
     pub(crate) faults: AtomicU64,
@@ -90,7 +90,7 @@ impl Tally {
     }
 }
 
-/// Numbers that look random, the same in every run.
+/// A pseudo-random generator with a fixed seed.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -103,17 +103,18 @@ impl Dice {
     }
 }
 
-/// A pod that is to be admitted.
+/// A pod to admit.
 pub(crate) struct Wish {
     pub(crate) name: String,
-    /// By container, a resource and how many of it, if any.
+    /// For each container, a resource and the number of devices, if any.
     devices: Vec<Option<(&'static str, u64)>>,
-    /// By name, the drivers of each. All containers use them.
+    /// The drivers of each claim, by its name. All containers use all claims.
     claims: Vec<(String, &'static [&'static str])>,
 }
 
 impl Wish {
-    /// Devices, claims, or both. A claim of its own may have other drivers the next time: it is allocated anew.
+    /// Returns a random pod with devices, claims, or both. A claim of its own is allocated again each time, possibly of
+    /// other drivers.
     pub(crate) fn rolled(name: &str, dice: &mut Dice) -> Self {
         let mut resource = || RESOURCES[dice.roll(3) as usize].0;
         let (first, second) = (resource(), resource());
@@ -140,7 +141,7 @@ impl Wish {
         }
     }
 
-    /// One claim of its own, of this driver, and nothing else.
+    /// Returns a pod with one claim of this driver and nothing else.
     pub(crate) fn of_claim(name: &str, driver: usize) -> Self {
         Self {
             name: name.to_owned(),
@@ -149,7 +150,7 @@ impl Wish {
         }
     }
 
-    /// The pod, and its claims as they are in a cluster.
+    /// Returns the manifest of the pod and its claims, as in a cluster.
     fn manifest(&self) -> String {
         let pod = &self.name;
         let list = |each: fn(&String) -> String| {
@@ -183,7 +184,7 @@ impl Wish {
         text
     }
 
-    /// What the pod is to be told of its claims.
+    /// Returns the expected claim devices of the pod.
     fn claimed(&self) -> BTreeSet<(String, String, String)> {
         let claims = self.claims.iter();
         let used = claims.flat_map(|(name, drivers)| {
@@ -196,7 +197,7 @@ impl Wish {
     }
 }
 
-/// Admits a pod; it must have been told of all its claims.
+/// Admits a pod. The answer must contain all of its claims.
 pub(crate) async fn admit(client: &Client, wish: &Wish) -> Result<Answer, Status> {
     let request = v1::AdmitRequest {
         manifest: wish.manifest(),
@@ -214,7 +215,7 @@ pub(crate) async fn admit(client: &Client, wish: &Wish) -> Result<Answer, Status
     Err(Status::unavailable("the stream ended without an answer"))
 }
 
-/// Removes a pod. If a driver is not done with its claims in time, that goes on without us.
+/// Removes a pod. If a driver exceeds the time, the removal continues in the background.
 pub(crate) async fn remove(client: &Client, pod: &str) -> Result<(), Status> {
     let request = v1::RemovePodRequest {
         pod: pod.to_owned(),
@@ -227,7 +228,7 @@ pub(crate) async fn remove(client: &Client, pod: &str) -> Result<(), Status> {
     }
 }
 
-/// Removes a pod whose caller has left, once more.
+/// Removes a pod with a cancelled admission once more.
 pub(crate) async fn remove_late(client: &Client, pod: &str, tally: &Tally) {
     let request = v1::ListPodsRequest { pod: pod.to_owned() };
     match client.list_pods(request).await {
@@ -237,7 +238,7 @@ pub(crate) async fn remove_late(client: &Client, pod: &str, tally: &Tally) {
     remove(client, pod).await.unwrap();
 }
 
-/// One caller, until told to stop.
+/// Runs one caller until it is stopped.
 pub(crate) async fn call(
     client: Client,
     number: usize,
@@ -258,7 +259,7 @@ pub(crate) async fn call(
             known.lock().unwrap().held.remove(&name);
             Tally::count(&tally.removed);
         } else if dice.roll(20) == 0 {
-            // Leaves in the middle; whatever became of it is removed.
+            // Cancels the admission, then removes the pod.
             let patience = Duration::from_micros(dice.roll(3000));
             let wish = Wish::rolled(&name, &mut dice);
             let _ = tokio::time::timeout(patience, admit(&client, &wish)).await;
@@ -284,7 +285,7 @@ pub(crate) async fn call(
     }
 }
 
-/// A pod is admitted and starts, or is refused for a good reason.
+/// Admits and starts a pod. Only expected errors are allowed.
 async fn come(client: &Client, wish: &Wish, tally: &Tally, known: &Mutex<Known>) {
     match admit(client, wish).await {
         Ok(answer) => {
@@ -318,7 +319,7 @@ async fn come(client: &Client, wish: &Wish, tally: &Tally, known: &Mutex<Known>)
     }
 }
 
-/// What is there is what was answered, no device is there twice, and the claims are prepared and known with their pods.
+/// Checks that the listed pods match the answers, no device is held twice, and all claims are prepared and list their pods.
 pub(crate) async fn check(client: &Client, held: &Held) {
     let pods = client
         .list_pods(v1::ListPodsRequest::default())
@@ -330,7 +331,7 @@ pub(crate) async fn check(client: &Client, held: &Held) {
         .iter()
         .map(|pod| (name(pod.id.clone()), Answer::of(pod)))
         .collect();
-    assert_eq!(there, *held, "what was answered is not what is there");
+    assert_eq!(there, *held, "the listed pods differ from the answers");
     let all: Vec<_> = there.values().flat_map(|answer| &answer.devices).collect();
     let distinct: BTreeSet<_> = all.iter().collect();
     assert_eq!(all.len(), distinct.len(), "a device is held twice");
@@ -344,7 +345,7 @@ pub(crate) async fn check(client: &Client, held: &Held) {
     }
 }
 
-/// Waits until the claims that pods hold are the only ones that are known.
+/// Waits until only the claims that pods hold are listed.
 pub(crate) async fn until_no_other_claims(client: &Client, held: &Held) {
     let wanted = holders(held);
     let mut last = v1::ClaimList::default();
@@ -359,7 +360,7 @@ pub(crate) async fn until_no_other_claims(client: &Client, held: &Held) {
     assert!(found.is_ok(), "claims stay: {:#?}, not {wanted:?}", last.claims);
 }
 
-/// By UID, the pods that hold each claim.
+/// Returns the pods that hold each claim, by the UID of the claim.
 fn holders(held: &Held) -> BTreeMap<String, BTreeSet<String>> {
     let mut all = BTreeMap::<_, BTreeSet<_>>::new();
     for (pod, answer) in held {
@@ -370,7 +371,7 @@ fn holders(held: &Held) -> BTreeMap<String, BTreeSet<String>> {
     all
 }
 
-/// The same of claims that are prepared.
+/// Like [`holders`], from a list and for prepared claims only.
 fn prepared(list: &v1::ClaimList) -> BTreeMap<String, BTreeSet<String>> {
     let claims = list.claims.iter();
     claims

@@ -1,20 +1,22 @@
-//! Mixed load with faults for a long time: what the daemon uses must return to where it was.
+//! Mixed load with faults for a long time: the daemon's resource usage must return to its initial level.
 //!
 //! ```text
 //! cargo bench -p devlet --bench soak -- [--minutes 30] [--out DIR]
 //! ```
 //!
-//! One daemon, three plugins, two DRA drivers. Callers admit pods with devices, with claims of their own or shared ones,
-//! and with both; they ask for run options, list and remove; some leave in the middle. Every second something breaks: a
-//! plugin or driver is killed and comes back, is updated, hangs, refuses, loses devices, flips their health, ends its
-//! stream or connection, or somebody talks nonsense to a socket. After a warm-up everything is drained and measured; then
-//! comes the soak; then everything is drained and measured again. Each time, what was answered must be there, and the
-//! drivers must have prepared what pods hold and nothing else. At the end the daemon is killed, with claims half
-//! prepared, and started once more: the same must be true again, and when all pods have gone no claim is left.
+//! One daemon, three plugins, two DRA drivers. Callers admit pods with devices, with their own or shared claims, and with
+//! both; they request run options, list and remove; some cancel calls. Every second a fault is injected: a plugin or driver
+//! is killed and restarted, is updated, hangs, refuses, loses devices, flips their health, or ends its stream or
+//! connection; or a socket receives garbage.
+//!
+//! After a warm-up everything is drained and measured; the soak follows; then everything is drained and measured again.
+//! Each time, the listed pods must match the answers, and the drivers must have prepared exactly the claims that pods
+//! hold. At the end the daemon is killed with claims half prepared, and restarted: the same checks must pass, and after
+//! the removal of all pods no claim may remain.
 //!
 //! Prints a table; with `--out`, `soak.json` and a chart, `soak.svg`, are written too. Exit code 1 if something grew.
 
-// A benchmark reports by panicking, as tests do.
+// A benchmark fails by panicking, as tests do.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../tests/common/mod.rs"]
@@ -40,9 +42,9 @@ use usage::{Sample, report, sample, settled};
 
 const WARM_UP: Duration = Duration::from_secs(60);
 const SAMPLE: Duration = Duration::from_secs(5);
-/// Drivers that hang are given up on soon, so that this happens often.
+/// A short deadline, so that calls of drivers that hang time out often.
 const CONFIG: &str = "http: 127.0.0.1:0\nlogLevel: error\ndeadlines: {prepare: 500ms}\n";
-/// Pods that are there when the daemon is killed, and such that are about to be.
+/// Admitted pods when the daemon is killed, and pods with an admission in flight.
 const LAST: u64 = 50;
 const LATE: usize = 5;
 
@@ -50,7 +52,7 @@ fn client(runtime: &Runtime, root: &Path) -> Client {
     runtime.block_on(Client::connect(locate::socket(root))).unwrap()
 }
 
-/// Load and faults for a while, then everything is removed again.
+/// Runs load and faults for a time, then drains everything.
 fn run(
     daemon: &Daemon,
     address: &str,
@@ -98,7 +100,7 @@ fn run(
     });
 }
 
-/// What pods hold is there, and it alone; then all of them are removed, and nothing is left.
+/// Checks that exactly the answered pods and claims exist, removes all pods, and checks that nothing is left.
 async fn drained(client: &Client, troubles: &mut Troubles, held: &Held) {
     check(client, held).await;
     until_no_other_claims(client, held).await;
@@ -120,7 +122,7 @@ async fn drained(client: &Client, troubles: &mut Troubles, held: &Held) {
     );
 }
 
-/// The power goes while pods hold claims and others are about to.
+/// Kills the daemon while pods hold claims and other admissions are in flight, then restarts and checks it.
 fn power_cut(daemon: Daemon, troubles: &mut Troubles) {
     let runtime = Runtime::new().unwrap();
     let root = daemon.root.clone();
@@ -136,7 +138,7 @@ fn power_cut(daemon: Daemon, troubles: &mut Troubles) {
     for number in 0..LATE {
         let client = before.clone();
         let wish = Wish::of_claim(&format!("late-{number}"), 0);
-        // Nobody gets to know.
+        // The answer is lost.
         runtime.spawn(async move { admit(&client, &wish).await.map(drop) });
     }
     troubles.drivers.until_silent(0);

@@ -1,4 +1,4 @@
-//! Plugins and drivers, and what happens to them.
+//! Fault injection: plugins and drivers, and the faults that are injected into them.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -45,7 +45,7 @@ fn refusal(code: Code) -> Fault {
     }
 }
 
-/// Everybody that something happens to.
+/// The plugins and drivers that faults are injected into.
 pub(crate) struct Troubles {
     plugins: Plugins,
     pub(crate) drivers: Drivers,
@@ -63,7 +63,7 @@ impl Troubles {
         }
     }
 
-    /// The next thing that goes wrong; blocks for as long as it lasts.
+    /// Injects the next fault, and blocks while it lasts.
     pub(crate) fn next(&mut self) {
         let round = self.round / 2;
         match self.round % 2 {
@@ -98,7 +98,7 @@ impl Plugins {
         self.running[index] = Some(Plugin::registered(&script(&self.root, index)));
     }
 
-    /// A call goes wrong for a while.
+    /// Injects a fault into a call for a time.
     fn fault(&mut self, index: usize, call: &str, fault: &Fault, ms: u64) {
         self.plugin(index).fault(call, Some(fault));
         pause(ms);
@@ -136,7 +136,7 @@ impl Plugins {
                     for _ in 0..10 {
                         let mut stream = UnixStream::connect(self.root.join(socket)).unwrap();
                         let _ =
-                            stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nnonsense that is no frame");
+                            stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nnonsense that is not a frame");
                     }
                 }
             }
@@ -150,13 +150,13 @@ impl Plugins {
     }
 }
 
-/// The drivers, and what they have done.
+/// The drivers, and the claims that they have prepared.
 pub(crate) struct Drivers {
     root: PathBuf,
     running: Vec<Option<Plugin>>,
-    /// Of each, how often it was replaced by another instance.
+    /// Number of updates of each driver to another instance.
     updates: [usize; 2],
-    /// What is prepared, or may be: driver, and UID of the claim. It outlives a process of the driver, as devices do.
+    /// Claims that are or may be prepared: driver, and UID of the claim. They outlive the driver's process, as devices do.
     done: BTreeSet<(String, String)>,
 }
 
@@ -195,17 +195,17 @@ impl Drivers {
     fn trouble(&mut self, index: usize, round: u64) {
         match round % 8 {
             0 => {
-                let events = self.running[index].take().unwrap().kill_with_last_words();
+                let events = self.running[index].take().unwrap().kill_with_events();
                 self.noted(index, events);
                 pause(300);
                 self.start(index);
             }
-            // An update: the next one comes before this one goes.
+            // An update: the new instance starts before the old one ends.
             1 => {
                 let old = self.running[index].take().unwrap();
                 self.updates[index] += 1;
                 self.start(index);
-                let events = old.exit_with_last_words();
+                let events = old.exit_with_events();
                 self.noted(index, events);
             }
             2 => self.fault(index, PREPARE, &Fault::Hang, 500),
@@ -230,7 +230,7 @@ impl Drivers {
         }
     }
 
-    /// Takes note of what the drivers have done since the last time.
+    /// Records the calls of the drivers since the last time.
     fn note(&mut self) {
         for index in 0..DRIVERS.len() {
             let events = self.driver(index).take_events();
@@ -259,10 +259,10 @@ impl Drivers {
         self.done.extend(done);
     }
 
-    /// All that is prepared by now, or may be: driver, and UID of the claim.
+    /// Returns the claims that are or may be prepared: driver, and UID of the claim.
     pub(crate) fn done(&mut self) -> &BTreeSet<(String, String)> {
         for index in 0..DRIVERS.len() {
-            // The answer comes after everything that it told before.
+            // The answer arrives after all earlier events.
             let prepared = self.driver(index).prepared();
             self.add(index, prepared);
         }
@@ -270,18 +270,18 @@ impl Drivers {
         &self.done
     }
 
-    /// A driver does what it is asked to prepare, and does not say so.
+    /// Makes a driver prepare claims without answering.
     pub(crate) fn keeps_silent(&mut self, index: usize) {
         self.driver(index).fault(PREPARE, Some(&Fault::Wait));
     }
 
-    /// Waits until it has done so for the first time.
+    /// Waits until it has prepared a claim without answering.
     pub(crate) fn until_silent(&mut self, index: usize) {
         let done = self.driver(index).waits(PREPARE);
         self.add(index, done);
     }
 
-    /// It answers from now on.
+    /// Makes the driver answer again.
     pub(crate) fn speaks_again(&mut self, index: usize) {
         self.driver(index).fault(PREPARE, None);
     }

@@ -1,4 +1,4 @@
-//! What the daemon uses, before and after: as a table, as JSON and as a chart.
+//! Resource usage of the daemon before and after: as a table, as JSON and as a chart.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::common::{Daemon, http_get};
 use crate::load::Tally;
 
-/// What the daemon uses.
+/// Resource usage of the daemon at one time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
     at: Duration,
@@ -49,7 +49,7 @@ pub(crate) fn sample(daemon: &Daemon, address: &str, at: Duration) -> Sample {
     }
 }
 
-/// Waits until nothing is under way any longer.
+/// Waits until no operation is in flight.
 pub(crate) fn settled(daemon: &Daemon, address: &str) -> Sample {
     let mut last = sample(daemon, address, Duration::ZERO);
     for _ in 0..60 {
@@ -64,7 +64,7 @@ pub(crate) fn settled(daemon: &Daemon, address: &str) -> Sample {
     last
 }
 
-/// A title, and what is drawn.
+/// Title and value of a curve.
 type Row = (&'static str, fn(&Sample) -> f64);
 
 fn chart(samples: &[Sample]) -> String {

@@ -1,6 +1,6 @@
-//! `devlet cdi list`
+//! `devlet cdi list`: all CDI devices, and the definition that is used for each.
 
-use devlet_cdi::{Definition, Problem, Registry, Standing};
+use devlet_cdi::{Definition, DefinitionState, Problem, Registry};
 use serde::Serialize;
 
 use super::Directories;
@@ -28,7 +28,7 @@ pub(super) fn run(directories: &Directories, output: Output) -> anyhow::Result<O
     Ok(Outcome::Fine)
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 struct Listed {
     devices: Vec<DefinitionShown>,
@@ -48,10 +48,10 @@ pub(super) struct DefinitionShown {
 
 impl DefinitionShown {
     pub(super) fn of(definition: &Definition<'_>) -> Self {
-        let state = match &definition.standing {
-            Standing::Usable => "usable".to_owned(),
-            Standing::Shadowed { by } => format!("shadowed by {}", by.display()),
-            Standing::Conflicting { paths } => {
+        let state = match &definition.state {
+            DefinitionState::Usable => "usable".to_owned(),
+            DefinitionState::Shadowed { by } => format!("shadowed by {}", by.display()),
+            DefinitionState::Conflicting { paths } => {
                 let others = paths.iter().filter(|path| **path != definition.file.path);
                 let others: Vec<String> = others.map(|path| path.display().to_string()).collect();
                 format!("in conflict with {}", others.join(" and "))
@@ -61,7 +61,7 @@ impl DefinitionShown {
             name: definition.name.to_string(),
             file: definition.file.path.display().to_string(),
             cdi_version: definition.file.spec.version.clone(),
-            usable: definition.standing == Standing::Usable,
+            usable: definition.state == DefinitionState::Usable,
             state,
         }
     }
@@ -69,7 +69,7 @@ impl DefinitionShown {
 
 impl Listed {
     fn of(registry: &Registry) -> Self {
-        // Conflicts stand with the devices already.
+        // Conflicts are listed with the devices.
         let beside = |problem: &&Problem| !matches!(problem, Problem::Conflict { .. });
         Self {
             devices: registry

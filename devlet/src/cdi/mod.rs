@@ -16,7 +16,7 @@ use crate::output::OutputArg;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// List all devices, and which definition of each counts
+    /// List all devices, and the definition that is used for each
     #[command(
         after_help = "Examples:\n  devlet cdi list\n  devlet cdi list --cdi-dir ./specs -o json\n\n\
         Files and directories that cannot be used are reported on standard error, and in JSON and YAML under \
@@ -28,7 +28,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: OutputArg,
     },
-    /// Show one device: where it is defined and what it changes in a container
+    /// Show one device: its definition, and its changes to a container
     #[command(after_help = "Examples:\n  devlet cdi show vendor.com/gpu=gpu0\n\n\
         Exit codes: 0 shown, 1 there is no such usable device, 2 wrong usage or an unreadable --cdi-dir.")]
     Show {
@@ -39,14 +39,14 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: OutputArg,
     },
-    /// Check spec files, or everything in the directories
+    /// Check spec files, or all files in the directories
     #[command(
         after_help = "Examples:\n  devlet cdi validate\n  devlet cdi validate vendor.yaml other.json\n\n\
-        Exit codes: 0 all are valid, 1 one is not, or two define the same device, 2 wrong usage or an \
+        Exit codes: 0 all files are valid, 1 a file is invalid, or two define the same device, 2 wrong usage or an \
         unreadable path."
     )]
     Validate {
-        /// The files; without any, those of the directories
+        /// Files to check [default: all files in the directories]
         #[arg(conflicts_with = "directories")]
         files: Vec<PathBuf>,
         #[command(flatten)]
@@ -54,19 +54,19 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: OutputArg,
     },
-    /// Show what devices change in a container, or change an OCI runtime spec
+    /// Show the changes of devices to a container, or apply them to an OCI runtime spec
     #[command(
         after_help = "Examples:\n  devlet cdi resolve vendor.com/gpu=gpu0 vendor.com/nic=vf3\n  \
         devlet cdi resolve vendor.com/gpu=gpu0 --oci-spec config.json > changed.json\n\n\
-        With --oci-spec the changed runtime spec is printed, as JSON unless YAML is asked for; the file itself \
+        With --oci-spec the changed runtime spec is printed, as JSON unless -o yaml is given; the file itself \
         stays as it is. Exit codes: 0 resolved, 1 a name is unknown or unusable, its edits cannot be made on \
-        this host, or the runtime spec is no such thing, 2 wrong usage or an unreadable path."
+        this host, or the file is not a runtime spec, 2 wrong usage or an unreadable path."
     )]
     Resolve {
         /// Qualified names, vendor/class=name
         #[arg(required = true, value_name = "NAME")]
         names: Vec<QualifiedName>,
-        /// The OCI runtime spec to change, - for standard input
+        /// OCI runtime spec to change, - for standard input
         #[arg(long, value_name = "FILE")]
         oci_spec: Option<PathBuf>,
         #[command(flatten)]
@@ -78,13 +78,13 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Directories {
-    /// A directory with spec files; may be repeated, later ones win [default: /etc/cdi and /var/run/cdi]
+    /// Directory with spec files; may be repeated, later ones take precedence [default: /etc/cdi and /var/run/cdi]
     #[arg(long = "cdi-dir", value_name = "DIR")]
     directories: Vec<PathBuf>,
 }
 
 impl Directories {
-    /// What is in the directories. One that was asked for must be there; the usual ones need not.
+    /// Reads the directories. Those given with `--cdi-dir` must exist; the default ones may be missing.
     pub(crate) fn open(&self) -> anyhow::Result<Registry> {
         for directory in &self.directories {
             std::fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
@@ -100,14 +100,14 @@ impl Directories {
         }
     }
 
-    /// What to say after a name that leads nowhere.
+    /// Returns the hint after an unknown name.
     pub(crate) fn hint(&self) -> String {
         let given = self
             .directories
             .iter()
             .map(|directory| format!(" --cdi-dir {}", directory.display()));
         format!(
-            "hint: devlet cdi list{} shows what there is",
+            "hint: devlet cdi list{} lists all devices",
             given.collect::<String>()
         )
     }
@@ -135,7 +135,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Edits as lines for people.
+/// Returns edits as rows of a table: kind and value.
 fn edit_lines(edits: &ContainerEdits) -> Vec<[String; 2]> {
     let mut lines: Vec<[String; 2]> = Vec::new();
     let mut add = |what: &str, text: String| lines.push([what.to_owned(), text]);
@@ -164,7 +164,7 @@ fn edit_lines(edits: &ContainerEdits) -> Vec<[String; 2]> {
         );
     }
     for hook in &edits.hooks {
-        // The first argument is the name that the program gets to see.
+        // The first argument is the name of the program.
         let arguments: String = hook
             .args
             .iter()

@@ -1,4 +1,4 @@
-//! `devlet cdi resolve`
+//! `devlet cdi resolve`: the changes of devices to a container, or to an OCI runtime spec.
 
 use std::path::Path;
 
@@ -35,11 +35,11 @@ pub(super) fn run(
     let oci = match Edited::new(&bytes, &edits.into()) {
         Ok(oci) => oci,
         Err(error) => {
-            error.tell(path);
+            error.print(path);
             return Ok(Outcome::Bad);
         }
     };
-    // A runtime spec is JSON, so that is what a table of it is.
+    // A runtime spec is JSON: there is no table of it.
     let text = if output == Output::Yaml {
         oci.to_yaml()?
     } else {

@@ -1,4 +1,4 @@
-//! `devlet cdi show`
+//! `devlet cdi show`: one CDI device.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(super) fn run(
             return Ok(Outcome::Bad);
         }
     };
-    // It resolves, so the device is there.
+    // Resolving succeeded, so the device exists.
     let Some(definition) = registry.get(name) else {
         return Ok(Outcome::Bad);
     };
@@ -45,7 +45,7 @@ pub(super) fn run(
     Ok(Outcome::Fine)
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
@@ -55,9 +55,9 @@ struct Shown {
     file: String,
     cdi_version: String,
     annotations: BTreeMap<String, String>,
-    /// All places that define the device, the one that counts included.
+    /// All files that define the device, including the one that is used.
     definitions: Vec<DefinitionShown>,
-    /// What the container gets: the edits of the spec as a whole, then those of the device.
+    /// Edits for the container: those of the spec as a whole, then those of the device.
     edits: ContainerEdits,
 }
 

@@ -1,4 +1,4 @@
-//! `devlet cdi validate`
+//! `devlet cdi validate`: a verdict on each spec file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
     let mut results = Vec::new();
     if paths.is_empty() {
         let registry = directories.open()?;
-        results.extend(registry.files().iter().map(Judged::valid));
+        results.extend(registry.files().iter().map(Verdict::valid));
         for problem in registry.problems() {
             match problem {
-                Problem::File { path, source, .. } => results.push(Judged::invalid(path, source)),
+                Problem::File { path, source, .. } => results.push(Verdict::invalid(path, source)),
                 Problem::Directory { directory, source } => {
-                    results.push(Judged::unreadable(directory, source));
+                    results.push(Verdict::unreadable(directory, source));
                 }
                 Problem::Conflict { device, paths } => add_conflict(&mut results, device, paths),
             }
@@ -35,8 +35,8 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
     for path in paths {
         match SpecFile::read(path) {
             Ok(file) => {
-                results.push(Judged::valid(&file));
-                // A file that is named twice is not in conflict with itself.
+                results.push(Verdict::valid(&file));
+                // A file that is named twice does not conflict with itself.
                 if seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
                     let names = file
                         .spec
@@ -49,21 +49,16 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
             Err(error @ (ReadError::Io(_) | ReadError::NotAFile)) => {
                 let error = anyhow::anyhow!("cannot read {}: {error}", path.display());
                 if let Some(earlier) = unreadable.replace(error) {
-                    output::complain(&earlier);
+                    output::print_error(&earlier);
                 }
             }
-            Err(error) => results.push(Judged::invalid(path, &error)),
+            Err(error) => results.push(Verdict::invalid(path, &error)),
         }
     }
     for (device, paths) in definitions.iter().filter(|(_, paths)| paths.len() > 1) {
         add_conflict(&mut results, device, paths);
     }
-    output::print(output, &results, |results| {
-        results
-            .iter()
-            .map(|result| result.line() + "\n")
-            .collect::<String>()
-    })?;
+    output::print_lines(output, &results, Verdict::line)?;
     if let Some(error) = unreadable {
         return Err(error);
     }
@@ -71,8 +66,8 @@ pub(super) fn run(paths: &[PathBuf], directories: &Directories, output: Output) 
     Ok(if fine { Outcome::Fine } else { Outcome::Bad })
 }
 
-/// Says of each of the files that the others define the device too.
-fn add_conflict(results: &mut [Judged], device: &QualifiedName, paths: &[PathBuf]) {
+/// Adds a problem to each of the files: the others define the device, too.
+fn add_conflict(results: &mut [Verdict], device: &QualifiedName, paths: &[PathBuf]) {
     for path in paths {
         let others = paths.iter().filter(|other| *other != path);
         let others: Vec<String> = others.map(|path| path.display().to_string()).collect();
@@ -84,21 +79,21 @@ fn add_conflict(results: &mut [Judged], device: &QualifiedName, paths: &[PathBuf
     }
 }
 
-/// What `-o json` prints for each file. The keys are an interface.
+/// Output of `-o json` for each file. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Judged {
+struct Verdict {
     file: String,
     kind: Option<String>,
     cdi_version: Option<String>,
-    /// The lowest version that the content needs: the more runtimes read it.
+    /// The lowest version that the content needs. More runtimes read lower versions.
     minimum_version: Option<String>,
     devices: usize,
     problems: Vec<String>,
     warnings: Vec<String>,
 }
 
-impl Judged {
+impl Verdict {
     fn valid(file: &SpecFile) -> Self {
         Self {
             warnings: file.warnings.iter().map(ToString::to_string).collect(),

@@ -1,4 +1,4 @@
-//! `devlet checkpoint convert`
+//! `devlet checkpoint convert`: a state file in the newest format.
 
 use std::path::Path;
 
@@ -56,7 +56,7 @@ pub(super) fn run(
     };
     if wanted != converted.format {
         bail!(
-            "{} cannot become {wanted}: its newest format is {}",
+            "{} cannot be converted to {wanted}: its newest format is {}",
             name_of(path),
             converted.format
         );
@@ -64,7 +64,7 @@ pub(super) fn run(
     for remark in &converted.remarks {
         output::warn(&format!("note: {remark}"));
     }
-    // What is not sound in the old file is not sound in the new one.
+    // Problems of the old file are problems of the new one, too.
     for problem in verify(converted.text.as_bytes(), None).problems {
         output::warn(&format!("warning: in the new file, {problem}"));
     }
@@ -74,7 +74,7 @@ pub(super) fn run(
     } else if let Some(out) = out {
         out.write(converted.text.as_bytes())?;
     } else if let Err(error) = output::out(&converted.text) {
-        // Half a file is none, even if it is the reader that wanted no more.
+        // A partial file is useless: a closed pipe is an error here.
         bail!("{error:#}");
     }
     Ok(Outcome::Fine)
@@ -82,5 +82,5 @@ pub(super) fn run(
 
 fn refuse(path: &Path, problem: &str) {
     output::warn(&format!("error: {}: {problem}", name_of(path)));
-    output::warn("hint: devlet checkpoint repair saves what is sound");
+    output::warn("hint: devlet checkpoint repair saves the intact parts");
 }

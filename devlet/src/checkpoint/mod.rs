@@ -15,29 +15,29 @@ use crate::output::OutputArg;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show what a file is and who holds what
+    /// Show the format of a file, and the devices that each pod holds
     #[command(after_help = "Examples:\n  \
         devlet checkpoint show /var/lib/kubelet/dra_manager_state\n  \
         devlet checkpoint show -o json kubelet_internal_checkpoint\n\n\
-        A file whose checksum is wrong is shown too, and says so. Exit codes: 0 shown, 1 the file cannot be \
+        A file with a wrong checksum is shown, too, with a warning. Exit codes: 0 shown, 1 the file cannot be \
         decoded, 2 wrong usage or an unreadable path.")]
     Show {
-        /// The file, - for standard input
+        /// State file, - for standard input
         file: PathBuf,
         #[command(flatten)]
         role: RoleArg,
         #[command(flatten)]
         output: OutputArg,
     },
-    /// Say whether a kubelet would load everything in a file
+    /// Check that a kubelet would load everything in a file
     #[command(after_help = "Examples:\n  \
         devlet checkpoint verify /var/lib/kubelet/dra_manager_state\n  \
         devlet checkpoint verify kubelet_internal_checkpoint dra_manager_state\n\n\
-        The judge is a kubelet of 1.37. Exit codes: 0 it loads all that the documents contain, 1 it would \
-        refuse a file, drop or replace a part of it, or take it for an empty state, 2 wrong usage or an \
+        The reference is the kubelet of 1.37. Exit codes: 0 it loads all content of the documents, 1 it would \
+        refuse a file, drop or replace a part of it, or read it as an empty state, 2 wrong usage or an \
         unreadable path.")]
     Verify {
-        /// The files, - for standard input
+        /// State files, - for standard input
         #[arg(required = true)]
         files: Vec<PathBuf>,
         #[command(flatten)]
@@ -49,16 +49,16 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  \
         devlet checkpoint convert kubelet_internal_checkpoint --out converted\n  \
         devlet checkpoint convert /var/lib/kubelet/dra_manager_state --in-place\n\n\
-        Entries keep their order, plugins' answers their bytes. Stop the kubelet before converting its files \
+        Entries keep their order, and plugins' answers their bytes. Stop the kubelet before converting its files \
         in place. Exit codes: 0 written, 1 the file is damaged (see repair), 2 wrong usage or a path that \
         cannot be read or written.")]
     Convert {
-        /// The file, - for standard input
+        /// State file, - for standard input
         file: PathBuf,
-        /// The format to write
+        /// Format to write
         #[arg(long, value_name = "FORMAT")]
         to: Option<Target>,
-        /// Where to write; standard output if not given
+        /// File to write [default: standard output]
         #[arg(long, value_name = "FILE", conflicts_with = "in_place")]
         out: Option<PathBuf>,
         /// Replace the file, and keep the old one with .bak added to its name
@@ -67,16 +67,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         role: RoleArg,
     },
-    /// Save what is sound from a damaged file
+    /// Save the intact parts of a damaged file
     #[command(after_help = "Examples:\n  \
         devlet checkpoint repair kubelet_internal_checkpoint\n  \
         devlet checkpoint repair kubelet_internal_checkpoint --out repaired\n\n\
-        Nothing is written without --out. Exit codes: 0 nothing was lost, 1 a part or all was lost, 2 wrong usage \
+        Nothing is written without --out. Exit codes: 0 nothing was lost, 1 some or all content was lost, 2 wrong usage \
         or a path that cannot be read or written.")]
     Repair {
-        /// The file, - for standard input
+        /// State file, - for standard input
         file: PathBuf,
-        /// Where to write what was saved, in the newest format
+        /// File to write the intact parts to, in the newest format
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
         #[command(flatten)]
@@ -86,10 +86,10 @@ pub(crate) enum Command {
     },
 }
 
-/// What to take a file for whose name and content do not tell.
+/// Which of the kubelet's files a file is.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RoleArg {
-    /// Which of the kubelet's files this is, if neither its name nor its content tells
+    /// Treat the file as this one of the kubelet's files, if neither its name nor its content shows which one it is
     #[arg(long, value_name = "FILE")]
     role: Option<RoleName>,
 }

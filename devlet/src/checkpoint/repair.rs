@@ -1,4 +1,4 @@
-//! `devlet checkpoint repair`
+//! `devlet checkpoint repair`: the intact parts of a damaged state file.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ pub(super) fn run(
             return Ok(Outcome::Bad);
         }
     };
-    // An empty state in place of a lost one would be a lie.
+    // If everything is lost, writing an empty state would hide the loss.
     let out = out.filter(|_| !salvaged.is_lost());
     if let (Some(destination), Some(_)) = (destination, out) {
         destination.write(salvaged.text.as_bytes())?;
@@ -48,22 +48,22 @@ pub(super) fn run(
     })
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
     file: String,
     format: &'static str,
     undamaged: bool,
-    /// Nothing could be kept.
+    /// Everything was lost.
     lost: bool,
-    /// Parts were lost, or may have been.
+    /// Parts were or may have been lost.
     incomplete: bool,
     checksum_valid: Option<bool>,
     kept: Content,
     dropped: Vec<DroppedShown>,
     notes: Vec<String>,
-    /// Where the result was written, and in which format.
+    /// Path and format of the written result.
     written: Option<String>,
     written_format: &'static str,
 }
@@ -99,7 +99,7 @@ impl Report {
         let state = if self.undamaged {
             "undamaged".to_owned()
         } else if self.dropped.is_empty() {
-            "damaged: the checksum is wrong, so any value may be".to_owned()
+            "damaged: the checksum is wrong, so any value may be wrong".to_owned()
         } else {
             format!(
                 "damaged: {} lost in part or as a whole",
@@ -114,7 +114,7 @@ impl Report {
         );
         if self.incomplete {
             text.push_str(
-                "Warning:  which devices the lost parts held is not known; devlet import keeps the rest held, and admits \
+                "Warning:  the devices that the lost parts held are unknown; devlet import keeps the others held, and admits \
                  pods again only after devlet forget FILE\n",
             );
         }
@@ -127,8 +127,8 @@ impl Report {
                 output::line(path),
                 self.written_format
             )),
-            None if self.lost => text.push_str("Written:  nothing, because nothing could be kept\n"),
-            None => text.push_str("Written:  nothing; use --out FILE to write what is kept\n"),
+            None if self.lost => text.push_str("Written:  nothing, because everything was lost\n"),
+            None => text.push_str("Written:  nothing; use --out FILE to write the kept parts\n"),
         }
         if !self.dropped.is_empty() {
             let rows = self

@@ -1,4 +1,4 @@
-//! `devlet checkpoint verify`
+//! `devlet checkpoint verify`: a verdict on each state file.
 
 use std::path::{Path, PathBuf};
 
@@ -11,25 +11,20 @@ use crate::output::{self, Output};
 use crate::{Outcome, files};
 
 pub(super) fn run(paths: &[PathBuf], role: &RoleArg, output: Output) -> anyhow::Result<Outcome> {
-    // A path that cannot be read must not keep the others from being judged.
+    // A path that cannot be read does not stop the check of the others.
     let mut unreadable = None;
     let mut results = Vec::new();
     for path in paths {
         match files::read(path) {
-            Ok(bytes) => results.push(Judged::of(path, &bytes, role)),
+            Ok(bytes) => results.push(Verdict::of(path, &bytes, role)),
             Err(error) => {
                 if let Some(earlier) = unreadable.replace(error) {
-                    output::complain(&earlier);
+                    output::print_error(&earlier);
                 }
             }
         }
     }
-    output::print(output, &results, |results| {
-        results
-            .iter()
-            .map(|result| result.line() + "\n")
-            .collect::<String>()
-    })?;
+    output::print_lines(output, &results, Verdict::line)?;
     if let Some(error) = unreadable {
         return Err(error);
     }
@@ -37,20 +32,20 @@ pub(super) fn run(paths: &[PathBuf], role: &RoleArg, output: Output) -> anyhow::
     Ok(if fine { Outcome::Fine } else { Outcome::Bad })
 }
 
-/// What `-o json` prints for each file. The keys are an interface.
+/// Output of `-o json` for each file. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Judged {
+struct Verdict {
     file: String,
     format: Option<&'static str>,
-    /// Whether a kubelet of 1.37 loads everything that the document contains.
+    /// `true` if a kubelet of 1.37 loads everything that the document contains.
     loads: bool,
     problems: Vec<String>,
     warnings: Vec<String>,
     loaded_by_older: Option<&'static str>,
 }
 
-impl Judged {
+impl Verdict {
     fn of(path: &Path, bytes: &[u8], role: &RoleArg) -> Self {
         let verdict = verify(bytes, role.of(path));
         Self {

@@ -1,19 +1,20 @@
-//! Where health and metrics are served: `127.0.0.1:7359`, `localhost:7359`, `:7359`.
+//! The address of the health and metrics server: `127.0.0.1:7359`, `localhost:7359`, `:7359`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
-/// The addresses to listen on, in order of preference: a host that has no IPv6 has no `::` either.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The addresses to listen on, in order of preference: on a host without IPv6, `::` does not exist.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct HttpAddress {
     text: String,
     pub(crate) candidates: Vec<SocketAddr>,
 }
 
-/// A text that is not an address to listen on.
+/// Why a text is not an address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not an address to listen on; write 127.0.0.1:7359, [::1]:7359, localhost:7359, or :7359 for all interfaces"
@@ -48,17 +49,17 @@ impl fmt::Display for HttpAddress {
     }
 }
 
-impl Serialize for HttpAddress {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+impl From<HttpAddress> for String {
+    fn from(address: HttpAddress) -> Self {
+        address.text
     }
 }
 
-impl<'de> Deserialize<'de> for HttpAddress {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
+impl TryFrom<String> for HttpAddress {
+    type Error = InvalidHttpAddress;
+
+    fn try_from(text: String) -> Result<Self, InvalidHttpAddress> {
+        text.parse()
     }
 }
 
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_they_are_usually_written() {
+    fn addresses_are_read_with_and_without_a_host() {
         for (text, candidates) in [
             ("127.0.0.1:7359", vec!["127.0.0.1:7359"]),
             ("[::1]:7359", vec!["[::1]:7359"]),

@@ -1,11 +1,11 @@
-//! How much is logged: `info`, or `info,devlet_agent=debug`.
+//! The log level: `info`, or by module `info,devlet_agent=debug`.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
 use clap_complete::{ArgValueCandidates, CompletionCandidate};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 const LEVELS: [(&str, LevelFilter); 6] = [
@@ -20,11 +20,12 @@ const LEVELS: [(&str, LevelFilter); 6] = [
 /// The prefix of the targets of all crates of this workspace.
 const OWN_TARGETS: &str = "devlet";
 
-/// A valid log level, as it was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A valid log level, as the user wrote it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct LogLevel(Cow<'static, str>);
 
-/// A text that is not a log level.
+/// Why a text is not a log level.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidLogLevel {
     #[error("{word:?} is not a log level; did you mean {near}?")]
@@ -50,7 +51,7 @@ impl LogLevel {
         })
     }
 
-    /// Returns the filter. A level without a module is that of devlet's own crates; of others only errors are logged,
+    /// Returns the filter. A level without a module applies to devlet's own crates. Other crates log only errors,
     /// because HTTP/2 libraries log every frame.
     pub(crate) fn filter(&self) -> Targets {
         let directives = self.0.split(',').filter_map(|text| directive(text).ok());
@@ -104,17 +105,17 @@ impl fmt::Display for LogLevel {
     }
 }
 
-impl Serialize for LogLevel {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+impl From<LogLevel> for String {
+    fn from(level: LogLevel) -> Self {
+        level.0.into_owned()
     }
 }
 
-impl<'de> Deserialize<'de> for LogLevel {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
+impl TryFrom<String> for LogLevel {
+    type Error = InvalidLogLevel;
+
+    fn try_from(text: String) -> Result<Self, InvalidLogLevel> {
+        text.parse()
     }
 }
 
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_is_for_our_own_crates_and_others_are_enabled_by_name() {
+    fn debug_applies_to_devlets_crates_and_others_are_enabled_by_name() {
         let level: LogLevel = "Debug, hyper=trace".parse().unwrap();
         let filter = level.filter();
         for target in ["devlet::serve", "devlet_agent::grpc::call"] {

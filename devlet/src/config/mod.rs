@@ -1,7 +1,7 @@
-//! `devlet config`: what can be set, and what is.
+//! The configuration and `devlet config`.
 //!
-//! `file` has the keys; `log_level`, `http_address` and `uid` the values with a syntax of their own; `print` writes the
-//! settings with explanations.
+//! `file` defines the keys; `log_level`, `http_address` and `uid` parse values; `print` writes the settings with
+//! explanations.
 
 mod file;
 mod http_address;
@@ -21,18 +21,18 @@ pub(crate) use log_level::LogLevel;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Print what is set, as a configuration file
+    /// Print the settings as a configuration file
     #[command(after_help = "Examples:\n  devlet config print --defaults > devlet.yaml\n  \
         devlet config print --config devlet.yaml\n\n\
         Exit codes: 0 printed, 2 the file cannot be read or is not a configuration.")]
     Print {
-        /// The defaults, whatever a file says
+        /// Print the defaults
         #[arg(long, conflicts_with = "config")]
         defaults: bool,
-        /// The file to read
+        /// Configuration file to read
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Without explanations
+        /// Omit the explanations
         #[arg(long)]
         plain: bool,
     },

@@ -1,152 +1,158 @@
-//! Settings as a file, with what each key means.
+//! Settings as a configuration file with an explanation of each key.
 
 use super::file::Settings;
 
-/// What stands above each key.
-const MEANINGS: &[(&str, &str)] = &[
+/// The comment above each key.
+const EXPLANATIONS: &[(&str, &str)] = &[
     (
         "rootDir",
-        "Where plugins look for the node and it keeps its state: the kubelet's layout.\n\
+        "Directory of the plugin sockets and of the state, in the kubelet's layout.\n\
          By default /var/lib/kubelet for root, otherwise devlet below the user's state directory. $DEVLET_ROOT overrides it.",
     ),
     (
         "http",
-        "Where /healthz, /readyz and /metrics are served, such as localhost:7359, or :7359 for all interfaces; by default nowhere.",
+        "Address of /healthz, /readyz and /metrics, such as localhost:7359, or :7359 for all interfaces; off by default.",
     ),
-    ("log", "text or json, on standard error."),
+    ("log", "Format of the log on standard error: text or json."),
     (
         "logLevel",
         "error, warn, info, debug, trace or off; or by module: info,devlet_agent=debug. By default info.",
     ),
     (
         "wait",
-        "How long an admission may take, plugins that are not there yet included, unless its caller says otherwise.",
+        "Maximum time of an admission, including the wait for plugins that are not connected; callers may override it.",
     ),
-    ("deadlines", "How long plugins may take."),
-    ("deadlines.dial", "To accept a connection."),
-    ("deadlines.options", "To say what they want to be asked."),
+    ("deadlines", "Timeouts of calls to plugins and drivers."),
+    ("deadlines.dial", "Connecting to a plugin."),
+    ("deadlines.options", "GetDevicePluginOptions."),
     (
         "deadlines.preferred",
-        "To say which devices they would choose; then devlet chooses.",
+        "GetPreferredAllocation; after the timeout devlet chooses the devices.",
     ),
-    ("deadlines.allocate", "To hand out devices."),
+    ("deadlines.allocate", "Allocate."),
     (
         "deadlines.allocateByResource",
-        "The same for some resources: {acme.com/fpga: 5m, slow.example.org/*: 90s}.",
+        "Allocate of some resources: {acme.com/fpga: 5m, slow.example.org/*: 90s}.",
     ),
-    (
-        "deadlines.preStart",
-        "To prepare devices before a container starts.",
-    ),
+    ("deadlines.preStart", "PreStartContainer."),
     (
         "deadlines.prepare",
-        "Of DRA drivers: to prepare claims, or to undo that.",
+        "NodePrepareResources and NodeUnprepareResources of DRA drivers.",
     ),
     (
         "deadlines.prepareByDriver",
-        "The same for some drivers: {gpu.acme.com: 5m}.",
+        "Both calls of some drivers: {gpu.acme.com: 5m}.",
     ),
+    ("deadlines.info", "GetInfo of a plugin in plugins_registry."),
     (
-        "deadlines.info",
-        "To say who they are, if found in plugins_registry.",
+        "deadlines.notify",
+        "NotifyRegistrationStatus of a plugin in plugins_registry.",
     ),
-    ("deadlines.notify", "To hear whether they were taken in."),
     (
         "foreign",
-        "Resources that others serve: pods may ask for them, and devlet looks away. [example.org/*]",
+        "Resources that other software serves: pods may request them, and devlet ignores them. [example.org/*]",
     ),
     (
         "access",
-        "Who may do what, besides root and the user that devlet runs as.",
+        "Permissions of users other than root and the user that devlet runs as.",
     ),
     (
         "access.register",
-        "Who may serve resources and drivers: [{resource: acme.com/*, uids: [1001]}]. A second plugin for one, of another\n\
-         user than the first, is refused, even of root; share: true in a rule for that user allows it.",
+        "Users that may serve resources and drivers: [{resource: acme.com/*, uids: [1001]}]. A second plugin for a resource\n\
+         is refused if another user runs it, even if that is root; share: true in a rule for that user allows it.",
     ),
-    ("access.admit", "Who may admit and remove pods: [1002]."),
+    ("access.admit", "Users that may admit and remove pods: [1002]."),
     (
         "onReboot",
-        "What becomes of pods admitted over devlet's API when the machine reboots: keep or release.",
+        "Treatment of pods admitted over devlet's API when the machine reboots: keep or release.",
     ),
     (
         "limits",
-        "How much is put up with. What is over a limit is refused, with an error that names it.",
+        "Limits on callers, plugins and drivers. Over a limit, a request is refused with an error that names it.",
     ),
     (
         "limits.connectionsPerUid",
-        "Connections that one user may have at a time on kubelet.sock.",
+        "Maximum connections of one user to kubelet.sock.",
     ),
     (
         "limits.callersPerUid",
-        "Connections that one user may have at a time on devlet.sock, and calls on one of them.",
+        "Maximum connections of one user to devlet.sock, and maximum calls in flight on one of them.",
     ),
     (
         "limits.streamsPerConnection",
-        "Calls that one connection to kubelet.sock may have under way.",
+        "Maximum calls in flight on one connection to kubelet.sock.",
     ),
     (
         "limits.framesPerSecond",
-        "HTTP/2 frames that one process may send besides its calls: so many at once, and as many a second. A connection without a call counts for 64.",
+        "HTTP/2 frames per second, and burst, that one process may send besides its calls. A connection without a call counts as 64.",
     ),
     (
         "limits.preface",
-        "How long a peer may take to say hello, and on kubelet.sock to make its first call.",
+        "Maximum time for a peer to send the HTTP/2 preface, and on kubelet.sock its first call.",
     ),
-    ("limits.drain", "How long calls may go on after a stop."),
-    ("limits.requestBytes", "Bytes of a request on devlet's own API."),
-    ("limits.manifestBytes", "Bytes of a pod's manifest."),
+    (
+        "limits.drain",
+        "Time that calls get to complete when devlet stops.",
+    ),
+    (
+        "limits.requestBytes",
+        "Maximum bytes of a request on devlet's API.",
+    ),
+    ("limits.manifestBytes", "Maximum bytes of a pod's manifest."),
     (
         "limits.registrationBytes",
-        "Bytes of what a plugin says about itself: when it registers, and when asked who it is and what it wants.",
+        "Maximum bytes of a registration, and of an answer to GetInfo and GetDevicePluginOptions.",
     ),
     (
         "limits.listBytes",
-        "Bytes of a list of devices, and of advice which to choose.",
+        "Maximum bytes of a device list, and of an answer to GetPreferredAllocation.",
     ),
     (
         "limits.answerBytes",
-        "Bytes of an answer to Allocate. A kubelet takes 4194304.",
+        "Maximum bytes of an answer to Allocate. A kubelet accepts 4194304.",
     ),
     (
         "limits.registrationsPerMinute",
-        "Registrations of one process: so many at once, and as many a minute; of one resource a tenth of that.",
+        "Registrations per minute, and burst, of one process; a tenth of that for one resource.",
     ),
-    ("limits.plugins", "Plugins that are connected at a time."),
+    ("limits.plugins", "Maximum connected plugins."),
     (
         "limits.resourcesPerPlugin",
-        "Resources that one process may serve.",
+        "Maximum resources that one process may serve.",
     ),
-    ("limits.devicesPerResource", "Devices in a list."),
-    ("limits.idBytes", "Bytes of a device's id."),
+    ("limits.devicesPerResource", "Maximum devices in a list."),
+    ("limits.idBytes", "Maximum bytes of a device ID."),
     (
         "limits.listsPerSecond",
-        "Lists of one plugin: so many at once, and as many a second. Of more only the newest counts.",
+        "Device lists per second, and burst, of one plugin. Above that, only the newest list is used.",
     ),
     (
         "limits.entriesPerAnswer",
-        "Variables, mounts, device nodes, annotations and CDI names in an answer to Allocate, of each so many.",
+        "Maximum variables in an answer to Allocate; and as many mounts, device nodes, annotations and CDI names each.",
     ),
     (
         "limits.envBytes",
-        "Bytes of a variable or an annotation, name and value.",
+        "Maximum bytes of a variable or an annotation, name and value together.",
     ),
     (
         "limits.pathBytes",
-        "Bytes of a path or a CDI name in an answer to Allocate.",
+        "Maximum bytes of a path or a CDI name in an answer to Allocate.",
     ),
     (
         "limits.claimBytes",
-        "Memory that a DRA driver can fill for a claim, roughly: with names of devices and CDI devices.",
+        "Approximate memory in bytes that a DRA driver may use per claim, for names of devices and CDI devices.",
     ),
-    ("limits.bytesPerDriver", "The same for all claims together."),
+    (
+        "limits.bytesPerDriver",
+        "Approximate memory in bytes that a DRA driver may use for all claims together.",
+    ),
     (
         "limits.bytesPerPlugin",
-        "Memory that the plugins of one process can fill: with lists, and as much with the answers that pods keep.",
+        "Memory in bytes that the plugins of one process may use for lists; and as much for stored answers to Allocate.",
     ),
 ];
 
-/// The settings as YAML, `plain` or with explanations.
+/// Returns the settings as YAML, `plain` or with explanations.
 pub(super) fn text(settings: &Settings, plain: bool) -> anyhow::Result<String> {
     let yaml = serde_saphyr::to_string(settings)?;
     if plain {
@@ -164,12 +170,12 @@ pub(super) fn text(settings: &Settings, plain: bool) -> anyhow::Result<String> {
             format!("{above}.{key}")
         };
         let is_key = indent.len() <= 2 && !rest.starts_with('-');
-        if let Some((_, meaning)) = MEANINGS.iter().find(|(known, _)| is_key && *known == path) {
+        if let Some((_, explanation)) = EXPLANATIONS.iter().find(|(known, _)| is_key && *known == path) {
             if indent.is_empty() && !text.is_empty() {
                 text.push('\n');
             }
-            for explained in meaning.lines() {
-                text.push_str(&format!("{indent}# {explained}\n"));
+            for comment in explanation.lines() {
+                text.push_str(&format!("{indent}# {comment}\n"));
             }
         }
         text.push_str(line);
@@ -183,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_can_be_read_again() {
+    fn printed_settings_can_be_read_again() {
         let set = "rootDir: /x\nhttp: 127.0.0.1:1\nforeign: [a.b/c]\naccess: {register: [{resource: a/*, uids: [1]}, {resource: b/*, uids: [2], share: true}]}\n\
                    deadlines: {allocateByResource: {a.b/*: 90s}, prepareByDriver: {a.b: 2m}}";
         for settings in [Settings::default(), Settings::parse(set).unwrap()] {
@@ -206,12 +212,12 @@ mod tests {
         }
         let printed = text(&Settings::default(), false).unwrap();
         for key in &keys {
-            let (_, meaning) = MEANINGS.iter().find(|(known, _)| known == key).unwrap();
+            let (_, explanation) = EXPLANATIONS.iter().find(|(known, _)| known == key).unwrap();
             assert!(
-                printed.contains(meaning.lines().next().unwrap()),
+                printed.contains(explanation.lines().next().unwrap()),
                 "{key}\n{printed}"
             );
         }
-        assert_eq!(keys.len(), MEANINGS.len());
+        assert_eq!(keys.len(), EXPLANATIONS.len());
     }
 }

@@ -1,17 +1,17 @@
-//! Users in a configuration file: by number, as the kernel knows them.
+//! Users in a configuration file, by numeric user ID.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-/// The number of a user.
+/// A numeric user ID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(super) struct Uid(pub(super) u32);
 
 impl<'de> Deserialize<'de> for Uid {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Not `any`: the error for a list would have no place.
+        // Not `any`: the error for a list would lack its position.
         deserializer.deserialize_str(Number)
     }
 }
@@ -29,7 +29,7 @@ impl de::Visitor<'_> for Number {
         text.parse().map(Uid).map_err(|_| {
             let is_name = text.starts_with(|first: char| first.is_alphabetic() || first == '_');
             let hint = if is_name {
-                format!("; `id -u {text}` says it")
+                format!("; `id -u {text}` prints it")
             } else {
                 String::new()
             };

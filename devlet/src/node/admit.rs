@@ -1,4 +1,4 @@
-//! `devlet admit`
+//! `devlet admit`: allocates devices to a pod, and prepares its claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,34 +9,34 @@ use devlet_client::{Client, Code, Status};
 use serde_json::json;
 
 use super::kind::name;
+use super::pods::{Admitted, conflict_texts, id_text};
 use super::progress::Progress;
-use super::shown::{Admitted, conflict_texts, or_dash, pod_text};
 use super::{ConnectArg, complete, select, time};
 use crate::duration::Span;
-use crate::output::{self, Output, OutputArg, shown, table_on};
+use crate::output::{self, Output, OutputArg, escape_control, or_dash, table_on};
 use crate::table::Screen;
 use crate::{Outcome, files};
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("pod").args(["file", "name"]).required(true))]
 pub(crate) struct Args {
-    /// A Kubernetes Pod, and the ResourceClaims that it uses, with their status: YAML or JSON, in any order, in one or more
+    /// Kubernetes Pod, and the ResourceClaims that it uses, with their status: YAML or JSON, in any order, in one or more
     /// files; - for standard input
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["namespace", "container", "limits"])]
     file: Vec<PathBuf>,
-    /// Without a manifest: the pod's name
+    /// Name of the pod, without a manifest
     #[arg(long, requires = "limits", value_parser = name)]
     name: Option<String>,
-    /// Without a manifest: the pod's namespace
+    /// Namespace of the pod, without a manifest
     #[arg(long, default_value = "default", value_parser = name, add = complete::namespaces())]
     namespace: String,
-    /// Without a manifest: the name of its only container
+    /// Name of the only container, without a manifest
     #[arg(long, value_name = "NAME", default_value = "main", value_parser = name)]
     container: String,
-    /// Without a manifest: how many devices of a resource the container gets; may be repeated
+    /// Number of devices of a resource for the container, without a manifest; may be repeated
     #[arg(long = "limit", value_name = "RESOURCE=COUNT", value_parser = limit, add = complete::limits())]
     limits: Vec<(String, u64)>,
-    /// How long it may take, plugins that are not there yet included [default: as configured, 60s]
+    /// Maximum time, including the wait for plugins that are not connected [default: as configured, 60s]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     wait: Option<Span>,
     #[command(flatten)]
@@ -57,11 +57,11 @@ fn limit(text: &str) -> Result<(String, u64), String> {
     };
     if is_kubernetes {
         return Err(format!(
-            "{resource} is not a device: leave it out, devlet gives devices only"
+            "{resource} is not a device: omit it, devlet allocates only devices"
         ));
     }
     match count.parse() {
-        Ok(0) => Err("a pod that wants none of a resource leaves it out".to_owned()),
+        Ok(0) => Err("the count is 0: omit a resource that the pod does not need".to_owned()),
         Ok(count) => Ok((resource.to_owned(), count)),
         Err(_) => Err(format!("{count:?} is not a number of devices")),
     }
@@ -85,17 +85,17 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     };
     let client = args.connect.connect().await?;
     if let Some((resource, _)) = args.limits.iter().find(|(name, _)| !name.contains('/')) {
-        // A hint, as the near match is.
+        // Only for a hint, so errors are ignored.
         let drivers = client.list_drivers(v1::ListDriversRequest::default()).await;
         let drivers = drivers.unwrap_or_default().drivers;
         if drivers.iter().any(|driver| driver.name == *resource) {
             bail!(
-                "--limit {resource}: {resource} is a DRA driver, whose devices are given by a claim: \
+                "--limit {resource}: {resource} is a DRA driver, and its devices are allocated by a claim: \
                  devlet admit -f pod.yaml -f claim.yaml"
             );
         }
         let near = near_match(&client, resource).await;
-        bail!("--limit {resource}: the names of devices have a domain, as in acme.com/{resource}{near}");
+        bail!("--limit {resource}: the name of a resource has a domain, as in acme.com/{resource}{near}");
     }
     let wait_ms = args.wait.map(time::milliseconds);
     let request = v1::AdmitRequest {
@@ -113,16 +113,16 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     let missing = missing(&args.limits, &pod);
     let holds_nothing = pod.claims.is_empty() && pod.containers.iter().all(|each| each.devices.is_empty());
-    let id = pod_text(&pod.id.clone().unwrap_or_default());
+    let id = id_text(&pod.id.clone().unwrap_or_default());
     let screen = Screen::for_list(args.output.output == Output::Wide);
     output::print(args.output.output, &Admitted::from(pod), |pod| text(pod, screen))?;
     if !missing.is_empty() {
         output::warn(&format!(
-            "note: devlet gives pod {id} no {}: the configuration calls that `foreign`, so something else serves it",
+            "note: pod {id} gets no {} from devlet: it is `foreign` in the configuration, so other software serves it",
             missing.join(", ")
         ));
     } else if holds_nothing {
-        output::warn(&format!("note: pod {id} asks for no device and no claim"));
+        output::warn(&format!("note: pod {id} requests no device and no claim"));
     }
     Ok(Outcome::Fine)
 }
@@ -145,14 +145,14 @@ async fn admitted(client: &Client, request: v1::AdmitRequest) -> anyhow::Result<
                 }
             }
             Some(Some(Event::Admitted(pod))) => return Ok(pod),
-            // An event of a later version.
+            // An event of a newer version.
             Some(None) => {}
-            None => bail!("devlet did not say whether the pod is admitted; look with `devlet get pods`"),
+            None => bail!("devlet did not answer whether the pod is admitted; see `devlet get pods`"),
         }
     }
 }
 
-/// Without a manifest, a request that is not valid is wrong usage. Places in the made-up manifest are left out.
+/// Turns an invalid request without a manifest into wrong usage. Positions in the generated manifest are removed.
 fn wrong_usage(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<Status>() {
         Some(status) if status.code() == Code::InvalidArgument => {
@@ -166,7 +166,7 @@ fn wrong_usage(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// The resources of `--limit` that the pod did not get.
+/// Returns the resources of `--limit` that the pod did not get.
 fn missing(limits: &[(String, u64)], pod: &v1::Pod) -> Vec<String> {
     let is_held = |resource: &str| {
         let mut held = pod.containers.iter().flat_map(|each| &each.devices);
@@ -176,9 +176,9 @@ fn missing(limits: &[(String, u64)], pod: &v1::Pod) -> Vec<String> {
     names.filter(|resource| !is_held(resource)).cloned().collect()
 }
 
-/// Which resource of this node was probably meant by one that it does not have: `; did you mean NAME?`.
+/// Returns `; did you mean NAME?` with the node's resource that is most similar to an unknown one.
 async fn near_match(client: &Client, resource: &str) -> String {
-    // A hint: if it cannot be had, the caller does without.
+    // Only a hint, so errors are ignored.
     let listed = client.list_resources(v1::ListResourcesRequest {}).await;
     let known = listed.unwrap_or_default().resources.into_iter();
     let known: Vec<String> = known.map(|each| each.name).collect();
@@ -189,11 +189,11 @@ async fn near_match(client: &Client, resource: &str) -> String {
     near.map_or_else(String::new, |near| format!("; did you mean {near}?"))
 }
 
-/// Refuses files that are named twice: the second reading of standard input is empty, and a pod is admitted once.
+/// Refuses a file that is named twice: standard input can be read only once, and a pod is admitted once.
 fn check_files(files: &[PathBuf]) -> anyhow::Result<()> {
     let mut seen = BTreeSet::new();
     for file in files {
-        // A file that cannot be read is reported when it is read.
+        // An unreadable file is reported when it is read.
         let path = match file.as_os_str() == "-" {
             true => file.clone(),
             false => std::fs::canonicalize(file).unwrap_or_else(|_| file.clone()),
@@ -213,7 +213,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
     String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", file.display()))
 }
 
-/// A manifest of a pod with one container.
+/// Returns the manifest of a pod with one container.
 fn short_form(name: &str, args: &Args) -> anyhow::Result<String> {
     let mut limits = BTreeMap::new();
     for (resource, count) in &args.limits {
@@ -231,10 +231,14 @@ fn short_form(name: &str, args: &Args) -> anyhow::Result<String> {
     Ok(manifest.to_string())
 }
 
-/// For people: tables as those of `get`.
+/// Returns the result for people, in tables as those of `get`.
 fn text(admitted: &Admitted, screen: Screen) -> String {
     let pod = &admitted.pod;
-    let mut text = format!("pod {} ({})\n", shown(&pod.short()), shown(&pod.uid));
+    let mut text = format!(
+        "pod {} ({})\n",
+        escape_control(&pod.short()),
+        escape_control(&pod.uid)
+    );
     let devices = admitted.containers.iter().flat_map(|container| {
         let row = |resource: &str, ids: String| [container.name.clone(), resource.to_owned(), ids];
         let rows = container
@@ -291,7 +295,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::node::shown::samples;
+    use crate::node::samples;
 
     #[derive(Debug, clap::Parser)]
     struct Line {
@@ -402,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_devices_and_options_of_each_container() {
+    fn the_table_has_devices_and_options_of_each_container() {
         let mut pod = samples::pod();
         pod.containers.push(v1::Container {
             name: "log".into(),

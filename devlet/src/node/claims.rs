@@ -1,14 +1,15 @@
-//! Drivers and claims, in the shapes that `-o json` prints. The keys are an interface.
+//! Claims in the format of `-o json`. The keys are an interface.
 
 use devlet_client::v1;
 use serde::Serialize;
 
 use super::dra_device;
-use super::shown::{LastPlugin, PodId, last_plugin, or_dash};
+use super::pods::PodId;
 use super::time;
+use crate::output::or_dash;
 use crate::table::Tone;
 
-/// A claim, as `admit` has it: what its drivers prepared.
+/// A claim in the answer to `admit`, with the devices that its drivers prepared.
 #[derive(Debug, Serialize)]
 pub(super) struct AdmittedClaim {
     pub(super) name: String,
@@ -47,7 +48,7 @@ impl From<v1::Claim> for AdmittedClaim {
             name: driver.name,
             devices: driver.devices.into_iter().map(device).collect(),
         };
-        // One that was given up on has nothing to do with the pod.
+        // An abandoned claim does not belong to the pod.
         let is_used = |driver: &v1::ClaimDriver| driver.state() != v1::PreparationState::Abandoned;
         let drivers = claim.drivers.into_iter().filter(is_used);
         let id = claim.id.unwrap_or_default();
@@ -60,7 +61,7 @@ impl From<v1::Claim> for AdmittedClaim {
     }
 }
 
-/// The claims of a pod, each once.
+/// Returns the claims of a pod, each once.
 pub(super) fn admitted(claims: Vec<v1::PodClaim>) -> Vec<AdmittedClaim> {
     let mut admitted: Vec<AdmittedClaim> = Vec::new();
     for claim in claims.into_iter().filter_map(|each| each.claim) {
@@ -102,11 +103,11 @@ pub(super) struct Claim {
     pub(super) id: ClaimId,
     pub(super) phase: &'static str,
     pub(super) pods: Vec<PodId>,
-    /// While there is none: who held it last, or was to.
+    /// The last pod that held it, or was about to, if none does.
     pub(super) last_pod: Option<PodId>,
     pub(super) drivers: Vec<ClaimDriver>,
     pub(super) waits: Vec<Wait>,
-    /// When the first pod that uses it was admitted; `None` if it is not known.
+    /// Time at which the first pod that uses it was admitted; `None` if unknown.
     pub(super) admitted_at: Option<String>,
     #[serde(skip)]
     pub(super) age_ms: u64,
@@ -155,11 +156,11 @@ pub(super) struct Wait {
     pub(super) claim: ClaimId,
     pub(super) driver: String,
     pub(super) reason: &'static str,
-    /// For people.
+    /// The operation that is waited for.
     pub(super) text: String,
-    /// When the driver is called again; `None` if no call has failed.
+    /// Time of the next call of the driver; `None` if no call has failed.
     pub(super) retry_at: Option<String>,
-    /// What went wrong last.
+    /// Error of the last call.
     pub(super) failure: Option<String>,
 }
 
@@ -242,7 +243,7 @@ impl From<v1::Wait> for Wait {
 }
 
 impl Claim {
-    /// For people: `-` if it is not known.
+    /// Returns the age for people; `-` if unknown.
     pub(super) fn age_text(&self) -> String {
         match self.admitted_at {
             Some(_) => time::age(self.age_ms),
@@ -258,7 +259,7 @@ impl Claim {
         }
     }
 
-    /// For people: who holds it, or held it last.
+    /// Returns the pods that hold it.
     pub(super) fn pods_text(&self) -> String {
         let pods: Vec<String> = self.pods.iter().map(PodId::short).collect();
         or_dash(pods.join(", "))
@@ -269,7 +270,7 @@ impl Claim {
         or_dash(drivers.join(", "))
     }
 
-    /// For people: the devices that are prepared, or allocated as long as the driver has not answered.
+    /// Returns the prepared devices; for a driver that has not answered, the allocated ones.
     pub(super) fn devices_text(&self) -> String {
         let mut names: Vec<&str> = Vec::new();
         for driver in &self.drivers {
@@ -286,7 +287,7 @@ impl Claim {
     }
 }
 
-/// For people: the drivers that are waited for.
+/// Returns the drivers that the claim waits for.
 pub(super) fn waits_text(waits: &[Wait]) -> String {
     let waits: Vec<String> = waits
         .iter()
@@ -303,7 +304,7 @@ impl ClaimDevice {
         }
     }
 
-    /// For people: how it is, and why.
+    /// Returns the health and its reason.
     pub(super) fn health_text(&self) -> String {
         match self.health_message.as_str() {
             "" => self.health.to_owned(),
@@ -312,167 +313,7 @@ impl ClaimDevice {
     }
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Driver {
-    pub(super) name: String,
-    pub(super) state: &'static str,
-    pub(super) plugins: Vec<DriverPlugin>,
-    /// Since when none of them is connected.
-    pub(super) unusable_since: Option<String>,
-    #[serde(skip)]
-    unusable_for_ms: u64,
-    pub(super) last_plugin: Option<LastPlugin>,
-    pub(super) claims: u64,
-    pub(super) waits: Vec<Wait>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct DriverPlugin {
-    pub(super) endpoint: String,
-    /// The user that it runs as.
-    pub(super) uid: u32,
-    /// What is spoken with it.
-    pub(super) service: String,
-    pub(super) service_reason: String,
-    pub(super) health_service: Option<String>,
-    pub(super) registered_at: String,
-    #[serde(skip)]
-    pub(super) age_ms: u64,
-    pub(super) connected: bool,
-    pub(super) serving: bool,
-    pub(super) connection: String,
-}
-
-/// A plugin of a driver that is not taken in.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct RefusedDriver {
-    pub(super) name: String,
-    pub(super) socket: String,
-    pub(super) reason: String,
-    pub(super) hint: Option<String>,
-    pub(super) refused_at: String,
-    #[serde(skip)]
-    pub(super) age_ms: u64,
-    pub(super) attempts: u64,
-}
-
-impl From<v1::RefusedDriver> for RefusedDriver {
-    fn from(refused: v1::RefusedDriver) -> Self {
-        Self {
-            name: refused.name,
-            socket: refused.socket,
-            reason: refused.reason,
-            hint: Some(refused.hint).filter(|hint| !hint.is_empty()),
-            refused_at: time::moment(refused.refused_at_ms),
-            age_ms: refused.age_ms,
-            attempts: refused.attempts,
-        }
-    }
-}
-
-impl RefusedDriver {
-    /// For people: why, and what to do.
-    pub(super) fn reason_text(&self) -> String {
-        match &self.hint {
-            Some(hint) => format!("{}: {hint}", self.reason),
-            None => self.reason.clone(),
-        }
-    }
-}
-
-impl From<v1::Driver> for Driver {
-    fn from(driver: v1::Driver) -> Self {
-        let plugin = |plugin: v1::DriverPlugin| DriverPlugin {
-            endpoint: plugin.endpoint,
-            uid: plugin.uid,
-            service: plugin.service,
-            service_reason: plugin.service_reason,
-            health_service: Some(plugin.health_service).filter(|service| !service.is_empty()),
-            registered_at: time::moment(plugin.registered_at_ms),
-            age_ms: plugin.age_ms,
-            connected: plugin.connected,
-            serving: plugin.serving,
-            connection: plugin.connection,
-        };
-        let is_serving = driver.plugins.iter().any(|plugin| plugin.serving);
-        let state = match (is_serving, driver.unusable_since_ms) {
-            (true, _) => "serving",
-            (false, Some(_)) if driver.plugins.is_empty() => "gone",
-            (false, Some(_)) => "notConnected",
-            (false, None) => "neverRegistered",
-        };
-        Self {
-            name: driver.name,
-            state,
-            plugins: driver.plugins.into_iter().map(plugin).collect(),
-            unusable_since: driver.unusable_since_ms.map(time::moment),
-            unusable_for_ms: driver.unusable_for_ms,
-            last_plugin: driver.last_plugin.map(last_plugin),
-            claims: driver.claims,
-            waits: driver.waits.into_iter().map(Wait::from).collect(),
-        }
-    }
-}
-
-impl Driver {
-    fn serving(&self) -> Option<&DriverPlugin> {
-        self.plugins.iter().find(|plugin| plugin.serving)
-    }
-
-    pub(super) fn tone(&self) -> Tone {
-        match self.state {
-            "serving" => Tone::Plain,
-            _ => Tone::Bad,
-        }
-    }
-
-    /// For people: its state, and for how long.
-    pub(super) fn state_text(&self) -> String {
-        match self.unusable_since {
-            Some(_) if self.state != "serving" => {
-                format!("{} for {}", self.state, time::age(self.unusable_for_ms))
-            }
-            _ => self.state.to_owned(),
-        }
-    }
-
-    /// For people: the age of the registration that is in use.
-    pub(super) fn age_text(&self) -> String {
-        let plugin = self.serving().or(self.plugins.last());
-        plugin.map_or_else(|| "-".to_owned(), |plugin| time::age(plugin.age_ms))
-    }
-
-    /// For people: what is spoken with it.
-    pub(super) fn service_text(&self) -> String {
-        let plugin = self.serving().or(self.plugins.last());
-        or_dash(plugin.map_or_else(String::new, |plugin| plugin.service.clone()))
-    }
-
-    pub(super) fn health_text(&self) -> String {
-        let plugin = self.serving().or(self.plugins.last());
-        or_dash(
-            plugin
-                .and_then(|plugin| plugin.health_service.clone())
-                .unwrap_or_default(),
-        )
-    }
-}
-
-impl DriverPlugin {
-    /// For people.
-    pub(super) fn state_text(&self) -> &'static str {
-        match (self.serving, self.connected) {
-            (true, _) => "serving",
-            (false, true) => "standby",
-            (false, false) => "notConnected",
-        }
-    }
-}
-
-/// The claims of a pod, each once, though it may call one by several names.
+/// Returns the claims of a pod, each once: a pod may use one claim under several names.
 pub(super) fn each_once(claims: &[PodClaim]) -> Vec<&PodClaim> {
     let mut once: Vec<&PodClaim> = Vec::new();
     for claim in claims {
@@ -483,11 +324,11 @@ pub(super) fn each_once(claims: &[PodClaim]) -> Vec<&PodClaim> {
     once
 }
 
-/// A claim of a pod, as `get` and `describe` have it.
+/// A claim of a pod in `get` and `describe`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodClaim {
-    /// What the pod calls it; empty for the one behind its extended resources.
+    /// The pod's name for the claim; empty for the claim of its extended resources.
     pub(super) pod_claim: String,
     #[serde(flatten)]
     pub(super) id: ClaimId,
@@ -515,9 +356,9 @@ impl From<v1::PodClaim> for PodClaim {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct UsedDevice {
-    /// What the pod calls the claim.
+    /// The pod's name for the claim.
     pub(super) pod_claim: String,
-    /// Which request of it; `None` for all of it.
+    /// The request of the claim; `None` for the whole claim.
     pub(super) request: Option<String>,
     pub(super) claim: ClaimId,
     pub(super) driver: String,
@@ -538,130 +379,11 @@ impl From<v1::UsedDevice> for UsedDevice {
 }
 
 #[cfg(test)]
-pub(super) mod samples {
-    use super::*;
-
-    pub(in crate::node) fn wait() -> v1::Wait {
-        v1::Wait {
-            claim: Some(id()),
-            driver: "nic.acme.com".into(),
-            text: "ResourceClaim default/gpu: DRA driver nic.acme.com is not connected".into(),
-            reason: v1::WaitReason::NoDriver.into(),
-            retry_at_ms: 0,
-            failure: "it broke".into(),
-        }
-    }
-
-    fn id() -> v1::ClaimId {
-        v1::ClaimId {
-            namespace: "default".into(),
-            name: "gpu".into(),
-            uid: "c-1".into(),
-        }
-    }
-
-    pub(in crate::node) fn device() -> v1::ClaimDevice {
-        v1::ClaimDevice {
-            requests: vec!["big".into()],
-            pool: "node-1".into(),
-            device: "gpu-0".into(),
-            share_id: None,
-            cdi_devices: vec!["acme.com/gpu=gpu-0".into()],
-            health: v1::DeviceHealth::Unhealthy.into(),
-            health_message: "too hot".into(),
-        }
-    }
-
-    pub(in crate::node) fn used_device() -> v1::UsedDevice {
-        v1::UsedDevice {
-            claim: "mine".into(),
-            request: "big".into(),
-            id: Some(id()),
-            driver: "gpu.acme.com".into(),
-            device: Some(device()),
-        }
-    }
-
-    /// A claim with two drivers, of which one is not done.
-    pub(in crate::node) fn claim() -> v1::Claim {
-        let prepared = v1::ClaimDriver {
-            name: "gpu.acme.com".into(),
-            state: v1::PreparationState::Prepared.into(),
-            allocated: vec![v1::AllocatedDevice {
-                request: "big/first".into(),
-                pool: "node-1".into(),
-                device: "gpu-0".into(),
-                share_id: None,
-                admin_access: true,
-            }],
-            skip_node_operations: vec!["NodeUnprepareResources".into()],
-            not_prepared: Vec::new(),
-            devices: vec![device()],
-        };
-        let pending = v1::ClaimDriver {
-            name: "nic.acme.com".into(),
-            state: v1::PreparationState::Pending.into(),
-            ..Default::default()
-        };
-        v1::Claim {
-            admitted_at_ms: 1_700_000_000_000,
-            age_ms: 7_000,
-            id: Some(id()),
-            phase: v1::ClaimPhase::Preparing.into(),
-            pods: vec![v1::PodId {
-                uid: "u-1".into(),
-                namespace: "default".into(),
-                name: "job1".into(),
-            }],
-            last_pod: None,
-            drivers: vec![prepared, pending],
-            waits: vec![wait()],
-        }
-    }
-
-    pub(in crate::node) fn refused() -> v1::RefusedDriver {
-        v1::RefusedDriver {
-            name: "gpu.acme.com".into(),
-            socket: "/registry/gpu.sock".into(),
-            reason: "user 7 may not serve gpu.acme.com".into(),
-            hint: "ask".into(),
-            refused_at_ms: 0,
-            age_ms: 0,
-            attempts: 3,
-        }
-    }
-
-    pub(in crate::node) fn driver() -> v1::Driver {
-        let plugin = |endpoint: &str, connected, serving| v1::DriverPlugin {
-            endpoint: endpoint.into(),
-            uid: 0,
-            service: "v1.DRAPlugin".into(),
-            service_reason: "the newest of v1beta1.DRAPlugin, v1.DRAPlugin".into(),
-            health_service: "v1.DRAResourceHealth".into(),
-            registered_at_ms: 1,
-            age_ms: 7_000,
-            connected,
-            serving,
-            connection: "7".into(),
-        };
-        v1::Driver {
-            name: "gpu.acme.com".into(),
-            plugins: vec![
-                plugin("/run/old.sock", false, false),
-                plugin("/run/new.sock", true, true),
-            ],
-            claims: 3,
-            waits: vec![wait()],
-            ..Default::default()
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::node::samples;
 
     #[test]
     fn a_claim_of_an_admission_has_exactly_the_documented_keys_and_comes_once() {
@@ -684,20 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_what_its_plugins_are() {
-        let serving = Driver::from(samples::driver());
-        assert_eq!(serving.state_text(), "serving");
-        assert_eq!(serving.service_text(), "v1.DRAPlugin");
-        let mut left = samples::driver();
-        left.plugins.clear();
-        left.unusable_since_ms = Some(u64::MAX);
-        assert_eq!(Driver::from(left.clone()).state_text(), "gone for 0s");
-        left.unusable_since_ms = None;
-        assert_eq!(Driver::from(left).state_text(), "neverRegistered");
-    }
-
-    #[test]
-    fn a_claim_says_what_it_waits_for_to_programs_and_people() {
+    fn a_claim_lists_its_waits_in_json_and_text() {
         let claim = Claim::from(samples::claim());
         assert_eq!(claim.waits_text(), "nic.acme.com (noDriver)");
         let shown = serde_json::to_value(&claim).unwrap();

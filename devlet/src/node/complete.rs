@@ -9,14 +9,15 @@ use clap::ValueEnum;
 use clap_complete::{ArgValueCompleter, CompletionCandidate};
 use devlet_client::{Client, locate, v1};
 
+use super::inventory::{Plugin, Resource};
 use super::kind::Kind;
 use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources};
-use super::shown::Pod;
+use super::pods::Pod;
 
-/// A shell waits for this: a devlet that does not answer at once is not waited for.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Maximum time for a devlet to answer, while the shell waits for completions.
+const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Kinds, and names after `KIND/`.
+/// Completes kinds, and names after `KIND/`.
 pub(super) fn kinds() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let current = current.to_string_lossy();
@@ -42,7 +43,7 @@ pub(super) fn kinds() -> ArgValueCompleter {
     })
 }
 
-/// Names of the kind that stands before them.
+/// Completes names of the kind before them.
 pub(super) fn names() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let kind = kind_before();
@@ -50,7 +51,7 @@ pub(super) fn names() -> ArgValueCompleter {
     })
 }
 
-/// The kind after `get` or `describe`.
+/// Returns the kind after `get` or `describe`.
 fn kind_before() -> Option<Kind> {
     let words = words();
     let mut after = words
@@ -60,7 +61,7 @@ fn kind_before() -> Option<Kind> {
     after.find_map(|word| Kind::parse(word.to_str()?))
 }
 
-/// Resources, and the DRA drivers under whose names devices are listed.
+/// Completes resources, and DRA drivers: devices are listed by either.
 pub(super) fn resources_and_drivers() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let mut names = candidates(Kind::Resources, current);
@@ -71,7 +72,7 @@ pub(super) fn resources_and_drivers() -> ArgValueCompleter {
     })
 }
 
-/// Resources for `RESOURCE=COUNT`, up to the `=`.
+/// Completes the resource of `RESOURCE=COUNT`, up to the `=`.
 pub(super) fn limits() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let names = offered(Kind::Resources, &current.to_string_lossy()).into_iter();
@@ -81,7 +82,7 @@ pub(super) fn limits() -> ArgValueCompleter {
     })
 }
 
-/// Pods, also as `pod/NAME`.
+/// Completes pods, also as `pod/NAME`.
 pub(super) fn pods() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let mut names = candidates(Kind::Pods, current);
@@ -96,10 +97,10 @@ pub(super) fn pods() -> ArgValueCompleter {
     })
 }
 
-/// Namespaces that have pods or claims.
+/// Completes namespaces that have pods or claims.
 pub(super) fn namespaces() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let namespaces = asked(async |client| {
+        let namespaces = query(async |client| {
             let pods = client.list_pods(v1::ListPodsRequest::default()).await.ok()?.pods;
             let claims = client.list_claims(v1::ListClaimsRequest::default()).await.ok()?;
             let pods = pods.into_iter().filter_map(|pod| Some(pod.id?.namespace));
@@ -107,16 +108,16 @@ pub(super) fn namespaces() -> ArgValueCompleter {
             let claims = claims.filter_map(|claim| Some(claim.id?.namespace));
             Some(pods.chain(claims).collect::<BTreeSet<String>>())
         });
-        beginning_with(current, namespaces)
+        with_prefix(current, namespaces)
     })
 }
 
-/// Containers of the pod before them.
+/// Completes containers of the pod before them.
 pub(super) fn containers() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let containers = asked(async |client| {
+        let containers = query(async |client| {
             let list = client.list_pods(v1::ListPodsRequest::default()).await.ok()?;
-            // The first of the words that is a pod: others are options and their values.
+            // The first word that is a pod; other words are options and their values.
             let words = words();
             let words = words.iter().skip_while(|word| *word != "options").skip(1);
             let mut words = words.filter_map(|word| word.to_str());
@@ -126,11 +127,11 @@ pub(super) fn containers() -> ArgValueCompleter {
                 named.map(|(_, containers)| containers.clone())
             })
         });
-        beginning_with(current, containers)
+        with_prefix(current, containers)
     })
 }
 
-/// Of an imported pod only the containers with devices are known.
+/// Returns a pod and the names of its containers. Of an imported pod only those with devices are known.
 fn with_containers(pod: v1::Pod) -> (Pod, Vec<String>) {
     let names = match &pod.container_names[..] {
         [] => pod.containers.iter().map(|each| each.name.clone()).collect(),
@@ -139,14 +140,14 @@ fn with_containers(pod: v1::Pod) -> (Pod, Vec<String>) {
     (Pod::from(pod), names)
 }
 
-fn beginning_with(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
+fn with_prefix(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
     let current = current.to_string_lossy();
     let names = names.into_iter();
     let names = names.filter(|name| !name.is_empty() && name.starts_with(&*current));
     names.map(CompletionCandidate::new).collect()
 }
 
-/// Names of one kind.
+/// Completes names of one kind.
 pub(super) fn of(kind: Kind) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| candidates(kind, current))
 }
@@ -163,7 +164,7 @@ fn candidate(name: &str, help: String) -> CompletionCandidate {
     CompletionCandidate::new(name).help(Some(help.into()))
 }
 
-/// The words of the command line that is completed.
+/// Returns the words of the command line to complete.
 fn words() -> Vec<OsString> {
     std::env::args_os()
         .skip_while(|word| word != "--")
@@ -171,7 +172,7 @@ fn words() -> Vec<OsString> {
         .collect()
 }
 
-/// The value of an option on it.
+/// Returns the value of an option on the command line to complete.
 fn option(names: &[&str]) -> Option<OsString> {
     let words = words();
     let with_value = words.iter().find_map(|word| {
@@ -187,33 +188,33 @@ fn option(names: &[&str]) -> Option<OsString> {
     with_value.map(OsString::from).or(following)
 }
 
-/// Asks the running devlet. If it cannot be reached, nothing is offered.
-fn asked<T: Default>(question: impl AsyncFnOnce(Client) -> Option<T>) -> T {
+/// Asks the running devlet. If it does not answer, there are no candidates.
+fn query<T: Default>(question: impl AsyncFnOnce(Client) -> Option<T>) -> T {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return T::default();
     };
     let root = option(&["--root-dir"]).map(PathBuf::from);
     let answer = async {
         let sockets = locate::sockets(root.as_deref());
-        let client = Client::connect_any(&sockets, PATIENCE).await.ok()?;
+        let client = Client::connect_any(&sockets, TIMEOUT).await.ok()?;
         question(client).await
     };
-    let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, answer).await });
+    let answer = runtime.block_on(async { tokio::time::timeout(TIMEOUT, answer).await });
     answer.ok().flatten().unwrap_or_default()
 }
 
-/// Names that begin with `current`, with something that tells them apart.
+/// Returns names that begin with `current`, each with a help text.
 fn offered(kind: Kind, current: &str) -> Vec<(String, String)> {
-    let names = asked(async |client| listed(kind, client).await);
+    let names = query(async |client| listed(kind, client).await);
     let namespace = option(&["--namespace", "-n"]).filter(|_| kind.has_namespace());
     let namespace = namespace.as_ref().map(|text| text.to_string_lossy().into_owned());
     chosen(names, current, namespace.as_deref())
 }
 
-/// A name in full, the same without its namespace or resource, and a help text.
+/// A full name, the name without its namespace or resource, and a help text.
 type Name = (String, String, String);
 
-/// Short names where they are unique, unless the user has begun to write one in full.
+/// Returns short names where they are unique, unless the current word is the start of a full name.
 fn chosen(names: Vec<Name>, current: &str, namespace: Option<&str>) -> Vec<(String, String)> {
     let in_namespace = |(full, ..): &Name| {
         namespace.is_none_or(|namespace| full.split_once('/').is_some_and(|(own, _)| own == namespace))
@@ -242,7 +243,7 @@ async fn listed(kind: Kind, client: Client) -> Option<Vec<Name>> {
     Some(match kind {
         Kind::Resources => {
             let list = client.list_resources(v1::ListResourcesRequest {}).await.ok()?;
-            let help = |each: &super::shown::Resource| each.state.to_owned();
+            let help = |each: &Resource| each.state.to_owned();
             described(&Resources::from(list), |each| each.name.clone(), help)
         }
         Kind::Devices => {
@@ -258,8 +259,7 @@ async fn listed(kind: Kind, client: Client) -> Option<Vec<Name>> {
         }
         Kind::Plugins => {
             let list = client.list_plugins(v1::ListPluginsRequest {}).await.ok()?;
-            let file =
-                |each: &super::shown::Plugin| each.endpoint.rsplit('/').next().unwrap_or_default().to_owned();
+            let file = |each: &Plugin| each.endpoint.rsplit('/').next().unwrap_or_default().to_owned();
             described(&Plugins::from(list), file, |each| each.resource.clone())
         }
         Kind::Pods => {

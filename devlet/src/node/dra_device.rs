@@ -1,4 +1,4 @@
-//! A device of a DRA driver, as `get devices` and `describe device` show it. The JSON keys are an interface.
+//! A device of a DRA driver in `get devices` and `describe device`. The JSON keys are an interface.
 
 use devlet_client::v1;
 use serde::Serialize;
@@ -69,7 +69,7 @@ pub(super) fn health(health: v1::DeviceHealth) -> &'static str {
 }
 
 impl DeviceClaim {
-    /// For people: the claim and its phase; `not prepared` if its driver left the device out.
+    /// Returns the claim and its phase; `not prepared` if its driver omitted the device.
     pub(super) fn text(&self) -> String {
         let state = match (self.phase, self.prepared) {
             ("prepared", false) => "not prepared",
@@ -83,7 +83,7 @@ impl DeviceClaim {
 }
 
 impl DraDevice {
-    /// For people: the claims that have the device; empty if there is none.
+    /// Returns the claims that have the device; empty if there is none.
     pub(super) fn claims_text(&self) -> String {
         let claims: Vec<String> = self.claims.iter().map(DeviceClaim::text).collect();
         claims.join(", ")

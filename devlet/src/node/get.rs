@@ -1,14 +1,17 @@
-//! `devlet get`
+//! `devlet get`: lists of resources, devices, plugins, pods, drivers and claims.
 
 use std::time::Duration;
 
 use devlet_client::{Client, Status, Watch, v1};
 
-use super::claims::{Claim, Driver};
+use super::claims::Claim;
+use super::drivers::Driver;
+use super::inventory::{Device, Plugin, Resource};
 use super::kind::{Kind, Target, TargetParser, name};
 use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources};
-use super::select::{Filter, NamespaceArg, NoMatch, Selector, check_sort_key, check_sort_path, near};
-use super::shown::{Device, Plugin, Pod, Resource};
+use super::pods::Pod;
+use super::select::{Filter, NamespaceArg, NoMatch, check_sort_key, check_sort_path, near};
+use super::selector::Selector;
 use super::watch::{self, View};
 use super::{ConnectArg, complete};
 use crate::output::{self, ListOutputArg, Output};
@@ -17,29 +20,29 @@ use crate::{Outcome, jsonpath};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to list; KIND/NAME for one of them
+    /// Kind to list; KIND/NAME for one object
     #[arg(value_name = "resources|devices|plugins|pods|drivers|claims", value_parser = TargetParser)]
     #[arg(add = complete::kinds())]
     kind: Target,
-    /// Only those of these names
+    /// List only objects with these names
     #[arg(value_name = "NAME", value_parser = name, add = complete::names())]
     names: Vec<String>,
     #[command(flatten)]
     namespace: NamespaceArg,
-    /// Only pods with these labels: KEY=VALUE, KEY!=VALUE, KEY, !KEY, KEY in (VALUE, ...), separated by commas
+    /// List only pods with these labels: KEY=VALUE, KEY!=VALUE, KEY, !KEY, KEY in (VALUE, ...), separated by commas
     #[arg(short = 'l', long, value_name = "SELECTOR")]
     selector: Option<Selector>,
-    /// Only devices or plugins of this resource, or devices of this DRA driver
+    /// List only devices or plugins of this resource, or devices of this DRA driver
     #[arg(long, value_name = "NAME", value_parser = name)]
     #[arg(add = complete::resources_and_drivers())]
     resource: Option<String>,
     /// Sort by a JSONPath of each item, as in .name
     #[arg(long, value_name = "JSONPATH")]
     sort_by: Option<jsonpath::Path>,
-    /// Leave the titles of the columns out
+    /// Omit the column titles
     #[arg(long)]
     no_headers: bool,
-    /// Keep showing changes until interrupted
+    /// Print changes until interrupted
     #[arg(short, long)]
     watch: bool,
     #[command(flatten)]
@@ -54,7 +57,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
         anyhow::bail!("--resource is for devices and plugins: devlet get devices --resource NAME");
     }
     if args.selector.is_some() && kind != Kind::Pods {
-        anyhow::bail!("--selector is for pods: {} have no labels", kind.many());
+        anyhow::bail!("--selector is for pods: {} do not have labels", kind.many());
     }
     let filter = Filter {
         namespace: args.namespace.of(kind)?,
@@ -149,7 +152,7 @@ impl Show<'_> {
         } else {
             Outcome::Bad
         };
-        // A name that may be several things shows none of them.
+        // An ambiguous name shows none of its objects.
         let is_clear = |item: &L::Item| {
             let mut ambiguous = problems.iter().filter_map(|problem| match problem {
                 NoMatch::Ambiguous { name, .. } => Some(name),
@@ -172,15 +175,15 @@ impl Show<'_> {
             watch::run::<M, L>(client, self.timeout, &self.view, watch).await?;
             return Ok(Outcome::Fine);
         }
-        // Of names that are unknown there is nothing more to say.
+        // Unknown names were reported above.
         if outcome == Outcome::Fine || !list.items().is_empty() {
             self.print(&list)?;
         }
         Ok(outcome)
     }
 
-    /// Returns the problem if the resource of `--resource` is not known. The devices of a DRA driver are listed under
-    /// its name.
+    /// Returns the problem if the resource of `--resource` is unknown. A DRA driver counts as a resource, because its
+    /// devices are listed by its name.
     async fn unknown_resource(&self, kind: Kind, client: &Client) -> anyhow::Result<Option<NoMatch>> {
         let Some(wanted) = self.view.filter.resource else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! `devlet import` and `devlet forget`: what an operator decides about a kubelet's file, or a claim.
+//! `devlet import` and `devlet forget`: an operator's decisions about a kubelet's file or a claim.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use serde::Serialize;
 use super::ConnectArg;
 use super::claims::ClaimId;
 use super::kind::{Kind, name};
-use super::shown::{PodId, pod_text};
+use super::pods::{PodId, id_text};
 use crate::output::{self, OutputArg, count};
 use crate::{Outcome, files};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ImportArgs {
-    /// The file, - for standard input
+    /// State file to import, - for standard input
     file: PathBuf,
     #[command(flatten)]
     connect: ConnectArg,
@@ -25,13 +25,13 @@ pub(crate) struct ImportArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ForgetArgs {
-    /// The file, as `devlet status` names it
+    /// File to forget, as named by `devlet status`
     #[arg(required_unless_present_any = ["claim", "pod"])]
     file: Option<PathBuf>,
-    /// Instead of a file: a claim that was abandoned, and whose drivers never come back
+    /// Forget an abandoned claim, if its drivers never come back
     #[arg(long, value_name = "CLAIM", value_parser = Kind::Claims.name_parser(), conflicts_with = "file")]
     claim: Option<String>,
-    /// Instead of a file: an unknown pod of a repaired file, whose devices are released
+    /// Forget an unknown pod of a repaired file, and release its devices
     #[arg(long, value_name = "UID", value_parser = name, conflicts_with_all = ["file", "claim"])]
     pod: Option<String>,
     #[command(flatten)]
@@ -50,13 +50,13 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<Outcome> {
         Err(bad) if bad.code() == Code::InvalidArgument => {
             output::warn(&format!("error: {name}: {}", bad.message()));
             output::warn(&format!(
-                "hint: devlet checkpoint repair {name} --out REPAIRED saves what is sound"
+                "hint: devlet checkpoint repair {name} --out REPAIRED saves the intact parts"
             ));
             return Ok(Outcome::Bad);
         }
         answer => answer?,
     };
-    let texts = |pods: &[v1::PodId]| pods.iter().map(pod_text).collect();
+    let texts = |pods: &[v1::PodId]| pods.iter().map(id_text).collect();
     let report = Report {
         added_texts: texts(&imported.added),
         changed_texts: texts(&imported.changed),
@@ -69,7 +69,7 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<Outcome> {
     Ok(Outcome::Fine)
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
@@ -120,9 +120,9 @@ pub(super) async fn forget(args: ForgetArgs) -> anyhow::Result<Outcome> {
         output::out(&format!("{}{blocked}\n", output::line(&text)))?;
         return Ok(Outcome::Fine);
     }
-    // Where devlet runs, a relative path means something else.
+    // Relative paths depend on the current directory, which devlet does not share.
     let file = args.file.unwrap_or_default();
-    let file = std::path::absolute(file).context("cannot tell the current directory")?;
+    let file = std::path::absolute(file).context("cannot determine the current directory")?;
     let client = args.connect.connect().await?;
     let forgotten = client
         .forget(v1::ForgetRequest {
@@ -142,7 +142,7 @@ fn forgotten_text(forgotten: &v1::ForgetResponse) -> String {
             name => format!(" ({}/{name})", pod.namespace),
         };
         text.push_str(&output::line(&format!(
-            "removed: pod {}{name}, which only the file had",
+            "removed: pod {}{name}, which was only in the file",
             pod.uid
         )));
         text.push('\n');
@@ -154,7 +154,7 @@ fn forgotten_text(forgotten: &v1::ForgetResponse) -> String {
     text
 }
 
-/// Which files still keep pods from being admitted.
+/// Returns the files that still block admission.
 fn still_blocked(files: &[String]) -> Option<String> {
     if files.is_empty() {
         return None;
@@ -170,7 +170,7 @@ async fn forget_claim(client: &Client, claim: String) -> anyhow::Result<Outcome>
     let forgotten = client.forget_claim(v1::ForgetClaimRequest { claim }).await?;
     for id in forgotten.claims.into_iter().map(ClaimId::from) {
         let text = format!(
-            "forgotten: claim {} ({}); no driver is asked any longer to unprepare it",
+            "forgotten: claim {} ({}); drivers are no longer called to unprepare it",
             id.short(),
             id.uid
         );

@@ -1,4 +1,4 @@
-//! The kinds of things that commands name, as in `pods`, `po` or `pod/NAME`.
+//! The kinds of objects on the command line: `pods`, `po` or `pod/NAME`.
 
 use std::ffi::OsStr;
 
@@ -58,17 +58,17 @@ impl Kind {
         }
     }
 
-    /// Whether its names are in namespaces.
+    /// Returns `true` for kinds with namespaces.
     pub(super) fn has_namespace(self) -> bool {
         matches!(self, Self::Pods | Self::Claims)
     }
 
-    /// Returns the value parser of arguments that name one thing of this kind.
+    /// Returns the value parser of arguments that name one object of this kind.
     pub(super) fn name_parser(self) -> impl Fn(&str) -> Result<String, String> + Clone {
         move |text| self.check_name(text).map(|()| text.to_owned())
     }
 
-    /// Refuses a text that cannot be a name of this kind, whatever the node has.
+    /// Refuses a text that cannot be a name of this kind on any node.
     fn check_name(self, text: &str) -> Result<(), String> {
         let name = name(text)?;
         let is_name = match self.has_namespace() {
@@ -100,8 +100,8 @@ impl Kind {
     }
 }
 
-/// Parses a name. To devlet an empty name means every thing of a kind, and imported pods have neither a name nor a
-/// namespace: a shell variable that is not set must not select them.
+/// Parses a name. An empty name is refused: devlet would treat it as all objects of a kind, and imported pods lack a
+/// name. An unset shell variable must not select them.
 pub(super) fn name(text: &str) -> Result<String, String> {
     match text.trim() {
         "" => Err("the name is empty".to_owned()),
@@ -117,7 +117,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The kind and the names that `KIND NAME...` or `KIND/NAME...` mean.
+    /// Returns the kind and the names of `KIND NAME...` or `KIND/NAME...`.
     pub(super) fn names(self, others: Vec<String>) -> anyhow::Result<(Kind, Vec<String>)> {
         let Some(first) = self.name else {
             self.kind.check_names(&others)?;
@@ -129,7 +129,7 @@ impl Target {
             match Kind::parse(kind) {
                 Some(kind) if kind == self.kind && !name.is_empty() => names.push(name.to_owned()),
                 Some(kind) if !name.is_empty() => anyhow::bail!(
-                    "{} and {} in one command: name things of one kind",
+                    "{} and {} in one command: name objects of one kind",
                     self.kind.many(),
                     kind.many()
                 ),

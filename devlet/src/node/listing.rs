@@ -1,35 +1,37 @@
-//! What `devlet get` lists: the columns of each kind, and the shapes of its JSON. The keys are an interface.
+//! The lists of `devlet get`: the columns and the JSON of each kind. The keys are an interface.
 
 use std::collections::BTreeMap;
 
 use devlet_client::v1;
 use serde::Serialize;
 
-use super::claims::{Claim, Driver, RefusedDriver, each_once};
+use super::claims::{Claim, each_once};
+use super::drivers::{Driver, RefusedDriver};
+use super::inventory::{Device, Plugin, Resource};
 use super::kind::Kind;
-use super::shown::{Device, Plugin, Pod, Resource, or_dash};
+use super::pods::Pod;
 use super::time;
-use crate::output::table;
+use crate::output::{or_dash, table};
 use crate::table::{Cell, Table};
 
-/// One of the things that are listed.
+/// An object in a list.
 pub(super) trait Item: Serialize {
     const KIND: Kind;
-    /// The titles of the columns; the second part is for `-o wide`.
+    /// Column titles; the second slice is for `-o wide`.
     const COLUMNS: (&'static [&'static str], &'static [&'static str]);
 
-    /// One without content, which has all keys.
+    /// Returns an empty object with all keys.
     fn blank() -> Self;
 
-    /// The name that commands take, and `-o name` prints.
+    /// Returns the name that commands accept and `-o name` prints.
     fn name(&self) -> String;
 
-    /// Tells things of the same name apart.
+    /// Returns a key that is unique among objects of the same name.
     fn key(&self) -> String {
         self.name()
     }
 
-    /// Whether a user may call it so.
+    /// Returns `true` if `name` is one of the object's names.
     fn is_called(&self, name: &str) -> bool {
         self.name() == name
     }
@@ -42,18 +44,18 @@ pub(super) trait Item: Serialize {
         None
     }
 
-    /// The resource that it is of, where devlet does not filter by it.
+    /// Returns the resource of the object, for kinds that devlet does not filter by resource.
     fn resource(&self) -> Option<&str> {
         None
     }
 
     fn row(&self) -> Vec<Cell>;
 
-    /// The cells of the columns of `-o wide`.
+    /// Returns the cells of the additional columns of `-o wide`.
     fn wide_row(&self) -> Vec<Cell>;
 }
 
-/// A list of them.
+/// A list of objects.
 pub(super) trait Listing: Serialize {
     type Item: Item;
 
@@ -61,7 +63,7 @@ pub(super) trait Listing: Serialize {
 
     fn items_mut(&mut self) -> &mut Vec<Self::Item>;
 
-    /// What is said below the table.
+    /// Returns the text below the table.
     fn notes(&self) -> String {
         String::new()
     }
@@ -89,14 +91,14 @@ pub(super) fn cells<I: Item>(item: &I, wide: bool) -> Vec<Cell> {
     row
 }
 
-/// The last part of a path, or of a name with a domain.
+/// Returns the last part of a path, or of a name with a domain.
 pub(super) fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
 macro_rules! listings {
     ($($list:ident { $field:ident: $item:ident $(, $more:ident: $each:ident)? } from $message:ident;)*) => {$(
-        /// What `-o json` prints.
+        /// Output of `-o json`.
         #[derive(Debug, Serialize)]
         pub(super) struct $list {
             revision: u64,
@@ -270,7 +272,7 @@ impl Item for Plugin {
 
     fn key(&self) -> String {
         match &self.rejection {
-            // It has no connection.
+            // A rejected plugin is not connected.
             Some(_) => format!("{} at {}", self.resource, self.endpoint),
             None => self.connection.clone(),
         }
@@ -327,7 +329,7 @@ impl Item for Pod {
     fn is_called(&self, name: &str) -> bool {
         let id = &self.id;
         let by_name = !id.name.is_empty() && (id.name == name || id.short() == name);
-        // With a slash it is a name, as for devlet.
+        // A text with a slash is a name, as in devlet's API.
         let uid = name
             .strip_prefix("uid:")
             .or((!name.contains('/')).then_some(name));
@@ -350,7 +352,7 @@ impl Item for Pod {
                 .map(|(resource, ids)| format!("{}={}", name(resource), ids.len()));
             or_dash(each.collect::<Vec<String>>().join(", "))
         };
-        // Without its domain, unless two resources differ only in that.
+        // Omits the domain, unless two resources differ only in that.
         let short = |resource: &str| {
             let last = file_name(resource);
             match devices.keys().filter(|other| file_name(other) == last).count() {
@@ -360,7 +362,7 @@ impl Item for Pod {
         };
         let claims = each_once(&self.claims).into_iter();
         let claims: Vec<&str> = claims.map(|claim| claim.id.name.as_str()).collect();
-        // A pod without a name is imported: its UID is all there is to call it.
+        // An imported pod lacks a name: its UID identifies it.
         let name = if self.id.name.is_empty() {
             &self.id.uid
         } else {
@@ -480,188 +482,4 @@ impl Item for Claim {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::node::claims;
-    use crate::node::shown::samples;
-    use crate::table::Screen;
-
-    fn text<L: Listing>(list: &L, wide: bool) -> String {
-        let screen = Screen {
-            width: None,
-            cut: false,
-            colour: false,
-        };
-        list.table(wide).render(screen) + &list.notes()
-    }
-
-    fn pods() -> Pods {
-        Pods::from(v1::PodList {
-            revision: 7,
-            pods: vec![samples::pod()],
-        })
-    }
-
-    #[test]
-    fn pods_are_one_line_each_and_wide_shows_the_ids() {
-        let lines: Vec<String> = text(&pods(), false).lines().map(str::to_owned).collect();
-        assert_eq!(lines.len(), 2);
-        assert_eq!(
-            lines[1].split_whitespace().collect::<Vec<_>>(),
-            ["default", "job1", "gpu=1", "gpu", "7s"]
-        );
-        for expected in ["acme.com/gpu=1", "gpu-0", "u-1", "app=train"] {
-            assert!(text(&pods(), true).contains(expected), "{expected}");
-        }
-    }
-
-    #[test]
-    fn a_name_with_a_slash_is_never_taken_for_the_uid_of_a_pod() {
-        let mut pod = samples::pod();
-        pod.id = Some(v1::PodId {
-            uid: "a/b".to_owned(),
-            ..v1::PodId::default()
-        });
-        let pod = Pod::from(pod);
-        for name in ["a/b", "/", ""] {
-            assert!(!pod.is_called(name), "{name}");
-        }
-        assert!(pod.is_called("uid:a/b"));
-    }
-
-    #[test]
-    fn drivers_that_are_refused_are_listed_with_the_reason() {
-        let drivers = Drivers::from(v1::DriverList {
-            revision: 1,
-            drivers: Vec::new(),
-            refused: vec![claims::samples::refused()],
-        });
-        let text = text(&drivers, false);
-        assert!(text.contains("user 7 may not serve gpu.acme.com: ask"), "{text}");
-        assert!(text.contains("/registry/gpu.sock"), "{text}");
-        let json = serde_json::to_value(&drivers).unwrap();
-        let refused = serde_json::json!([{
-            "name": "gpu.acme.com", "socket": "/registry/gpu.sock", "hint": "ask", "attempts": 3,
-            "reason": "user 7 may not serve gpu.acme.com", "refusedAt": "1970-01-01T00:00:00Z",
-        }]);
-        assert_eq!(json["refused"], refused);
-    }
-
-    #[test]
-    fn a_claim_that_a_pod_names_twice_is_listed_once() {
-        let mut pod = samples::pod();
-        pod.claims.push(pod.claims[0].clone());
-        pod.claims[1].name = "again".into();
-        let pods = Pods::from(v1::PodList {
-            revision: 7,
-            pods: vec![pod],
-        });
-        let table = text(&pods, false);
-        let line = table.lines().nth(1).unwrap();
-        assert!(line.contains(" gpu ") && !line.contains("gpu, gpu"), "{line}");
-    }
-
-    #[test]
-    fn a_resource_without_a_plugin_says_which_one_left() {
-        let last = v1::LastPlugin {
-            endpoint: "/run/gpu.sock".into(),
-            gone_since_ms: 0,
-            gone_for_ms: 172_800_000,
-        };
-        let resource = v1::Resource {
-            name: "acme.com/gpu".into(),
-            capacity: 2,
-            state: v1::ResourceState::Gone.into(),
-            last_plugin: Some(last),
-            ..Default::default()
-        };
-        let resources = Resources::from(v1::ResourceList {
-            revision: 1,
-            resources: vec![resource],
-        });
-        assert!(text(&resources, false).contains("gone"));
-        assert!(text(&resources, true).contains("/run/gpu.sock, gone for 2d"));
-        let json = serde_json::to_value(&resources).unwrap();
-        assert_eq!(
-            json["resources"][0]["lastPlugin"]["goneSince"],
-            "1970-01-01T00:00:00Z"
-        );
-        assert_eq!(json["resources"][0]["state"], "gone");
-    }
-
-    #[test]
-    fn drivers_and_claims_are_one_line_each_and_wide_has_more() {
-        let drivers = Drivers::from(v1::DriverList {
-            refused: Vec::new(),
-            revision: 1,
-            drivers: vec![claims::samples::driver()],
-        });
-        let cells = |text: &str| -> Vec<String> {
-            let line = text.lines().nth(1).unwrap_or_default();
-            line.split_whitespace().map(str::to_owned).collect()
-        };
-        assert_eq!(
-            cells(&text(&drivers, false))[..5],
-            ["gpu.acme.com", "serving", "v1.DRAPlugin", "3", "1"]
-        );
-        assert!(text(&drivers, true).contains("/run/old.sock, /run/new.sock"));
-        let claims = Claims::from(v1::ClaimList {
-            revision: 1,
-            claims: vec![claims::samples::claim()],
-        });
-        let short = text(&claims, false);
-        assert!(short.contains("default/job1"), "{short}");
-        assert!(short.contains("nic.acme.com (noDriver)"), "{short}");
-        let wide = text(&claims, true);
-        assert!(wide.contains("gpu.acme.com, nic.acme.com"), "{wide}");
-        assert!(wide.contains("c-1") && wide.contains("gpu-0"), "{wide}");
-    }
-
-    #[test]
-    fn devices_and_plugins_say_how_they_are() {
-        let device = |id: &str, listed, healthy| v1::Device {
-            id: id.into(),
-            listed,
-            healthy,
-            ..Default::default()
-        };
-        let devices = vec![
-            device("a", true, true),
-            device("b", true, false),
-            device("c", false, false),
-        ];
-        let devices = Devices::from(v1::DeviceList { revision: 1, devices });
-        let rows = text(&devices, false);
-        let json = serde_json::to_value(&devices).unwrap();
-        for (place, expected) in ["healthy", "unhealthy", "notListed"].into_iter().enumerate() {
-            assert!(rows.contains(expected), "{rows}");
-            assert_eq!(json["devices"][place]["health"], expected);
-        }
-        let plugin = |devices, in_force| v1::Plugin {
-            devices,
-            in_force,
-            ..Default::default()
-        };
-        let mut rejected = plugin(None, false);
-        rejected.rejection = Some(v1::PluginRejection {
-            reason: "broken".into(),
-            ..Default::default()
-        });
-        let plugins = vec![
-            plugin(Some(2), true),
-            plugin(Some(1), false),
-            plugin(None, false),
-            rejected,
-        ];
-        let plugins = Plugins::from(v1::PluginList { revision: 1, plugins });
-        let rows = text(&plugins, true);
-        let json = serde_json::to_value(&plugins).unwrap();
-        let states = ["serving", "standby", "notListed", "rejected"];
-        for (place, expected) in states.into_iter().enumerate() {
-            assert!(rows.contains(expected), "{rows}");
-            assert_eq!(json["plugins"][place]["state"], expected);
-        }
-        assert!(rows.contains("broken"), "{rows}");
-        assert_eq!(json["plugins"][3]["rejection"]["reason"], "broken");
-    }
-}
+mod tests;

@@ -1,26 +1,31 @@
 //! Commands that talk to a running devlet.
 //!
-//! One file per command, and what they share: `shown` and `claims` have the shapes that `-o json` prints, `progress` the
-//! line that says what is being waited for.
+//! One module per command, and the modules that they share: `pods`, `inventory`, `drivers` and `claims` define the
+//! format of `-o json`, `progress` the line that shows what a command waits for.
 //!
-//! What the node refuses is told in its words, with exit code 1; a node that cannot be reached, or that ends before it
-//! answers, is exit code 2.
+//! A refusal by the node is printed as the node worded it, with exit code 1. A node that cannot be reached, or that ends
+//! before it answers, is exit code 2.
 
 mod admit;
 mod claims;
 mod complete;
 mod describe;
 mod dra_device;
+mod drivers;
 mod get;
 mod import;
+mod inventory;
 mod kind;
 mod listing;
 mod options;
+mod pods;
 mod progress;
 mod remove;
 mod runtime;
+#[cfg(test)]
+mod samples;
 mod select;
-mod shown;
+mod selector;
 mod state;
 mod status;
 mod time;
@@ -40,7 +45,7 @@ use crate::output::{self, OutputArg};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Say how a running devlet is doing
+    /// Show the state of a running devlet, and its problems
     #[command(after_help = "Examples:\n  devlet status\n  devlet status -o json\n\n\
         Exit codes: 0 pods can be admitted, 1 they cannot, 2 devlet cannot be reached.")]
     Status {
@@ -55,59 +60,59 @@ pub(crate) enum Command {
         devlet get pods -n team-a -l app=train\n  devlet get pod/job1 -o jsonpath='{.pods[*].uid}'\n  \
         devlet get pods --sort-by .admittedAt --watch\n\n\
         Short names: res, dev, pl, po, dr, cl. Without --namespace, pods and claims of all namespaces are listed. \
-        With --watch a table is redrawn on a terminal; elsewhere rows that change are printed, and all of the list as \
-        a line of JSON or a YAML document. Exit codes: 0 listed, 1 refused, or there is none of that name, 2 wrong \
+        With --watch a table is redrawn on a terminal; elsewhere changed rows are printed, or the whole list as \
+        a line of JSON or a YAML document. Exit codes: 0 listed, 1 refused, or a name does not exist, 2 wrong \
         usage, or devlet cannot be reached or did not come back within 30 seconds."
     )]
     Get(get::Args),
-    /// Show all there is to know about one of these
+    /// Show the details of a resource, device, plugin, pod, DRA driver or claim
     #[command(
         after_help = "Examples:\n  devlet describe pod job1\n  devlet describe pod/job1\n  devlet describe resource acme.com/gpu\n  \
         devlet describe device acme.com/gpu/gpu-0\n  devlet describe driver gpu.acme.com\n  \
         devlet describe claim team-a/gpu\n\n\
         A pod or a claim is named by its name, namespace/name or UID; a device by its id or RESOURCE/ID. Exit codes: 0 shown, \
-        1 there is no such thing, 2 devlet cannot be reached."
+        1 it does not exist, 2 devlet cannot be reached."
     )]
     Describe(describe::Args),
-    /// Give a pod the devices that it asks for, and have its claims prepared
+    /// Allocate the devices that a pod requests, and prepare its claims
     #[command(after_help = "Examples:\n  devlet admit -f pod.yaml\n  \
         devlet admit -f pod.yaml -f claim.yaml\n  \
         devlet admit --name job1 --limit acme.com/gpu=2 -o json\n\n\
-        A pod gets everything or nothing, and keeps it until it is removed; admitting it again shows what it has. \
+        A pod gets all of its devices or none, and keeps them until it is removed; admitting it again shows them. \
         Exit codes: 0 admitted, 1 refused, 2 wrong usage, an unreadable file, or devlet cannot be reached.")]
     Admit(admit::Args),
-    /// Print what a container needs to use its devices, right before it starts
+    /// Print the options that a container needs for its devices, right before it starts
     #[command(after_help = "Examples:\n  devlet options job1\n  \
         args=$(devlet options job1 --format podman) && eval \"podman run $args IMAGE\"\n  \
         devlet options job1 main --format oci --oci-spec config.json > changed.json\n\n\
-        Tells plugins that a container starts if they want to know, unless --no-start is given. Arguments are quoted for a \
+        Notifies plugins that request PreStartContainer, unless --no-start is given. Arguments are quoted for a \
         shell, so use `eval` with them; with `&&`, nothing runs if they could not be printed. Exit codes: 0 printed, 1 refused, 2 wrong usage, an unreadable file, or devlet cannot \
         be reached.")]
     Options(options::Args),
-    /// Take devices and claims from pods; `delete` does the same
+    /// Remove pods, and release their devices and claims; `delete` is an alias
     #[command(
         alias = "delete",
         after_help = "Examples:\n  devlet remove job1\n  devlet remove team-a/job1 team-a/job2\n  \
         devlet remove --all -n team-a --dry-run\n  devlet remove -l app=train\n  \
         devlet remove job1 --abandon-driver gpu.acme.com\n  \
         devlet remove --claim team-a/gpus --abandon-driver gpu.acme.com\n\n\
-        Stop its containers first. Exit codes: 0 removed, 1 there is no such pod (unless --ignore-not-found is given), or it \
+        Stop the containers first. Exit codes: 0 removed, 1 there is no such pod (unless --ignore-not-found is given), or it \
         cannot be removed, or a driver has not unprepared its claims, 2 devlet cannot be reached."
     )]
     Remove(remove::Args),
-    /// Take over the pods or the claims of a kubelet's state file
+    /// Import the pods or the claims of a kubelet's state file
     #[command(
         after_help = "Examples:\n  devlet checkpoint repair damaged --out repaired && devlet import repaired\n\n\
-        Pods that the file has are added or hold what it says; other pods stay. If nobody was admitted because a file \
-        could not be read, that ends. Exit codes: 0 imported, 1 the file is bad or devlet refused, 2 an unreadable \
-        path, or devlet cannot be reached."
+        Pods of the file are added, or changed to hold its devices; other pods stay. If an unreadable file blocks \
+        admission, the import ends that. Exit codes: 0 imported, 1 the file is invalid or devlet refused, 2 an \
+        unreadable path, or devlet cannot be reached."
     )]
     Import(import::ImportArgs),
-    /// Forget a state file that could not be read, or a claim that was abandoned
+    /// Forget an unreadable state file, or an abandoned claim
     #[command(
         after_help = "Examples:\n  devlet forget /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint.unreadable\n  \
         devlet forget --claim team-a/gpus\n\n\
-        The file is the one that `devlet status` names. Devices of pods that it knew count as free afterwards. A claim must \
+        The file is the one that `devlet status` names. Devices of its pods count as free afterwards. A claim must \
         have been abandoned: `devlet remove --abandon-driver`. Exit \
         codes: 0 done, 1 devlet refused, 2 devlet cannot be reached."
     )]
@@ -116,19 +121,19 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  devlet version\n  devlet version -o json\n\n\
         Exit codes: 0 printed, also if no devlet runs, 2 wrong usage.")]
     Version(version::Args),
-    /// Look into the database
+    /// Print the database
     #[command(subcommand)]
     State(state::Command),
 }
 
-/// Which devlet to talk to, and how long it may take to answer.
+/// The devlet to connect to, and its timeout.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConnectArg {
-    /// The root directory of the devlet to talk to [default: $DEVLET_ROOT, or else the first of the user's own state
+    /// Root directory of the devlet to connect to [default: $DEVLET_ROOT, or else the first of the user's state
     /// directory and /var/lib/kubelet in which one listens]
     #[arg(long, value_name = "DIR")]
     root_dir: Option<PathBuf>,
-    /// How long devlet may take to answer; what it waits for with --wait comes on top
+    /// Maximum time for devlet to answer; the time of --wait is added
     #[arg(
         long,
         value_name = "DURATION",
@@ -193,8 +198,7 @@ fn refused(status: &Status) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Returns the error of a call that devlet did not answer. A status that devlet answered with has no source on this
-/// side.
+/// Returns the error of a call that devlet did not answer. A status that devlet sent does not have a source.
 fn no_answer(status: &Status) -> Option<anyhow::Error> {
     let source = std::error::Error::source(status)?;
     if let Some(no_answer) = source.downcast_ref::<NoAnswer>() {

@@ -1,4 +1,4 @@
-//! `devlet options`
+//! `devlet options`: the options that a container needs for its devices, in the format of its runtime.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use devlet_client::{Client, v1};
 
 use super::claims::admitted;
 use super::kind::{Kind, name};
+use super::pods::{Admitted, Container, RunOptions, conflict_texts, id_text};
 use super::progress::Progress;
 use super::runtime::{self, Engine};
-use super::shown::{Admitted, Container, conflict_texts, pod_text};
 use super::{ConnectArg, time};
 use crate::cdi::Directories;
 use crate::duration::Span;
@@ -19,22 +19,22 @@ use crate::{Outcome, files};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Its name, namespace/name or UID
+    /// Pod: name, namespace/name or UID
     #[arg(value_parser = Kind::Pods.name_parser(), add = super::complete::of(Kind::Pods))]
     pod: String,
-    /// The container; all of them, or the only one, if not given
+    /// Container [default: all containers, or the only one]
     #[arg(value_parser = name, add = super::complete::containers())]
     container: Option<String>,
-    /// In which shape
+    /// Output format
     #[arg(long, value_name = "FORMAT", default_value = "json")]
     format: Format,
-    /// With --format oci: the OCI runtime spec to change, - for standard input
+    /// OCI runtime spec to change with --format oci, - for standard input
     #[arg(long, value_name = "FILE")]
     oci_spec: Option<PathBuf>,
-    /// Only show; do not tell plugins that the container is about to start
+    /// Do not call PreStartContainer of plugins
     #[arg(long)]
     no_start: bool,
-    /// How long to wait for plugins that must be told and are not there [default: as configured, 60s]
+    /// Maximum wait for plugins that PreStartContainer needs and that are not connected [default: as configured, 60s]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     wait: Option<Span>,
     #[command(flatten)]
@@ -45,15 +45,15 @@ pub(crate) struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// The same as `devlet admit -o json`
+    /// The JSON of `devlet admit -o json`
     Json,
     /// Arguments for `podman run`
     Podman,
     /// Arguments for `docker run`
     Docker,
-    /// An OCI runtime spec, CDI devices resolved
+    /// An OCI runtime spec with CDI devices resolved
     Oci,
-    /// Only the environment variables, NAME=value lines for a shell
+    /// The environment variables only, as NAME=value lines for a shell
     Env,
 }
 
@@ -73,7 +73,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     };
     let containers = match chosen(&pod, args.container.as_deref(), args.format) {
         Ok(containers) => containers,
-        // The command line lacks the name.
+        // The container name is missing on the command line.
         Err(problem) if args.container.is_none() => anyhow::bail!(problem),
         Err(problem) => {
             output::warn(&format!("error: {problem}"));
@@ -97,7 +97,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     print(&args, &shown)
 }
 
-/// Returns the containers to show. Only JSON has room for several.
+/// Returns the containers to show. Only the JSON format allows several.
 fn chosen(pod: &v1::Pod, name: Option<&str>, format: Format) -> Result<Vec<v1::Container>, String> {
     if let Some(name) = name {
         let known = pod.containers.iter().find(|container| container.name == name);
@@ -106,7 +106,7 @@ fn chosen(pod: &v1::Pod, name: Option<&str>, format: Format) -> Result<Vec<v1::C
             let names = names.join(", ");
             return Err(format!("the pod has no container {name:?}; it has {names}"));
         }
-        // One without devices needs nothing.
+        // A container without devices does not need options.
         let container = known.cloned().unwrap_or_else(|| v1::Container {
             name: name.to_owned(),
             ..Default::default()
@@ -141,11 +141,11 @@ async fn start(
             progress.waiting_for(&format!(
                 "the plugins of container {} of {}",
                 container.name,
-                pod_text(&id)
+                id_text(&id)
             ));
         }
         let request = v1::StartContainerRequest {
-            // Whatever other pods are called.
+            // By UID, which is unique.
             pod: format!("uid:{}", id.uid),
             container: container.name,
             wait_ms,
@@ -161,7 +161,7 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
         output::print(Output::Json, shown, |_| String::new())?;
         return Ok(Outcome::Fine);
     }
-    let none = super::shown::RunOptions::default();
+    let none = RunOptions::default();
     let options = shown
         .containers
         .first()
@@ -186,7 +186,7 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
             match Edited::new(&oci, &additions) {
                 Ok(edited) => Ok(edited.to_json()? + "\n"),
                 Err(error) => {
-                    error.tell(path);
+                    error.print(path);
                     return Ok(Outcome::Bad);
                 }
             }
@@ -207,13 +207,17 @@ fn print(args: &Args, shown: &Admitted) -> anyhow::Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::shown::samples;
+    use crate::node::samples;
 
     #[test]
-    fn a_name_that_is_none_of_the_pods_is_refused() {
+    fn an_unknown_container_name_is_refused() {
         let mut pod = samples::pod();
         let name = |pod: &v1::Pod, name| Some(chosen(pod, Some(name), Format::Env).ok()?[0].name.clone());
-        assert_eq!(name(&pod, "typo").as_deref(), Some("typo"), "nobody knows");
+        assert_eq!(
+            name(&pod, "typo").as_deref(),
+            Some("typo"),
+            "the names are unknown"
+        );
         pod.container_names = vec!["main".into(), "log".into()];
         assert_eq!(name(&pod, "log").as_deref(), Some("log"));
         let refused = chosen(&pod, Some("typo"), Format::Env).unwrap_err();
@@ -221,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_name_the_only_container_is_meant() {
+    fn without_a_name_the_only_container_is_chosen() {
         let chosen_names = |pod: &v1::Pod, name, format| {
             let containers = chosen(pod, name, format)?;
             Ok::<_, String>(

@@ -1,19 +1,19 @@
-//! The line that says what is being waited for: redrawn on a terminal, now and then a new one elsewhere.
+//! The progress line of commands that wait: redrawn on a terminal, a new line every few seconds elsewhere.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use crate::output::shown;
+use crate::output::escape_control;
 
-/// How often the line is redrawn.
+/// Interval between redraws of the line.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The pause between lines where they cannot be redrawn.
+/// Interval between lines if standard error is not a terminal.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Shows on standard error what is being waited for, and clears up when dropped.
+/// Shows on standard error what the command waits for, and clears the line when dropped.
 pub(super) struct Progress {
     line: Line<io::Stderr>,
     started: Instant,
@@ -33,7 +33,7 @@ impl Progress {
         }
     }
 
-    /// What is being waited for from now on.
+    /// Sets the text of the line.
     pub(super) fn waiting_for(&mut self, what: &str) {
         self.line.waiting_for(what, self.started.elapsed());
     }
@@ -45,7 +45,7 @@ impl Progress {
         self.line.draw(self.started.elapsed());
     }
 
-    /// Waits for something, and keeps the line up to date meanwhile.
+    /// Waits for a future, and redraws the line meanwhile.
     pub(super) async fn during<T>(&mut self, something: impl Future<Output = T>) -> T {
         let mut something = std::pin::pin!(something);
         loop {
@@ -68,7 +68,7 @@ struct Line<W: Write> {
     to: W,
     terminal: bool,
     what: Option<String>,
-    /// When a line was last written, where it cannot be redrawn.
+    /// Time of the last line, if standard error is not a terminal.
     last: Option<Duration>,
     drawn: bool,
 }
@@ -85,11 +85,11 @@ impl<W: Write> Line<W> {
     }
 
     fn waiting_for(&mut self, what: &str, waited: Duration) {
-        self.what = Some(shown(what).replace('\n', " "));
+        self.what = Some(escape_control(what).replace('\n', " "));
         self.draw(waited);
     }
 
-    /// Errors are ignored: standard error is where they would be reported.
+    /// Draws the line. Errors are ignored, because they would be reported on standard error, too.
     fn draw(&mut self, waited: Duration) {
         let Some(what) = &self.what else { return };
         let seconds = waited.as_secs();
@@ -147,12 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_while_nothing_is_waited_for() {
+    fn nothing_is_written_without_a_wait() {
         assert_eq!(written(true, |line| line.draw(Duration::from_secs(7))), "");
     }
 
     #[test]
-    fn what_plugins_are_called_cannot_steer_the_terminal() {
+    fn control_characters_in_plugin_names_are_escaped() {
         let text = written(false, |line| {
             line.waiting_for("\x1b]0;x\x07\nnext", Duration::ZERO);
         });

@@ -1,4 +1,4 @@
-//! `devlet remove`
+//! `devlet remove`: removes pods, and abandons drivers that are gone.
 
 use std::time::Duration;
 
@@ -7,26 +7,27 @@ use devlet_client::{Client, Code, Status, v1};
 use super::claims::{Claim, ClaimDriver, ClaimId, Wait};
 use super::kind::{Kind, name};
 use super::listing::Item as _;
+use super::pods::{Pod, id_text};
 use super::progress::Progress;
-use super::select::{Filter, NamespaceArg, Selector, near};
-use super::shown::Pod;
-use super::{ConnectArg, answer, complete, refused, shown, time};
+use super::select::{Filter, NamespaceArg, near};
+use super::selector::Selector;
+use super::{ConnectArg, answer, complete, refused, time};
 use crate::duration::Span;
 use crate::{Outcome, output};
 
-/// How often it is asked what is waited for.
+/// Interval between queries of the operations that a removal waits for.
 const TICK: Duration = Duration::from_secs(1);
 
-const CLAIM_HINT: &str = "a claim that no pod wants any longer, and whose driver is gone: \
+const CLAIM_HINT: &str = "to remove a claim that no pod uses and whose driver is gone: \
                           devlet remove --claim CLAIM --abandon-driver DRIVER";
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("which").args(["pods", "all", "selector", "claim"]).required(true).multiple(true))]
 pub(crate) struct Args {
-    /// Names of pods: NAME, NAMESPACE/NAME, pod/NAME or a UID
+    /// Pods to remove: NAME, NAMESPACE/NAME, pod/NAME or a UID
     #[arg(value_name = "POD", value_parser = name, conflicts_with = "claim", add = complete::pods())]
     pods: Vec<String>,
-    /// Remove all pods, or all of the namespace
+    /// Remove all pods, or all pods of the namespace
     #[arg(long, conflicts_with_all = ["selector", "claim"])]
     all: bool,
     /// Remove the pods with these labels: KEY=VALUE, KEY!=VALUE, KEY, !KEY, KEY in (VALUE, ...), separated by commas
@@ -34,10 +35,10 @@ pub(crate) struct Args {
     selector: Option<Selector>,
     #[command(flatten)]
     namespace: NamespaceArg,
-    /// Only print the pods that would be removed
+    /// Print the pods that would be removed, without removing them
     #[arg(long, conflicts_with = "claim")]
     dry_run: bool,
-    /// Instead of a pod: a claim that no pod wants any longer, and whose drivers are gone, such as one of a kubelet's file
+    /// Claim to remove instead of a pod: no pod uses it any longer, and its drivers are gone
     #[arg(
         long,
         value_name = "CLAIM",
@@ -47,16 +48,15 @@ pub(crate) struct Args {
     )]
     #[arg(add = complete::of(Kind::Claims))]
     claim: Option<String>,
-    /// How long to wait for drivers to unprepare its claims, and for an admission of the pod that is under way [default: as
-    /// configured, 60s]
+    /// Maximum wait for drivers to unprepare claims, and for an admission of the pod in progress [default: as configured,
+    /// 60s]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     wait: Option<Span>,
-    /// Do not wait for this DRA driver, which is gone for good: what it prepared for the pod, or the claim, is abandoned; may
-    /// be repeated
+    /// Abandon the claims at this DRA driver without waiting, because it is gone permanently; may be repeated
     #[arg(long, value_name = "NAME", value_parser = name)]
     #[arg(add = complete::of(Kind::Drivers))]
     abandon_driver: Vec<String>,
-    /// Succeed if there is no such pod, or claim: it may be gone already, as when a removal is repeated
+    /// Succeed if the pod or claim does not exist, as when a removal is repeated
     #[arg(long)]
     ignore_not_found: bool,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     if let Some(claim) = &args.claim {
         let claim = args.namespace.qualified(claim);
         let client = args.connect.connect().await?;
-        let known = Known {
+        let known = RemovalTarget {
             client: &client,
             kind: Kind::Claims,
             name: claim.clone(),
@@ -90,7 +90,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     };
     let mut outcome = Outcome::Fine;
     for pod in pods {
-        let known = Known {
+        let known = RemovalTarget {
             client: &client,
             kind: Kind::Pods,
             name: pod.clone(),
@@ -99,7 +99,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
             true => dry_run(&client, pod).await,
             false => remove(&client, pod, &args).await,
         };
-        // One pod that cannot be removed keeps no other from that.
+        // A failed removal does not stop the others.
         match reported(ended, args.ignore_not_found, known).await? {
             Outcome::Fine => {}
             bad => outcome = bad,
@@ -108,13 +108,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The names of pods in `NAME...`, `pod/NAME...` or `pod NAME...`. The last form is kubectl's; a pod called `pod` is
-/// `pod/pod` or `NAMESPACE/pod`.
+/// Returns the pod names of `NAME...`, `pod/NAME...` or `pod NAME...`. The last form is kubectl's; a pod named `pod` is
+/// written `pod/pod` or `NAMESPACE/pod`.
 fn names(words: &[String]) -> anyhow::Result<Vec<String>> {
     let words = match words {
         [kind, names @ ..] if Kind::parse(kind) == Some(Kind::Pods) => names,
         [kind, _, ..] if Kind::parse(kind).is_some() => {
-            anyhow::bail!("{kind} cannot be removed: only pods can, and their claims with them; {CLAIM_HINT}")
+            anyhow::bail!("{kind} cannot be removed: only pods can, together with their claims; {CLAIM_HINT}")
         }
         words => words,
     };
@@ -129,7 +129,7 @@ fn names(words: &[String]) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The pods of `--all` or `--selector`, by UID.
+/// Returns the UIDs of the pods of `--all` or `--selector`.
 async fn chosen(client: &Client, args: &Args) -> anyhow::Result<Vec<String>> {
     let pods = client.list_pods(v1::ListPodsRequest::default()).await?.pods;
     let filter = Filter {
@@ -148,7 +148,7 @@ async fn chosen(client: &Client, args: &Args) -> anyhow::Result<Vec<String>> {
 
 async fn dry_run(client: &Client, pod: String) -> anyhow::Result<Outcome> {
     for pod in client.list_pods(v1::ListPodsRequest { pod }).await?.pods {
-        let id = shown::pod_text(&pod.id.unwrap_or_default());
+        let id = id_text(&pod.id.unwrap_or_default());
         output::out(&format!("would remove {}\n", output::line(&id)))?;
     }
     Ok(Outcome::Fine)
@@ -158,7 +158,7 @@ async fn dry_run(client: &Client, pod: String) -> anyhow::Result<Outcome> {
 async fn reported(
     ended: anyhow::Result<Outcome>,
     ignore_not_found: bool,
-    known: Known<'_>,
+    known: RemovalTarget<'_>,
 ) -> anyhow::Result<Outcome> {
     match ended.map_err(anyhow::Error::downcast::<Status>) {
         Ok(outcome) => Ok(outcome),
@@ -170,15 +170,15 @@ async fn reported(
     }
 }
 
-/// The name of something to remove, and the devlet that may know a similar one.
-struct Known<'a> {
+/// The name of an object to remove, and the devlet to ask for similar names.
+struct RemovalTarget<'a> {
     client: &'a Client,
     kind: Kind,
     name: String,
 }
 
-impl Known<'_> {
-    /// Returns the name that was probably meant. A hint: if it cannot be had, the caller does without.
+impl RemovalTarget<'_> {
+    /// Returns the most similar name. It is only for a hint, so errors are ignored.
     async fn near(&self) -> Option<String> {
         let names: Vec<String> = match self.kind {
             Kind::Claims => {
@@ -195,14 +195,14 @@ impl Known<'_> {
         near(&self.name, names.into_iter())
     }
 
-    /// Whether the name looks like `claim/NAME`.
+    /// Returns `true` if the name has the form `claim/NAME`.
     fn is_claim(&self) -> bool {
         let kind = self.name.split_once('/').and_then(|(kind, _)| Kind::parse(kind));
         self.kind == Kind::Pods && kind == Some(Kind::Claims)
     }
 }
 
-async fn not_found(status: &Status, ignore: bool, known: Known<'_>) -> anyhow::Result<Outcome> {
+async fn not_found(status: &Status, ignore: bool, known: RemovalTarget<'_>) -> anyhow::Result<Outcome> {
     if ignore {
         let text = format!("nothing to remove: {}", status.message());
         output::out(&format!("{}\n", output::line(&text)))?;
@@ -219,7 +219,7 @@ async fn not_found(status: &Status, ignore: bool, known: Known<'_>) -> anyhow::R
         output::warn(&format!("hint: claims are removed with their pods; {CLAIM_HINT}"));
         return Ok(outcome);
     }
-    output::warn("hint: with --ignore-not-found, a pod or claim that does not exist is no error");
+    output::warn("hint: with --ignore-not-found, a pod or claim that does not exist is not an error");
     Ok(outcome)
 }
 
@@ -240,22 +240,22 @@ async fn remove(client: &Client, pod: String, args: &Args) -> anyhow::Result<Out
     for claim in removed.abandoned {
         output::warn(&abandoned_text(&ClaimId::from(claim)));
     }
-    let id = shown::pod_text(&removed.pod.unwrap_or_default());
+    let id = id_text(&removed.pod.unwrap_or_default());
     output::out(&format!("removed {}\n", output::line(&id)))?;
     Ok(Outcome::Fine)
 }
 
 fn abandoned_text(claim: &ClaimId) -> String {
     let (name, uid) = (claim.short(), &claim.uid);
-    format!("abandoned claim {name} ({uid}): should the driver come back, it is asked to unprepare it")
+    format!("abandoned claim {name} ({uid}): if the driver comes back, it is called to unprepare it")
 }
 
 fn done_text(claim: &ClaimId, driver: &ClaimDriver) -> String {
     let (name, uid, driver) = (claim.short(), &claim.uid, &driver.name);
-    format!("nothing is abandoned at driver {driver}: it has nothing left to do for claim {name} ({uid})")
+    format!("nothing to abandon at driver {driver}: it has completed claim {name} ({uid})")
 }
 
-/// Gives up on drivers of a claim that no pod wants, and says who is still waited for.
+/// Abandons drivers of a claim that no pod uses, and prints the operations that it still waits for.
 async fn abandon(client: &Client, claim: String, drivers: Vec<String>) -> anyhow::Result<Outcome> {
     let request = v1::AbandonClaimRequest {
         claim,
@@ -263,7 +263,7 @@ async fn abandon(client: &Client, claim: String, drivers: Vec<String>) -> anyhow
     };
     let left = client.abandon_claim(request).await?.claims;
     if left.is_empty() {
-        output::out("nothing is abandoned: the claim is unprepared\n")?;
+        output::out("nothing to abandon: the claim is unprepared\n")?;
     }
     for claim in left {
         let claim = Claim::from(claim);
@@ -289,7 +289,7 @@ async fn abandon(client: &Client, claim: String, drivers: Vec<String>) -> anyhow
     Ok(Outcome::Fine)
 }
 
-/// Removes the pod, and says what is waited for if that takes a while.
+/// Removes the pod, and shows what the removal waits for.
 async fn removal(
     client: &Client,
     pod: &str,
@@ -320,7 +320,7 @@ async fn waits(client: &Client, pod: &str) -> Vec<Wait> {
     answer.waits.into_iter().map(Wait::from).collect()
 }
 
-/// How to go on without the drivers that are waited for.
+/// Prints the command that removes a pod without waiting for its drivers.
 async fn give_up_hint(client: &Client, pod: &str) {
     let waits = waits(client, pod).await;
     let mut drivers: Vec<&str> = waits.iter().map(|wait| wait.driver.as_str()).collect();
@@ -336,7 +336,7 @@ async fn give_up_hint(client: &Client, pod: &str) {
             _ => "these drivers are gone",
         };
         output::warn(&format!(
-            "hint: if {them} for good, remove the pod without waiting: devlet remove {pod} {}",
+            "hint: if {them} permanently, remove the pod without waiting: devlet remove {pod} {}",
             flags.join(" ")
         ));
     }

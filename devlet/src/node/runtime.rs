@@ -1,4 +1,4 @@
-//! Run options in the shapes that container runtimes take.
+//! Run options in the formats of container runtimes.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -7,10 +7,10 @@ use std::fmt;
 use devlet_cdi::annotations::{self, InvalidAnnotation};
 use devlet_cdi::{ContainerEdits, Registry, Unresolvable};
 
-use super::shown::RunOptions;
+use super::pods::{DeviceNode, Mount, RunOptions};
 use crate::oci::Additions;
 
-/// Whose command line it is.
+/// A container engine with a command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Engine {
     Podman,
@@ -26,24 +26,24 @@ impl fmt::Display for Engine {
     }
 }
 
-/// Why options do not fit a shape.
+/// Why options cannot be written in a format.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UnfitError {
-    #[error("{engine} has no way to name the device node {path}, which has a colon in it; use --format oci")]
+    #[error("{engine} cannot name the device node {path}, because it contains a colon; use --format oci")]
     Colon { engine: Engine, path: String },
     #[error(
-        "{engine} has no way to name the annotation {key:?}, which has an equals sign in it; use --format oci"
+        "{engine} cannot name the annotation {key:?}, because it contains an equals sign; use --format oci"
     )]
     AnnotationKey { engine: Engine, key: String },
     #[error("no shell can set the environment variable {name:?}; use --format json")]
     Variable { name: String },
-    #[error("the CDI devices of the container are not known: {0}; use --format json")]
+    #[error("the CDI devices of the container are unknown: {0}; use --format json")]
     Annotation(#[from] InvalidAnnotation),
     #[error(transparent)]
     Unresolvable(#[from] Unresolvable),
 }
 
-/// Arguments for `podman run` or `docker run`, quoted for a shell where need be.
+/// Returns the arguments for `podman run` or `docker run`, quoted for a shell where necessary.
 pub(super) fn arguments(options: &RunOptions, engine: Engine) -> Result<String, UnfitError> {
     let mut arguments = Vec::new();
     for (name, value) in &options.envs {
@@ -92,8 +92,8 @@ pub(super) fn arguments(options: &RunOptions, engine: Engine) -> Result<String, 
     })
 }
 
-/// All CDI devices of the container, each once: those that are named as such, then those that annotations ask for.
-/// Device plugins may use either way. Claims use both, for the same devices.
+/// Returns all CDI devices of the container, each once: those in the CDI field, then those in annotations. Device plugins
+/// may use either. Claims use both, for the same devices.
 fn cdi_devices(options: &RunOptions) -> Result<Vec<String>, InvalidAnnotation> {
     let asked_for = annotations::parse(&options.annotations)?;
     let asked_for = asked_for.into_iter().flat_map(|request| request.devices);
@@ -103,22 +103,22 @@ fn cdi_devices(options: &RunOptions) -> Result<Vec<String>, InvalidAnnotation> {
     Ok(all.filter(|name| seen.insert(name.clone())).collect())
 }
 
-/// Annotations without those that ask for CDI devices, which [`cdi_devices`] returns: a runtime that reads them too would
-/// add the devices twice.
+/// Returns the annotations without those of CDI devices, which [`cdi_devices`] returns. A runtime that reads both would add
+/// the devices twice.
 fn other_annotations(options: &RunOptions) -> impl Iterator<Item = (&String, &String)> {
     let all = options.annotations.iter();
     all.filter(|(key, _)| !key.starts_with(annotations::PREFIX))
 }
 
-/// Where a device node is in the container. A plugin may leave that out: then it is where it is on the host.
-fn path_in_container(node: &super::shown::DeviceNode) -> &str {
+/// Returns the path of a device node in the container. If the plugin omits it, that is the path on the host.
+fn path_in_container(node: &DeviceNode) -> &str {
     match node.container_path.as_str() {
         "" => &node.host_path,
         path => path,
     }
 }
 
-/// A field of a mount, which both engines read as CSV.
+/// Returns a field of a mount, which both engines read as CSV.
 fn field(key: &str, value: &str) -> String {
     if value.contains([',', '"', '\n']) {
         format!("\"{key}={}\"", value.replace('"', "\"\""))
@@ -127,14 +127,14 @@ fn field(key: &str, value: &str) -> String {
     }
 }
 
-/// `NAME=value` lines, quoted for a shell where need be.
+/// Returns `NAME=value` lines, quoted for a shell where necessary.
 pub(super) fn variables(options: &RunOptions) -> Result<String, UnfitError> {
     let line = |(name, value): (&String, &String)| {
         let mut characters = name.chars();
         let is_first = |character: char| character.is_ascii_alphabetic() || character == '_';
         let is_name = characters.next().is_some_and(is_first)
             && characters.all(|character| is_first(character) || character.is_ascii_digit());
-        // Anything else would be read as a command.
+        // The shell would run any other name as a command.
         if is_name && !value.contains('\0') {
             Ok(format!("{name}={}\n", quote(value)))
         } else {
@@ -144,7 +144,7 @@ pub(super) fn variables(options: &RunOptions) -> Result<String, UnfitError> {
     options.envs.iter().map(line).collect()
 }
 
-/// The text as one word of a shell.
+/// Quotes a text as one word of a shell.
 fn quote(text: &str) -> Cow<'_, str> {
     let plain = |character: char| character.is_ascii_alphanumeric() || "_@%+=:,./-".contains(character);
     if !text.is_empty() && text.chars().all(plain) {
@@ -154,9 +154,9 @@ fn quote(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// What an OCI runtime spec gets. CDI devices come last, as in container runtimes.
+/// Returns the changes to an OCI runtime spec. CDI devices come last, as in container runtimes.
 pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Additions, UnfitError> {
-    let mount = |mount: &super::shown::Mount| {
+    let mount = |mount: &Mount| {
         let mode = if mount.read_only { "ro" } else { "rw" };
         devlet_cdi::Mount {
             host_path: mount.host_path.clone(),
@@ -165,7 +165,7 @@ pub(super) fn additions(options: &RunOptions, registry: &Registry) -> Result<Add
             mount_type: "bind".to_owned(),
         }
     };
-    let node = |node: &super::shown::DeviceNode| devlet_cdi::DeviceNode {
+    let node = |node: &DeviceNode| devlet_cdi::DeviceNode {
         path: path_in_container(node).to_owned(),
         host_path: node.host_path.clone(),
         permissions: node.permissions.clone(),
@@ -195,12 +195,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::node::shown::{Admitted, Mount, samples};
+    use crate::node::pods::Admitted;
+    use crate::node::samples;
     use crate::oci::Edited;
 
     fn options() -> RunOptions {
         let mut options = Admitted::from(samples::pod()).containers.remove(0).options;
-        // The same device as an annotation, as claims have it: it is named once.
+        // Repeats the CDI device as an annotation, as claims do.
         let key = "cdi.k8s.io/gpu.acme.com_c-1".to_owned();
         options.annotations.insert(key, options.cdi_devices.join(","));
         options
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_shell_would_take_apart_is_quoted() {
+    fn values_with_shell_characters_are_quoted() {
         let mut options = RunOptions::default();
         options.envs.insert("A".into(), "it's $HOME; rm -rf /\n".into());
         options.envs.insert("B".into(), String::new());

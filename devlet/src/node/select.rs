@@ -1,8 +1,7 @@
-//! Which of the things that are listed are meant: names, `--namespace`, `--selector`, `--sort-by`.
+//! Selection and order of listed objects: names, `--namespace`, `--selector`, `--sort-by`.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
-use std::str::FromStr;
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -10,29 +9,30 @@ use serde_json::Value;
 use super::complete;
 use super::kind::{Kind, name};
 use super::listing::Item;
+use super::selector::Selector;
 use crate::jsonpath::{Path, keys};
 
 /// `-n` and `-A`.
 #[derive(Debug, clap::Args)]
 pub(super) struct NamespaceArg {
-    /// Only pods and claims of this namespace; names are looked up in it
+    /// Use only pods and claims of this namespace; names are looked up in it
     #[arg(short, long, value_name = "NAMESPACE", value_parser = name, add = complete::namespaces())]
     pub(super) namespace: Option<String>,
-    /// Pods and claims of all namespaces: this is the default
+    /// Use pods and claims of all namespaces; this is the default
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
 }
 
 impl NamespaceArg {
-    /// The namespace, if it was given for something that has one.
+    /// Returns the namespace. Fails if it was given for a kind without namespaces.
     pub(super) fn of(&self, kind: Kind) -> anyhow::Result<Option<&str>> {
         if self.namespace.is_some() && !kind.has_namespace() {
-            anyhow::bail!("{} have no namespace: leave --namespace out", kind.many());
+            anyhow::bail!("{} do not have a namespace: omit --namespace", kind.many());
         }
         Ok(self.namespace.as_deref())
     }
 
-    /// `namespace/name` of a name in the namespace that was given.
+    /// Returns `namespace/name` for a name, if a namespace was given.
     pub(super) fn qualified(&self, name: &str) -> String {
         match &self.namespace {
             Some(namespace) if !name.contains('/') && !name.starts_with("uid:") => {
@@ -47,13 +47,13 @@ impl NamespaceArg {
 #[derive(Debug, Default)]
 pub(super) struct Filter<'a> {
     pub(super) namespace: Option<&'a str>,
-    /// None: all.
+    /// Empty: all.
     pub(super) names: Vec<String>,
     pub(super) selector: Option<&'a Selector>,
     pub(super) resource: Option<&'a str>,
 }
 
-/// A name that cannot be shown.
+/// A name that does not match exactly one object.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoMatch {
     Unknown { name: String, near: Option<String> },
@@ -61,7 +61,7 @@ pub(super) enum NoMatch {
 }
 
 impl Filter<'_> {
-    /// For people: that nothing is left of a list.
+    /// Returns the text for an empty list.
     pub(super) fn none(&self, kind: Kind) -> String {
         let labels = if self.selector.is_some() {
             " with these labels"
@@ -87,7 +87,7 @@ impl Filter<'_> {
                 .is_none_or(|selector| item.labels().is_some_and(|labels| selector.matches(labels)))
     }
 
-    /// The names that mean nothing, or several things.
+    /// Returns the names that are unknown or ambiguous.
     pub(super) fn problems<I: Item>(&self, items: &[I]) -> Vec<NoMatch> {
         let in_namespace = |item: &&I| {
             self.namespace
@@ -117,7 +117,7 @@ impl Filter<'_> {
 }
 
 impl NoMatch {
-    /// For people: what is wrong, and what to do.
+    /// Returns the error text, with a hint.
     pub(super) fn text(&self, kind: Kind) -> String {
         match self {
             Self::Unknown { name, near: None } => format!(
@@ -136,7 +136,7 @@ impl NoMatch {
     }
 }
 
-/// The name that was probably meant. A name without its namespace or domain is compared without it, too.
+/// Returns the known name most similar to an unknown one. Names are also compared without namespace or domain.
 pub(super) fn near(wanted: &str, known: impl Iterator<Item = String>) -> Option<String> {
     let similarity = |name: &str| {
         let is_typo = strsim::damerau_levenshtein(wanted, name) == 1;
@@ -153,7 +153,7 @@ pub(super) fn near(wanted: &str, known: impl Iterator<Item = String>) -> Option<
         .map(|(_, name)| name)
 }
 
-/// Sorts by the value that a path leads to: numbers before text, missing values first, equal ones as they were.
+/// Sorts by the value at a path: missing values first, then numbers, then text. The sort is stable.
 pub(super) fn sort_by<I: Serialize>(items: &mut Vec<I>, path: &Path) -> anyhow::Result<()> {
     let mut keyed = Vec::with_capacity(items.len());
     for item in items.drain(..) {
@@ -165,12 +165,12 @@ pub(super) fn sort_by<I: Serialize>(items: &mut Vec<I>, path: &Path) -> anyhow::
     Ok(())
 }
 
-/// Refuses a path to sort by whose first key no item of this kind has, whatever the node has.
+/// Refuses a sort path if its first key does not exist in items of this kind.
 pub(super) fn check_sort_key<I: Item>(path: &Path) -> anyhow::Result<()> {
     let blank = serde_json::to_value(I::blank())?;
     match path.missing_key(&blank) {
         Some(key) => anyhow::bail!(
-            "--sort-by: {} have no key {key}{}",
+            "--sort-by: {} do not have a key {key}{}",
             I::KIND.many(),
             keys_text(&blank)
         ),
@@ -178,7 +178,7 @@ pub(super) fn check_sort_key<I: Item>(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Refuses a path to sort by that leads nowhere in any of the items.
+/// Refuses a sort path that does not match in any item.
 pub(super) fn check_sort_path<I: Item>(items: &[I], path: &Path) -> anyhow::Result<()> {
     let mut last = None;
     for item in items {
@@ -221,234 +221,16 @@ fn compared(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     }
 }
 
-/// `-l`: the label selectors of Kubernetes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Selector(Vec<Requirement>);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Requirement {
-    key: String,
-    test: Test,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Test {
-    In(Vec<String>),
-    NotIn(Vec<String>),
-    Exists,
-    Absent,
-}
-
-impl Selector {
-    pub(super) fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.0.iter().all(|requirement| {
-            let value = labels.get(&requirement.key);
-            match &requirement.test {
-                Test::In(values) => value.is_some_and(|value| values.contains(value)),
-                // As in Kubernetes, an object without the label is not in.
-                Test::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
-                Test::Exists => value.is_some(),
-                Test::Absent => value.is_none(),
-            }
-        })
-    }
-}
-
-impl FromStr for Selector {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut requirements = Vec::new();
-        let mut rest = text;
-        while !rest.trim().is_empty() {
-            // Commas in parentheses separate values.
-            let mut depth = 0_i32;
-            let end = rest.find(|character| {
-                match character {
-                    '(' => depth += 1,
-                    ')' => depth -= 1,
-                    _ => {}
-                }
-                character == ',' && depth == 0
-            });
-            let (one, after) = end.map_or((rest, ""), |end| (&rest[..end], &rest[end + 1..]));
-            requirements.push(one.parse()?);
-            rest = after;
-        }
-        if requirements.is_empty() {
-            return Err("write KEY=VALUE, as in app=web".to_owned());
-        }
-        if text.trim_end().ends_with(',') {
-            return Err(format!("{text} ends in a comma"));
-        }
-        Ok(Self(requirements))
-    }
-}
-
-impl FromStr for Requirement {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.trim();
-        let wrong = || {
-            format!(
-                "{text} is no label selector: write KEY=VALUE, KEY!=VALUE, KEY, !KEY or KEY in (VALUE, ...)"
-            )
-        };
-        let values = |list: &str| {
-            let inner = list.trim().strip_prefix('(')?.strip_suffix(')')?;
-            Some(inner.split(',').map(|value| value.trim().to_owned()).collect())
-        };
-        let one = |value: &str| vec![value.trim().to_owned()];
-        let words = text.split_once(char::is_whitespace);
-        let (key, test) = if let Some((key, value)) = text.split_once("!=") {
-            (key, Test::NotIn(one(value)))
-        } else if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-            (key, Test::In(one(value)))
-        } else if let Some(list) = words.and_then(|(_, rest)| rest.trim().strip_prefix("in")) {
-            (
-                words.unwrap_or_default().0,
-                Test::In(values(list).ok_or_else(wrong)?),
-            )
-        } else if let Some(list) = words.and_then(|(_, rest)| rest.trim().strip_prefix("notin")) {
-            (
-                words.unwrap_or_default().0,
-                Test::NotIn(values(list).ok_or_else(wrong)?),
-            )
-        } else if let Some(key) = text.strip_prefix('!') {
-            (key, Test::Absent)
-        } else {
-            (text, Test::Exists)
-        };
-        let key = key.trim();
-        if !is_label_key(key) {
-            return Err(wrong());
-        }
-        let values = match &test {
-            Test::In(values) | Test::NotIn(values) => values.as_slice(),
-            Test::Exists | Test::Absent => &[],
-        };
-        if let Some(value) = values.iter().find(|value| !is_label_value(value)) {
-            return Err(format!(
-                "{value:?} is not a label value: it has at most 63 letters, digits, -, _ and ., and begins and ends \
-                 with a letter or digit"
-            ));
-        }
-        Ok(Self {
-            key: key.to_owned(),
-            test,
-        })
-    }
-}
-
-/// Returns `true` for an empty text, which a label may have.
-fn is_label_value(text: &str) -> bool {
-    let is_inner = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
-    let is_outer = |character: char| character.is_ascii_alphanumeric();
-    text.len() <= 63
-        && text.chars().all(is_inner)
-        && text.chars().next().is_none_or(is_outer)
-        && text.chars().next_back().is_none_or(is_outer)
-}
-
-/// `NAME` or `DOMAIN/NAME`.
-fn is_label_key(text: &str) -> bool {
-    let (domain, name) = match text.split_once('/') {
-        Some((domain, name)) => (Some(domain), name),
-        None => (None, text),
-    };
-    let is_domain = |domain: &str| {
-        let is_part = |part: &str| {
-            !part.is_empty()
-                && !part.starts_with('-')
-                && !part.ends_with('-')
-                && part
-                    .chars()
-                    .all(|each| each.is_ascii_lowercase() || each.is_ascii_digit() || each == '-')
-        };
-        domain.len() <= 253 && domain.split('.').all(is_part)
-    };
-    !name.is_empty() && is_label_value(name) && domain.is_none_or(is_domain)
-}
-
 #[cfg(test)]
 mod tests {
     use devlet_client::v1;
     use serde_json::json;
 
     use super::*;
-    use crate::node::shown::Plugin;
+    use crate::node::inventory::Plugin;
 
     #[test]
-    fn selectors_of_kubernetes_are_followed() {
-        let labels = BTreeMap::from([("app", "web"), ("acme.com/team", "a")]);
-        let labels = labels
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value.to_owned()));
-        let labels: BTreeMap<String, String> = labels.collect();
-        for (text, expected) in [
-            ("app=web", true),
-            ("app==web", true),
-            ("app = web , acme.com/team=a", true),
-            ("app=web,acme.com/team=b", false),
-            ("app!=web", false),
-            ("none!=web", true),
-            ("app", true),
-            ("!app", false),
-            ("!none", true),
-            ("app in (db, web)", true),
-            ("app in (db),acme.com/team", false),
-            ("app notin (db, web)", false),
-            ("none notin (db)", true),
-        ] {
-            let selector: Selector = text.parse().unwrap();
-            assert_eq!(selector.matches(&labels), expected, "{text}");
-        }
-        for wrong in [
-            "",
-            ",",
-            "=web",
-            "app in web",
-            "a b",
-            "app=web,,x=y",
-            "app=web,",
-            ",app=web",
-            "app in (a",
-            "app in (a))",
-            "app in ((a))",
-            "app in (a b)",
-            "app in a)",
-            "a=b=c",
-            "a===b",
-            "a!==b",
-            "a!=b=c",
-            "a=b!=c",
-            "a=!b",
-            "!a=b",
-            "a=b c",
-            "a=(b)",
-            "a=-b",
-            "a=b-",
-            "a=b/c",
-            "a=\u{e4}",
-            "-a=b",
-            "a/=b",
-            "/a=b",
-            "a/b/c=d",
-            "a..b/c=d",
-            "a>1",
-            &format!("a={}", "b".repeat(64)),
-            &format!("{}=b", "a".repeat(64)),
-        ] {
-            assert!(wrong.parse::<Selector>().is_err(), "{wrong}");
-        }
-        for right in ["a=", "a in (b,)", "a in ()", " a = b ", "a.b-c/d_e=f.g"] {
-            assert!(right.parse::<Selector>().is_ok(), "{right}");
-        }
-    }
-
-    #[test]
-    fn things_are_sorted_by_number_or_text() {
+    fn items_are_sorted_by_number_or_text() {
         let mut items = vec![
             json!({"n": 10, "s": "b"}),
             json!({"n": 9, "s": "c"}),
@@ -463,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_may_be_called_by_its_resource_if_it_is_the_only_one() {
+    fn a_plugin_may_be_named_by_its_resource_if_it_is_the_only_one() {
         let plugin = |resource: &str, endpoint: &str| {
             Plugin::from(v1::Plugin {
                 resource: resource.to_owned(),

@@ -1,4 +1,4 @@
-//! `devlet state`
+//! `devlet state`: the content of the database.
 
 use clap::Subcommand;
 use devlet_client::v1;
@@ -10,7 +10,7 @@ use crate::output::{self, Output};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Print all of the database as JSON
+    /// Print the whole database as JSON
     #[command(after_help = "Examples:\n  devlet state dump | jq .pods\n\n\
         Exit codes: 0 printed, 1 the database cannot be read, 2 devlet cannot be reached.")]
     Dump {

@@ -1,11 +1,11 @@
-//! `devlet status`
+//! `devlet status`: the state of a running devlet, and its problems.
 
 use devlet_client::v1;
 use serde::Serialize;
 
 use super::{ConnectArg, time};
 use crate::Outcome;
-use crate::output::{self, Output, shown};
+use crate::output::{self, Output, escape_control};
 use crate::table::{Screen, Tone, labelled};
 
 pub(super) async fn run(connect: &ConnectArg, output: Output) -> anyhow::Result<Outcome> {
@@ -15,7 +15,7 @@ pub(super) async fn run(connect: &ConnectArg, output: Output) -> anyhow::Result<
     Ok(if ready { Outcome::Fine } else { Outcome::Bad })
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
@@ -80,7 +80,7 @@ impl Shown {
         let ready = if self.ready {
             "ready: pods can be admitted".to_owned()
         } else {
-            Tone::Bad.paint("not ready: no pod is admitted")
+            Tone::Bad.paint("not ready: pods are not admitted")
         };
         let and = |number: u64, what: &str| {
             if number == 0 {
@@ -92,10 +92,10 @@ impl Shown {
         let mut text = format!(
             "devlet {}, pid {}, running for {}\nRoot:       {}\nState:      {ready}\nResources:  {}{}\nPlugins:    {}\n\
              Drivers:    {}{}\nPods:       {}{}\nClaims:     {}{}\n",
-            shown(&self.version),
+            escape_control(&self.version),
             self.pid,
             time::age(self.uptime_ms),
-            shown(&self.root_dir),
+            escape_control(&self.root_dir),
             self.resources,
             and(self.resources_without_plugin, "without a plugin"),
             self.plugins,
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_are_told_with_what_to_do() {
+    fn problems_are_shown_with_their_hints() {
         let problem = v1::Problem {
             what: "the disk is full".into(),
             hint: "make room".into(),

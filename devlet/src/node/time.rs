@@ -1,15 +1,15 @@
-//! Points in time, as people read them.
+//! Times and ages in texts for people.
 
 use jiff::Timestamp;
 
 use crate::duration::Span;
 
-/// What the API takes.
+/// Returns the duration in milliseconds, the unit of the API.
 pub(super) fn milliseconds(span: Span) -> u64 {
     u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds since the epoch, as RFC 3339 has it.
+/// Formats milliseconds since the epoch as RFC 3339.
 pub(super) fn moment(milliseconds: u64) -> String {
     let moment = i64::try_from(milliseconds)
         .ok()
@@ -17,12 +17,12 @@ pub(super) fn moment(milliseconds: u64) -> String {
     moment.map_or_else(|| milliseconds.to_string(), |moment| moment.to_string())
 }
 
-/// The same; `None` for 0, which means that it is not known.
+/// Like [`moment`], with `None` for 0, which means unknown.
 pub(super) fn known_moment(milliseconds: u64) -> Option<String> {
     (milliseconds > 0).then(|| moment(milliseconds))
 }
 
-/// A duration in one unit: `12s`, `3m`, `5h`, `2d`. devlet measures ages: the clock of this process may differ.
+/// Formats a duration in one unit: `12s`, `3m`, `5h`, `2d`. The daemon measures ages, because clocks may differ.
 pub(super) fn age(milliseconds: u64) -> String {
     let seconds = milliseconds / 1000;
     match seconds {
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_shown_in_utc() {
+    fn times_are_shown_in_utc() {
         assert_eq!(moment(1_700_000_000_123), "2023-11-14T22:13:20.123Z");
         assert_eq!(moment(u64::MAX), u64::MAX.to_string());
     }

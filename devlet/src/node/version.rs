@@ -1,11 +1,11 @@
-//! `devlet version`
+//! `devlet version`: the versions of this program and of a running devlet.
 
 use devlet_client::v1;
 use serde::Serialize;
 
 use super::{ConnectArg, answer, no_answer};
 use crate::Outcome;
-use crate::output::{self, OutputArg, shown};
+use crate::output::{self, OutputArg, escape_control};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -15,7 +15,7 @@ pub(crate) struct Args {
     output: OutputArg,
 }
 
-/// What `-o json` prints. The keys are an interface.
+/// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
 struct Versions {
     client: &'static str,
@@ -51,7 +51,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
 impl Versions {
     fn text(&self) -> String {
         let daemon = match &self.daemon {
-            Some(version) => shown(version).into_owned(),
+            Some(version) => escape_control(version).into_owned(),
             None => format!("- ({})", output::line(&self.problem)),
         };
         format!("Client:  {}\nDaemon:  {daemon}\n", self.client)

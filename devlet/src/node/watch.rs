@@ -1,4 +1,4 @@
-//! `devlet get --watch`: redraws a table on a terminal, prints changed rows elsewhere, and survives restarts of devlet.
+//! `devlet get --watch`: redraws a table on a terminal, prints changed rows elsewhere, and reconnects after a restart.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::jsonpath;
 use crate::output::{self, Output};
 use crate::table::{Cell, Screen, Table, TerminalSize, terminal_size};
 
-/// How long a devlet that stopped may take to come back.
+/// Maximum time for a stopped devlet to come back.
 const RECONNECT: Duration = Duration::from_secs(30);
 
-/// The pause between two attempts to connect.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How often ages on a terminal are brought up to date.
+/// Interval between updates of ages on a terminal.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Clears the screen.
@@ -32,7 +32,7 @@ const CLEAR_LINE: &str = "\u{1b}[K";
 /// Clears all lines below.
 const CLEAR_BELOW: &str = "\u{1b}[J";
 
-/// What to print, and how.
+/// Filter, order and format of the list.
 pub(super) struct View<'a> {
     pub(super) output: &'a Output,
     pub(super) filter: &'a Filter<'a>,
@@ -45,7 +45,7 @@ impl View<'_> {
         *self.output == Output::Wide
     }
 
-    /// The part of a list that was asked for, sorted.
+    /// Filters and sorts a list.
     pub(super) fn narrow<L: Listing>(&self, list: &mut L) -> anyhow::Result<()> {
         list.items_mut().retain(|item| self.filter.admits(item));
         match self.sort_by {
@@ -55,7 +55,7 @@ impl View<'_> {
     }
 }
 
-/// Shows the list and all changes until it is interrupted, or devlet is gone for good.
+/// Shows the list and all changes until it is interrupted, or devlet does not come back.
 pub(super) async fn run<M, L: Listing + From<M>>(
     client: Client,
     timeout: Duration,
@@ -75,7 +75,7 @@ pub(super) async fn run<M, L: Listing + From<M>>(
     }
 }
 
-/// Prints updates until devlet stops or does not answer. Returns which of the two, for people.
+/// Prints updates until devlet stops or does not answer. Returns a text that says which.
 async fn follow<M, L: Listing + From<M>>(
     printer: &mut Printer<'_, L>,
     updates: &mut Watch<M>,
@@ -94,14 +94,14 @@ async fn follow<M, L: Listing + From<M>>(
     }
 }
 
-/// For people: how devlet was lost; none if it answered and refused.
+/// Returns a text on how devlet was lost; `None` if it answered and refused.
 fn loss(status: &Status, socket: &Path) -> Option<String> {
     match std::error::Error::source(status) {
         Some(source) => Some(match source.downcast_ref::<NoAnswer>() {
             Some(no_answer) => no_answer.to_string(),
             None => stopped(socket),
         }),
-        // A devlet that stops answers with it.
+        // The answer of a devlet that stops.
         None => (status.code() == Code::Unavailable).then(|| stopped(socket)),
     }
 }
@@ -123,7 +123,7 @@ async fn again<M>(
         let first = async {
             let mut updates = watch(&Client::connect_any(&sockets, timeout).await?).await?;
             let first = updates.message().await?;
-            // A devlet that stops ends a watch at once.
+            // A devlet that stops ends a watch immediately.
             let first = first.ok_or_else(|| anyhow!("{}", stopped(socket)))?;
             anyhow::Ok((first, updates))
         };
@@ -155,16 +155,16 @@ struct Printer<'a, L> {
     is_screen: bool,
     last: Option<L>,
     drawn: String,
-    /// The rows that were printed, by key.
+    /// The printed rows, by key.
     rows: BTreeMap<String, (String, Vec<Cell>)>,
-    /// The widths of the columns below the last header; none before there is one.
+    /// Column widths of the last header; empty before the first one.
     widths: Vec<usize>,
 }
 
 /// The title of the first column of changes.
 const EVENT: &str = "EVENT";
 
-/// Columns of changes are multiples of this wide, so that later rows with slightly longer cells fit.
+/// Column widths are rounded up to multiples of this, so that later rows with slightly longer cells fit.
 const COLUMN_STEP: usize = 8;
 
 impl<'a, L: Listing> Printer<'a, L> {
@@ -211,7 +211,7 @@ impl<'a, L: Listing> Printer<'a, L> {
         self.redraw()
     }
 
-    /// Rows that are new, changed or gone since the last update.
+    /// Returns the rows that were added, changed or removed since the last update.
     fn changes(&mut self, list: &L) -> Vec<(&'static str, String, Vec<Cell>)> {
         let wide = self.view.is_wide();
         let mut before = std::mem::take(&mut self.rows);
@@ -257,7 +257,7 @@ impl<'a, L: Listing> Printer<'a, L> {
         for (known, width) in self.widths.iter_mut().zip(widths) {
             *known = (*known).max(width.next_multiple_of(COLUMN_STEP));
         }
-        // The header comes with the first rows, and again when they do not fit below it.
+        // The header is printed with the first rows, and again when rows do not fit below it.
         let table = table.hide_headers(!is_wider || self.view.no_headers);
         let screen = Screen {
             width: None,
@@ -266,7 +266,7 @@ impl<'a, L: Listing> Printer<'a, L> {
         table.render_with(&self.widths, screen)
     }
 
-    /// Draws the last update again: ages have changed, or the size of the terminal.
+    /// Draws the last update again, after ages or the size of the terminal changed.
     fn redraw(&mut self) -> anyhow::Result<()> {
         let (Some(list), true, Some(size)) = (&self.last, self.is_screen, terminal_size()) else {
             return Ok(());
@@ -289,10 +289,10 @@ impl<'a, L: Listing> Printer<'a, L> {
     }
 }
 
-/// The lines that fit on the terminal, drawn over those that are there.
+/// Returns the lines that fit on the terminal, drawn over the previous ones.
 fn frame(text: &str, size: TerminalSize) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    // The last line is for the cursor.
+    // The cursor needs the last line.
     let room = size.rows.saturating_sub(1).max(1);
     let mut drawn = HOME.to_owned();
     let shown = if lines.len() > room { room - 1 } else { lines.len() };
@@ -311,7 +311,7 @@ mod tests {
 
     use super::*;
     use crate::node::listing::{Pods, Resources};
-    use crate::node::shown::samples;
+    use crate::node::samples;
 
     fn resources(numbers: &[(&str, u64)]) -> Resources {
         let resource = |(name, held): &(&str, u64)| v1::Resource {
@@ -323,6 +323,15 @@ mod tests {
             revision: 1,
             resources: numbers.iter().map(resource).collect(),
         })
+    }
+
+    fn table_view<'a>(filter: &'a Filter<'a>) -> View<'a> {
+        View {
+            output: &Output::Table,
+            filter,
+            sort_by: None,
+            no_headers: false,
+        }
     }
 
     fn printed(printer: &mut Printer<'_, Resources>, list: &Resources) -> Vec<String> {
@@ -340,12 +349,7 @@ mod tests {
     #[test]
     fn only_rows_that_changed_are_printed_again() {
         let filter = Filter::default();
-        let view = View {
-            output: &Output::Table,
-            filter: &filter,
-            sort_by: None,
-            no_headers: false,
-        };
+        let view = table_view(&filter);
         let mut printer = Printer::new(&view);
         let first = printed(&mut printer, &resources(&[("a", 0), ("b", 0)]));
         assert_eq!(
@@ -361,14 +365,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_come_later_are_below_the_titles_of_their_columns() {
+    fn later_rows_align_with_the_column_titles() {
         let filter = Filter::default();
-        let view = View {
-            output: &Output::Table,
-            filter: &filter,
-            sort_by: None,
-            no_headers: false,
-        };
+        let view = table_view(&filter);
         let mut printer = Printer::new(&view);
         assert!(printed(&mut printer, &resources(&[])).is_empty());
         let mut lines = printed(&mut printer, &resources(&[("acme.com/gpu", 7)]));
@@ -390,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_age_is_no_change_of_a_row() {
+    fn a_new_age_does_not_change_a_row() {
         let pods = |age_ms| {
             let mut pod = samples::pod();
             pod.age_ms = age_ms;
@@ -400,12 +399,7 @@ mod tests {
             })
         };
         let filter = Filter::default();
-        let view = View {
-            output: &Output::Table,
-            filter: &filter,
-            sort_by: None,
-            no_headers: false,
-        };
+        let view = table_view(&filter);
         let mut printer = Printer::new(&view);
         assert_eq!(printer.changes(&pods(1)).len(), 1);
         assert_eq!(printer.changes(&pods(1_000_000)).len(), 0);

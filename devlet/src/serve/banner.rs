@@ -1,4 +1,4 @@
-//! What a daemon says when it runs: what, where, and what to type next.
+//! The banner that `devlet serve` prints once it runs: version, paths, and commands to try.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -69,14 +69,14 @@ pub(super) fn text(agent: &Agent, http: Option<SocketAddr>, sample: bool, fresh:
     text
 }
 
-/// Where commands look first, when nobody tells them.
+/// Returns the root directory that commands use by default.
 fn usual_root() -> PathBuf {
     let first = devlet_client::locate::sockets(None).into_iter().next();
     let root = first.as_deref().and_then(Path::parent).and_then(Path::parent);
     root.map(Path::to_owned).unwrap_or_default()
 }
 
-/// How to call this program from here: by its name if the shell finds it.
+/// Returns the command that runs this program: its name if it is in `PATH`, otherwise its path.
 fn program() -> String {
     let Ok(path) = std::env::current_exe() else {
         return "devlet".into();

@@ -1,13 +1,14 @@
-//! How many files may be open, and what that leaves for peers: every plugin and caller takes a descriptor.
+//! The limit on open files, and connection limits that fit it: every plugin and caller uses a descriptor.
 
 use super::http;
 use devlet_agent::limits::Limits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that devlet needs for itself: sockets, directories, the database, HTTP connections.
-const OWN: usize = 64 + http::CONNECTIONS;
+/// Descriptors reserved for devlet: sockets, directories, the database, HTTP connections.
+const RESERVED: usize = 64 + http::CONNECTIONS;
 
-/// Raises the limit as far as it goes; the lower one is there for programs that use `select`. What it is then.
+/// Raises the soft limit on open files to the hard limit, and returns it. The soft limit exists for programs that use
+/// `select`.
 pub(super) fn raise() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -15,24 +16,24 @@ pub(super) fn raise() -> usize {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "limit on open files not raised");
     }
     let current = getrlimit(Resource::Nofile).current;
     current.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
-/// Lowers what one user may have so that one alone cannot take all descriptors.
+/// Lowers the connection limits so that one user cannot take all descriptors.
 pub(super) fn fit(limits: &mut Limits, files: usize) {
     let wanted = [
         limits.plugins,
         limits.server.connections_per_uid,
         limits.callers_per_uid,
     ];
-    let wanted = wanted.into_iter().fold(OWN, usize::saturating_add);
+    let wanted = wanted.into_iter().fold(RESERVED, usize::saturating_add);
     if wanted <= files {
         return;
     }
-    let own = OWN.min(files / 2);
+    let own = RESERVED.min(files / 2);
     let room = (files - own).saturating_sub(limits.plugins.min(files / 4));
     let connections = &mut limits.server.connections_per_uid;
     *connections = (*connections).min(room / 4).max(1);
@@ -42,8 +43,8 @@ pub(super) fn fit(limits: &mut Limits, files: usize) {
         wanted,
         connectionsPerUid = limits.server.connections_per_uid,
         callersPerUid = limits.callers_per_uid,
-        "fewer files may be open than plugins and one user's callers can take: limits are lowered to these; raise the \
-         limit of open files (LimitNOFILE= of systemd, ulimit -n), or set them under limits"
+        "connection limits lowered to fit the limit on open files; raise that (LimitNOFILE= of systemd, ulimit -n), or set \
+         lower limits in the configuration"
     );
 }
 
@@ -52,14 +53,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_for_which_there_are_descriptors_stay() {
+    fn limits_that_fit_the_descriptors_stay() {
         let mut limits = Limits::default();
-        fit(&mut limits, OWN + 1024 + 256 + 4096);
+        fit(&mut limits, RESERVED + 1024 + 256 + 4096);
         assert_eq!(limits, Limits::default());
     }
 
     #[test]
-    fn with_few_descriptors_one_user_cannot_take_them_all() {
+    fn with_few_descriptors_one_user_cannot_take_all_of_them() {
         for files in [1, 16, 64, 256, 1024, 5000] {
             let mut limits = Limits::default();
             fit(&mut limits, files);
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_lower_stays() {
+    fn lower_configured_limits_stay() {
         let mut limits = Limits {
             callers_per_uid: 3,
             ..Limits::default()

@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz` and `/metrics`.
+//! The HTTP server of `/healthz`, `/readyz` and `/metrics`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::log::LogWriter;
 
-/// Maximum connections at a time. Part of the descriptors that devlet keeps for itself.
+/// Maximum open connections. Part of the descriptors reserved for devlet.
 pub(super) const CONNECTIONS: usize = 64;
 
 /// Maximum time for a client to send the head of a request.
@@ -29,9 +29,9 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum bytes of a request's head.
-const MOST_HEAD_BYTES: usize = 16 * 1024;
+const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// Pause after a connection could not be accepted, such as for lack of descriptors.
+/// Pause after a failed accept, such as for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
@@ -40,20 +40,20 @@ struct Served {
     log: LogWriter,
 }
 
-/// Serves until it is dropped, also while the node stops: `/readyz` says so then.
+/// Serves until the future is dropped, also while the node stops: `/readyz` reports that state.
 pub(super) async fn serve(listener: TcpListener, agent: Agent, log: LogWriter) {
     let routes = Router::new()
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
-        .route("/metrics", get(measured))
+        .route("/metrics", get(metrics))
         .with_state(Served { agent, log });
     accept(listener, routes).await;
 }
 
-/// Serves connections for ever. With [`CONNECTIONS`] open, the oldest one makes room for a new one: a request takes
-/// milliseconds, so that one is slow.
+/// Serves connections forever. With [`CONNECTIONS`] open, a new connection evicts the oldest: a request takes
+/// milliseconds, so the oldest client is slow.
 async fn accept(listener: TcpListener, routes: Router) {
-    // Dropped with this future, and all connections with it.
+    // Dropping this future closes all connections.
     let mut connections = JoinSet::new();
     let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     loop {
@@ -78,24 +78,24 @@ async fn accept(listener: TcpListener, routes: Router) {
     }
 }
 
-/// Serves one request, in [`CONNECTION_TIMEOUT`] at most: a client that sends or reads slowly is cut off.
+/// Serves one request within [`CONNECTION_TIMEOUT`]; then closes the connection of a slow client.
 async fn serve_connection(stream: TcpStream, routes: Router) {
     let mut http = http1::Builder::new();
     http.keep_alive(false)
-        .max_buf_size(MOST_HEAD_BYTES)
+        .max_buf_size(MAX_HEAD_BYTES)
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
-    // Errors are the client's affair.
+    // Errors are those of the client, and are ignored.
     let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
 }
 
-/// What must hold for pods to be admitted, by name.
+/// Returns the results of all readiness checks, by name.
 async fn checks(agent: &Agent) -> [(&'static str, Result<(), String>); 4] {
     let store = agent.store();
     let blocked = store.read(|node| node.blocked().map(ToString::to_string));
     let running = if agent.stopping().is_cancelled() {
-        Err("it is being stopped".to_owned())
+        Err("devlet is stopping".to_owned())
     } else {
         Ok(())
     };
@@ -114,7 +114,7 @@ async fn checks(agent: &Agent) -> [(&'static str, Result<(), String>); 4] {
     ]
 }
 
-/// In the shape of the API server's: `[+]name ok`, `[-]name failed: reason`.
+/// Answers `/readyz` in the API server's format: `[+]name ok`, `[-]name failed: reason`.
 async fn ready(
     State(Served { agent, .. }): State<Served>,
     Query(query): Query<BTreeMap<String, String>>,
@@ -141,9 +141,9 @@ async fn ready(
     (status, text).into_response()
 }
 
-async fn measured(State(Served { agent, log }): State<Served>) -> Response {
+async fn metrics(State(Served { agent, log }): State<Served>) -> Response {
     agent.metrics().log_lines_dropped(log.dropped_lines());
-    // It reads files, and may be long.
+    // Reads files, and may return a long text.
     let text = tokio::task::spawn_blocking(move || agent.metrics_text());
     match text.await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),

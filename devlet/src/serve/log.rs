@@ -1,7 +1,7 @@
 //! The log, on standard error.
 //!
-//! Control characters are escaped here, for every field and in both formats: texts of plugins and drivers cannot forge
-//! a line or steer a terminal.
+//! Control characters are escaped here, in every field and both formats, so that texts of plugins and drivers cannot
+//! forge a line or control a terminal.
 
 mod writer;
 
@@ -27,7 +27,7 @@ pub(super) use writer::LogWriter;
 pub(super) fn start(settings: &Settings, sample: bool) -> anyhow::Result<LogWriter> {
     let default = if sample { LogLevel::WARN } else { LogLevel::INFO };
     let filter = settings.log_level.as_ref().unwrap_or(&default).filter();
-    let writer = LogWriter::stderr().context("the log cannot be started")?;
+    let writer = LogWriter::stderr().context("cannot start the log")?;
     let layer = tracing_subscriber::fmt::layer();
     let layer = match settings.log {
         LogFormat::Text => layer
@@ -54,7 +54,7 @@ pub(super) fn start(settings: &Settings, sample: bool) -> anyhow::Result<LogWrit
             .boxed(),
     };
     let subscriber = tracing_subscriber::registry().with(layer.with_filter(filter));
-    subscriber.try_init().context("the log cannot be started")?;
+    subscriber.try_init().context("cannot start the log")?;
     log_panics();
     Ok(writer)
 }
@@ -99,18 +99,18 @@ impl Write for &JsonLines {
     }
 }
 
-/// What a start made of what it found.
+/// Logs the state that a start found, and its treatment.
 pub(super) fn opened(report: &OpenReport, root: &Path) {
     let root = root.display();
     match report.found {
-        Found::Nothing => tracing::info!(%root, "started with nothing held"),
-        Found::Database => tracing::info!(%root, "started with the state that devlet left"),
-        Found::KubeletFile => tracing::info!(%root, "started with the state that a kubelet left"),
+        Found::Nothing => tracing::info!(%root, "started without earlier state"),
+        Found::Database => tracing::info!(%root, "started with devlet's state"),
+        Found::KubeletFile => tracing::info!(%root, "started with a kubelet's state"),
     }
     if let Some(takeover) = &report.takeover {
         let archive = takeover.archive.display();
         let difference = &takeover.difference;
-        tracing::warn!(%archive, ?difference, "a kubelet was in charge in between; its word counts");
+        tracing::warn!(%archive, ?difference, "adopted state written by a kubelet");
     }
     for imported in [&report.imported, &report.imported_claims].into_iter().flatten() {
         let (format, entries) = (imported.format, imported.replaced_entries);
@@ -118,13 +118,13 @@ pub(super) fn opened(report: &OpenReport, root: &Path) {
             tracing::warn!(
                 ?format,
                 entries,
-                "of an imported file, later entries of the same name replace others"
+                "duplicate entries of an imported file dropped; the last ones are used"
             );
         }
     }
     for aside in &report.set_aside {
         let (file, kept) = (aside.original.display(), aside.kept.display());
-        tracing::error!(%file, %kept, reason = aside.reason, "state that cannot be read was set aside");
+        tracing::error!(%file, %kept, reason = aside.reason, "unreadable state file set aside");
     }
     for contested in &report.contested {
         let (file, copy) = (contested.original.display(), contested.copy.display());
@@ -133,16 +133,16 @@ pub(super) fn opened(report: &OpenReport, root: &Path) {
     }
     if let Some(reboot) = &report.reboot {
         let (kept, released) = (reboot.kept.len(), reboot.released.len());
-        tracing::info!(kept, released, "the machine was rebooted: pods from before it");
+        tracing::info!(kept, released, "machine rebooted; pods kept or released");
     }
     if report.repaired {
-        tracing::info!("the database had not been closed, and was checked");
+        tracing::info!("unclosed database checked");
     }
     for device in &report.doubly_held {
         let (resource, device, pods) = (&device.resource, &device.id, &device.holders);
-        tracing::error!(%resource, %device, ?pods, "device is held by several pods, as an imported file says");
+        tracing::error!(%resource, %device, ?pods, "device of an imported file held by several pods");
     }
     if let Some(blocked) = &report.blocked {
-        tracing::error!(reason = %blocked, "nobody is admitted");
+        tracing::error!(reason = %blocked, "admission of pods blocked");
     }
 }

@@ -6,8 +6,8 @@
 //!                        exit 0 ◄── Agent stopped ◄── STOPPING=1 ◄───┘
 //! ```
 //!
-//! Everything starts before anything is said, so that who reads the banner, or is told by systemd, finds it all
-//! there. A second signal does not wait for a clean stop.
+//! The banner and READY=1 come last, when everything has started. A second signal ends the process without waiting for
+//! a clean stop.
 
 mod banner;
 mod descriptors;
@@ -36,40 +36,40 @@ use log::LogWriter;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where plugins look for devlet and it keeps its state [default: $DEVLET_ROOT, or else rootDir of the configuration
+    /// Directory of the plugin sockets and of the state [default: $DEVLET_ROOT, or else rootDir of the configuration
     /// file, or else /var/lib/kubelet for root and devlet below the user's state directory for others]
     #[arg(long, value_name = "DIR")]
     root_dir: Option<PathBuf>,
-    /// A configuration file; flags override it
+    /// Configuration file; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Serve /healthz, /readyz and /metrics there, such as localhost:7359, or :7359 for all interfaces
+    /// Serve /healthz, /readyz and /metrics at this address, such as localhost:7359, or :7359 for all interfaces
     #[arg(long, value_name = "ADDR")]
     http: Option<HttpAddress>,
-    /// Bring a sample device plugin and a sample DRA driver; without a root directory in a fresh one, so that no root is needed
+    /// Start a sample device plugin and a sample DRA driver too; without a root directory, in a temporary one
     #[arg(long)]
     sample: bool,
-    /// How to log, on standard error
+    /// Format of the log on standard error
     #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormat>,
-    /// How much to log: error, warn, info, debug or trace; or by module, such as info,devlet_agent=debug
+    /// Log level: error, warn, info, debug, trace or off; or by module, such as info,devlet_agent=debug
     #[arg(long, value_name = "LEVEL", add = LogLevel::candidates())]
     log_level: Option<LogLevel>,
 }
 
-/// Maximum time for standard output to take the banner.
+/// Maximum time to print the banner: standard output may be a full pipe.
 const BANNER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time after which a start is reported as slow.
 const SLOW_START: Duration = Duration::from_secs(3);
 
-/// Longest wait for a start to complete after a signal.
-const START_PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum time for a start to complete after a signal.
+const START_GRACE: Duration = Duration::from_secs(5);
 
-/// Where the node lives.
+/// The root directory of the node.
 struct Root {
     path: PathBuf,
-    /// Removed at the end.
+    /// The directory to remove at the end, if it is temporary.
     fresh: Option<TempDir>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let ended = run_logged(&settings, args.sample, &log);
     if let Err(error) = &ended {
         // Through the queue of the log: standard error may be a pipe that is full.
-        log.line(format!("{}\n", output::complaint(error)).as_bytes());
+        log.line(format!("{}\n", output::error_line(error)).as_bytes());
     }
     log.flush();
     Ok(ended.map_or(Outcome::Failed, |()| Outcome::Fine))
@@ -95,7 +95,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
 fn run_logged(settings: &Settings, sample: bool, log: &LogWriter) -> anyhow::Result<()> {
     let files = descriptors::raise();
     let root = root(settings.root_dir.as_deref(), sample)?;
-    // More than one: whoever waits for the disk keeps a thread.
+    // More than one: a task that waits for the disk blocks its thread.
     let threads = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
@@ -103,7 +103,7 @@ fn run_logged(settings: &Settings, sample: bool, log: &LogWriter) -> anyhow::Res
         .build()
         .context("cannot start")?;
     let served = runtime.block_on(serve(settings, &root, sample, files, log));
-    // Whoever still waits for a disk that hangs is not waited for.
+    // Does not wait for threads that are blocked by a disk that hangs.
     runtime.shutdown_background();
     served?;
     if let Some(fresh) = root.fresh {
@@ -122,7 +122,7 @@ async fn serve(
     files: usize,
     log: &LogWriter,
 ) -> anyhow::Result<()> {
-    // Before anything else: a signal that comes early must not cut the start in two.
+    // First of all: an early signal must not interrupt the start.
     let mut signals = Signals::new().context("cannot wait for signals")?;
     let web = match &settings.http {
         Some(address) => Some(listen(address).await?),
@@ -132,14 +132,14 @@ async fn serve(
     descriptors::fit(&mut config.limits, files);
     let (agent, report) = start(config, &mut signals).await?;
     if let Err(error) = api::serve(&agent, &report) {
-        // Nothing has been answered yet.
+        // No request has been answered yet.
         let _ = stop(&agent).await;
-        return Err(error).context("devlet's own API cannot be served");
+        return Err(error).context("cannot serve devlet's API");
     }
     let address = match web {
         Some(listener) => {
             let address = listener.local_addr().ok();
-            // Until the process ends: the state of a stop that takes long can be asked for.
+            // Served until the process ends, so that the state of a slow stop can be queried.
             tokio::spawn(http::serve(listener, agent.clone(), log.clone()));
             address
         }
@@ -178,14 +178,14 @@ async fn serve(
         samples.stop().await;
     }
     if stopped.is_err() {
-        // The disk may hang, and closing the database would wait for it: the end of the process closes it.
+        // Closing the database would wait for a disk that may hang. The end of the process closes it instead.
         std::mem::forget(agent);
     }
     stopped
 }
 
-/// Starts the node on a thread of its own: the disk may hang. A signal gives the start [`START_PATIENCE`] to finish, so that
-/// the node can be stopped cleanly.
+/// Starts the node on its own thread, because the disk may hang. After a signal, the start gets [`START_GRACE`] to
+/// complete, so that the node can be stopped cleanly.
 async fn start(config: Config, signals: &mut Signals) -> anyhow::Result<(Agent, OpenReport)> {
     let root = config.root.clone();
     let runtime = tokio::runtime::Handle::current();
@@ -194,15 +194,15 @@ async fn start(config: Config, signals: &mut Signals) -> anyhow::Result<(Agent, 
     }));
     let warned = async {
         tokio::time::sleep(SLOW_START).await;
-        tracing::warn!(root = %root.display(), "still starting: is the disk slow, or does it hang?");
+        tracing::warn!(root = %root.display(), "start delayed: check the disk and the kernel's log");
         std::future::pending::<()>().await;
     };
     let given_up = async {
         let reason = signals.next().await;
         signals.waiting = Some(reason);
-        tracing::info!(signal = reason, "stopping as soon as the start is complete");
+        tracing::info!(signal = reason, "stop requested; the start completes first");
         tokio::select! {
-            () = tokio::time::sleep(START_PATIENCE) => {}
+            () = tokio::time::sleep(START_GRACE) => {}
             _ = signals.another() => {}
         }
     };
@@ -212,12 +212,12 @@ async fn start(config: Config, signals: &mut Signals) -> anyhow::Result<(Agent, 
         () = warned => return Err(anyhow::anyhow!("cannot start")),
         () = given_up => {
             return Err(anyhow::anyhow!(
-                "stopped before the start was complete: the disk below {} has not answered; look at it and at the kernel's log",
+                "stopped before the start was complete: the disk below {} did not respond; check it and the kernel's log",
                 root.display()
             ));
         }
     };
-    started.map_err(|error| explained(&error))
+    started.map_err(|error| describe_start_error(&error))
 }
 
 /// Prints the banner. Gives up after [`BANNER_TIMEOUT`]: standard output may be closed, or a pipe that is full.
@@ -226,7 +226,7 @@ async fn print_banner(text: String) {
     let _ = tokio::time::timeout(BANNER_TIMEOUT, printed).await;
 }
 
-/// Stops the node. An error if the next start, or a kubelet, does not find the state where it looks for it.
+/// Stops the node. Fails if the files that the next start, or a kubelet, reads are out of date.
 async fn stop(agent: &Agent) -> anyhow::Result<()> {
     let stopped = agent.stop().await;
     match &stopped {
@@ -245,15 +245,15 @@ async fn stop(agent: &Agent) -> anyhow::Result<()> {
 
 fn root(named: Option<&Path>, sample: bool) -> anyhow::Result<Root> {
     if let Some(path) = named {
-        let path = std::path::absolute(path).context("the root directory cannot be made absolute")?;
+        let path = std::path::absolute(path).context("cannot make the root directory absolute")?;
         return Ok(Root { path, fresh: None });
     }
     if sample {
-        // Short, for the sockets below it: a path that is dialled has at most 107 bytes.
+        // Short, because the path of a socket has at most 107 bytes.
         let fresh = tempfile::Builder::new()
             .prefix("devlet-")
             .tempdir()
-            .context("no directory for the sample")?;
+            .context("cannot create a temporary root directory")?;
         return Ok(Root {
             path: fresh.path().to_owned(),
             fresh: Some(fresh),
@@ -263,51 +263,51 @@ fn root(named: Option<&Path>, sample: bool) -> anyhow::Result<Root> {
         true => Some(PathBuf::from(locate::SYSTEM_ROOT)),
         false => locate::user_root(),
     };
-    let path = path.context("there is no home directory: say --root-dir DIR")?;
+    let path = path.context("there is no home directory: set --root-dir DIR")?;
     Ok(Root { path, fresh: None })
 }
 
 fn is_root() -> bool {
-    // The configuration of a node knows who it runs as.
+    // The configuration of a node contains its user.
     Config::new("").access.own_uid == 0
 }
 
-/// Listens on the first candidate that this machine has.
+/// Listens on the first candidate address that exists on this machine.
 async fn listen(address: &HttpAddress) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address.candidates.as_slice())
         .await
         .with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr()?;
     if !address.ip().is_loopback() {
-        tracing::warn!(%address, "health and metrics are served to other machines, without encryption");
+        tracing::warn!(%address, "health and metrics exposed to other machines without encryption");
     }
     Ok(listener)
 }
 
-/// The error of a start, and what the one in the way is called.
-fn explained(error: &StartError) -> anyhow::Error {
+/// Returns the error of a start, with the name of the process that uses the root directory.
+fn describe_start_error(error: &StartError) -> anyhow::Error {
     let in_the_way = match error {
         StartError::Listen(ListenError::InUse { peer: Some(peer), .. }) => peer.pid,
         _ => None,
     };
     let name = in_the_way.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     match name {
-        Some(name) => anyhow::anyhow!("{} (it is called {:?})", output::chain(error), name.trim_end()),
+        Some(name) => anyhow::anyhow!("{} (its name is {:?})", output::chain(error), name.trim_end()),
         None => anyhow::anyhow!(output::chain(error)),
     }
 }
 
-/// Tells systemd, if it wants to know.
+/// Notifies systemd, if `NOTIFY_SOCKET` is set.
 fn notify(state: &[sd_notify::NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "notification of the service manager failed");
     }
 }
 
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// `None` if it was ignored at the start, as `nohup` does.
+    /// `None` if SIGHUP was ignored at the start, as `nohup` does.
     hangup: Option<Signal>,
     /// A signal that was received during the start and is not handled yet.
     waiting: Option<&'static str>,
@@ -326,7 +326,7 @@ impl Signals {
         })
     }
 
-    /// Another signal that is meant as one: `timeout` and others send each of them twice.
+    /// Waits for another signal. Ignores immediate duplicates: `timeout` and others send each signal twice.
     async fn another(&mut self) -> &'static str {
         let first = Instant::now();
         loop {
@@ -353,7 +353,7 @@ async fn received(signal: Option<&mut Signal>) {
     }
 }
 
-/// Whether the process was started with SIGHUP ignored: bit 0 of the mask in `/proc`.
+/// Returns `true` if the process was started with SIGHUP ignored: bit 0 of the mask in `/proc`.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -361,12 +361,12 @@ fn ignores_hangup() -> bool {
     mask.is_some_and(|mask| mask & 1 != 0)
 }
 
-/// `devlet sample-plugin`, for `serve --sample`.
+/// Runs `devlet sample-plugin`, for `serve --sample`.
 pub(crate) fn run_sample(args: &sample::Args) -> anyhow::Result<Outcome> {
     run_process(sample::run(args))
 }
 
-/// `devlet sample-driver`, for `serve --sample`.
+/// Runs `devlet sample-driver`, for `serve --sample`.
 pub(crate) fn run_sample_driver(args: &sample::Args) -> anyhow::Result<Outcome> {
     run_process(sample::driver::run(args))
 }
@@ -378,7 +378,7 @@ fn run_process(process: impl Future<Output = anyhow::Result<()>>) -> anyhow::Res
         .build()
         .context("cannot start")?;
     runtime.block_on(process)?;
-    // A thread still reads standard input, which never ends in a terminal.
+    // A thread still reads standard input, which does not end on a terminal.
     runtime.shutdown_background();
     Ok(Outcome::Fine)
 }

@@ -1,9 +1,8 @@
-//! A device plugin to try things with: harmless devices on two NUMA nodes.
+//! The sample device plugin: harmless devices on two NUMA nodes.
 //!
-//! `serve --sample` starts it as a process of its own, `devlet sample-plugin`, which knows nothing of devlet: it
-//! speaks the kubelet's protocol on the kubelet's socket, as any plugin does. It ends when its standard input
-//! does, so that it never outlives the daemon, however that ends. So does the DRA driver in `driver`. A process that ends
-//! before that is started again.
+//! `serve --sample` starts it as a separate process, `devlet sample-plugin`, which uses only the kubelet's protocol on
+//! the kubelet's socket. The process ends when its standard input ends, so that it never outlives the daemon. This
+//! applies to the DRA driver in `driver`, too. If a sample process ends early, the daemon restarts it.
 
 pub(super) mod driver;
 
@@ -35,10 +34,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
-/// What is offered.
+/// The resource that the plugin offers.
 pub(super) const RESOURCE: &str = "sample.devlet.dev/widget";
 
-/// The devices: name, NUMA node, and the harmless device of the host that each of them is.
+/// The devices: name, NUMA node, and the harmless device node of the host behind each.
 pub(super) const DEVICES: [(&str, i64, &str); 8] = [
     ("widget-0", 0, "/dev/null"),
     ("widget-1", 0, "/dev/zero"),
@@ -51,27 +50,27 @@ pub(super) const DEVICES: [(&str, i64, &str); 8] = [
 ];
 
 const SOCKET: &str = "sample-widget.sock";
-const PATIENCE: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Before a sample that has ended is started again.
+/// Pause before a sample that ended is restarted; doubled after each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The root directory of the node
+    /// Root directory of the node
     #[arg(long, value_name = "DIR")]
     root_dir: PathBuf,
 }
 
-/// Both processes, as the daemon sees them. One that ends is started again.
+/// The tasks that supervise both sample processes. A process that ends is restarted.
 #[derive(Debug)]
 pub(super) struct Samples {
     stop: CancellationToken,
     tasks: [JoinHandle<()>; 2],
 }
 
-/// Starts the plugin and the driver, and returns once their devices can be had.
+/// Starts the plugin and the driver, and returns once their devices can be allocated.
 pub(super) async fn start(agent: &Agent, root: &Path) -> anyhow::Result<Samples> {
     let resource = RESOURCE.into();
     let lists = move |node: &Node| node.availability(&resource) == Availability::Serving;
@@ -89,23 +88,23 @@ impl Samples {
         self.stop.cancel();
         for task in self.tasks {
             if let Err(error) = task.await {
-                tracing::warn!(%error, "a sample was not stopped");
+                tracing::warn!(%error, "sample task failed");
             }
         }
     }
 }
 
-/// One of the processes.
+/// One of the sample processes.
 #[derive(Debug)]
 struct Sample {
     what: &'static str,
     child: Child,
-    /// Apart from the child, because waiting for that would close it.
+    /// Separate from the child, because waiting for the child would close it.
     stdin: Option<ChildStdin>,
 }
 
 impl Sample {
-    /// Starts `devlet sample-WHAT`, and returns once it serves.
+    /// Starts `devlet sample-WHAT`, and returns once it has registered.
     async fn start(
         what: &'static str,
         agent: &Agent,
@@ -113,15 +112,15 @@ impl Sample {
         serves: impl Fn(&Node) -> bool,
     ) -> anyhow::Result<Self> {
         let mut sample = Self::spawn(what, root)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         let mut changes = agent.store().changed();
         while !agent.store().read(&serves) {
             tokio::select! {
                 changed = timeout_at(deadline, changes.changed()) => if changed.is_err() {
-                    bail!("the sample {what} did not register within {} s", PATIENCE.as_secs());
+                    bail!("the sample {what} did not register within {} s", START_TIMEOUT.as_secs());
                 },
                 ended = sample.child.wait() => {
-                    bail!("the sample {what} ended: {}", ended.context("it cannot be waited for")?)
+                    bail!("the sample {what} ended: {}", ended.context("cannot wait for it")?)
                 }
             }
         }
@@ -129,11 +128,11 @@ impl Sample {
     }
 
     fn spawn(what: &'static str, root: &Path) -> anyhow::Result<Self> {
-        let cannot = || format!("the sample {what} cannot be started");
+        let cannot = || format!("cannot start the sample {what}");
         let program = std::env::current_exe().with_context(cannot)?;
         let mut command = Command::new(program);
         command.arg(format!("sample-{what}")).arg("--root-dir").arg(root);
-        // In a group of its own, so that Ctrl-C in a terminal is for the daemon alone.
+        // In its own process group, so that Ctrl-C on a terminal signals only the daemon.
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -144,7 +143,7 @@ impl Sample {
         Ok(Self { what, child, stdin })
     }
 
-    /// Until it is to stop; if it ends before that, it is started again.
+    /// Runs until `stop` is cancelled. A process that ends before that is restarted.
     async fn keep(mut self, root: PathBuf, stop: CancellationToken) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -157,7 +156,7 @@ impl Sample {
                 pause = FIRST_PAUSE;
             }
             let how = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
-            tracing::warn!(how, again_in = ?pause, "the sample {} has ended", self.what);
+            tracing::warn!(sample = self.what, how, again_in = ?pause, "sample ended");
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
@@ -176,8 +175,8 @@ impl Sample {
             .await
             .is_err()
         {
-            // It is killed when dropped.
-            tracing::warn!("the sample {} does not end", self.what);
+            // Dropping the child kills it.
+            tracing::warn!(sample = self.what, "sample killed: it did not end in time");
         }
     }
 }
@@ -196,11 +195,11 @@ fn limits() -> ServerLimits {
     }
 }
 
-/// Is the plugin until standard input ends.
+/// Runs the plugin until standard input ends.
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let directory = args.root_dir.join("device-plugins");
     let listener = uds::listen(directory.join(SOCKET), uds::DEFAULT_MODE)?;
-    let routes = Routes::new(DevicePluginServer::new(Widgets));
+    let routes = Routes::new(DevicePluginServer::new(PluginService));
     let ended = input_ends();
     let serving = tokio::spawn(server::serve(
         listener,
@@ -209,7 +208,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
         Metrics::default(),
         ended,
     ));
-    let kubelet = uds::connect(directory.join(KUBELET_SOCKET), Instant::now() + PATIENCE).await?;
+    let kubelet = uds::connect(directory.join(KUBELET_SOCKET), Instant::now() + START_TIMEOUT).await?;
     let request = RegisterRequest {
         version: VERSION.into(),
         endpoint: SOCKET.into(),
@@ -219,17 +218,17 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let registered = RegistrationClient::new(kubelet.channel.clone())
         .register(request)
         .await;
-    registered.map_err(|status| anyhow::anyhow!("not taken in: {}", status.message()))?;
+    registered.map_err(|status| anyhow::anyhow!("registration refused: {}", status.message()))?;
     drop(kubelet);
     serving.await??;
     Ok(())
 }
 
 #[derive(Debug)]
-struct Widgets;
+struct PluginService;
 
 #[tonic::async_trait]
-impl DevicePlugin for Widgets {
+impl DevicePlugin for PluginService {
     type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
 
     async fn get_device_plugin_options(
@@ -243,7 +242,7 @@ impl DevicePlugin for Widgets {
         Ok(Response::new(options))
     }
 
-    /// One list, and then nothing new: these devices never fail.
+    /// Sends one list and nothing after it: these devices never fail.
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let device = |(id, node, _): (&str, i64, &str)| Device {
             id: id.into(),
@@ -299,7 +298,7 @@ fn node_of(id: &str) -> i64 {
         .map_or(-1, |(_, node, _)| *node)
 }
 
-/// Devices of one NUMA node if possible: the fullest one that still has enough.
+/// Prefers devices of one NUMA node: the one with the fewest free devices that are enough.
 fn preferred(request: &ContainerPreferredAllocationRequest) -> ContainerPreferredAllocationResponse {
     let size = usize::try_from(request.allocation_size).unwrap_or(0);
     let mut device_ids = request.must_include_device_ids.clone();
@@ -369,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_told_its_devices() {
+    fn a_container_gets_its_devices_in_a_variable() {
         let answer = answer(&["widget-1".into(), "widget-4".into()]).unwrap();
         assert_eq!(answer.envs["SAMPLE_WIDGETS"], "widget-1,widget-4");
         let hosts: Vec<&str> = answer

@@ -42,7 +42,7 @@ func main() {
 	})
 }
 
-// newDevices is the value that the device manager decodes a file into.
+// newDevices returns the value that the device manager decodes a file into.
 func newDevices() *checkpoint.Data {
 	return checkpoint.New(make([]checkpoint.PodDevicesEntry, 0), make(map[string][]string)).(*checkpoint.Data)
 }
@@ -94,7 +94,7 @@ func hashedDevices(data []byte) ([]byte, error) {
 type claims struct {
 	// Error is the text with which the kubelet refuses to start.
 	Error string `json:"error"`
-	// Decoded says that the outer JSON was acceptable, whatever the checksum.
+	// Decoded is true if the outer JSON is valid, regardless of the checksum.
 	Decoded          bool                     `json:"decoded"`
 	StoredChecksum   uint32                   `json:"storedChecksum"`
 	ComputedChecksum uint32                   `json:"computedChecksum"`
@@ -151,8 +151,8 @@ func hashedClaims(data []byte) ([]byte, error) {
 
 type health struct {
 	Error string `json:"error"`
-	// Devices is what the cache then holds, after an error too: the kubelet
-	// carries on with whatever was decoded.
+	// Devices is the content of the cache, after an error too: the kubelet
+	// continues with the decoded part.
 	Devices *state.DevicesHealthMap `json:"devices"`
 	frame.Written
 }
@@ -170,7 +170,7 @@ func readHealth(data []byte) any {
 type response struct {
 	Error string          `json:"error"`
 	JSON  json.RawMessage `json:"json"`
-	// Reencoded is the response written again, with maps in key order.
+	// Reencoded is the response encoded again, with maps in key order.
 	Reencoded []byte `json:"reencoded"`
 }
 

@@ -1,5 +1,5 @@
-// Package frame is the part every oracle shares: the request loop on standard
-// input and output, the scratch directory, and the shape of the answers.
+// Package frame is the shared part of all oracles: the request loop on standard
+// input and output, the scratch directory, and the format of the answers.
 package frame
 
 import (
@@ -15,20 +15,20 @@ import (
 
 // Oracle answers for one release of Kubernetes.
 type Oracle struct {
-	// Release is the version of k8s.io/kubernetes whose code answers.
+	// Release is the version of k8s.io/kubernetes that answers.
 	Release string
 	// Answer maps a request kind to the code that answers it.
 	Answer map[byte]func(data []byte) any
-	// Hashed maps a request kind to the code that tells which text is hashed.
+	// Hashed maps a request kind to the code that returns the hashed text.
 	Hashed map[byte]func(data []byte) ([]byte, error)
 	// Extra holds further sub-commands of one oracle.
 	Extra map[string]func(args []string) error
 }
 
-// Dir is the scratch directory that state files are put in, and is set by Main.
+// Dir is the scratch directory for state files. Main sets it.
 var Dir string
 
-// Main runs the program: the request loop, or the sub-command that was named.
+// Main runs the program: the request loop, or the named sub-command.
 func Main(o Oracle) {
 	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "oracle:", err)
@@ -112,8 +112,8 @@ func serve(o Oracle) error {
 		if err := out.WriteByte('\n'); err != nil {
 			return err
 		}
-		// A client may send many requests before it reads: answer those that
-		// are here in one go.
+		// A client may send many requests before it reads: flush only after the
+		// last one that has arrived.
 		if in.Buffered() < len(head) {
 			if err := out.Flush(); err != nil {
 				return err
@@ -122,8 +122,8 @@ func serve(o Oracle) error {
 	}
 }
 
-// answer never fails because of the data: a panic of the code under test is
-// part of the answer.
+// answer does not fail on any data: a panic of the code under test is part of
+// the answer.
 func answer(o Oracle, kind byte, data []byte) (line []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -137,14 +137,14 @@ func answer(o Oracle, kind byte, data []byte) (line []byte, err error) {
 	return json.Marshal(f(data))
 }
 
-// Put writes data as the state file of the given name into Dir.
+// Put writes data as a state file with this name into Dir.
 func Put(name string, data []byte) {
 	if err := os.WriteFile(filepath.Join(Dir, name), data, 0o600); err != nil {
 		panic(err)
 	}
 }
 
-// Text is the text of an error, empty when there is none.
+// Text returns the text of an error, or an empty string for nil.
 func Text(err error) string {
 	if err == nil {
 		return ""
@@ -160,7 +160,7 @@ type Written struct {
 	Error string  `json:"writeError,omitempty"`
 }
 
-// Wrote records the outcome of a write.
+// Wrote returns the result of a write.
 func Wrote(data []byte, err error) Written {
 	if err != nil {
 		return Written{Error: err.Error()}
@@ -187,7 +187,7 @@ type Entry struct {
 // Devices is the answer about a device manager's file.
 type Devices struct {
 	Error string `json:"error"`
-	// Decoded says that the JSON was acceptable, whatever the checksum.
+	// Decoded is true if the JSON is valid, regardless of the checksum.
 	Decoded          bool                `json:"decoded"`
 	StoredChecksum   uint64              `json:"storedChecksum"`
 	ComputedChecksum uint64              `json:"computedChecksum"`
@@ -198,18 +198,18 @@ type Devices struct {
 	// Restored holds the indexes of the entries that the kubelet keeps.
 	Restored []int `json:"restored"`
 	Written
-	// V1 says that the reader of the older format succeeded after the current
-	// one had failed. The other fields then describe what it read.
+	// V1 is true if the reader of the older format succeeded after the current
+	// one had failed. The other fields then describe its result.
 	V1 bool `json:"v1,omitempty"`
-	// V1Error is what the reader of the older format said, if it was asked.
+	// V1Error is the error of the reader of the older format, if it was used.
 	V1Error string `json:"v1Error,omitempty"`
-	// V1ComputedChecksum is set when the older format was decoded.
+	// V1ComputedChecksum is set if the older format was decoded.
 	V1ComputedChecksum *uint64 `json:"v1ComputedChecksum,omitempty"`
 }
 
-// Restore fills in Restored: an entry whose response does not decode is
-// skipped, and a later entry replaces an earlier one of the same pod,
-// container and resource. After an error nothing is restored.
+// Restore fills in Restored. An entry with a response that does not decode is
+// skipped. A later entry replaces an earlier one of the same pod, container and
+// resource. After an error nothing is restored.
 func (d *Devices) Restore() {
 	d.Restored = []int{}
 	if d.Error != "" {
@@ -228,8 +228,8 @@ func (d *Devices) Restore() {
 	}
 }
 
-// Cache says which claim of a list stands under each key of the kubelet's
-// claim cache: a later claim replaces an earlier one.
+// Cache returns the index of the claim under each key of the kubelet's claim
+// cache: a later claim replaces an earlier one.
 func Cache[T any](claims []T, key func(*T) string) map[string]int {
 	cache := map[string]int{}
 	for i := range claims {

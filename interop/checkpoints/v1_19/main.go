@@ -25,7 +25,7 @@ func main() {
 	})
 }
 
-// newDevices is the value that the device manager decodes a file into.
+// newDevices returns the value that the device manager decodes a file into.
 func newDevices() *checkpoint.Data {
 	return checkpoint.New(make([]checkpoint.PodDevicesEntry, 0), make(map[string][]string)).(*checkpoint.Data)
 }

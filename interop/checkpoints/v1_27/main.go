@@ -38,7 +38,7 @@ func forHash(value any) string {
 type claims struct {
 	// Error is the text with which the kubelet refuses to start.
 	Error string `json:"error"`
-	// Decoded says that the JSON was acceptable, whatever the checksum.
+	// Decoded is true if the JSON is valid, regardless of the checksum.
 	Decoded          bool                     `json:"decoded"`
 	StoredChecksum   uint64                   `json:"storedChecksum"`
 	ComputedChecksum uint64                   `json:"computedChecksum"`

@@ -23,8 +23,8 @@ func quiet() {
 	klog.SetOutput(io.Discard)
 }
 
-// newDevices and newDevicesV1 are the values that the device manager decodes a
-// file into.
+// newDevices and newDevicesV1 return the values that the device manager decodes
+// a file into.
 func newDevices() *checkpoint.Data {
 	return checkpoint.New(make([]checkpoint.PodDevicesEntry, 0), make(map[string][]string)).(*checkpoint.Data)
 }
@@ -33,9 +33,9 @@ func newDevicesV1() *checkpoint.DataV1 {
 	return checkpoint.NewV1(make([]checkpoint.PodDevicesEntryV1, 0), make(map[string][]string)).(*checkpoint.DataV1)
 }
 
-// readDevices goes the way of the manager's readCheckpoint: the current format
-// first, then the format without NUMA nodes, and if both fail the error is that
-// of the first.
+// readDevices follows the manager's readCheckpoint: the current format first,
+// then the format without NUMA nodes. If both fail it returns the error of the
+// first.
 func readDevices(data []byte) any {
 	frame.Put(devicesFile, data)
 	manager, err := checkpointmanager.NewCheckpointManager(frame.Dir)
@@ -71,7 +71,8 @@ func readDevices(data []byte) any {
 	return &a
 }
 
-// sumV1 works on a copy: the sum has no other way out.
+// sumV1 returns the checksum. Only MarshalCheckpoint computes it, and stores it in
+// the value, here a copy.
 func sumV1(cp checkpoint.DataV1) uint64 {
 	if _, err := cp.MarshalCheckpoint(); err != nil {
 		panic(err)
@@ -108,7 +109,7 @@ func hashedDevicesV1(data []byte) ([]byte, error) {
 	return []byte(printV1(cp)), err
 }
 
-// printV1 is the text behind the checksum of the format without NUMA nodes.
+// printV1 returns the hashed text of the format without NUMA nodes.
 func printV1(cp *checkpoint.DataV1) string {
 	text := forHash(cp.Data)
 	text = strings.Replace(text, "checkpointDataV1", "checkpointData", 1)

@@ -39,12 +39,12 @@ func forHash(value any) string { return dump.ForHash(value) }
 type claims struct {
 	// Error is the text with which the kubelet refuses to start.
 	Error string `json:"error"`
-	// Decoded says that the JSON was acceptable, whatever the checksum.
+	// Decoded is true if the JSON is valid, regardless of the checksum.
 	Decoded          bool   `json:"decoded"`
 	StoredChecksum   uint64 `json:"storedChecksum"`
 	ComputedChecksum uint64 `json:"computedChecksum"`
-	// WithoutHandles is the second checksum that is accepted: that of the
-	// format before ResourceHandles.
+	// WithoutHandles is the second accepted checksum: that of the format before
+	// ResourceHandles.
 	WithoutHandles uint64                   `json:"computedChecksumWithoutResourceHandles"`
 	Version        string                   `json:"version"`
 	Claims         state.ClaimInfoStateList `json:"claims"`
@@ -108,12 +108,12 @@ func hashedClaimsWithoutHandles(data []byte) ([]byte, error) {
 	return []byte(printWithoutHandles(cp)), err
 }
 
-// printWithoutHandles is the text behind the second checksum.
+// printWithoutHandles returns the hashed text of the second checksum.
 func printWithoutHandles(cp *state.DRAManagerCheckpoint) string {
 	old := &state.DRAManagerCheckpointWithoutResourceHandles{
-		// Not the version that was read.
+		// Not the version of the file.
 		Version: state.NewDRAManagerCheckpoint().Version,
-		// Not nil, whatever was read.
+		// Never nil.
 		Entries: state.ClaimInfoStateListWithoutResourceHandles{},
 	}
 	for _, c := range cp.Entries {

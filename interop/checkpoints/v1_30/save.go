@@ -12,9 +12,9 @@ import (
 	"devlet.test/interop/checkpoints/frame"
 )
 
-// saveClaims stores the list with the code under test, and keeps the file and
-// the text that was hashed. A sample the release cannot read again goes into
-// the folder "rejected", with the text that is hashed when it is read.
+// saveClaims stores the list with the code under test, and writes the file and
+// the hashed text. A sample that the release cannot read again goes into the
+// folder "rejected", with the text that is hashed on reading.
 func saveClaims(dir, name string, list state.ClaimInfoStateList) error {
 	checkpointer, err := state.NewCheckpointState(frame.Dir, claimsFile)
 	if err != nil {
@@ -37,7 +37,7 @@ func save(dir, name string, data, text []byte, readErr error) error {
 	sum.Write(text)
 	matches := bytes.Contains(data, []byte(fmt.Sprintf(`hecksum":%d}`, sum.Sum32())))
 	if matches != (readErr == nil) {
-		return fmt.Errorf("%s: sum of the text matches: %v, but reading says %v", name, matches, readErr)
+		return fmt.Errorf("%s: sum of the text matches: %v, but the error of reading is %v", name, matches, readErr)
 	}
 	if readErr != nil {
 		dir = filepath.Join(dir, "rejected")

@@ -1,4 +1,4 @@
-//! What our readers make of a file, held against what the kubelets said.
+//! Compares the results of our readers with those of the kubelets.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ const NOT_LOADED: &str = "create ResourceClaim cache: GetOrCreate() on checkpoin
 const NO_ENTRIES: &str = "create ResourceClaim cache: GetEntries() on checkpoint: ";
 const FLAT_NOT_LOADED: &str =
     "error calling GetOrCreate() on checkpoint state: failed to get checkpoint dra_manager_state: ";
-/// The first words of every V2 reader when it meets a V1 entry, and the other way round.
+/// The error of every V2 reader for a V1 entry, and the other way round.
 const FLAT_IN_V2: &str = "json: cannot unmarshal array into Go struct field PodDevicesEntry.Data.PodDeviceEntries.DeviceIDs of type checkpoint.DevicesPerNUMA";
 const NUMA_IN_V1: &str = "json: cannot unmarshal object into Go struct field PodDevicesEntry.Data.PodDeviceEntries.DeviceIDs of type []string";
 
-/// A point on which we and a kubelet differ: which one, and the two views.
+/// A difference between us and a kubelet: its subject, and both results.
 #[derive(Debug, Clone)]
 pub(crate) struct Difference {
     pub(crate) what: &'static str,
@@ -105,7 +105,7 @@ pub(crate) struct ResponseAnswer {
     json: Option<Value>,
 }
 
-/// What every release said about one file.
+/// The answers of all releases about one file.
 #[derive(Debug)]
 pub(crate) struct Answers {
     pub(crate) devices: DevicesAnswer,
@@ -146,7 +146,7 @@ pub(crate) fn files(bytes: &[u8], go: &Answers) -> Differences {
 fn devices(bytes: &[u8], answers: &Answers, out: &mut Differences) {
     let (go, go_1_30, go_1_19) = (&answers.devices, &answers.devices_1_30, &answers.devices_1_19);
     match device_plugin::read(bytes) {
-        // A kubelet reads a file as V2 or as V1, and calls this a type error in both.
+        // A kubelet reads a file as V2 or as V1, and reports this as a type error in both.
         Err(ReadError::Mixed { .. }) => {
             out.same("mixed file is refused by V2", true, !go.error.is_empty());
             out.same("mixed file is refused by V1", true, !go_1_30.error.is_empty());
@@ -154,7 +154,7 @@ fn devices(bytes: &[u8], answers: &Answers, out: &mut Differences) {
         Err(error) => {
             let ours = error.kubelet_text().unwrap_or_default();
             let as_v2 = ours == go.error;
-            // A V2 reader stops at the first V1 entry. We go on as a V1 reader, unless that stops at a V2 entry.
+            // A V2 reader stops at the first V1 entry. Ours continues as a V1 reader, unless that stops at a V2 entry.
             let as_v1 = go.error == FLAT_IN_V2 && (ours == go_1_19.error || go_1_19.error == NUMA_IN_V1);
             if !as_v2 && !as_v1 {
                 out.same("device file: error text", ours, &go.error);
@@ -185,7 +185,7 @@ fn devices(bytes: &[u8], answers: &Answers, out: &mut Differences) {
             out.same("V1: loaded by 1.30", checksum.is_valid(), go_1_30.v1);
             out.same("V1: refused by the current release", true, !go.error.is_empty());
             content(file.unverified(), go_1_19, out);
-            // Without entries 1.30 writes `null` for a list that the file had empty; we keep it.
+            // Without entries 1.30 writes `null` for an empty list in the file; we keep it empty.
             if go_1_30.v1
                 && go_1_30
                     .entries
@@ -261,8 +261,8 @@ fn claims(bytes: &[u8], go: &ClaimsAnswer, out: &mut Differences) {
         Err(error) => {
             let ours = error.kubelet_text().unwrap_or_default();
             if go.error == format!("{NOT_LOADED}{CORRUPTED}") && go.decoded {
-                // A kubelet does not look into a document whose checksum is wrong. We do, and tell what is wrong
-                // there rather than that something is.
+                // A kubelet does not decode a document with a wrong checksum. We do, and report the error in
+                // it rather than the checksum.
                 return;
             }
             let prefix = if go.decoded { NO_ENTRIES } else { NOT_LOADED };
@@ -339,7 +339,7 @@ fn flat_claims(bytes: &[u8], format: Format, go: &ClaimsAnswer, out: &mut Differ
         .flatten()
         .map(|claim| flat_claim(claim, format))
         .collect();
-    // Deep parameters are beyond what this reader of answers follows; the checksum covers them.
+    // Deep parameters exceed the nesting limit of this reader of answers; the checksum covers them.
     if let Some(Ok(theirs)) = go
         .claims
         .as_ref()
@@ -351,7 +351,7 @@ fn flat_claims(bytes: &[u8], format: Format, go: &ClaimsAnswer, out: &mut Differ
     }
 }
 
-/// A claim as the release prints it, without parameters.
+/// Returns a claim as the release prints it, without parameters.
 fn flat_claim(claim: &flat::FlatClaim, format: Format) -> Value {
     let pods = claim.pods.as_ref().map(|pods| {
         pods.iter()
@@ -397,7 +397,7 @@ fn flat_claim(claim: &flat::FlatClaim, format: Format) -> Value {
     value
 }
 
-/// Takes the parameters out of every handle: the checksum covers them.
+/// Removes the parameters from every handle: the checksum covers them.
 fn strip_parameters(claims: &mut Value) {
     for claim in claims.as_array_mut().into_iter().flatten() {
         for handle in claim
@@ -429,7 +429,7 @@ fn health_state(bytes: &[u8], go: &HealthAnswer, out: &mut Differences) {
     match health::read(bytes) {
         Err(error) => {
             let ours = error.kubelet_text().unwrap_or_default();
-            // What Go says about a bad time is long and about its layout; we have our own words.
+            // Go's text about a bad time is long and describes its layout; ours differs.
             let about_time =
                 go.error.starts_with("parsing time ") && ours.ends_with("is not an RFC 3339 time");
             if !about_time {
@@ -443,7 +443,7 @@ fn health_state(bytes: &[u8], go: &HealthAnswer, out: &mut Differences) {
                 .as_ref()
                 .filter(|_| go.written.is_some() && go.error.is_empty())
             else {
-                // Go reads zones of 24 hours and more, but cannot write them.
+                // Go reads zones of 24 hours and more, but does not write them.
                 return;
             };
             let device = |device: &health::DeviceHealth| {
@@ -473,7 +473,7 @@ fn health_state(bytes: &[u8], go: &HealthAnswer, out: &mut Differences) {
     }
 }
 
-/// A time as Go prints it again: two digits for the hour, no more of the second than it has, `Z` for no offset.
+/// Returns a time as Go prints it: two digits for the hour, no trailing zeros in the fraction, `Z` for no offset.
 fn go_time(text: &str) -> String {
     if text.is_empty() {
         return "0001-01-01T00:00:00Z".into();
@@ -508,7 +508,7 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
     let verdict = verify(bytes, role);
     let fine = verdict.is_fine();
     if let [Problem::OtherFile { .. }, ..] = verdict.problems[..] {
-        // On purpose: Go cannot know that a file is another one than its name says, and may load nothing of it.
+        // Intended: Go cannot detect that a file has the content of another one, and may load nothing of it.
         return;
     }
     match verdict.format {
@@ -529,8 +529,8 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
         Some(Format::DevicePluginV0 | Format::DevicePluginV1) => {
             out.same("an old format is not fine", false, fine);
             let by_accident = matches!(verdict.problems[..], [Problem::EmptyByAccident(_), ..]);
-            match said(&verdict) {
-                Some(said) => out.same("old device format: what Go says", said, &go.devices.error),
+            match error_of(&verdict) {
+                Some(error) => out.same("old device format: Go's error", error, &go.devices.error),
                 None => out.same(
                     "old device format: read as empty",
                     by_accident,
@@ -543,7 +543,7 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
                 && go.claims.cache.as_ref().map_or(0, BTreeMap::len) == claim_count(&go.claims);
             let by_accident = matches!(verdict.problems[..], [Problem::EmptyByAccident(_), ..]);
             if by_accident {
-                // Loaded, although nothing of it is: what we call a problem, Go does not.
+                // Loaded as empty: a problem for us, but not an error in Go.
                 out.same(
                     "claims by accident: loaded as none",
                     (true, 0),
@@ -555,11 +555,11 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
         }
         Some(Format::DraFlat1_27 | Format::DraFlat1_28 | Format::DraFlat1_30) => {
             out.same("a flat format is not fine", false, fine);
-            if let Some(said) = said(&verdict) {
-                let said = said.trim_end_matches(" (the kubelet does not start)");
+            if let Some(error) = error_of(&verdict) {
+                let error = error.trim_end_matches(" (the kubelet does not start)");
                 out.same(
-                    "flat: what the current release says",
-                    &format!("{NOT_LOADED}{said}"),
+                    "flat: error of the current release",
+                    &format!("{NOT_LOADED}{error}"),
                     &go.claims.error,
                 );
             }
@@ -568,7 +568,7 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
                 (&go.claims_1_28, "1.28"),
                 (&go.claims_1_30, "1.30"),
             ];
-            // A claim that another one displaces is lost there too.
+            // A claim that another one replaces is lost there too.
             let loads = older.map(|(answer, _)| {
                 answer.error.is_empty()
                     && answer.cache.as_ref().map_or(0, BTreeMap::len) == claim_count(answer)
@@ -603,8 +603,8 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
             if verdict.problems.iter().any(by_accident) {
                 return;
             }
-            // What the role says is what a kubelet takes it for. It may be for another kind that we refuse it;
-            // then there is nothing in it for this kubelet either.
+            // A kubelet reads the file according to its role. If we reject it as another kind, it does not contain
+            // anything for this kubelet either.
             match role {
                 Some(Role::DevicePlugin) => {
                     let some = go
@@ -628,9 +628,9 @@ fn verdict(bytes: &[u8], role: Option<Role>, go: &Answers, out: &mut Differences
     }
 }
 
-fn said(verdict: &Verdict) -> Option<&str> {
+fn error_of(verdict: &Verdict) -> Option<&str> {
     verdict.problems.iter().find_map(|problem| match problem {
-        Problem::TooOld { said } => Some(said.as_str()),
+        Problem::TooOld { error } => Some(error.as_str()),
         _ => None,
     })
 }
@@ -643,7 +643,7 @@ fn claim_count(go: &ClaimsAnswer) -> usize {
         .map_or(0, |claims| claims.len())
 }
 
-/// What we write must be fine to ourselves, whatever it was made from.
+/// Checks that our own output is fine, for any input.
 fn rescue(bytes: &[u8], role: Option<Role>, out: &mut Differences) {
     if let Ok(saved) = salvage(bytes, role) {
         let again = verify(saved.text.as_bytes(), None);

@@ -1,16 +1,16 @@
 //! Compares the readers and writers of `devlet-kubelet-files` with those of real kubelets, file by file.
 //!
-//! The files are made from the vectors by random changes; the same seed makes the same files. Every file goes to
-//! every oracle (see `interop/checkpoints`) as every kind of file, and to our readers. Whatever can be seen is
-//! compared: refusals and their texts, checksums, content, files written again, and `verify`'s verdict.
+//! The files are made from the vectors by random mutations; the same seed makes the same files. Every file goes to
+//! every oracle (see `interop/checkpoints`) as every kind of file, and to our readers. All visible results are
+//! compared: errors and their texts, checksums, content, rewritten files, and the result of `verify`.
 //!
-//! Left out, because the difference is meant or does not matter:
-//! - a file with entries of V1 and of V2, which we call mixed and Go calls a type error;
-//! - the same list three times under one key, where Go digs out values of the first;
+//! Excluded, because the difference is intended or irrelevant:
+//! - a file with entries of V1 and of V2, which is mixed for us and a type error for Go;
+//! - the same list three times under one key, where Go brings back values of the first;
 //! - the text about a bad time;
-//! - what is inside an envelope whose checksum is wrong.
+//! - the content of an envelope with a wrong checksum.
 //!
-//! Each is marked in `compare.rs` or here.
+//! Each exclusion is marked in `compare.rs` or here.
 
 mod compare;
 mod mutate;
@@ -40,22 +40,22 @@ struct Arguments {
     /// The directory with oracle-current, oracle-v1_30, oracle-v1_28, oracle-v1_27 and oracle-v1_19.
     #[arg(long)]
     oracles: PathBuf,
-    /// Where the random changes start.
+    /// Seed of the random mutations.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many files to compare.
+    /// Number of files to compare.
     #[arg(long, default_value_t = 20_000)]
     files: usize,
-    /// The vectors to start from.
+    /// Directory of the vectors to start from.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/kubelet-files/testdata"))]
     testdata: PathBuf,
-    /// Compare these files only, as they are.
+    /// Compare only these files, unchanged.
     only: Vec<PathBuf>,
 }
 
-/// Files that are asked about in one go.
+/// Number of files in one batch of requests.
 const BATCH: usize = 500;
-/// Examples shown of each kind of difference.
+/// Number of examples shown for each kind of difference.
 const SHOWN: usize = 3;
 
 struct Oracles {
@@ -144,7 +144,7 @@ fn seeds(directory: &Path) -> anyhow::Result<Seeds> {
     let mut seeds = Seeds::default();
     for path in paths {
         let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
-        // Lists of results, not files of a kubelet.
+        // Expected results, not files of a kubelet.
         let name = path
             .file_name()
             .unwrap_or_default()
@@ -160,7 +160,7 @@ fn seeds(directory: &Path) -> anyhow::Result<Seeds> {
     Ok(seeds)
 }
 
-/// Bytes as Go reads them in a string: one U+FFFD for each byte that is not UTF-8.
+/// Returns bytes as Go reads them in a string: one U+FFFD for each byte that is not UTF-8.
 fn go_text(mut bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     while let Err(error) = std::str::from_utf8(bytes) {
@@ -218,7 +218,7 @@ impl Oracles {
             asked.map(|thread| {
                 thread
                     .join()
-                    .unwrap_or_else(|_| anyhow::bail!("a reader ended early"))
+                    .unwrap_or_else(|_| anyhow::bail!("a reader thread panicked"))
             })
         });
         let [current, v1_30, v1_28, v1_27, v1_19] = answers;
@@ -258,12 +258,12 @@ fn parse<T: DeserializeOwned>(line: Option<&[u8]>) -> anyhow::Result<T> {
     let line = without_surrogates(line.context("an answer is missing")?);
     serde_json::from_slice(&line).with_context(|| {
         let shown = &line[..line.len().min(400)];
-        format!("the answer is not understood: {}", String::from_utf8_lossy(shown))
+        format!("the answer does not parse: {}", String::from_utf8_lossy(shown))
     })
 }
 
-/// Go repeats raw parameters as they are, with bytes and halves of pairs that our reader of answers refuses.
-/// They are not compared here, so anything may stand in their place.
+/// Replaces bytes and halves of surrogate pairs that our reader of answers rejects. Go prints raw parameters
+/// unchanged, and they are not compared here.
 fn without_surrogates(line: &[u8]) -> Vec<u8> {
     let mut line = go_text(line);
     let mut at = 0;
@@ -285,7 +285,7 @@ fn without_surrogates(line: &[u8]) -> Vec<u8> {
     line
 }
 
-/// A panic of ours is a difference too.
+/// Reports a panic of our readers as a difference.
 fn guarded(compare: impl FnOnce() -> Differences) -> Differences {
     catch_unwind(AssertUnwindSafe(compare)).unwrap_or_else(|_| {
         Differences(vec![Difference {
@@ -299,7 +299,7 @@ fn guarded(compare: impl FnOnce() -> Differences) -> Differences {
 struct Report {
     compared: usize,
     failed: usize,
-    /// Differences that are left out.
+    /// Number of excluded differences.
     meant: usize,
     kinds: BTreeMap<&'static str, usize>,
 }
@@ -350,7 +350,7 @@ impl Report {
             println!("{count:>8}  {what}");
         }
         println!(
-            "{:>8}  left out: the same list three times under one key",
+            "{:>8}  excluded: the same list three times under one key",
             self.meant
         );
         println!("{} passed, {} failed", self.compared - self.failed, self.failed);
@@ -358,8 +358,8 @@ impl Report {
     }
 }
 
-/// Whether some key stands three times in one object with lists behind it: there Go brings values of the first
-/// list back into the third, and we do not.
+/// Returns `true` if a key with a list occurs three times in one object. There Go brings back values of the first
+/// list in the third, and we do not.
 fn lists_three_times(bytes: &[u8]) -> bool {
     fn found(node: &Node) -> bool {
         match node {
@@ -388,7 +388,7 @@ fn lists_three_times(bytes: &[u8]) -> bool {
     Node::parse(bytes).is_some_and(|node| found(&node))
 }
 
-/// Leaves out parts of the file as long as the difference stays.
+/// Removes parts of the file while the difference remains.
 fn minimized(
     case: &Case,
     difference: Difference,

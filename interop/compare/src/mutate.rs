@@ -1,4 +1,4 @@
-//! Damage that gets past the syntax: whole values, keys, text and checksums are changed, and sometimes bytes.
+//! Mutations that keep the syntax valid: values, keys, text and checksums are changed, and sometimes bytes.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,14 +8,14 @@ use crate::protobuf;
 use crate::random::Random;
 use crate::tree::Node;
 
-/// The files to start from, by what they are.
+/// The files to start from, by kind.
 #[derive(Debug, Default)]
 pub(crate) struct Seeds {
     pub(crate) trees: Vec<Node>,
     pub(crate) raw: Vec<Vec<u8>>,
 }
 
-/// Every key that some format has, and some that none has.
+/// The keys of all formats, and some unknown ones.
 const KEYS: &[&str] = &[
     "Data",
     "Checksum",
@@ -95,7 +95,7 @@ const NUMBERS: &[&str] = &[
     "123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123",
 ];
 
-/// Tokens that are no JSON.
+/// Tokens that are not JSON.
 const BROKEN: &[&str] = &[
     "01",
     "+1",
@@ -252,7 +252,7 @@ const TEXTS: &[&str] = &[
     "{\\\"ClaimInfoStateList\\\":[{}]}",
 ];
 
-/// Bytes that are no UTF-8, in every way there is.
+/// Bytes that are not UTF-8, of every kind.
 const NOT_UTF8: &[&[u8]] = &[
     b"\x80",
     b"\xbf",
@@ -329,7 +329,7 @@ const ANSWERS: &[&str] = &[
     "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo=*",
 ];
 
-/// A changed file.
+/// Returns a mutated file.
 pub(crate) fn file(random: &mut Random, seeds: &Seeds) -> Vec<u8> {
     if random.once_in(12) {
         let seed = &seeds.raw[random.below(seeds.raw.len())];
@@ -361,7 +361,7 @@ pub(crate) fn file(random: &mut Random, seeds: &Seeds) -> Vec<u8> {
     printed
 }
 
-/// The document inside an envelope.
+/// Returns the document inside an envelope.
 fn inner_document(tree: &mut Node) -> Option<Node> {
     let Some(Node::Token(token)) = tree.get_mut("Data") else {
         return None;
@@ -370,7 +370,7 @@ fn inner_document(tree: &mut Node) -> Option<Node> {
     Node::parse(text.as_bytes())
 }
 
-/// Puts a document into an envelope, mostly with the checksum that Go computes.
+/// Puts a document into an envelope, usually with the checksum that Go computes.
 fn wrap(random: &mut Random, tree: &mut Node, inner: &[u8]) {
     let mut token = vec![b'"'];
     for &byte in inner {
@@ -391,7 +391,7 @@ fn wrap(random: &mut Random, tree: &mut Node, inner: &[u8]) {
     }
     let sum = match dra::envelope::read(&tree.compact()) {
         Ok(file) => file.checksum.map(|checksum| checksum.computed),
-        // The inner document does not decode, so the sum is not told.
+        // The inner document does not decode, so compute the checksum here.
         Err(_) => Some(u64::from(crc32fast::hash(&crate::go_text(inner)))),
     };
     if let (Some(sum), Some(checksum)) = (sum, tree.get_mut("Checksum")) {
@@ -399,7 +399,7 @@ fn wrap(random: &mut Random, tree: &mut Node, inner: &[u8]) {
     }
 }
 
-/// Puts a checksum into the tree that some release takes for right.
+/// Sets a checksum that some release accepts.
 fn mend_checksum(random: &mut Random, tree: &mut Node) {
     let printed = tree.compact();
     let computed = if tree.get_mut("version").is_some() || tree.get_mut("entries").is_some() {
@@ -431,7 +431,7 @@ fn print(random: &mut Random, tree: &Node) -> Vec<u8> {
     out
 }
 
-/// One change somewhere in the tree.
+/// Changes one node of the tree.
 fn tree_change(random: &mut Random, tree: &mut Node, seeds: &Seeds) {
     let number = random.below(tree.count());
     let Some((node, key)) = tree.nth(number) else {
@@ -510,7 +510,7 @@ fn change_string(random: &mut Random, token: &mut Vec<u8>) {
         .unwrap_or_default()
         .to_vec();
     let at = random.below(inner.len() + 1);
-    // Not into the middle of an escape: that is the work of `bytes`.
+    // Not inside an escape: `bytes` does that.
     let at = if inner.contains(&b'\\') { inner.len() } else { at };
     let addition: Vec<u8> = match random.below(4) {
         0 => random.pick(NOT_UTF8).to_vec(),
@@ -530,7 +530,7 @@ fn quoted(text: &str) -> Vec<u8> {
     [b"\"", text.as_bytes(), b"\""].concat()
 }
 
-/// The same key in other letters: Go compares without regard to case, and folds two letters into ASCII.
+/// Returns the key in other letters: Go compares without regard to case, and folds two letters into ASCII.
 fn respelled(random: &mut Random, key: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(key).into_owned();
     let change = random.below(7);
@@ -556,7 +556,7 @@ fn respelled(random: &mut Random, key: &[u8]) -> Vec<u8> {
         .into_bytes()
 }
 
-/// A value, mostly one that says something in the place where `key` leads.
+/// Returns a value, usually one that is meaningful for `key`.
 fn value(random: &mut Random, key: &[u8], seeds: &Seeds) -> Node {
     let name = String::from_utf8_lossy(key).to_ascii_lowercase();
     if !random.once_in(3) {
@@ -598,7 +598,7 @@ fn value(random: &mut Random, key: &[u8], seeds: &Seeds) -> Node {
             })
         }
         11 | 12 => {
-            // A piece of another file.
+            // A part of another file.
             let mut other = seeds.trees[random.below(seeds.trees.len())].clone();
             if random.once_in(2) {
                 other = inner_document(&mut other).unwrap_or(other);
@@ -666,7 +666,7 @@ fn devices(random: &mut Random) -> Node {
     Node::Object(nodes.collect())
 }
 
-/// Changes bytes, whatever they mean.
+/// Changes arbitrary bytes.
 fn bytes(random: &mut Random, mut bytes: Vec<u8>) -> Vec<u8> {
     for _ in 0..=random.below(3) {
         let at = random.below(bytes.len() + 1);

@@ -1,4 +1,4 @@
-//! A kubelet of one release, asked through a pipe (see `interop/checkpoints`).
+//! An oracle process for one kubelet release (see `interop/checkpoints`).
 
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 #[derive(Debug)]
 pub(crate) struct Oracle {
     child: Child,
-    /// `None` only while it is being ended.
+    /// `None` only during the drop.
     input: Option<BufWriter<ChildStdin>>,
     output: BufReader<ChildStdout>,
 }
@@ -34,10 +34,10 @@ impl Oracle {
         })
     }
 
-    /// Sends all requests and reads all answers at the same time, so that neither side waits for the other.
+    /// Sends requests and reads answers concurrently, so that neither side blocks the other.
     pub(crate) fn ask(&mut self, requests: &[Request<'_>]) -> anyhow::Result<Vec<Vec<u8>>> {
         let Self { input, output, .. } = self;
-        let input = input.as_mut().context("the oracle has been ended")?;
+        let input = input.as_mut().context("the oracle was stopped")?;
         std::thread::scope(|scope| {
             let sent = scope.spawn(move || -> anyhow::Result<()> {
                 for (kind, bytes) in requests {
@@ -51,12 +51,12 @@ impl Oracle {
             for _ in requests {
                 let mut line = Vec::new();
                 let length = output.read_until(b'\n', &mut line)?;
-                ensure!(length > 0, "an oracle ended");
+                ensure!(length > 0, "an oracle exited");
                 answers.push(line);
             }
             match sent.join() {
                 Ok(sent) => sent?,
-                Err(_) => anyhow::bail!("the writer ended early"),
+                Err(_) => anyhow::bail!("the writer thread panicked"),
             }
             Ok(answers)
         })
@@ -65,7 +65,7 @@ impl Oracle {
 
 impl Drop for Oracle {
     fn drop(&mut self) {
-        // At the end of its input the oracle removes its scratch directory and ends.
+        // At the end of its input the oracle removes its scratch directory and exits.
         self.input = None;
         let _ = self.child.wait();
     }

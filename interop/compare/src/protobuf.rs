@@ -1,8 +1,8 @@
-//! Answers of plugins, sound and broken, as protobuf bytes.
+//! Random answers of plugins, valid and broken, as protobuf bytes.
 
 use crate::random::Random;
 
-/// A `ContainerAllocateResponse`, or something like it.
+/// Returns a `ContainerAllocateResponse`, or similar bytes.
 pub(crate) fn message(random: &mut Random) -> Vec<u8> {
     let mut out = Vec::new();
     for _ in 0..random.below(5) {
@@ -30,7 +30,7 @@ fn varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value.to_le_bytes()[0]);
 }
 
-/// A varint that is longer than it need be, or than it may be.
+/// Appends an overlong varint.
 fn odd_varint(random: &mut Random, out: &mut Vec<u8>) {
     let length = 1 + random.below(11);
     for _ in 1..length {
@@ -119,7 +119,7 @@ fn field(random: &mut Random, out: &mut Vec<u8>, depth: usize) {
                     field(random, &mut inner, depth + 1);
                 }
                 if random.once_in(2) {
-                    // Entries of a map, mounts and devices have texts in fields 1 to 3.
+                    // Map entries, mounts and devices have texts in fields 1 to 3.
                     inner.clear();
                     for number in 1..=random.below(4) as u64 {
                         let text = text(random);
@@ -144,7 +144,7 @@ fn field(random: &mut Random, out: &mut Vec<u8>, depth: usize) {
     }
 }
 
-/// Groups in groups, about as deep as the kubelet follows them. `number` is open already.
+/// Appends nested groups, about as deep as the kubelet follows them. `number` is already open.
 fn deep_group(random: &mut Random, out: &mut Vec<u8>, number: u64) {
     let depth = 9_996 + random.below(8);
     out.extend(std::iter::repeat_n(1 << 3 | 3, depth));

@@ -1,4 +1,4 @@
-//! Random numbers that are the same on every machine for the same seed: SplitMix64.
+//! Reproducible random numbers: SplitMix64.
 
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
@@ -16,7 +16,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`; 0 if there is none.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         match u64::try_from(end) {
             Ok(end) if end > 0 => usize::try_from(self.next() % end).unwrap_or_default(),
@@ -24,7 +24,7 @@ impl Random {
         }
     }
 
-    /// True once in `times`.
+    /// Returns `true` with a probability of 1 / `times`.
     pub(crate) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -33,7 +33,7 @@ impl Random {
         self.next().to_le_bytes()[0]
     }
 
-    /// One of a list that is not empty.
+    /// Returns an element of a list that is not empty.
     pub(crate) fn pick<'a, T: ?Sized>(&mut self, from: &[&'a T]) -> &'a T {
         from[self.below(from.len())]
     }

@@ -1,8 +1,8 @@
-//! A JSON document as a tree of raw tokens, so that it can be changed and printed in ways no library would.
+//! A JSON document as a tree of raw tokens, so that it can be changed and printed in ways that libraries do not allow.
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Node {
-    /// A string with its quotes, a number, a word, or whatever a mutation put there.
+    /// A string with its quotes, a number, a literal, or any text that a mutation created.
     Token(Vec<u8>),
     List(Vec<Node>),
     /// Keys with their quotes.
@@ -14,7 +14,7 @@ impl Node {
         Self::Token(text.as_ref().to_vec())
     }
 
-    /// The tree of a sound document; `None` for any other.
+    /// Parses a sound document; `None` for any other.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let mut parser = Parser { bytes, at: 0 };
         let node = parser.value(0)?;
@@ -70,7 +70,7 @@ impl Node {
         }
     }
 
-    /// The node with this number, counted from the root, and the key it stands behind.
+    /// Returns the node with this number, counted from the root, and its key.
     pub(crate) fn nth(&mut self, number: usize) -> Option<(&mut Self, Vec<u8>)> {
         self.walk(&mut { number }, b"")
     }
@@ -89,7 +89,7 @@ impl Node {
         }
     }
 
-    /// The last value behind a key of the top object, compared without regard to case.
+    /// Returns the last value of a key of the top object, compared without regard to case.
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Self> {
         let Self::Object(entries) = self else { return None };
         let quoted = format!("\"{name}\"");

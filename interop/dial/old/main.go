@@ -11,7 +11,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// dialer connects to the address that it is given, as a path.
+// dialer connects to its address, as a path.
 var dialer = grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "unix", path)
 })
@@ -21,7 +21,7 @@ var timed = grpc.WithDialer(func(path string, timeout time.Duration) (net.Conn, 
 	return net.DialTimeout("unix", path, timeout)
 })
 
-// fixed connects to the socket whatever the target says.
+// fixed connects to the socket and ignores the target.
 func fixed(socket string) grpc.DialOption {
 	return grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)

@@ -6,17 +6,17 @@ import (
 	"os"
 )
 
-// Calls is how often the server is called on each connection: the later calls refer to the header table.
+// Calls is the number of calls on each connection: the later calls refer to the header table.
 const Calls = 50
 
 // Style is one way to dial a socket.
 type Style struct {
 	Name string
-	// Dial connects, and returns what calls the server once and what closes the connection.
+	// Dial connects, and returns a function that calls the server once and one that closes the connection.
 	Dial func(socket string) (call func() error, done func() error, err error)
 }
 
-// Run tries every style on the socket named by the first argument and prints one line for each.
+// Run tries every style on the socket in the first argument and prints one line for each.
 func Run(prefix string, all []Style) {
 	if len(os.Args) != 2 {
 		fmt.Fprintln(os.Stderr, "usage: "+os.Args[0]+" SOCKET")

@@ -1,6 +1,6 @@
-// Command bindings is a DRA driver on the gRPC bindings of k8s.io/kubelet, and
-// on nothing else: it registers, prepares for each claim the device of the
-// claim's name, and tells the health of its devices.
+// Command bindings is a DRA driver that uses only the gRPC bindings of
+// k8s.io/kubelet. It registers, prepares for each claim the device of the
+// claim's name, and reports the health of its devices.
 //
 // Commands: "health DEVICE HEALTHY|UNHEALTHY|UNKNOWN".
 package main
@@ -25,13 +25,13 @@ import (
 	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"devlet.test/interop/told"
+	"devlet.test/interop/events"
 )
 
 var (
 	root     = flag.String("root", "/var/lib/kubelet", "the directory of the node")
 	name     = flag.String("driver", "", "the driver's name")
-	services = flag.String("services", drav1.DRAPluginService, "what it serves, separated by commas")
+	services = flag.String("services", drav1.DRAPluginService, "services to serve, separated by commas")
 )
 
 type driver struct {
@@ -76,23 +76,23 @@ func main() {
 	defer serve(filepath.Join(*root, "plugins_registry", *name+"-reg.sock"), func(s *grpc.Server) {
 		registration.RegisterRegistrationServer(s, d)
 	})()
-	told.Commands(d.obey)
+	events.Commands(d.execute)
 }
 
-// serve returns how to stop it. The socket goes with it.
+// serve returns a function that stops the server and removes the socket.
 func serve(path string, register func(*grpc.Server)) func() {
 	os.Remove(path)
 	listener, err := net.Listen("unix", path)
 	must(err)
-	server := grpc.NewServer(grpc.UnaryInterceptor(tellCall))
+	server := grpc.NewServer(grpc.UnaryInterceptor(reportCall))
 	register(server)
 	go server.Serve(listener)
 	return server.Stop
 }
 
-// tellCall tells a call by the name that travels, before it is answered.
-func tellCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	e := told.Event{Call: info.FullMethod}
+// reportCall reports a call by its name on the wire, before it is answered.
+func reportCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	e := events.Event{Call: info.FullMethod}
 	switch r := request.(type) {
 	case interface{ GetClaims() []*drav1.Claim }:
 		for _, claim := range r.GetClaims() {
@@ -106,7 +106,7 @@ func tellCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, hand
 		e.Text = fmt.Sprint(r.PluginRegistered, " ", r.Error)
 	}
 	slices.Sort(e.Claims)
-	told.Tell(e)
+	events.Emit(e)
 	return handler(ctx, request)
 }
 
@@ -148,7 +148,7 @@ func (d *driver) NodeUnprepareResources(_ context.Context, r *drav1.NodeUnprepar
 }
 
 func (d *driver) NodeWatchResources(_ *healthv1.NodeWatchResourcesRequest, stream healthv1.DRAResourceHealth_NodeWatchResourcesServer) error {
-	told.Tell(told.Event{Call: "NodeWatchResources"})
+	events.Emit(events.Event{Call: "NodeWatchResources"})
 	changed := make(chan struct{}, 1)
 	d.mu.Lock()
 	d.watchers[changed] = true
@@ -159,7 +159,7 @@ func (d *driver) NodeWatchResources(_ *healthv1.NodeWatchResourcesRequest, strea
 		for device, health := range d.health {
 			report.Devices = append(report.Devices, &healthv1.DeviceHealth{
 				Device: &healthv1.DeviceIdentifier{PoolName: "pool", DeviceName: device},
-				Health: health, HealthCheckTimeoutSeconds: 600, Message: "as told",
+				Health: health, HealthCheckTimeoutSeconds: 600, Message: "set by command",
 			})
 		}
 		d.mu.Unlock()
@@ -174,13 +174,13 @@ func (d *driver) NodeWatchResources(_ *healthv1.NodeWatchResourcesRequest, strea
 	}
 }
 
-func (d *driver) obey(words []string) error {
+func (d *driver) execute(words []string) error {
 	if len(words) != 3 || words[0] != "health" {
-		return fmt.Errorf("what is %v?", words)
+		return fmt.Errorf("unknown command %v", words)
 	}
 	health, known := healthv1.HealthStatus_value[words[2]]
 	if !known {
-		return fmt.Errorf("what is %s?", words[2])
+		return fmt.Errorf("unknown health %s", words[2])
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 	"syscall"
 	"time"
 
+	"devlet.test/interop/events"
 	"devlet.test/interop/node"
-	"devlet.test/interop/told"
 )
 
 // flavour is a kind of driver.
@@ -28,15 +28,15 @@ type flavour struct {
 	name    string
 	program string
 	args    []string
-	// service is what devlet should choose, method how that travels.
+	// service is the service that devlet should choose, method its prefix on the wire.
 	service, method string
-	// prepares and unprepares are what it tells then.
+	// prepares and unprepares are the calls that it reports.
 	prepares, unprepares string
-	// asksForClaims: it wants to be given the claim objects.
+	// asksForClaims: it needs the claim objects.
 	asksForClaims bool
-	// rolls: another one of the same name can be started beside it.
+	// rolls: another plugin of the same name can be started beside it.
 	rolls bool
-	// healthy and ill are its words; none if it tells no health.
+	// healthy and ill are its health values; empty if it does not report health.
 	healthy, ill string
 }
 
@@ -97,7 +97,7 @@ func main() {
 	results.End()
 }
 
-// scenario is one driver's time with one node.
+// scenario is a test of one driver with one node.
 type scenario struct {
 	flavour
 	devlet, programs, root string
@@ -108,7 +108,7 @@ type scenario struct {
 
 func (s *scenario) check(what string, err error) bool {
 	if err != nil && s.driver != nil {
-		err = fmt.Errorf("%w; the driver told %v and said %s", err, s.driver.all(), &s.driver.log)
+		err = fmt.Errorf("%w; the driver reported %v and logged %s", err, s.driver.all(), &s.driver.log)
 	}
 	return results.Check(s.name+": "+what, err)
 }
@@ -124,7 +124,7 @@ func (s *scenario) run() {
 	if !s.check("the driver registers", s.registered()) {
 		return
 	}
-	s.check("devlet chooses the newest service that both know", s.chosen())
+	s.check("devlet chooses the newest common service", s.chosen())
 
 	claim := s.claim("widget", "first", "second")
 	first := s.pod("first", "widget")
@@ -132,7 +132,7 @@ func (s *scenario) run() {
 	if !s.check("a pod with a claim is admitted", err) {
 		return
 	}
-	s.check("the claim is prepared by that service", s.driver.told(s.method))
+	s.check("the claim is prepared by that service", s.driver.called(s.method))
 	s.check("the claim is prepared once", s.driver.count(s.prepares, "uid-widget", 1))
 	s.check("the pod has the claim's device", has(admitted, "widget"))
 
@@ -140,13 +140,13 @@ func (s *scenario) run() {
 	if err == nil {
 		err = same(again, admitted)
 	}
-	s.check("the same pod gets the same again", err)
+	s.check("the same pod gets the same device again", err)
 	second, err := s.admit(s.pod("second", "widget"), claim)
 	if err == nil {
 		err = has(second, "widget")
 	}
 	s.check("another pod shares the claim", err)
-	s.check("and no driver is asked for that", s.driver.count(s.prepares, "uid-widget", 1))
+	s.check("and no driver is called for that", s.driver.count(s.prepares, "uid-widget", 1))
 
 	if !s.check("devlet restarts", s.restart()) {
 		return
@@ -156,22 +156,22 @@ func (s *scenario) run() {
 	if err == nil {
 		err = same(again, admitted)
 	}
-	s.check("the pod has what it had", err)
-	s.check("and no driver is asked for that either", s.driver.count(s.prepares, "uid-widget", 1))
+	s.check("the pod still has its device", err)
+	s.check("and no driver is called for that either", s.driver.count(s.prepares, "uid-widget", 1))
 
 	if s.ill != "" {
-		s.check("the driver's health is heard", s.health("widget", s.ill, " unhealthy: as told"))
-		s.check("and heard again", s.health("widget", s.healthy, " healthy: as told"))
+		s.check("the driver's health is received", s.health("widget", s.ill, " unhealthy: set by command"))
+		s.check("and received again", s.health("widget", s.healthy, " healthy: set by command"))
 	}
 
 	if s.asksForClaims {
-		s.check("the claim object goes", s.driver.command("forget", "default", "widget"))
+		s.check("the claim object is deleted", s.driver.command("forget", "default", "widget"))
 	}
 	_, err = s.node.Run("remove", "first")
-	s.check("a pod of a shared claim goes", err)
+	s.check("a pod of a shared claim is removed", err)
 	s.check("the claim stays prepared", s.driver.count(s.unprepares, "uid-widget", 0))
 	_, err = s.node.Run("remove", "second")
-	s.check("the last pod of it goes", err)
+	s.check("the last pod of it is removed", err)
 	s.check("the claim is unprepared once", s.driver.count(s.unprepares, "uid-widget", 1))
 
 	if s.rolls {
@@ -179,30 +179,30 @@ func (s *scenario) run() {
 	}
 
 	s.driver.stop()
-	s.check("the driver goes", s.until(false))
+	s.check("the driver stops", s.until(false))
 	late := s.claim("late", "late")
 	waiting := make(chan error, 1)
 	go func() {
 		_, err := s.node.AdmitFiles(s.pod("late", "late"), late)
 		waiting <- err
 	}()
-	if s.driver, err = s.start(); !s.check("the driver comes back", err) {
+	if s.driver, err = s.start(); !s.check("the driver starts again", err) {
 		return
 	}
 	if s.asksForClaims {
-		s.check("the claim object is there", s.driver.command("claim", late))
+		s.check("the claim object exists", s.driver.command("claim", late))
 	}
 	s.check("and registers", s.registered())
 	s.check("the pod that waited for it is admitted", <-waiting)
 	_, err = s.node.Run("remove", "late")
-	s.check("the pod goes", err)
+	s.check("the pod is removed", err)
 	s.check("its claim is unprepared", s.driver.count(s.unprepares, "uid-late", 1))
 	s.check("devlet stops", s.node.Stop())
 	s.node = nil
 }
 
-// rollingUpdate starts another plugin of the driver, and stops the one there was. The pod between the two belongs to
-// both.
+// rollingUpdate starts another plugin of the driver, and stops the first. The new one prepares and
+// unprepares the pod in between.
 func (s *scenario) rollingUpdate() {
 	old := s.driver
 	var err error
@@ -212,21 +212,21 @@ func (s *scenario) rollingUpdate() {
 	}
 	s.check("it registers beside the old one", errors.Join(s.registered(), s.plugins(2)))
 	_, err = s.admit(s.pod("between", "between"), s.claim("between", "between"))
-	s.check("a pod comes meanwhile", err)
-	s.check("the newer one is asked", errors.Join(
+	s.check("a pod is admitted meanwhile", err)
+	s.check("the newer one is called", errors.Join(
 		s.driver.count(s.prepares, "uid-between", 1), old.count(s.prepares, "uid-between", 0)))
 	old.stop()
-	s.check("the old one goes", node.Until(30*time.Second, func() error { return s.plugins(1) }))
+	s.check("the old one stops", node.Until(30*time.Second, func() error { return s.plugins(1) }))
 	_, err = s.node.Run("remove", "between")
-	s.check("the pod goes", err)
+	s.check("the pod is removed", err)
 	s.check("its claim is unprepared", s.driver.count(s.unprepares, "uid-between", 1))
 }
 
-// plugins finds so many of the driver.
+// plugins checks the number of the driver's plugins.
 func (s *scenario) plugins(wanted int) error {
 	view, err := s.view()
 	if err == nil && len(view.Plugins) != wanted {
-		err = fmt.Errorf("devlet sees %+v", view)
+		err = fmt.Errorf("devlet reports %+v", view)
 	}
 	return err
 }
@@ -241,11 +241,11 @@ func (s *scenario) restart() error {
 	return err
 }
 
-// registered waits until devlet has told the driver so, and can call it.
+// registered waits until devlet has confirmed the registration and can call the driver.
 func (s *scenario) registered() error {
 	return errors.Join(
 		node.Until(30*time.Second, func() error {
-			return s.driver.told("/pluginregistration.Registration/NotifyRegistrationStatus")
+			return s.driver.called("/pluginregistration.Registration/NotifyRegistrationStatus")
 		}),
 		s.until(true),
 	)
@@ -272,7 +272,7 @@ func (s *scenario) view() (driverView, error) {
 	return driverView{}, nil
 }
 
-// until waits until the driver can be called, or cannot.
+// until waits until the driver is connected, or disconnected.
 func (s *scenario) until(connected bool) error {
 	return node.Until(30*time.Second, func() error {
 		view, err := s.view()
@@ -287,21 +287,21 @@ func (s *scenario) until(connected bool) error {
 		if len(view.Plugins) == 0 && !connected {
 			return nil
 		}
-		return fmt.Errorf("devlet sees %+v", view)
+		return fmt.Errorf("devlet reports %+v", view)
 	})
 }
 
 func (s *scenario) chosen() error {
 	view, err := s.view()
 	if err == nil && (len(view.Plugins) != 1 || view.Plugins[0].Service != s.service) {
-		err = fmt.Errorf("devlet sees %+v, not %s", view, s.service)
+		err = fmt.Errorf("devlet reports %+v, not %s", view, s.service)
 	}
 	return err
 }
 
-// health lets the driver say how a device is, and waits until the pods show it.
-func (s *scenario) health(device, said, shown string) error {
-	if err := s.driver.command("health", device, said); err != nil {
+// health sets the health of a device in the driver, and waits until the pods show it.
+func (s *scenario) health(device, value, shown string) error {
+	if err := s.driver.command("health", device, value); err != nil {
 		return err
 	}
 	return node.Until(30*time.Second, func() error {
@@ -313,7 +313,7 @@ func (s *scenario) health(device, said, shown string) error {
 	})
 }
 
-// claim writes a claim that is allocated, and tells the driver if it asks.
+// claim writes an allocated claim, and passes it to the driver if it needs it.
 func (s *scenario) claim(name string, pods ...string) string {
 	reserved := ""
 	for _, pod := range pods {
@@ -366,7 +366,7 @@ func (s *scenario) admit(pod, claim string) (node.Pod, error) {
 	return s.node.AdmitFiles(pod, claim)
 }
 
-// has finds a claim's device in a pod, and its name in the container.
+// has checks that a pod has a claim's device, and its container the CDI name.
 func has(pod node.Pod, device string) error {
 	wanted := []node.Claim{{
 		Name: device, Namespace: "default", UID: "uid-" + device,
@@ -398,21 +398,21 @@ func same(got, want node.Pod) error {
 	return nil
 }
 
-// driver is one that runs.
+// driver is a running driver.
 type driver struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	log   node.Log
-	// answers are to commands.
-	answers chan told.Event
+	// answers are the answers to commands.
+	answers chan events.Event
 
 	mu     sync.Mutex
-	events []told.Event
+	events []events.Event
 }
 
 func (s *scenario) start(more ...string) (*driver, error) {
 	args := slices.Concat([]string{"-root", s.root, "-driver", driverName}, s.args, more)
-	d := &driver{cmd: exec.Command(filepath.Join(s.programs, s.program), args...), answers: make(chan told.Event, 1)}
+	d := &driver{cmd: exec.Command(filepath.Join(s.programs, s.program), args...), answers: make(chan events.Event, 1)}
 	d.cmd.Stderr = &d.log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var err error
@@ -432,7 +432,7 @@ func (s *scenario) start(more ...string) (*driver, error) {
 
 func (d *driver) listen(stdout io.Reader) {
 	for lines := bufio.NewScanner(stdout); lines.Scan(); {
-		var e told.Event
+		var e events.Event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
 			continue
 		}
@@ -446,30 +446,30 @@ func (d *driver) listen(stdout io.Reader) {
 	}
 }
 
-func (d *driver) all() []told.Event {
+func (d *driver) all() []events.Event {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.events)
 }
 
-// told finds that a call has come.
-func (d *driver) told(call string) error {
+// called checks that a call was received.
+func (d *driver) called(call string) error {
 	for _, e := range d.all() {
 		if e.Call == call {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s has not come", call)
+	return fmt.Errorf("%s was not called", call)
 }
 
-// forget lets calls of a service be waited for again.
+// forget discards the received calls of a service.
 func (d *driver) forget(service string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.events = slices.DeleteFunc(d.events, func(e told.Event) bool { return strings.Contains(e.Call, service) })
+	d.events = slices.DeleteFunc(d.events, func(e events.Event) bool { return strings.Contains(e.Call, service) })
 }
 
-// count finds that a call has named a claim so many times.
+// count checks how many calls named a claim.
 func (d *driver) count(call, claim string, wanted int) error {
 	found := 0
 	for _, e := range d.all() {
@@ -483,7 +483,7 @@ func (d *driver) count(call, claim string, wanted int) error {
 	return nil
 }
 
-// command waits until it has been carried out.
+// command sends a command and waits for its answer.
 func (d *driver) command(words ...string) error {
 	if _, err := fmt.Fprintln(d.stdin, strings.Join(words, " ")); err != nil {
 		return err
@@ -499,7 +499,7 @@ func (d *driver) command(words ...string) error {
 	}
 }
 
-// stop ends it well: its sockets are gone.
+// stop ends the driver, which removes its sockets.
 func (d *driver) stop() {
 	d.stdin.Close()
 	kill := time.AfterFunc(10*time.Second, func() { d.cmd.Process.Kill() })

@@ -1,9 +1,10 @@
-// Command helper is a DRA driver on k8s.io/dynamic-resource-allocation/kubeletplugin,
-// the library that drivers are made with. That one asks an API server for
-// claims; here it asks a client that has them in memory.
+// Command helper is a DRA driver that uses
+// k8s.io/dynamic-resource-allocation/kubeletplugin, the library for drivers. The
+// library reads claims from an API server; here it uses a client with claims in
+// memory.
 //
-// Commands: "claim FILE", which puts a claim where the helper finds it;
-// "forget NAMESPACE NAME"; "health DEVICE Healthy|Unhealthy|Unknown".
+// Commands: "claim FILE", which adds a claim to the client; "forget NAMESPACE
+// NAME"; "health DEVICE Healthy|Unhealthy|Unknown".
 package main
 
 import (
@@ -26,7 +27,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"sigs.k8s.io/yaml"
 
-	"devlet.test/interop/told"
+	"devlet.test/interop/events"
 )
 
 var (
@@ -59,7 +60,7 @@ func main() {
 		kubeletplugin.PluginDataDirectoryPath(directory),
 		kubeletplugin.NodeV1(*nodeAPI),
 		kubeletplugin.GRPCInterceptor(func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			told.Tell(told.Event{Call: info.FullMethod})
+			events.Emit(events.Event{Call: info.FullMethod})
 			return handler(ctx, request)
 		}),
 	}
@@ -69,7 +70,7 @@ func main() {
 	helper, err := kubeletplugin.Start(ctx, d, options...)
 	must(err)
 	go publish(ctx, helper)
-	told.Commands(func(words []string) error {
+	events.Commands(func(words []string) error {
 		switch {
 		case len(words) == 2 && words[0] == "claim":
 			text, err := os.ReadFile(words[1])
@@ -98,23 +99,23 @@ func main() {
 			}
 			return nil
 		}
-		return fmt.Errorf("what is %v?", words)
+		return fmt.Errorf("unknown command %v", words)
 	})
 	helper.Stop()
 }
 
-// publish does what every driver does first.
+// publish publishes ResourceSlices, as every driver does first.
 func publish(ctx context.Context, helper *kubeletplugin.Helper) {
 	err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
 		"pool": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "widget-0"}}}}},
 	}})
 	if err != nil {
-		told.Tell(told.Event{Call: "error", Text: err.Error()})
+		events.Emit(events.Event{Call: "error", Text: err.Error()})
 	}
 }
 
 func (d *driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	e := told.Event{Call: "PrepareResourceClaims"}
+	e := events.Event{Call: "PrepareResourceClaims"}
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		e.Claims = append(e.Claims, string(claim.UID))
@@ -131,34 +132,34 @@ func (d *driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.
 		results[claim.UID] = result
 	}
 	slices.Sort(e.Claims)
-	told.Tell(e)
+	events.Emit(e)
 	return results, nil
 }
 
 func (d *driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	e := told.Event{Call: "UnprepareResourceClaims"}
+	e := events.Event{Call: "UnprepareResourceClaims"}
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		e.Claims = append(e.Claims, string(claim.UID))
 		results[claim.UID] = nil
 	}
 	slices.Sort(e.Claims)
-	told.Tell(e)
+	events.Emit(e)
 	return results, nil
 }
 
 func (d *driver) HandleError(_ context.Context, err error, msg string) {
-	told.Tell(told.Event{Call: "error", Text: msg + ": " + err.Error()})
+	events.Emit(events.Event{Call: "error", Text: msg + ": " + err.Error()})
 }
 
 func (d *driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	told.Tell(told.Event{Call: "WatchHealthStatus"})
+	events.Emit(events.Event{Call: "WatchHealthStatus"})
 	for {
 		d.mu.Lock()
 		var report kubeletplugin.DeviceHealthReport
 		for device, health := range d.health {
 			report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{
-				PoolName: "pool", DeviceName: device, Health: health, Message: "as told",
+				PoolName: "pool", DeviceName: device, Health: health, Message: "set by command",
 				LastUpdated: time.Now(), HealthCheckTimeout: 10 * time.Minute,
 			})
 		}

@@ -3,7 +3,7 @@ module devlet.test/interop/drivers/helper_1_31
 go 1.26.0
 
 require (
-	devlet.test/interop/told v0.0.0
+	devlet.test/interop/events v0.0.0
 	google.golang.org/grpc v1.65.0
 	k8s.io/dynamic-resource-allocation v0.31.4
 	k8s.io/kubelet v0.31.4
@@ -52,4 +52,4 @@ require (
 	sigs.k8s.io/yaml v1.4.0 // indirect
 )
 
-replace devlet.test/interop/told => ../told
+replace devlet.test/interop/events => ../events

@@ -1,6 +1,6 @@
-// Command helper_1_31 is a DRA driver on the helper of Kubernetes 1.31, as they
-// were made then: it says no more of its services than "1.0.0", and serves the
-// alpha one.
+// Command helper_1_31 is a DRA driver that uses the helper of Kubernetes 1.31 as
+// drivers of that time did. It registers only the version "1.0.0", and serves
+// the alpha service.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1alpha4"
 
-	"devlet.test/interop/told"
+	"devlet.test/interop/events"
 )
 
 var (
@@ -34,18 +34,18 @@ func main() {
 		kubeletplugin.PluginSocketPath(endpoint),
 		kubeletplugin.KubeletPluginSocketPath(endpoint),
 		kubeletplugin.GRPCInterceptor(func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			e := told.Event{Call: info.FullMethod}
+			e := events.Event{Call: info.FullMethod}
 			if named, ok := request.(interface{ GetClaims() []*drapb.Claim }); ok {
 				for _, claim := range named.GetClaims() {
 					e.Claims = append(e.Claims, claim.UID)
 				}
 			}
-			told.Tell(e)
+			events.Emit(e)
 			return handler(ctx, request)
 		}),
 	)
 	must(err)
-	told.Commands(func([]string) error { return nil })
+	events.Commands(func([]string) error { return nil })
 	helper.Stop()
 }
 

@@ -1,6 +1,6 @@
 // Command drive starts devlet and unmodified device plugins, admits pods, and
-// restarts devlet under the plugins. It expects mount and user rights of its
-// own; ../run gives it both.
+// restarts devlet while the plugins run. It requires its own mount namespace and
+// root rights; ../run provides both.
 package main
 
 import (
@@ -18,19 +18,19 @@ import (
 	"devlet.test/interop/node"
 )
 
-// Plugins have this path built in.
+// The path is a constant in the plugins.
 const root = "/var/lib/kubelet"
 
-// plugin is a program that devlet has never heard of.
+// plugin is an unmodified device plugin.
 type plugin struct {
 	name string
-	// command starts it, in a shell with mounts of its own.
+	// command starts it, in a shell with its own mounts.
 	command string
-	// capacity is what it offers.
+	// capacity is the number of devices by resource.
 	capacity map[string]int
-	// limits are what the pod asks for; a second pod can get as much.
+	// limits are those of the pod; a second pod can get as many devices.
 	limits []string
-	// check looks at what the pod's container got.
+	// check checks the changes to the pod's container.
 	check func(node.Container) error
 }
 
@@ -67,7 +67,7 @@ var plugins = []plugin{
 		},
 	},
 	{
-		// It only looks whether the two devices exist.
+		// It only checks that the two devices exist.
 		name: "intel sgx_plugin",
 		command: `mount -t tmpfs tmpfs /dev && touch /dev/sgx_enclave /dev/sgx_provision && ` +
 			`exec "$BIN/plugin-sgx" -enclave-limit 300 -provision-limit 3`,
@@ -110,7 +110,7 @@ func main() {
 	}
 	for i, p := range plugins {
 		results.Check(p.name+" registers again", running[i].explain(offered(n, p)))
-		results.Check(p.name+" has its pod", again(n, p, pod(i, "first"), pods[i]))
+		results.Check(p.name+" still has its pod", again(n, p, pod(i, "first"), pods[i]))
 		second, err := admit(n, p, pod(i, "second"))
 		if err == nil {
 			err = disjoint(pods[i], second)
@@ -128,7 +128,7 @@ func main() {
 
 func pod(plugin int, which string) string { return fmt.Sprintf("%s-%d", which, plugin) }
 
-// offered waits until a plugin's devices are there.
+// offered waits until a plugin's devices are listed.
 func offered(n *node.Node, p plugin) error {
 	return node.Until(30*time.Second, func() error {
 		for name, count := range p.capacity {
@@ -160,7 +160,7 @@ func admit(n *node.Node, p plugin, name string) (node.Pod, error) {
 	return pod, p.check(pod.Containers[0])
 }
 
-// again finds that a pod has what it had.
+// again checks that a pod still has its devices.
 func again(n *node.Node, p plugin, name string, before node.Pod) error {
 	after, err := admit(n, p, name)
 	if err != nil {
@@ -196,7 +196,7 @@ func removed(n *node.Node, p plugin, names ...string) error {
 	return nil
 }
 
-// left waits until nothing of an ended plugin can be had.
+// left waits until the devices of a stopped plugin are not allocatable.
 func left(n *node.Node, p plugin) error {
 	return node.Until(10*time.Second, func() error {
 		for name := range p.capacity {
@@ -222,7 +222,7 @@ func byPath(nodes []node.DeviceNode) []node.DeviceNode {
 	return nodes
 }
 
-// process is a plugin that runs.
+// process is a running plugin.
 type process struct {
 	cmd *exec.Cmd
 	log node.Log
@@ -242,10 +242,10 @@ func (p *process) stop() {
 	p.cmd.Wait()
 }
 
-// explain adds what the plugin said.
+// explain adds the plugin's output to an error.
 func (p *process) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%w; the plugin said:\n%s", err, &p.log)
+	return fmt.Errorf("%w; output of the plugin:\n%s", err, &p.log)
 }

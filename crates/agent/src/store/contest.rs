@@ -11,9 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use devlet_core::{
-    Allocation, Blocked, ClaimUid, ContainerName, DeviceId, Pod, PodClaim, PodUid, ResourceName,
-};
+use devlet_core::{Allocation, Blocked, ContainerName, DeviceId, Pod, PodClaim, PodUid, ResourceName};
 
 use super::claims_file::ImportedClaims;
 use super::database::{Contents, Hash};
@@ -128,7 +126,7 @@ fn lost_claims(contents: &Contents, pod: &Pod, imported: &ImportedClaims) -> Vec
             .zip(imported.claims.get(&claim.uid))
         {
             _ if !listed.iter().any(|each| each.uid == claim.uid) => "ResourceClaim",
-            Some((ours, theirs)) if ours.holds_more_than(theirs) => "devices of ResourceClaim",
+            Some((ours, theirs)) if ours.has_more_than(theirs) => "devices of ResourceClaim",
             _ => return None,
         };
         Some(format!("{what} {} of {}", claim.key, named(pod)))
@@ -136,13 +134,13 @@ fn lost_claims(contents: &Contents, pod: &Pod, imported: &ImportedClaims) -> Vec
     lost.collect()
 }
 
-/// Claims of which the record and the file each have a device that the other lacks.
+/// Claims of which the record and the file each have a device of one driver that the other lacks.
 fn claims_with_other_devices(contents: &Contents, imported: &ImportedClaims) -> Vec<String> {
     let both = imported
         .claims
         .iter()
         .filter_map(|(uid, theirs)| Some((contents.claims.get(uid)?, theirs)));
-    let other = both.filter(|(ours, theirs)| ours.holds_more_than(theirs) && theirs.holds_more_than(ours));
+    let other = both.filter(|(ours, theirs)| ours.conflicts_with(theirs));
     other
         .map(|(ours, _)| format!("ResourceClaim {}", ours.key))
         .collect()

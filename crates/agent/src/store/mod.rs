@@ -595,7 +595,7 @@ impl State {
                 return Err(ImportError::ClaimInFlight { claim });
             }
             if let Some(known) = self.node.claim(uid) {
-                if claim.holds_more_than(known.claim) {
+                if claim.has_more_than(known.claim) {
                     let (claim, pods) = (claim.key.clone(), known.pods.clone());
                     return Err(ImportError::OtherDevices { claim, pods });
                 }

@@ -25,7 +25,7 @@ use redb::backends::FileBackend;
 
 use super::backend::Behind;
 use super::database::Place;
-use super::{CommitError, OpenOptions, OpenReport, Storage, Store, answer, wal};
+use super::{CommitError, MirrorError, OpenOptions, OpenReport, StopError, Storage, Store, answer, wal};
 
 pub(super) const GPU: &str = "acme.com/gpu";
 pub(super) const NOW: Moment = Moment(1_790_000_000_123);
@@ -264,5 +264,13 @@ pub(super) fn make(kind: &str, path: &Path) {
         "link to a device" => std::os::unix::fs::symlink("/dev/zero", path).unwrap(),
         "dangling link" => std::os::unix::fs::symlink("/nowhere/state", path).unwrap(),
         other => panic!("{other}"),
+    }
+}
+
+/// Stops a store that may be blocked: then the kubelet's files may differ from the record.
+pub(super) async fn stop(store: &Store) {
+    match store.stop().await {
+        Ok(()) | Err(StopError::Mirror(MirrorError::Blocked { .. })) => {}
+        Err(error) => panic!("{error:?}"),
     }
 }

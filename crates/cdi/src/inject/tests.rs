@@ -75,7 +75,7 @@ fn spec_edits_come_once_and_devices_in_the_order_of_names() {
     assert_eq!(
         hooks,
         ["createRuntime", "createContainer"],
-        "a device named twice counts once"
+        "a repeated device is merged once"
     );
     assert_eq!(
         serde_json::to_value(&edits).unwrap()["hooks"][0]["args"],

@@ -45,7 +45,7 @@ fn valid_names_split_into_their_parts_and_print_back() {
 }
 
 #[test]
-fn a_name_without_one_of_its_parts_says_which() {
+fn an_error_about_a_missing_part_names_the_part() {
     for (text, part) in [
         ("", Part::Vendor),
         ("dev", Part::Vendor),
@@ -125,7 +125,7 @@ fn a_part_that_breaks_a_rule_is_named_with_the_character() {
 }
 
 #[test]
-fn an_error_says_what_would_be_right() {
+fn an_error_states_the_rule() {
     let error = "vendor.com/class=dev:".parse::<QualifiedName>().unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -139,7 +139,7 @@ fn an_error_says_what_would_be_right() {
 }
 
 #[test]
-fn serde_refuses_what_parsing_refuses() {
+fn serde_rejects_the_names_that_parsing_rejects() {
     let name: QualifiedName = serde_json::from_str("\"v.com/c=d\"").unwrap();
     assert_eq!(serde_json::to_string(&name).unwrap(), "\"v.com/c=d\"");
     assert!(serde_json::from_str::<QualifiedName>("\"v.com/c\"").is_err());

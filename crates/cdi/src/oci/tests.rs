@@ -148,7 +148,7 @@ fn a_device_node_belongs_to_the_user_of_the_process_unless_that_is_root() {
 }
 
 #[test]
-fn what_a_device_node_leaves_open_comes_from_the_host() {
+fn omitted_properties_of_a_device_node_come_from_the_host() {
     let full = json!({ "path": "/dev/c", "type": "b", "major": 7, "minor": 8, "fileMode": 0o640 });
     let cases = [
         (json!({ "path": "/dev/c", "hostPath": "/dev/host" }), full.clone()),
@@ -206,7 +206,7 @@ fn a_host_that_cannot_complete_a_device_node_is_an_error() {
 }
 
 #[test]
-fn the_real_host_knows_its_null_device() {
+fn the_null_device_of_the_real_host_is_found() {
     let found = HostNode::lookup(Path::new("/dev/null")).unwrap();
     assert_eq!(
         (found.node_type, found.major, found.minor),
@@ -318,7 +318,7 @@ fn all_six_hooks_are_appended() {
 }
 
 #[test]
-fn intel_rdt_replaces_what_was_there() {
+fn intel_rdt_replaces_an_earlier_configuration() {
     let rdt = json!({ "closID": "c", "l3CacheSchema": "L3:0=f", "memBwSchema": "MB:0=5",
         "schemata": ["L2:0=f"], "enableMonitoring": true });
     let oci = applied(
@@ -400,7 +400,7 @@ fn an_oci_spec_of_the_wrong_shape_is_an_error_that_names_the_field() {
 }
 
 #[test]
-fn everything_that_edits_do_not_touch_stays() {
+fn fields_that_edits_do_not_touch_stay_unchanged() {
     let oci = json!({
         "ociVersion": "9.9", "future": { "a": [1, 2.5, null, -3, 18446744073709551615u64] },
         "process": { "env": ["P=1"], "user": { "uid": 7, "umask": 18, "x": "y" }, "cwd": "/", "rlimits": [{}] },

@@ -34,7 +34,7 @@ const JSON: &str =
     r#"{"cdiVersion":"1.1.0","kind":"v.com/c","devices":[{"name":"d","containerEdits":{"env":["A=b"]}}]}"#;
 
 #[test]
-fn json_and_yaml_say_the_same_whatever_the_file_is_called() {
+fn json_and_yaml_give_the_same_spec_with_any_file_name() {
     let texts = [
         JSON.to_owned(),
         format!("\u{feff}\n\t {JSON}\n"),
@@ -51,7 +51,7 @@ fn json_and_yaml_say_the_same_whatever_the_file_is_called() {
 }
 
 #[test]
-fn nothing_and_null_are_no_spec() {
+fn an_empty_or_null_document_is_not_a_spec() {
     for text in ["", "\n", "# only a comment\n", "null", "~", "---\n"] {
         assert_eq!(Spec::parse(text.as_bytes()), Err(ParseError::Empty), "{text:?}");
     }
@@ -72,7 +72,7 @@ fn nothing_and_null_are_no_spec() {
 }
 
 #[test]
-fn fields_that_are_not_known_are_errors_at_every_level() {
+fn unknown_fields_are_errors_at_every_level() {
     for edits in [
         "bogus: 1",
         "Env: [A=b]",
@@ -89,7 +89,7 @@ fn fields_that_are_not_known_are_errors_at_every_level() {
 }
 
 #[test]
-fn what_stands_there_twice_is_an_error() {
+fn a_repeated_key_is_an_error() {
     assert!(yaml("env: [A=b]\n    env: [C=d]").is_err());
     assert!(yaml("env: [A=b]\nannotations: {a: b, a: c}").is_err());
     let json = JSON.replace("\"kind\"", "\"annotations\":{\"a\":\"b\",\"a\":\"c\"},\"kind\"");
@@ -97,7 +97,7 @@ fn what_stands_there_twice_is_an_error() {
 }
 
 #[test]
-fn null_is_the_same_as_nothing() {
+fn null_is_the_same_as_an_absent_value() {
     let spec = Spec::parse(
         b"cdiVersion: ~\nkind:\nannotations: null\ncontainerEdits:\ndevices:\n- {name: d, containerEdits: ~}",
     );
@@ -130,7 +130,7 @@ fn null_is_the_same_as_nothing() {
 }
 
 #[test]
-fn numbers_are_what_runtimes_take_for_numbers() {
+fn numbers_are_those_that_runtimes_accept() {
     for (text, mode) in [
         ("0660", 432),
         ("0o660", 432),
@@ -165,7 +165,7 @@ fn numbers_are_what_runtimes_take_for_numbers() {
 }
 
 #[test]
-fn switches_are_what_runtimes_take_for_switches() {
+fn booleans_are_those_that_runtimes_accept() {
     for (text, on) in [
         ("true", true),
         ("True", true),
@@ -196,7 +196,7 @@ fn any_plain_scalar_can_be_a_text() {
 }
 
 #[test]
-fn only_the_first_document_counts_and_more_are_a_warning() {
+fn only_the_first_document_is_read_and_more_are_a_warning() {
     for rest in ["---\nother: document\n", "---\n{ broken"] {
         let text = format!("{HEAD}env: [A=b]\n{rest}");
         assert_eq!(Spec::parse(text.as_bytes()), Ok(small()), "{rest}");
@@ -234,7 +234,7 @@ fn bytes_that_are_not_utf8_are_located() {
 }
 
 #[test]
-fn too_long_a_text_is_refused_before_it_is_parsed() {
+fn an_overlong_text_is_rejected_before_it_is_parsed() {
     let text = " ".repeat(MAX_SPEC_BYTES + 1);
     assert_eq!(Spec::parse(text.as_bytes()), Err(ParseError::TooLarge));
     assert_eq!(
@@ -264,27 +264,27 @@ fn alias_bombs_are_refused() {
 }
 
 #[test]
-fn reading_stops_at_the_first_entry_that_is_worth_nothing() {
+fn reading_stops_at_the_first_entry_without_a_required_field() {
     for (text, message) in [
         (
             "devices: [{name: d}, {}, {name: e}]",
-            "entry 2 of the list has no name",
+            "entry 2 of the list lacks name",
         ),
         (
             "containerEdits: {deviceNodes: [{type: c}]}",
-            "entry 1 of the list has no path",
+            "entry 1 of the list lacks path",
         ),
         (
             "containerEdits: {mounts: [{hostPath: /h}]}",
-            "entry 1 of the list has no containerPath",
+            "entry 1 of the list lacks containerPath",
         ),
         (
             "containerEdits: {hooks: [{path: /h}]}",
-            "entry 1 of the list has no hookName",
+            "entry 1 of the list lacks hookName",
         ),
         (
             "containerEdits: {netDevices: [{name: n}]}",
-            "entry 1 of the list has no hostInterfaceName",
+            "entry 1 of the list lacks hostInterfaceName",
         ),
     ] {
         let refused = Spec::parse(text.as_bytes()).unwrap_err().to_string();
@@ -302,13 +302,13 @@ fn deep_nesting_is_refused_without_a_stack_overflow() {
 }
 
 #[test]
-fn a_spec_with_very_many_values_is_not_taken_for_a_bomb() {
+fn a_spec_with_very_many_values_is_not_rejected_as_a_bomb() {
     let edits = yaml(&format!("env: [{}]", "A=,".repeat(260_000))).unwrap();
     assert_eq!(edits.env.len(), 260_000);
 }
 
 #[test]
-fn names_can_be_seen_in_a_file_that_is_not_a_spec() {
+fn names_are_read_from_a_file_that_is_not_a_spec() {
     let text = "kind: v.com/c\nsurprise: true\ndevices: [{name: a, shape: round}, {}, {name: b}]";
     assert!(Spec::parse(text.as_bytes()).is_err());
     assert_eq!(

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::validate::Warning;
 
-/// A directory with one directory for each list of files.
+/// Creates a directory with one subdirectory for each list of files.
 fn directories(content: &[&[(&str, &str)]]) -> (TempDir, Vec<PathBuf>) {
     let root = TempDir::new().unwrap();
     let mut paths = Vec::new();
@@ -38,14 +38,14 @@ fn name(text: &str) -> QualifiedName {
 fn usable(registry: &Registry) -> Vec<String> {
     let definitions = registry
         .definitions()
-        .filter(|definition| definition.standing == Standing::Usable);
+        .filter(|definition| definition.state == DefinitionState::Usable);
     definitions
         .map(|definition| definition.name.to_string())
         .collect()
 }
 
 #[test]
-fn missing_and_empty_directories_are_no_problem() {
+fn missing_and_empty_directories_are_not_problems() {
     let (root, _) = directories(&[]);
     let none: [&str; 0] = [];
     for registry in [
@@ -72,15 +72,15 @@ fn a_later_directory_wins_and_the_former_is_shadowed() {
     assert_eq!((winner.file.priority, winner.device.name.as_str()), (1, "a"));
     let standings: Vec<_> = registry
         .definitions_of(&name("v.com/c=a"))
-        .map(|one| one.standing)
+        .map(|one| one.state)
         .collect();
     assert_eq!(
         standings,
         [
-            Standing::Shadowed {
+            DefinitionState::Shadowed {
                 by: directories[1].join("two.json")
             },
-            Standing::Usable
+            DefinitionState::Usable
         ]
     );
     assert!(registry.get(&name("v.com/c=x")).is_none());
@@ -116,11 +116,11 @@ fn files_of_one_directory_that_define_the_same_device_make_it_unusable() {
     assert!(registry.problems()[0].concerns(&paths[0]) && !registry.problems()[1].concerns(&paths[0]));
     let definitions: Vec<_> = registry.definitions_of(&name("v.com/c=a")).collect();
     assert_eq!(definitions.len(), 3);
-    assert_eq!(definitions[0].standing, Standing::Conflicting { paths });
+    assert_eq!(definitions[0].state, DefinitionState::Conflicting { paths });
 }
 
 #[test]
-fn a_conflict_below_is_not_healed_by_a_directory_above() {
+fn a_directory_above_does_not_resolve_a_conflict_below() {
     let same = spec("v.com/c", &["a"]);
     let (_root, directories) = directories(&[&[("1.yaml", &same), ("2.yaml", &same)], &[("3.yaml", &same)]]);
     let registry = Registry::load(&directories);
@@ -189,7 +189,7 @@ fn an_unreadable_directory_does_not_end_the_scan() {
 }
 
 #[test]
-fn only_json_and_yaml_files_are_read_and_no_directories_within() {
+fn only_json_and_yaml_files_are_read_and_subdirectories_are_not() {
     let text = |device| spec("v.com/c", &[device]);
     let (a, b, c, d) = (text("a"), text("b"), text("c"), text("d"));
     let (_root, directories) = directories(&[&[

@@ -131,7 +131,7 @@ fn good_edits_are_valid_in_a_spec_and_in_a_device() {
     assert_eq!(
         with_edits(edits()).validate(),
         Ok(vec![]),
-        "a spec need not have edits of its own"
+        "a spec may omit its own edits"
     );
 }
 
@@ -331,7 +331,7 @@ fn a_version_that_only_runtimes_find_high_enough_is_a_warning() {
 }
 
 #[test]
-fn devices_must_be_there_named_different_and_not_empty() {
+fn devices_must_exist_have_distinct_names_and_have_edits() {
     let none = Spec {
         devices: vec![],
         ..good()

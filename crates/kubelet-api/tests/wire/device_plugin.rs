@@ -11,7 +11,7 @@ mod v1beta1 {
     use prost::Message;
 
     use super::{CDI_DEVICE, DEVICE_SPEC, MOUNT};
-    use crate::{reads_as, strings, travels_as};
+    use crate::{decodes_as, encodes_as, strings};
 
     #[test]
     fn options() {
@@ -19,7 +19,7 @@ mod v1beta1 {
             pre_start_required: true,
             get_preferred_allocation_available: true,
         };
-        travels_as(&options, b"\x08\x01\x10\x01");
+        encodes_as(&options, b"\x08\x01\x10\x01");
     }
 
     #[test]
@@ -33,11 +33,11 @@ mod v1beta1 {
                 get_preferred_allocation_available: true,
             }),
         };
-        travels_as(
+        encodes_as(
             &request,
             b"\x0a\x07v1beta1\x12\x08gpu.sock\x1a\x0cacme.com/gpu\x22\x04\x08\x01\x10\x01",
         );
-        travels_as(&Empty {}, b"");
+        encodes_as(&Empty {}, b"");
     }
 
     #[test]
@@ -50,21 +50,21 @@ mod v1beta1 {
             options: Some(DevicePluginOptions::default()),
             ..without.clone()
         };
-        travels_as(&without, b"\x0a\x07v1beta1");
-        travels_as(&with, b"\x0a\x07v1beta1\x22\x00");
+        encodes_as(&without, b"\x0a\x07v1beta1");
+        encodes_as(&with, b"\x0a\x07v1beta1\x22\x00");
     }
 
     #[test]
     fn topology() {
-        travels_as(&NumaNode { id: 5 }, b"\x08\x05");
+        encodes_as(&NumaNode { id: 5 }, b"\x08\x05");
         let nodes = vec![NumaNode { id: 0 }, NumaNode { id: 1 }];
-        travels_as(&TopologyInfo { nodes }, b"\x0a\x00\x0a\x02\x08\x01");
+        encodes_as(&TopologyInfo { nodes }, b"\x0a\x00\x0a\x02\x08\x01");
     }
 
     #[test]
     fn a_negative_numa_node_takes_ten_bytes() {
         // 64 one bits: nine times seven, and one more.
-        travels_as(
+        encodes_as(
             &NumaNode { id: -1 },
             b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
         );
@@ -79,7 +79,7 @@ mod v1beta1 {
                 nodes: vec![NumaNode { id: 1 }],
             }),
         };
-        travels_as(&device, b"\x0a\x05GPU-0\x12\x07Healthy\x1a\x04\x0a\x02\x08\x01");
+        encodes_as(&device, b"\x0a\x05GPU-0\x12\x07Healthy\x1a\x04\x0a\x02\x08\x01");
     }
 
     #[test]
@@ -92,7 +92,7 @@ mod v1beta1 {
         let list = ListAndWatchResponse {
             devices: vec![device("GPU-0", HEALTHY), device("GPU-1", UNHEALTHY)],
         };
-        travels_as(
+        encodes_as(
             &list,
             b"\x0a\x10\x0a\x05GPU-0\x12\x07Healthy\x0a\x12\x0a\x05GPU-1\x12\x09Unhealthy",
         );
@@ -103,8 +103,8 @@ mod v1beta1 {
         let request = PreStartContainerRequest {
             devices_ids: strings(["GPU-0", "GPU-1"]),
         };
-        travels_as(&request, b"\x0a\x05GPU-0\x0a\x05GPU-1");
-        travels_as(&PreStartContainerResponse {}, b"");
+        encodes_as(&request, b"\x0a\x05GPU-0\x0a\x05GPU-1");
+        encodes_as(&PreStartContainerResponse {}, b"");
     }
 
     #[test]
@@ -114,8 +114,8 @@ mod v1beta1 {
             must_include_device_ids: strings(["a"]),
             allocation_size: 2,
         };
-        travels_as(&request, b"\x0a\x01a\x0a\x01b\x12\x01a\x18\x02");
-        travels_as(
+        encodes_as(&request, b"\x0a\x01a\x0a\x01b\x12\x01a\x18\x02");
+        encodes_as(
             &PreferredAllocationRequest {
                 container_requests: vec![request],
             },
@@ -125,8 +125,8 @@ mod v1beta1 {
         let response = ContainerPreferredAllocationResponse {
             device_ids: strings(["a", "b"]),
         };
-        travels_as(&response, b"\x0a\x01a\x0a\x01b");
-        travels_as(
+        encodes_as(&response, b"\x0a\x01a\x0a\x01b");
+        encodes_as(
             &PreferredAllocationResponse {
                 container_responses: vec![response],
             },
@@ -139,8 +139,8 @@ mod v1beta1 {
         let request = ContainerAllocateRequest {
             devices_ids: strings(["GPU-0", "GPU-1"]),
         };
-        travels_as(&request, b"\x0a\x05GPU-0\x0a\x05GPU-1");
-        travels_as(
+        encodes_as(&request, b"\x0a\x05GPU-0\x0a\x05GPU-1");
+        encodes_as(
             &AllocateRequest {
                 container_requests: vec![request],
             },
@@ -163,9 +163,9 @@ mod v1beta1 {
         let cdi_device = CdiDevice {
             name: "acme.com/gpu=0".into(),
         };
-        travels_as(&mount, MOUNT);
-        travels_as(&device, DEVICE_SPEC);
-        travels_as(&cdi_device, CDI_DEVICE);
+        encodes_as(&mount, MOUNT);
+        encodes_as(&device, DEVICE_SPEC);
+        encodes_as(&cdi_device, CDI_DEVICE);
 
         let response = ContainerAllocateResponse {
             envs: BTreeMap::from([("B".into(), "y".into()), ("A".into(), "x".into())]),
@@ -185,9 +185,9 @@ mod v1beta1 {
             CDI_DEVICE,
         ]
         .concat();
-        travels_as(&response, &bytes);
+        encodes_as(&response, &bytes);
         // 16 + 26 + 27 + 8 + 18 = 95 = 0x5f
-        travels_as(
+        encodes_as(
             &AllocateResponse {
                 container_responses: vec![response],
             },
@@ -196,14 +196,14 @@ mod v1beta1 {
     }
 
     #[test]
-    fn a_map_entry_may_spell_out_what_is_empty() {
-        // Go always writes key and value; we leave out the empty ones.
+    fn a_map_entry_may_contain_empty_values() {
+        // Go always writes key and value; prost omits empty ones.
         let response = ContainerAllocateResponse {
             envs: BTreeMap::from([("A".into(), String::new())]),
             ..ContainerAllocateResponse::default()
         };
-        travels_as(&response, b"\x0a\x03\x0a\x01A");
-        reads_as(b"\x0a\x05\x0a\x01A\x12\x00", &response);
+        encodes_as(&response, b"\x0a\x03\x0a\x01A");
+        decodes_as(b"\x0a\x05\x0a\x01A\x12\x00", &response);
     }
 
     #[test]
@@ -212,11 +212,11 @@ mod v1beta1 {
             envs: BTreeMap::from([("A".into(), "y".into())]),
             ..ContainerAllocateResponse::default()
         };
-        reads_as(b"\x0a\x06\x0a\x01A\x12\x01x\x0a\x06\x0a\x01A\x12\x01y", &response);
+        decodes_as(b"\x0a\x06\x0a\x01A\x12\x01x\x0a\x06\x0a\x01A\x12\x01y", &response);
     }
 
     #[test]
-    fn fields_of_the_future_are_skipped() {
+    fn unknown_fields_are_skipped() {
         let device = Device {
             id: "GPU-0".into(),
             health: HEALTHY.into(),
@@ -231,12 +231,12 @@ mod v1beta1 {
             b"\x12\x07Healthy",
         ]
         .concat();
-        reads_as(&bytes, &device);
+        decodes_as(&bytes, &device);
         assert_eq!(Empty::decode(b"\x0a\x03new".as_slice()), Ok(Empty {}));
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn a_malformed_message_is_an_error() {
         assert!(Device::decode(b"\x0a\x05GPU".as_slice()).is_err(), "cut off");
         assert!(
             Device::decode(b"\x0a\x02\xc3\x28".as_slice()).is_err(),
@@ -256,7 +256,7 @@ mod v1alpha2 {
     use devlet_kubelet_api::device_plugin::v1alpha2::*;
 
     use super::{DEVICE_SPEC, MOUNT};
-    use crate::{strings, travels_as};
+    use crate::{encodes_as, strings};
 
     #[test]
     fn registration() {
@@ -265,8 +265,8 @@ mod v1alpha2 {
             endpoint: "gpu.sock".into(),
             resource_name: "acme.com/gpu".into(),
         };
-        travels_as(&request, b"\x0a\x08v1alpha2\x12\x08gpu.sock\x1a\x0cacme.com/gpu");
-        travels_as(&Empty {}, b"");
+        encodes_as(&request, b"\x0a\x08v1alpha2\x12\x08gpu.sock\x1a\x0cacme.com/gpu");
+        encodes_as(&Empty {}, b"");
     }
 
     #[test]
@@ -279,8 +279,8 @@ mod v1alpha2 {
             id: "GPU-1".into(),
             health: UNHEALTHY.into(),
         };
-        travels_as(&device, b"\x0a\x05GPU-0\x12\x07Healthy");
-        travels_as(
+        encodes_as(&device, b"\x0a\x05GPU-0\x12\x07Healthy");
+        encodes_as(
             &ListAndWatchResponse {
                 devices: vec![device, other],
             },
@@ -293,7 +293,7 @@ mod v1alpha2 {
         let request = AllocateRequest {
             devices_ids: strings(["GPU-0", "GPU-1"]),
         };
-        travels_as(&request, b"\x0a\x05GPU-0\x0a\x05GPU-1");
+        encodes_as(&request, b"\x0a\x05GPU-0\x0a\x05GPU-1");
     }
 
     #[test]
@@ -308,8 +308,8 @@ mod v1alpha2 {
             host_path: "/dev/gpu0".into(),
             permissions: "rw".into(),
         };
-        travels_as(&mount, MOUNT);
-        travels_as(&device, DEVICE_SPEC);
+        encodes_as(&mount, MOUNT);
+        encodes_as(&device, DEVICE_SPEC);
 
         let response = AllocateResponse {
             envs: BTreeMap::from([("B".into(), "y".into()), ("A".into(), "x".into())]),
@@ -325,6 +325,6 @@ mod v1alpha2 {
             DEVICE_SPEC,
             b"\x22\x06\x0a\x01k\x12\x01v",
         ];
-        travels_as(&response, &bytes.concat());
+        encodes_as(&response, &bytes.concat());
     }
 }

@@ -4,7 +4,7 @@ const CLAIM: &[u8] = b"\x0a\x07default\x12\x02u1\x1a\x03gpu"; // 18 bytes
 const DEVICE: &[u8] = b"\x0a\x03req\x12\x06node-1\x1a\x05gpu-0\x22\x0eacme.com/gpu=0"; // 36 bytes
 const SHARE: &[u8] = b"\x2a\x02s1"; // 4 bytes, at the end of a device
 
-/// What is the same in all versions.
+/// Tests that are the same for all versions.
 macro_rules! claims_and_unprepare {
     () => {
         fn claim() -> Claim {
@@ -17,15 +17,15 @@ macro_rules! claims_and_unprepare {
 
         #[test]
         fn claims() {
-            travels_as(&claim(), CLAIM);
+            encodes_as(&claim(), CLAIM);
             let bytes = [b"\x0a\x12", CLAIM].concat();
-            travels_as(
+            encodes_as(
                 &NodePrepareResourcesRequest {
                     claims: vec![claim()],
                 },
                 &bytes,
             );
-            travels_as(
+            encodes_as(
                 &NodeUnprepareResourcesRequest {
                     claims: vec![claim()],
                 },
@@ -38,8 +38,8 @@ macro_rules! claims_and_unprepare {
             let response = NodeUnprepareResourceResponse {
                 error: "busy".into(),
             };
-            travels_as(&response, b"\x0a\x04busy");
-            travels_as(
+            encodes_as(&response, b"\x0a\x04busy");
+            encodes_as(
                 &NodeUnprepareResourcesResponse {
                     claims: [("u1".into(), response)].into(),
                 },
@@ -51,9 +51,9 @@ macro_rules! claims_and_unprepare {
         fn an_empty_entry_is_an_entry() {
             let claims = [("u1".into(), NodePrepareResourceResponse::default())].into();
             let response = NodePrepareResourcesResponse { claims };
-            travels_as(&response, b"\x0a\x04\x0a\x02u1");
+            encodes_as(&response, b"\x0a\x04\x0a\x02u1");
             // As Go writes it.
-            reads_as(b"\x0a\x06\x0a\x02u1\x12\x00", &response);
+            decodes_as(b"\x0a\x06\x0a\x02u1\x12\x00", &response);
         }
     };
 }
@@ -62,7 +62,7 @@ mod v1 {
     use devlet_kubelet_api::dra::v1::*;
 
     use super::{CLAIM, DEVICE, SHARE};
-    use crate::{reads_as, strings, travels_as};
+    use crate::{decodes_as, encodes_as, strings};
 
     claims_and_unprepare!();
 
@@ -79,18 +79,18 @@ mod v1 {
     #[test]
     fn prepared() {
         let device_bytes = [DEVICE, SHARE].concat(); // 36 + 4 = 0x28
-        travels_as(&device(Some("s1")), &device_bytes);
+        encodes_as(&device(Some("s1")), &device_bytes);
 
         let response = NodePrepareResourceResponse {
             devices: vec![device(Some("s1"))],
             error: "busy".into(),
         };
         let response_bytes = [b"\x0a\x28", &*device_bytes, b"\x12\x04busy"].concat(); // 2 + 40 + 6 = 0x30
-        travels_as(&response, &response_bytes);
+        encodes_as(&response, &response_bytes);
 
         // The entry: 4 + 2 + 48 = 0x36.
         let claims = [("u1".into(), response)].into();
-        travels_as(
+        encodes_as(
             &NodePrepareResourcesResponse { claims },
             &[b"\x0a\x36\x0a\x02u1\x12\x30", &*response_bytes].concat(),
         );
@@ -98,19 +98,19 @@ mod v1 {
 
     #[test]
     fn an_absent_share_id_is_not_an_empty_one() {
-        travels_as(&device(None), DEVICE);
-        travels_as(&device(Some("")), &[DEVICE, b"\x2a\x00"].concat());
+        encodes_as(&device(None), DEVICE);
+        encodes_as(&device(Some("")), &[DEVICE, b"\x2a\x00"].concat());
     }
 }
 
-/// Versions whose devices have no share ID.
+/// Tests of versions without share IDs.
 macro_rules! without_share_ids {
     ($version:ident) => {
         mod $version {
             use devlet_kubelet_api::dra::$version::*;
 
             use super::{CLAIM, DEVICE, SHARE};
-            use crate::{reads_as, strings, travels_as};
+            use crate::{decodes_as, encodes_as, strings};
 
             claims_and_unprepare!();
 
@@ -125,18 +125,18 @@ macro_rules! without_share_ids {
 
             #[test]
             fn prepared() {
-                travels_as(&device(), DEVICE);
+                encodes_as(&device(), DEVICE);
 
                 let response = NodePrepareResourceResponse {
                     devices: vec![device()],
                     error: "busy".into(),
                 };
                 let response_bytes = [b"\x0a\x24", DEVICE, b"\x12\x04busy"].concat(); // 2 + 36 + 6 = 0x2c
-                travels_as(&response, &response_bytes);
+                encodes_as(&response, &response_bytes);
 
                 // The entry: 4 + 2 + 44 = 0x32.
                 let claims = [("u1".into(), response)].into();
-                travels_as(
+                encodes_as(
                     &NodePrepareResourcesResponse { claims },
                     &[b"\x0a\x32\x0a\x02u1\x12\x2c", &*response_bytes].concat(),
                 );
@@ -144,12 +144,12 @@ macro_rules! without_share_ids {
 
             #[test]
             fn share_ids_are_skipped() {
-                reads_as(&[DEVICE, SHARE].concat(), &device());
+                decodes_as(&[DEVICE, SHARE].concat(), &device());
             }
 
             #[test]
-            fn resource_handles_of_the_past_are_skipped() {
-                reads_as(&[CLAIM, b"\x22\x06handle\x2a\x00"].concat(), &claim());
+            fn resource_handles_of_old_kubelets_are_skipped() {
+                decodes_as(&[CLAIM, b"\x22\x06handle\x2a\x00"].concat(), &claim());
             }
         }
     };

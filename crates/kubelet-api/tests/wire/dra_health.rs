@@ -9,7 +9,7 @@ macro_rules! health {
             use prost::Message;
 
             use super::DEVICE;
-            use crate::travels_as;
+            use crate::encodes_as;
 
             #[test]
             fn report() {
@@ -17,7 +17,7 @@ macro_rules! health {
                     pool_name: "node-1".into(),
                     device_name: "gpu-0".into(),
                 };
-                travels_as(&device, DEVICE);
+                encodes_as(&device, DEVICE);
 
                 let health = DeviceHealth {
                     device: Some(device),
@@ -33,14 +33,14 @@ macro_rules! health {
                     b"\x10\x02\x18\xac\x02\x20\x3c\x2a\x03hot",
                 ]
                 .concat();
-                travels_as(&health, &bytes);
-                travels_as(
+                encodes_as(&health, &bytes);
+                encodes_as(
                     &NodeWatchResourcesResponse {
                         devices: vec![health],
                     },
                     &[b"\x0a\x1d", &*bytes].concat(),
                 );
-                travels_as(&NodeWatchResourcesRequest {}, b"");
+                encodes_as(&NodeWatchResourcesRequest {}, b"");
             }
 
             #[test]
@@ -49,16 +49,16 @@ macro_rules! health {
                     health: health.into(),
                     ..DeviceHealth::default()
                 };
-                travels_as(&state(HealthStatus::Unknown), b"");
-                travels_as(&state(HealthStatus::Healthy), b"\x10\x01");
-                travels_as(&state(HealthStatus::Unhealthy), b"\x10\x02");
+                encodes_as(&state(HealthStatus::Unknown), b"");
+                encodes_as(&state(HealthStatus::Healthy), b"\x10\x01");
+                encodes_as(&state(HealthStatus::Unhealthy), b"\x10\x02");
             }
 
             #[test]
-            fn a_state_of_the_future_is_unknown() {
+            fn an_unknown_state_reads_as_unknown() {
                 let health = DeviceHealth::decode(b"\x10\x07".as_slice()).unwrap();
                 assert_eq!(health.health(), HealthStatus::Unknown);
-                travels_as(&health, b"\x10\x07");
+                encodes_as(&health, b"\x10\x07");
             }
 
             #[test]
@@ -67,7 +67,7 @@ macro_rules! health {
                     health_check_timeout_seconds: -1,
                     ..DeviceHealth::default()
                 };
-                travels_as(&health, b"\x20\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01");
+                encodes_as(&health, b"\x20\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01");
             }
         }
     };

@@ -1,6 +1,6 @@
-//! Every message is the bytes that the kubelet and its plugins exchange.
+//! Checks that every message has the bytes that the kubelet and its plugins exchange.
 //!
-//! The bytes are written down by hand from the field numbers. A field is a tag and a value; the tag is
+//! The expected bytes are written by hand from the field numbers. A field is a tag and a value; the tag is
 //! `number << 3 | type`:
 //!
 //! | field | 1 | 2 | 3 | 4 | 5 |
@@ -23,19 +23,19 @@ use std::fmt::Debug;
 
 use prost::Message;
 
-/// Checks both directions.
+/// Checks encoding and decoding.
 #[track_caller]
-fn travels_as<M: Message + Default + PartialEq + Debug>(message: &M, bytes: &[u8]) {
+fn encodes_as<M: Message + Default + PartialEq + Debug>(message: &M, bytes: &[u8]) {
     assert_eq!(
         message.encode_to_vec().escape_ascii().to_string(),
         bytes.escape_ascii().to_string()
     );
-    reads_as(bytes, message);
+    decodes_as(bytes, message);
 }
 
-/// For bytes that a peer may send and we would not.
+/// Checks decoding only, for bytes that a peer may send but prost does not.
 #[track_caller]
-fn reads_as<M: Message + Default + PartialEq + Debug>(bytes: &[u8], message: &M) {
+fn decodes_as<M: Message + Default + PartialEq + Debug>(bytes: &[u8], message: &M) {
     assert_eq!(M::decode(bytes).unwrap(), *message);
 }
 

@@ -3,7 +3,7 @@
 mod v1 {
     use devlet_kubelet_api::pod_resources::v1::*;
 
-    use crate::{reads_as, strings, travels_as};
+    use crate::{decodes_as, encodes_as, strings};
 
     const TOPOLOGY: &[u8] = b"\x0a\x02\x08\x01"; // 4 bytes
     const CDI_DEVICE: &[u8] = b"\x0a\x0eacme.com/gpu=0"; // 16 bytes
@@ -126,9 +126,9 @@ mod v1 {
 
     #[test]
     fn topologies() {
-        travels_as(&topology().unwrap(), TOPOLOGY);
-        travels_as(&NumaNode { id: 1 }, b"\x08\x01");
-        travels_as(
+        encodes_as(&topology().unwrap(), TOPOLOGY);
+        encodes_as(&NumaNode { id: 1 }, b"\x08\x01");
+        encodes_as(
             &NumaNode { id: -1 },
             b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
         );
@@ -136,55 +136,55 @@ mod v1 {
 
     #[test]
     fn devices_of_a_container() {
-        travels_as(&devices(), &devices_bytes());
+        encodes_as(&devices(), &devices_bytes());
     }
 
     #[test]
     fn memory_of_a_container() {
-        travels_as(&memory(), &memory_bytes());
+        encodes_as(&memory(), &memory_bytes());
         let all = ContainerMemory {
             size: u64::MAX,
             ..ContainerMemory::default()
         };
-        travels_as(&all, b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01");
+        encodes_as(&all, b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01");
     }
 
     #[test]
     fn claims_of_a_container() {
-        travels_as(
+        encodes_as(
             &CdiDevice {
                 name: "acme.com/gpu=0".into(),
             },
             CDI_DEVICE,
         );
-        travels_as(&share(Some("s1")), &[&*unshared_bytes(), b"\x2a\x02s1"].concat());
-        travels_as(&claim(), &claim_bytes());
+        encodes_as(&share(Some("s1")), &[&*unshared_bytes(), b"\x2a\x02s1"].concat());
+        encodes_as(&claim(), &claim_bytes());
     }
 
     #[test]
     fn an_absent_share_id_is_not_an_empty_one() {
-        travels_as(&share(None), &unshared_bytes());
-        travels_as(&share(Some("")), &[&*unshared_bytes(), b"\x2a\x00"].concat());
+        encodes_as(&share(None), &unshared_bytes());
+        encodes_as(&share(Some("")), &[&*unshared_bytes(), b"\x2a\x00"].concat());
     }
 
     #[test]
-    fn the_retired_class_name_is_skipped() {
-        reads_as(&[b"\x0a\x05class", &*claim_bytes()].concat(), &claim());
+    fn the_former_class_name_is_skipped() {
+        decodes_as(&[b"\x0a\x05class", &*claim_bytes()].concat(), &claim());
     }
 
     #[test]
     fn pods() {
-        travels_as(&container(), &container_bytes());
-        travels_as(&pod(), &pod_bytes());
+        encodes_as(&container(), &container_bytes());
+        encodes_as(&pod(), &pod_bytes());
     }
 
     #[test]
     fn list() {
-        travels_as(&ListPodResourcesRequest {}, b"");
+        encodes_as(&ListPodResourcesRequest {}, b"");
         let response = ListPodResourcesResponse {
             pod_resources: vec![pod()],
         };
-        travels_as(&response, &[b"\x0a\xaf\x01", &*pod_bytes()].concat());
+        encodes_as(&response, &[b"\x0a\xaf\x01", &*pod_bytes()].concat());
     }
 
     #[test]
@@ -193,16 +193,16 @@ mod v1 {
             pod_name: "pod-1".into(),
             pod_namespace: "default".into(),
         };
-        travels_as(&request, b"\x0a\x05pod-1\x12\x07default");
+        encodes_as(&request, b"\x0a\x05pod-1\x12\x07default");
         let response = GetPodResourcesResponse {
             pod_resources: Some(pod()),
         };
-        travels_as(&response, &[b"\x0a\xaf\x01", &*pod_bytes()].concat());
+        encodes_as(&response, &[b"\x0a\xaf\x01", &*pod_bytes()].concat());
     }
 
     #[test]
     fn allocatable() {
-        travels_as(&AllocatableResourcesRequest {}, b"");
+        encodes_as(&AllocatableResourcesRequest {}, b"");
         let response = AllocatableResourcesResponse {
             devices: vec![devices()],
             cpu_ids: vec![0, 1, 300],
@@ -215,26 +215,26 @@ mod v1 {
             b"\x1a\x14",
             &*memory_bytes(),
         ];
-        travels_as(&response, &bytes.concat());
+        encodes_as(&response, &bytes.concat());
     }
 
     #[test]
-    fn cpus_may_come_one_by_one() {
+    fn cpus_may_be_encoded_one_by_one() {
         let response = AllocatableResourcesResponse {
             cpu_ids: vec![0, 1, 300],
             ..AllocatableResourcesResponse::default()
         };
-        travels_as(&response, b"\x12\x04\x00\x01\xac\x02");
-        reads_as(b"\x10\x00\x10\x01\x10\xac\x02", &response);
+        encodes_as(&response, b"\x12\x04\x00\x01\xac\x02");
+        decodes_as(b"\x10\x00\x10\x01\x10\xac\x02", &response);
         // Both ways in one message.
-        reads_as(b"\x10\x00\x12\x03\x01\xac\x02", &response);
+        decodes_as(b"\x10\x00\x12\x03\x01\xac\x02", &response);
     }
 }
 
 mod v1alpha1 {
     use devlet_kubelet_api::pod_resources::v1alpha1::*;
 
-    use crate::{strings, travels_as};
+    use crate::{encodes_as, strings};
 
     #[test]
     fn list() {
@@ -243,14 +243,14 @@ mod v1alpha1 {
             device_ids: strings(["GPU-0"]),
         };
         let devices_bytes = b"\x0a\x0cacme.com/gpu\x12\x05GPU-0"; // 14 + 7 = 0x15
-        travels_as(&devices, devices_bytes);
+        encodes_as(&devices, devices_bytes);
 
         let container = ContainerResources {
             name: "main".into(),
             devices: vec![devices],
         };
         let container_bytes = [b"\x0a\x04main\x12\x15", devices_bytes.as_slice()].concat(); // 8 + 21 = 0x1d
-        travels_as(&container, &container_bytes);
+        encodes_as(&container, &container_bytes);
 
         let pod = PodResources {
             name: "pod-1".into(),
@@ -258,12 +258,12 @@ mod v1alpha1 {
             containers: vec![container],
         };
         let pod_bytes = [b"\x0a\x05pod-1\x12\x07default\x1a\x1d", &*container_bytes].concat(); // 18 + 29 = 0x2f
-        travels_as(&pod, &pod_bytes);
+        encodes_as(&pod, &pod_bytes);
 
         let response = ListPodResourcesResponse {
             pod_resources: vec![pod],
         };
-        travels_as(&response, &[b"\x0a\x2f", &*pod_bytes].concat());
-        travels_as(&ListPodResourcesRequest {}, b"");
+        encodes_as(&response, &[b"\x0a\x2f", &*pod_bytes].concat());
+        encodes_as(&ListPodResourcesRequest {}, b"");
     }
 }

@@ -10,7 +10,7 @@ static DEVICES: Label = Label::new(" DeviceIDs:([]string)");
 static DEVICES_PER_NUMA: Label = Label::new(" DeviceIDs:(checkpoint.DevicesPerNUMA)");
 static ANSWER: Label = Label::new(" AllocResp:([]uint8)");
 
-/// Which struct is printed. The two differ in the type of an entry's devices.
+/// The Go struct that is printed. The two differ in the type of an entry's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Version {
     V1,
@@ -52,7 +52,7 @@ impl Entry {
         });
         match &self.devices {
             Devices::Flat(ids) if version == Version::V1 => out.strings(ids.as_deref()),
-            // As `Devices::into_per_numa` would have it.
+            // As `Devices::into_per_numa` returns them.
             Devices::Flat(ids) => {
                 out.text("map[0:");
                 out.strings(ids.as_deref());

@@ -1,6 +1,6 @@
-//! `kubelet_internal_checkpoint`: which container holds which devices, and what the plugin answered.
+//! `kubelet_internal_checkpoint`: devices held by containers, and the plugins' answers.
 //!
-//! Three generations of the file exist:
+//! The file has had three formats:
 //!
 //! | format | written by | devices of an entry | checksum |
 //! | --- | --- | --- | --- |
@@ -8,8 +8,7 @@
 //! | V1 | 1.11 to 1.19 | a list | FNV-1a over the printed value |
 //! | V2 | 1.20 and later | lists by NUMA node | FNV-1a over the printed value |
 //!
-//! [`read`] takes V1 and V2, which differ only in [`Devices`]; [`v0::read`] takes what came before. [`write()`]
-//! writes V2.
+//! [`read`] accepts V1 and V2, which differ only in [`Devices`]; [`v0::read`] accepts V0. [`write()`] writes V2.
 
 mod checksum;
 mod read;
@@ -24,35 +23,31 @@ pub use read::read;
 pub(crate) use read::{read_strict_v2, salvage};
 pub use write::write;
 
-/// The content of a checkpoint. `None` is Go's `nil`: it prints as `null`, and checksums tell it from empty.
+/// The content of a checkpoint. `None` is Go's `nil`: it prints as `null`, and its checksum differs from that of an
+/// empty value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Checkpoint {
-    /// Who holds what, in the order of the file.
+    /// Devices by container and resource, in the order of the file.
     pub entries: Option<Vec<Entry>>,
     /// Each resource's healthy devices at the time of writing. On restore only the names count.
     pub registered: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
-/// What one container holds of one resource.
+/// The devices of one resource that one container holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Entry {
-    /// The pod's UID.
     pub pod_uid: String,
-    /// The container's name in its pod.
     pub container: String,
-    /// The extended resource.
     pub resource: String,
-    /// The devices.
     pub devices: Devices,
     /// The plugin's answer to `Allocate`: a serialized `v1beta1.ContainerAllocateResponse`, see [`response`].
-    /// Kept as the bytes of the file, with fields that we do not know.
+    /// Kept as the bytes of the file, including unknown fields.
     pub alloc_resp: Option<Vec<u8>>,
 }
 
-/// An entry's devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Devices {
-    /// By NUMA node; -1 means that the plugin named none. A device on several nodes is listed under each.
+    /// By NUMA node; -1 if the plugin did not name a node. A device on several nodes is listed under each.
     PerNuma(Option<BTreeMap<i64, Option<Vec<String>>>>),
     /// Without topology: V0 and V1.
     Flat(Option<Vec<String>>),
@@ -65,7 +60,7 @@ impl Default for Devices {
 }
 
 impl Devices {
-    /// Every device once, in the order of the file.
+    /// Returns every device once, in the order of the file.
     pub fn ids(&self) -> Vec<&str> {
         let lists: Vec<&Vec<String>> = match self {
             Self::PerNuma(nodes) => nodes
@@ -84,7 +79,7 @@ impl Devices {
             .collect()
     }
 
-    /// Keeps the devices that `keep` accepts.
+    /// Removes the devices that `keep` rejects.
     pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         let lists: Vec<&mut Vec<String>> = match self {
             Self::PerNuma(nodes) => nodes
@@ -99,7 +94,8 @@ impl Devices {
             .for_each(|ids| ids.retain(|id| keep(id.as_str())));
     }
 
-    /// By NUMA node. Devices without topology go to node 0, where kubelets 1.20 to 1.30 put those of a V1 file.
+    /// Returns the devices by NUMA node. Devices without topology go to node 0, where kubelets 1.20 to 1.30 put those
+    /// of a V1 file.
     pub fn into_per_numa(self) -> Self {
         match self {
             Self::Flat(ids) => Self::PerNuma(Some(BTreeMap::from([(0, ids)]))),
@@ -109,12 +105,12 @@ impl Devices {
 }
 
 impl Entry {
-    /// Pod, container and resource: the key under which a kubelet keeps an entry.
+    /// Returns pod, container and resource: the key under which a kubelet keeps an entry.
     pub fn holder(&self) -> String {
         format!("{}/{} {}", self.pod_uid, self.container, self.resource)
     }
 
-    /// The holder and its devices, for people.
+    /// Returns the holder and its devices, for display.
     pub(crate) fn describe(&self) -> String {
         let devices = self.devices.ids();
         let devices = if devices.is_empty() {
@@ -131,7 +127,7 @@ impl Entry {
 }
 
 impl Checkpoint {
-    /// The checkpoint with its devices by NUMA node, as V2 wants them.
+    /// Returns the checkpoint with its devices by NUMA node, as V2 requires.
     pub fn into_per_numa(mut self) -> Self {
         for entry in self.entries.iter_mut().flatten() {
             entry.devices = std::mem::take(&mut entry.devices).into_per_numa();

@@ -1,4 +1,4 @@
-//! Reading V1 and V2.
+//! Reads V1 and V2.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,7 @@ const ENTRY: Shape = Shape::new(
     ],
 );
 
-/// Reads a `kubelet_internal_checkpoint`, V1 or V2, as the kubelets that had both did.
+/// Reads a `kubelet_internal_checkpoint`, V1 or V2, as the kubelets that supported both did.
 pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     let mut draft = Draft::new(Accept::Either);
     let warnings = document(bytes, |reader| draft.decode(reader))?;
@@ -45,7 +45,7 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
         } => Ok(draft.finish_v1(warnings)),
         Shapes { flat: None, per_numa } => {
             let v2 = draft.checkpoint.checksum(Version::V2);
-            // Entries without devices look the same in both; then the checksum tells.
+            // Entries without devices look the same in both; then the checksum decides.
             let is_v1 = per_numa.is_none()
                 && draft.stored != v2
                 && draft.checkpoint.checksum(Version::V1) == draft.stored;
@@ -66,7 +66,7 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     }
 }
 
-/// Reads as kubelets since 1.31 do: V2 and nothing else.
+/// Reads as kubelets since 1.31 do: V2 only.
 pub(crate) fn read_strict_v2(bytes: &[u8]) -> Result<Checksum, ReadError> {
     let mut draft = Draft::new(Accept::PerNuma);
     document(bytes, |reader| draft.decode(reader))?;
@@ -76,9 +76,9 @@ pub(crate) fn read_strict_v2(bytes: &[u8]) -> Result<Checksum, ReadError> {
     })
 }
 
-/// Everything of a damaged V1 or V2 file that can be read; of a damaged entry, the devices that it holds.
+/// Reads a damaged V1 or V2 file as far as possible. Of a damaged entry, it keeps the devices.
 ///
-/// The last value says whether entries of V1 and V2 are mixed.
+/// The last value is `true` if entries of V1 and V2 are mixed.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, bool)> {
     let mut draft = Draft::new(Accept::Either);
     let error = match read(bytes) {
@@ -136,14 +136,14 @@ const UNIT: decode::Unit<Entry> = decode::Unit {
     is_kept: |entry| !entry.resource.is_empty() && !entry.devices.ids().is_empty(),
 };
 
-/// Which forms of a device list are taken.
+/// Accepted forms of a device list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Accept {
     PerNuma,
     Either,
 }
 
-/// The first offsets at which each form of a device list was seen.
+/// The offset of the first device list of each form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Shapes {
     pub(crate) flat: Option<usize>,
@@ -159,7 +159,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// Kubelets decode into an empty checkpoint, not into nothing: keys that are absent stay empty, not nil.
+    /// Kubelets decode into an empty checkpoint, not into a nil one: absent keys stay empty, not nil.
     fn new(accept: Accept) -> Self {
         let checkpoint = Checkpoint {
             entries: Some(Vec::new()),
@@ -253,7 +253,7 @@ pub(super) fn decode_registered(
     decode::map(reader, registered, "map[string][]string", decode_ids)
 }
 
-/// A Go `[]string`.
+/// Decodes a Go `[]string`.
 pub(super) fn decode_ids(reader: &mut Reader<'_>, ids: &mut Option<Vec<String>>) -> Result<(), SyntaxError> {
     decode::list(reader, ids, "[]string", |reader, id| {
         decode::text(reader, id, "string")
@@ -295,7 +295,7 @@ pub(super) fn decode_devices(
     }
     let is_list = matches!(kind, Kind::Array | Kind::Object | Kind::Null);
     if !is_list && shapes.flat.is_some() && shapes.per_numa.is_none() {
-        // In the words of a reader of V1, since this is no V2 file.
+        // The error text of a V1 reader, since this is not a V2 file.
         return reader.mismatch(kind, "[]string");
     }
     match devices {

@@ -1,22 +1,22 @@
-//! A plugin's stored answer, decoded as the kubelet's protobuf library does.
+//! Decodes a plugin's stored answer as the kubelet's protobuf library does.
 //!
-//! On restore a kubelet drops every entry whose answer does not decode, and its devices become free. To say
-//! beforehand which entries that hits, the rules must be Go's: a known field with another wire type is kept as
-//! an unknown field instead of being an error, unknown groups are passed over, text must be UTF-8.
+//! On restore a kubelet drops every entry with an answer that does not decode, and the devices become free. To
+//! predict which entries it drops, this decoder follows Go's rules. A known field with another wire type is kept
+//! as an unknown field, not rejected. Unknown groups are skipped. Text must be UTF-8.
 
 use devlet_kubelet_api::device_plugin::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
-/// The deepest nesting of groups that Go follows: 10,000 in an outermost one.
+/// Maximum nesting of groups that Go follows: 10,000 in an outermost one.
 const MAX_DEPTH: usize = 10_001;
 
-/// The highest field number of a message; inside a group that is passed over, Go looks only at what fits.
+/// Maximum field number of a message. Inside a skipped group, Go checks only that the number fits its type.
 const MAX_NUMBER: u64 = (1 << 29) - 1;
 const MAX_NUMBER_IN_GROUP: u64 = (1 << 31) - 1;
 
 /// Why a stored answer does not decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    /// Cut off, or no protobuf at all.
+    /// Truncated, or not protobuf.
     #[error("not a valid protobuf message")]
     Malformed,
     /// Protobuf text must be UTF-8.
@@ -100,7 +100,7 @@ fn device(bytes: &[u8]) -> Result<DeviceSpec, InvalidResponse> {
     Ok(device)
 }
 
-/// Sets the text field with this number; `texts` are fields 1, 2 and so on. Anything else is an unknown field.
+/// Sets the text field with this number; `texts` are fields 1, 2 and so on. Ignores other numbers as unknown fields.
 fn set_text(
     number: u64,
     value: &Value<'_>,
@@ -120,7 +120,7 @@ fn set_text(
 enum Value<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// A fixed-width number or a group: no field of ours has these.
+    /// A fixed-width number or a group: the message does not have such fields.
     Other,
 }
 
@@ -154,7 +154,7 @@ fn tag(bytes: &mut &[u8], max: u64) -> Result<(u64, u64), InvalidResponse> {
     }
 }
 
-/// A number in less space: a hostile answer opens many groups.
+/// Stores a group number in 32 bits, because a hostile answer opens many groups.
 fn group(number: u64) -> Result<u32, InvalidResponse> {
     u32::try_from(number).map_err(|_| InvalidResponse::Malformed)
 }
@@ -162,7 +162,7 @@ fn group(number: u64) -> Result<u32, InvalidResponse> {
 fn varint(bytes: &mut &[u8]) -> Result<u64, InvalidResponse> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(10).enumerate() {
-        // The tenth byte holds the 64th bit and nothing else.
+        // The tenth byte holds only the 64th bit.
         if index == 9 && byte > 1 {
             break;
         }
@@ -182,7 +182,7 @@ fn counted<'a>(bytes: &mut &'a [u8]) -> Result<&'a [u8], InvalidResponse> {
     Ok(value)
 }
 
-/// Passes over a value that is neither a varint nor counted bytes; groups without recursion.
+/// Skips a value that is neither a varint nor length-delimited. Groups are skipped without recursion.
 fn skip(bytes: &mut &[u8], number: u64, wire_type: u64) -> Result<(), InvalidResponse> {
     let fixed = |bytes: &mut &[u8], width: usize| {
         *bytes = bytes.get(width..).ok_or(InvalidResponse::Malformed)?;

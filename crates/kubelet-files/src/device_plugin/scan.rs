@@ -1,16 +1,16 @@
-//! Reading entries from a file whose syntax is broken.
+//! Reads entries from a file with broken syntax.
 //!
-//! The scan looks for the keys of entries, wherever they stand, and reads the value behind each. A key with one damaged byte
-//! counts as well. The next key ends every value, so a lost quote or bracket cannot hide the entries behind it, and the work
+//! The scan looks for the keys of entries at any position, and reads the value behind each. One byte of a key may be
+//! damaged. The next key ends every value, so a lost quote or bracket cannot hide the entries behind it, and the work
 //! is linear.
 //!
-//! An entry begins at its `PodUID`. Another part begins where a key repeats or comes out of the kubelet's order, and behind a
-//! stretch that may hide the end of an entry. Such a part has no pod of its own. Of a device list with broken syntax, the scan
-//! keeps every text between two quotes. A device that it reads wrongly does not exist, which does no harm.
+//! An entry begins at its `PodUID`. Another part begins where a key repeats or is out of the kubelet's order, and behind a
+//! stretch that may hide the end of an entry. The pod of such a part is unknown. Of a device list with broken syntax, the
+//! scan keeps every text between two quotes. A misread device does not exist, so holding it is harmless.
 //!
 //! Zeroed bytes may hide the beginning of another entry. Texts between quotes from there to the next key are held by an unknown
 //! pod, under the resource of the entry and under those that list them in `RegisteredDevices`. The latter also hold devices
-//! whose resource cannot be read. If no list has such a device, each resource of another entry holds it.
+//! with an unreadable resource. If no list has such a device, each resource of another entry holds it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -45,7 +45,7 @@ enum Key {
     Checksum,
 }
 
-/// The keys as they stand in a file.
+/// The keys as they are written in a file.
 const KEYS: [(Key, &[u8]); 8] = [
     (Key::PodUid, b"\"PodUID\":"),
     (Key::ContainerName, b"\"ContainerName\":"),
@@ -67,18 +67,18 @@ struct Strays {
     of_entries: BTreeSet<String>,
 }
 
-/// An entry, as far as it has been read.
+/// A partially read entry.
 #[derive(Debug, Default)]
 struct Part {
     entry: Entry,
-    /// Devices that may be those of another entry.
+    /// Devices that may belong to another entry.
     strays: Vec<String>,
     last: Option<Key>,
     is_damaged: bool,
     is_closed: bool,
 }
 
-/// Reads every entry of a broken file, as far as possible.
+/// Reads all entries of a broken file as far as possible.
 pub(super) fn scan(bytes: &[u8]) -> Scan {
     let mut scan = Scan {
         checkpoint: Checkpoint {
@@ -89,7 +89,7 @@ pub(super) fn scan(bytes: &[u8]) -> Scan {
     };
     let mut strays = Strays::default();
     let mut part = Part::default();
-    // Where the last value ended and a comma followed, and whether an entry may end unseen before the next key.
+    // The end of the last value if a comma follows it, and `true` if an entry may end unseen before the next key.
     let (mut expected, mut may_hide_end) = (None, true);
     let mut number = 0;
     let mut next = next_key(bytes, 0, &KEYS);
@@ -246,7 +246,7 @@ impl Scan {
     }
 }
 
-/// The texts between quotes in a device list with broken syntax, without the NUMA nodes.
+/// Returns the texts between quotes in a device list with broken syntax, without the NUMA nodes.
 fn loose_ids(value: &[u8]) -> Vec<String> {
     let mut pieces: Vec<&[u8]> = Vec::new();
     let (mut start, mut at) = (0, 0);

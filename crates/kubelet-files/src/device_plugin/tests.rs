@@ -1,4 +1,4 @@
-//! The printed forms that are hashed, plugins' answers, and details of reading V1 and V2.
+//! Tests of the printed forms that are hashed, of plugins' answers, and of details of reading V1 and V2.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -103,7 +103,7 @@ fn a_wrong_device_list_in_a_v1_file_is_named_as_a_v1_reader_does() {
 }
 
 #[test]
-fn null_and_absence_and_emptiness_are_told_apart() {
+fn null_absent_and_empty_values_are_distinguished() {
     let content = |document: &str| {
         read(document.as_bytes())
             .expect("it decodes")
@@ -150,29 +150,29 @@ fn devices_without_topology_are_on_node_zero_even_if_there_are_none() {
 }
 
 #[test]
-fn an_old_file_is_called_what_the_kubelet_of_today_calls_it() {
-    let said = |document: &str| match verify(document.as_bytes(), Some(Role::DevicePlugin))
+fn an_old_file_gets_the_error_that_todays_kubelet_reports() {
+    let problem = |document: &str| match verify(document.as_bytes(), Some(Role::DevicePlugin))
         .problems
         .remove(0)
     {
-        Problem::TooOld { said } => said,
+        Problem::TooOld { error } => error,
         other => other.to_string(),
     };
-    assert_eq!(said(r#"{"PodDeviceEntries":[]}"#), "checkpoint is corrupted");
+    assert_eq!(problem(r#"{"PodDeviceEntries":[]}"#), "checkpoint is corrupted");
     assert_eq!(
-        said(r#"{"PodDeviceEntries":[],"Checksum":-0}"#),
+        problem(r#"{"PodDeviceEntries":[],"Checksum":-0}"#),
         "json: cannot unmarshal number -0 into Go struct field Data.Checksum of type checksum.Checksum"
     );
-    // The sum of a checkpoint with empty lists: the kubelet finds it sound, and empty.
+    // The sum of a checkpoint with empty lists: the kubelet accepts it as an empty state.
     let sum = read(b"{}")
         .expect("it decodes")
         .checksum
         .expect("it has one")
         .computed;
-    let by_accident = said(&format!(
+    let by_accident = problem(&format!(
         r#"{{"PodDeviceEntries":[{{"PodUID":"a"}}],"Checksum":{sum}}}"#
     ));
-    assert_eq!(by_accident, "read as empty, although it has no Data");
+    assert_eq!(by_accident, "read as empty, although Data is missing in it");
 }
 
 const MALFORMED: InvalidResponse = InvalidResponse::Malformed;
@@ -221,7 +221,7 @@ fn text_must_be_utf8() {
 }
 
 #[test]
-fn what_is_cut_off_or_too_long_is_malformed() {
+fn a_truncated_or_overlong_answer_is_malformed() {
     for bytes in [
         &b"\x0a"[..],
         b"\x0a\x05a",
@@ -245,7 +245,7 @@ fn what_is_cut_off_or_too_long_is_malformed() {
 }
 
 #[test]
-fn field_numbers_may_be_higher_inside_a_group_that_is_passed_over() {
+fn field_numbers_may_be_higher_inside_a_skipped_group() {
     let (highest, next) = (b"\xf8\xff\xff\xff\x0f\x01", b"\x80\x80\x80\x80\x10\x01");
     assert_eq!(refusal(highest), None);
     assert_eq!(refusal(next), Some(MALFORMED));

@@ -1,6 +1,6 @@
-//! The files without a checksum, 1.8 to 1.10.
+//! Reads the files without a checksum, of 1.8 to 1.10.
 //!
-//! Three shapes were written, the middle one only between releases:
+//! Three variants were written, the middle one only between releases:
 //!
 //! ```text
 //! 1.8        {"Entries":[{"PodUID":"","ContainerName":"","ResourceName":"","DeviceID":""}]}
@@ -8,8 +8,8 @@
 //! 1.9, 1.10  {"PodDeviceEntries":[{ ...as late 2017... }],"RegisteredDevices":{"":[""]}}
 //! ```
 //!
-//! The plugin's answer was a `deviceplugin.AllocateResponse` then; its fields have the numbers of today's
-//! `ContainerAllocateResponse`, so its bytes serve unchanged. In 1.8 it was not stored at all.
+//! The plugin's answer was a `deviceplugin.AllocateResponse` then. Its fields have the numbers of today's
+//! `ContainerAllocateResponse`, so its bytes are used unchanged. 1.8 did not store it.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     Ok(File::new(Format::DevicePluginV0, None, warnings, draft.finish()))
 }
 
-/// Everything of a damaged file that can be read; of a damaged entry, the devices that it holds.
+/// Reads a damaged file as far as possible. Of a damaged entry, it keeps the devices.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<Checkpoint> {
     if let Err(error @ ReadError::Syntax { .. }) = read(bytes) {
         let Scan {
@@ -135,7 +135,7 @@ impl EntryV0 {
     }
 }
 
-/// Who wrote a file.
+/// The releases that wrote a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Generation {
     /// 1.8: one entry per device.
@@ -146,10 +146,10 @@ pub(crate) enum Generation {
     Registered,
 }
 
-/// The generation of a file that [`read`] takes.
+/// Returns the generation of a file that [`read`] accepts.
 pub(crate) fn generation(bytes: &[u8]) -> Generation {
     let mut draft = Draft::default();
-    // What can be read of it decides.
+    // The readable part decides.
     let _: Salvaged<()> = salvage_with(bytes, |reader| draft.decode(reader));
     let entries = draft.entries.as_deref().unwrap_or_default();
     if draft.pod_device_entries.is_some() || draft.registered.is_some() {
@@ -164,7 +164,7 @@ pub(crate) fn generation(bytes: &[u8]) -> Generation {
     }
 }
 
-/// One entry per device becomes one per container and resource, at the place of its first device.
+/// Joins entries of one device to one per container and resource, at the position of the first device.
 fn join_single_devices(old: Vec<EntryV0>) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::with_capacity(old.len());
     let mut places: BTreeMap<(String, String, String), usize> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Writing V2, byte for byte as a kubelet does.
+//! Writes V2, byte for byte as a kubelet does.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::checksum::Version;
 use super::{Checkpoint, Devices, Entry};
 use crate::go_json::write;
 
-/// The file that a kubelet would write for these entries in this order.
+/// Returns the file that a kubelet would write for these entries in this order.
 ///
 /// Devices without topology are put on NUMA node 0 (see [`Devices::into_per_numa`]).
 pub fn write(checkpoint: &Checkpoint) -> String {

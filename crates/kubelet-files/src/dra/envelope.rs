@@ -1,4 +1,4 @@
-//! The format of 1.31 and later: a document in a string, with the CRC-32 of that string beside it.
+//! The format of 1.31 and later: a document in a string, and the CRC-32 of that string.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -32,29 +32,29 @@ const DEVICE: Shape = Shape::new(
     ],
 );
 
-/// The key with which each claim begins.
+/// The first key of each claim.
 const CLAIM_UID: &[u8] = b"ClaimUID";
 
-/// `kind` of the inner document. Kubelets write it and never look at it.
+/// `kind` of the inner document. Kubelets write it and ignore it when they read.
 pub const KIND: &str = "DRACheckpoint";
-/// `apiVersion` of the inner document. Kubelets write it and never look at it.
+/// `apiVersion` of the inner document. Kubelets write it and ignore it when they read.
 pub const API_VERSION: &str = "checkpoint.dra.kubelet.k8s.io/v1";
 
 /// The content of an envelope.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Checkpoint {
-    /// As the file says.
+    /// As in the file.
     pub kind: String,
-    /// As the file says.
+    /// As in the file.
     pub api_version: String,
     /// The claims, in the order of the file.
     pub claims: Option<Vec<Claim>>,
-    /// Whether there was a list of claims at all. Without one, a kubelet takes the file for an empty state.
+    /// `true` if the file has a list of claims. Without one, a kubelet reads the file as an empty state.
     pub has_claim_list: bool,
 }
 
 impl Checkpoint {
-    /// A checkpoint of today's version.
+    /// Returns a checkpoint of today's version.
     pub fn new(claims: Option<Vec<Claim>>) -> Self {
         let (kind, api_version) = (KIND.to_owned(), API_VERSION.to_owned());
         Self {
@@ -72,7 +72,7 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     let mut warnings = document(bytes, |reader| outer.decode(reader))?;
     let checksum = outer.checksum();
     if !checksum.is_valid() && !outer.has_data {
-        // Kubelets never look into a document that is not there.
+        // Kubelets do not decode an absent document.
         return Ok(File::new(
             Format::DraEnvelopeV1,
             Some(checksum),
@@ -87,13 +87,13 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     Ok(File::new(Format::DraEnvelopeV1, Some(checksum), warnings, draft))
 }
 
-/// Everything of a damaged file that can be read; of a damaged claim, the devices that it holds.
+/// Reads a damaged file as far as possible. Of a damaged claim, it keeps the devices.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
     let error = match read(bytes) {
         Ok(file) => {
             let is_empty = !file.unverified().has_claim_list;
             if let (Some(checksum), Ok(checkpoint)) = (file.checksum, file.verified())
-                // Without `Data` and `Checksum`, the file passes for an empty one.
+                // Without `Data` and `Checksum`, the file is read as an empty one.
                 && !(is_empty && bytes.windows(CLAIM_UID.len()).any(|text| text == CLAIM_UID))
             {
                 return Salvaged::sound((checkpoint, checksum));
@@ -106,7 +106,7 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum)> {
     let ended = document(bytes, |reader| outer.decode(reader));
     let is_broken = matches!(ended, Err(ReadError::Syntax { .. }));
     if is_broken || !outer.has_data {
-        // The string with the claims cannot be told from its surroundings. Those do not look like claims.
+        // The string with the claims cannot be found, so the whole file is scanned. Its outer keys do not look like claims.
         outer.data = unescape(bytes).0;
     }
     let (data, checksum) = (&outer.data, outer.checksum());
@@ -134,7 +134,7 @@ struct Outer {
 }
 
 impl Outer {
-    /// Kubelets decode on top of a valid empty checkpoint, so `{}` and `null` pass for one.
+    /// Kubelets decode onto a valid empty checkpoint, so `{}` and `null` are read as one.
     fn new() -> Self {
         let data = inner_document(None::<std::iter::Empty<_>>);
         Self {
@@ -190,7 +190,7 @@ pub(super) fn decode_claim(reader: &mut Reader<'_>, claim: &mut Claim) -> Result
     })
 }
 
-/// A Go `sets.Set[string]`: an object whose values are empty structs.
+/// Decodes a Go `sets.Set[string]`: an object with empty structs as values.
 pub(super) fn decode_pods(
     reader: &mut Reader<'_>,
     pods: &mut Option<BTreeSet<String>>,
@@ -236,17 +236,17 @@ fn decode_device(reader: &mut Reader<'_>, device: &mut Device) -> Result<(), Syn
     })
 }
 
-/// The file that a kubelet of today writes for these claims in this order. What the checkpoint says of its kind
-/// and version is not repeated: a kubelet writes its own.
+/// Returns the file that a kubelet of today writes for these claims in this order. `kind` and `apiVersion` are
+/// always [`KIND`] and [`API_VERSION`], as in a kubelet.
 pub fn write(claims: Option<&[Claim]>) -> String {
     write_all(claims.map(|claims| claims.iter().map(Cow::Borrowed)))
 }
 
-/// Writes claims that need not exist all at once.
+/// Writes claims that an iterator produces one at a time.
 pub(crate) fn write_all<'a>(claims: Option<impl Iterator<Item = Cow<'a, Claim>>>) -> String {
     let mut data = inner_document(claims);
     data.shrink_to_fit();
-    // Each quote is escaped, which is about every eighth character.
+    // Each quote is escaped: about one character in eight.
     let mut out = String::with_capacity(data.len() + data.len() / 4 + 64);
     out.push_str("{\"Data\":");
     json::string(&mut out, &data);

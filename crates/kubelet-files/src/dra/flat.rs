@@ -1,4 +1,4 @@
-//! The formats of 1.27 to 1.30, in which the printed value of the whole document is hashed.
+//! The formats of 1.27 to 1.30, with a hash over the printed value of the whole document.
 //!
 //! | dialect | an entry has | a handle prints as |
 //! | --- | --- | --- |
@@ -6,8 +6,8 @@
 //! | 1.28, 1.29 | `ResourceHandles` | `DriverName`, `Data` |
 //! | 1.30 | `ResourceHandles` | `DriverName`, `Data`, `StructuredData` |
 //!
-//! A kubelet ignores keys that its dialect does not have, so the same bytes can be read in more than one; the
-//! checksum tells which one wrote them. No kubelet since 1.31 reads any of these: it refuses to start.
+//! A kubelet ignores keys that its dialect does not have, so the same bytes may be valid in several dialects. The
+//! checksum identifies the dialect that wrote them. Kubelets since 1.31 read none of these: they refuse to start.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +75,7 @@ pub struct Checkpoint {
     pub claims: Option<Vec<FlatClaim>>,
 }
 
-/// A claim as kubelets 1.27 to 1.30 kept it.
+/// A claim in the format of kubelets 1.27 to 1.30.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FlatClaim {
     /// The driver that allocated the claim.
@@ -84,24 +84,22 @@ pub struct FlatClaim {
     pub class: String,
     /// The ResourceClaim's UID.
     pub uid: String,
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
     /// UIDs of the pods that use it.
     pub pods: Option<BTreeSet<String>>,
     /// Data for the drivers, since 1.28.
     pub handles: Option<Vec<ResourceHandle>>,
-    /// CDI devices by driver; `None` until prepared.
+    /// CDI devices by driver; `None` until they are prepared.
     pub cdi_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
-/// What a driver's controller left for its node plugin.
+/// Data from a driver's controller for its node plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ResourceHandle {
-    /// Whom it is for.
+    /// The driver that the data is for.
     pub driver: String,
-    /// Opaque.
+    /// Opaque data.
     pub data: String,
     /// For drivers with structured parameters, since 1.30.
     pub structured: Option<StructuredHandle>,
@@ -110,22 +108,21 @@ pub struct ResourceHandle {
 /// The allocation of structured parameters in 1.30.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StructuredHandle {
-    /// JSON, as the file has it.
+    /// JSON, as in the file.
     pub class_parameters: Option<Vec<u8>>,
-    /// JSON, as the file has it.
+    /// JSON, as in the file.
     pub claim_parameters: Option<Vec<u8>>,
-    /// The node that it is for.
+    /// The node with the allocated devices.
     pub node: String,
-    /// What was allocated.
+    /// The allocated devices.
     pub results: Option<Vec<AllocationResult>>,
 }
 
 /// One allocated device of a [`StructuredHandle`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AllocationResult {
-    /// JSON, as the file has it.
+    /// JSON, as in the file.
     pub request_parameters: Option<Vec<u8>>,
-    /// The named resource.
     pub named_resource: Option<String>,
 }
 
@@ -137,7 +134,7 @@ enum Dialect {
 }
 
 impl Dialect {
-    /// 1.27 first: a file that is the same in two dialects is called by the older one.
+    /// 1.27 first: a file that is valid in two dialects is called by the older one.
     const ALL: [Self; 3] = [Self::K1_27, Self::K1_28, Self::K1_30];
 
     fn format(self) -> Format {
@@ -170,9 +167,9 @@ pub fn read(bytes: &[u8]) -> Result<File<Checkpoint>, ReadError> {
     ))
 }
 
-/// The kubelets that load the file, by the format that they write.
+/// Returns the kubelets that load the file, by the format that they write.
 ///
-/// 1.28 to 1.30 also take a file whose checksum is right without its handles, whatever its version says.
+/// 1.28 to 1.30 also load a file with a checksum that is right without its handles, for any version.
 pub(crate) fn loaded_by(bytes: &[u8]) -> Vec<Format> {
     let loads = |dialect: &Dialect| {
         let mut draft = Draft::new(*dialect);
@@ -187,8 +184,8 @@ pub(crate) fn loaded_by(bytes: &[u8]) -> Vec<Format> {
         .collect()
 }
 
-/// Reads as the kubelets that wrote `format` did, which ignore what their format does not have; the checksum is
-/// theirs. `None` if `format` is not one of the three here.
+/// Reads as the kubelets that wrote `format` did: ignores keys that `format` does not have, and computes its
+/// checksum. Returns `None` if `format` is not one of the three here.
 pub fn read_as(bytes: &[u8], format: Format) -> Option<Result<File<Checkpoint>, ReadError>> {
     let dialect = Dialect::ALL
         .into_iter()
@@ -209,7 +206,7 @@ fn read_dialect(bytes: &[u8], dialect: Dialect) -> Result<File<Checkpoint>, Read
     ))
 }
 
-/// Everything of a damaged file that can be read, whole claims only.
+/// Reads a damaged file as far as possible, whole claims only.
 pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, Format)> {
     if let Ok(file) = read(bytes)
         && let (format, Some(checksum), Ok(checkpoint)) = (file.format, file.checksum, file.verified())
@@ -228,10 +225,10 @@ pub(crate) fn salvage(bytes: &[u8]) -> Salvaged<(Checkpoint, Checksum, Format)> 
     })
 }
 
-/// The oldest dialect that has all the keys in the file.
+/// Returns the oldest dialect that has all the keys in the file.
 fn looks_like(bytes: &[u8]) -> Dialect {
     let mut draft = Draft::new(Dialect::K1_30);
-    // A broken file is judged by its whole claims.
+    // A broken file is classified by its whole claims.
     let salvaged = salvage_with(bytes, |reader| draft.decode(reader));
     if salvaged.broken_off.is_some() {
         draft.scan(bytes);
@@ -280,8 +277,8 @@ impl Draft {
         Fnv1a32::of(|out| self.checkpoint.print(self.dialect, out))
     }
 
-    /// The sum that 1.28 to 1.30 try when the first is wrong: no handles, and as if the file said `v1` and had a
-    /// list.
+    /// Computes the sum that 1.28 to 1.30 try if the first is wrong: without handles, with version `v1`, and with an
+    /// empty list in place of a missing one.
     fn old_sum(&self) -> u64 {
         let claims = Some(self.checkpoint.claims.as_deref().unwrap_or_default());
         Fnv1a32::of(|out| print("v1", claims, Dialect::K1_27, out))
@@ -424,7 +421,7 @@ fn decode_result(reader: &mut Reader<'_>, result: &mut AllocationResult) -> Resu
     })
 }
 
-/// A Go `runtime.RawExtension`: the value's own bytes; `null` changes nothing.
+/// Decodes a Go `runtime.RawExtension`: the value's own bytes; `null` changes nothing.
 fn decode_raw(reader: &mut Reader<'_>, raw: &mut Option<Vec<u8>>) -> Result<(), SyntaxError> {
     let kind = reader.kind()?;
     let start = reader.offset();
@@ -489,8 +486,8 @@ impl FlatClaim {
         super::describe_claim(&format!("{}/{}", self.namespace, self.name), self.pods.as_ref())
     }
 
-    /// The claim in the form of today: each driver with one device that carries its CDI ids. Which pool, device
-    /// and request they belong to was not recorded. Drivers that have not answered yet are kept, without devices.
+    /// Converts the claim to today's form: each driver gets one device with all its CDI ids. The old form does not
+    /// record their pool, device and request. Drivers that have not answered yet are kept, without devices.
     pub fn into_claim(self) -> Claim {
         let mut drivers = BTreeMap::new();
         let handles = self.handles.into_iter().flatten().map(|handle| handle.driver);

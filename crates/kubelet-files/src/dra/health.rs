@@ -1,4 +1,4 @@
-//! `dra_health_state`: what drivers last said about their devices. It has no checksum.
+//! `dra_health_state`: the last health reports of drivers about their devices. The file does not have a checksum.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,6 @@ pub struct DriverHealth {
     pub devices: Option<BTreeMap<String, DeviceHealth>>,
 }
 
-/// The health of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceHealth {
     /// The pool that the device is from.
@@ -43,11 +42,11 @@ pub struct DeviceHealth {
     pub device: String,
     /// `Healthy`, `Unhealthy` or `Unknown`.
     pub health: String,
-    /// RFC 3339, as in the file; empty when the file does not say.
+    /// RFC 3339, as in the file; empty if the file does not have it.
     pub last_updated: String,
-    /// In nanoseconds; 0 stands for 30 seconds.
+    /// In nanoseconds; 0 means 30 seconds.
     pub timeout_ns: i64,
-    /// The driver's words.
+    /// The driver's message.
     pub message: String,
 }
 
@@ -89,7 +88,7 @@ fn decode_device(reader: &mut Reader<'_>, device: &mut DeviceHealth) -> Result<(
     })
 }
 
-/// A Go `time.Time`. Go takes the bytes between the quotes as they are, escapes included.
+/// Decodes a Go `time.Time`. Go parses the bytes between the quotes without unescaping them.
 fn decode_time(reader: &mut Reader<'_>, time: &mut String) -> Result<(), SyntaxError> {
     let kind = reader.kind()?;
     let start = reader.offset();
@@ -111,13 +110,13 @@ fn decode_time(reader: &mut Reader<'_>, time: &mut String) -> Result<(), SyntaxE
     Ok(())
 }
 
-/// Whether Go takes this for a time. It means RFC 3339, but has never dared to refuse an hour of one digit, a
+/// Returns `true` if Go accepts this as a time. Go intends RFC 3339, but also accepts an hour of one digit, a
 /// comma before the fraction, and offsets of 24 hours or 60 minutes (<https://go.dev/issue/54580>).
 fn is_go_time(text: &[u8]) -> bool {
     parse_time(text).is_some_and(<[u8]>::is_empty)
 }
 
-/// What follows the time at the start of `text`.
+/// Parses the time at the start of `text` and returns the rest.
 fn parse_time(text: &[u8]) -> Option<&[u8]> {
     let (year, text) = number(text, 4)?;
     let (month, text) = number(text.strip_prefix(b"-")?, 2)?;
@@ -151,7 +150,7 @@ fn parse_time(text: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// A number of so many digits, and what follows it.
+/// Parses a number of `digits` digits and returns it with the rest.
 fn number(text: &[u8], digits: usize) -> Option<(u32, &[u8])> {
     let (number, rest) = text.split_at_checked(digits)?;
     let value = |number: &[u8]| {

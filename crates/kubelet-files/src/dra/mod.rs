@@ -1,4 +1,4 @@
-//! `dra_manager_state`: which claims are prepared here, for which pods, by which drivers.
+//! `dra_manager_state`: prepared claims with their pods and drivers.
 //!
 //! | format | written by | outside | checksum |
 //! | --- | --- | --- | --- |
@@ -6,7 +6,7 @@
 //! | envelope | 1.31 and later | `Data` (a document in a string), `Checksum` | CRC-32 over that string |
 //!
 //! The flat format has three dialects with the same keys but different printed values, see [`flat`].
-//! `dra_health_state` stands beside it, see [`health`].
+//! `dra_health_state` is a separate file in the same directory, see [`health`].
 
 pub mod envelope;
 pub mod flat;
@@ -15,23 +15,21 @@ mod scan;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A claim as kubelets since 1.31 keep it. `None` is Go's `nil`.
+/// A claim in the format of kubelets since 1.31. `None` is Go's `nil`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Claim {
     /// The ResourceClaim's UID.
     pub uid: String,
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
     /// UIDs of the pods that use it.
     pub pods: Option<BTreeSet<String>>,
-    /// The drivers with a part in its allocation.
+    /// The drivers that allocated devices to it.
     pub drivers: Option<BTreeMap<String, Driver>>,
 }
 
 impl Claim {
-    /// Namespace and name: the key under which a kubelet keeps a claim.
+    /// Returns namespace and name: the key under which a kubelet keeps a claim.
     pub fn key(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -44,13 +42,13 @@ impl Claim {
             .any(|devices| !devices.is_empty())
     }
 
-    /// For people.
+    /// Describes the claim for display.
     pub(crate) fn describe(&self) -> String {
         describe_claim(&self.key(), self.pods.as_ref())
     }
 }
 
-/// A claim and its pods.
+/// Describes a claim and its pods.
 fn describe_claim(key: &str, pods: Option<&BTreeSet<String>>) -> String {
     let pods: Vec<&str> = pods.into_iter().flatten().map(String::as_str).collect();
     format!("claim {key} of pods {}", pods.join(", "))
@@ -59,24 +57,23 @@ fn describe_claim(key: &str, pods: Option<&BTreeSet<String>>) -> String {
 /// One driver's part of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Driver {
-    /// What the driver prepared; `None` until it has answered.
+    /// The devices that the driver prepared; `None` until it has answered.
     pub devices: Option<Vec<Device>>,
-    /// Node operations that the driver does not want; since 1.37, left out when empty.
+    /// Node operations that the driver opted out of. Since 1.37; omitted if empty.
     pub skip_node_operations: Option<Vec<String>>,
 }
 
-/// A prepared device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Device {
     /// The pool that the device is from.
     pub pool: String,
     /// Its name in the pool.
     pub name: String,
-    /// Which share of the device, since 1.35.
+    /// ID of the share, for a shared device. Since 1.35.
     pub share_id: Option<String>,
     /// The claim's requests that it satisfies; empty means all of them.
     pub requests: Option<Vec<String>>,
-    /// What the container runtime has to inject.
+    /// CDI devices that the container runtime injects.
     pub cdi_devices: Option<Vec<String>>,
 }
 

@@ -1,15 +1,15 @@
-//! Reading claims from a damaged `dra_manager_state` of 1.31 or later.
+//! Reads claims from a damaged `dra_manager_state` of 1.31 or later.
 //!
-//! A claim begins at its `ClaimUID` and reaches to the next one, so damage to one claim does not reach another. A claim with
-//! sound syntax is kept whole. Of any other one, the scan looks for the keys, wherever they stand, and reads the value behind
-//! each. A key with one damaged byte counts as well.
+//! A claim begins at its `ClaimUID` and ends before the next one, so damage to one claim does not affect another. A claim
+//! with sound syntax is kept whole. In any other claim, the scan looks for the keys at any position, and reads the value
+//! behind each. One byte of a key may be damaged.
 //!
-//! Another part begins where a key comes out of the kubelet's order, and behind a stretch that may hide the end of a claim.
-//! Such a part has no identity of its own. A part is kept if the name of a device can be read in it. `salvage` generates the
-//! UID and name that are missing, and adds an unknown pod if the list of pods is damaged.
+//! Another part begins where a key is out of the kubelet's order, and behind a stretch that may hide the end of a claim.
+//! The identity of such a part is unknown. A part is kept if the name of a device can be read in it. `salvage` generates
+//! the UID and name that are missing, and adds an unknown pod if the list of pods is damaged.
 //!
-//! A device whose driver or pool cannot be read is held in each place that the rest of the file names. A device that the scan
-//! reads wrongly does not exist, which does no harm.
+//! A device with an unreadable driver or pool is held for each driver and pool that the rest of the file names. A misread
+//! device does not exist, so holding it is harmless.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,12 +19,12 @@ use crate::go_json::decode;
 use crate::go_json::{DroppedList, Reader, SyntaxError, Warning, WarningKind};
 use crate::loose::{Found, is_control, is_structure, names, next_byte, next_key};
 
-/// Driver of devices if the file names no driver.
+/// Driver of a device if the file does not name a driver.
 pub(crate) const UNKNOWN_DRIVER: &str = "unknown-driver.devlet.dev";
-/// Pool of devices if the file names no pool.
+/// Pool of a device if the file does not name a pool.
 pub(crate) const UNKNOWN_POOL: &str = "devlet-unknown-pool";
 
-/// Maximum number of places, driver and pool, in which one device is held.
+/// Maximum number of pairs of driver and pool under which one device is held.
 const MAX_PLACES: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,7 +43,7 @@ enum Key {
     SkipNodeOperations,
 }
 
-/// The keys as they stand in the document.
+/// The keys as they are written in the document.
 const KEYS: [(Key, &[u8]); 12] = [
     (Key::ClaimUid, b"\"ClaimUID\":"),
     (Key::ClaimName, b"\"ClaimName\":"),
@@ -59,7 +59,7 @@ const KEYS: [(Key, &[u8]); 12] = [
     (Key::SkipNodeOperations, b"\"skipNodeOperations\":"),
 ];
 
-/// A driver and a pool. Empty names could not be read.
+/// A driver and a pool. A name is empty if it is unreadable.
 type Place = (String, String);
 
 /// The readable part of a document.
@@ -78,21 +78,21 @@ struct PartDevice {
     device: Device,
 }
 
-/// A claim, as far as it has been read.
+/// A partially read claim.
 #[derive(Debug, Default)]
 struct Part {
     claim: Claim,
     devices: Vec<PartDevice>,
     last: Option<Key>,
     has_all_pods: bool,
-    /// Readings of the name of the current driver. Empty if it cannot be read.
+    /// Possible readings of the name of the current driver. Empty if it is unreadable.
     drivers: Vec<String>,
     pools: Vec<String>,
-    /// The devices from here on are readings of the current one.
+    /// Index of the first reading of the current device.
     current: usize,
 }
 
-/// Reads every claim of a damaged document, as far as possible.
+/// Reads all claims of a damaged document as far as possible.
 pub(super) fn scan(bytes: &[u8]) -> Scan {
     let mut scan = Scan::default();
     let is_claim = &KEYS[..1];
@@ -118,7 +118,7 @@ pub(super) fn scan(bytes: &[u8]) -> Scan {
     scan
 }
 
-/// Returns the claim at the beginning of the text and its length, unless any of it is damaged.
+/// Returns the claim at the beginning of the text and its length, or `None` if any of it is damaged.
 fn whole(bytes: &[u8]) -> Option<(Claim, usize)> {
     let mut reader = Reader::salvaging(bytes);
     let mut claim = Claim::default();
@@ -134,7 +134,7 @@ fn whole(bytes: &[u8]) -> Option<(Claim, usize)> {
     let devices = || devices.clone().flat_map(|driver| driver.devices.iter().flatten());
     let has_names = drivers.into_iter().all(|(name, _)| is_valid_name(name))
         && devices().all(|device| is_valid_name(&device.pool) && is_valid_name(&device.name));
-    // A damaged key hides what is behind it.
+    // A damaged key hides the text behind it.
     let length = reader.offset();
     let named = &[(Key::DeviceName, &b"\"DeviceName\":"[..])];
     let mut found = next_key(&bytes[..length], 0, named);
@@ -263,7 +263,7 @@ impl Scan {
     }
 }
 
-/// Returns the places that a place with unreadable names may be.
+/// Returns the places that may be meant by a place with unreadable names.
 fn resolve((driver, pool): &Place, known: &BTreeMap<String, BTreeSet<String>>) -> Vec<Place> {
     let drivers: Vec<&str> = match driver.as_str() {
         "" if known.is_empty() => vec![UNKNOWN_DRIVER],
@@ -473,7 +473,7 @@ fn may_hide(value: &[u8], end: Option<usize>, next: Option<Key>) -> bool {
     }
     let is_other = |byte: &&u8| !is_structure(**byte) && !byte.is_ascii_whitespace();
     let hidden = match next {
-        // The name of a driver stands before it.
+        // The name of a driver precedes it.
         Some(Key::Devices) => rest.iter().filter(|&&byte| byte == b'"').take(3).count(),
         _ => rest.iter().filter(is_other).take(3).count(),
     };

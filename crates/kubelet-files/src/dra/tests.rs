@@ -1,4 +1,4 @@
-//! The printed forms that are hashed, times, and who loads what.
+//! Tests of the printed forms that are hashed, of times, and of the kubelets that load a file.
 
 use std::fs;
 use std::path::Path;
@@ -52,7 +52,7 @@ fn flat_with_sum(document: &str, format: Format) -> String {
 }
 
 #[test]
-fn a_file_of_1_27_is_loaded_later_only_if_it_says_v1_and_has_no_wrong_handles() {
+fn a_file_of_1_27_is_loaded_later_only_with_version_v1_and_without_wrong_handles() {
     let entry = r#"{"ClaimName":"c","PodUIDs":{"p":{}}}"#;
     let v1 = flat_with_sum(
         &format!(r#"{{"version":"v1","entries":[{entry}],"checksum":SUM}}"#),
@@ -67,7 +67,7 @@ fn a_file_of_1_27_is_loaded_later_only_if_it_says_v1_and_has_no_wrong_handles() 
     // The sum is that of v1, which 1.28 and later assume and 1.27 does not.
     let assumed = v1.replace("\"v1\"", "\"v2\"");
     assert_eq!(loaded_by(&assumed), Some("1.28 to 1.30"));
-    // 1.27 does not know the key, so its type does not matter there.
+    // 1.27 ignores the key, so its type does not matter there.
     let handles = v1.replace("\"PodUIDs\"", "\"ResourceHandles\":1,\"PodUIDs\"");
     assert_eq!(loaded_by(&handles), Some("1.27"));
 }
@@ -79,19 +79,19 @@ fn claims_that_share_name_and_namespace_run_together_displace_each_other_in_old_
 }
 
 #[test]
-fn a_flat_file_is_called_what_the_kubelet_of_today_calls_it() {
+fn a_flat_file_gets_the_error_that_todays_kubelet_reports() {
     let first = |document: &str| {
         verify(document.as_bytes(), Some(Role::DraManager))
             .problems
             .remove(0)
     };
     let corrupted = "checkpoint is corrupted (the kubelet does not start)".to_owned();
-    let said = first(r#"{"version":"v1","entries":[],"checksum":1}"#);
-    assert_eq!(said, Problem::TooOld { said: corrupted });
-    let said = first(r#"{"version":"v1","entries":[],"checksum":4294967296}"#).to_string();
+    let problem = first(r#"{"version":"v1","entries":[],"checksum":1}"#);
+    assert_eq!(problem, Problem::TooOld { error: corrupted });
+    let problem = first(r#"{"version":"v1","entries":[],"checksum":4294967296}"#).to_string();
     assert!(
-        said.contains("number 4294967296 into Go struct field Checkpoint.Checksum of type uint32"),
-        "{said}"
+        problem.contains("number 4294967296 into Go struct field Checkpoint.Checksum of type uint32"),
+        "{problem}"
     );
     // Without a checksum the kubelet assumes its own, and an empty state.
     assert!(matches!(
@@ -101,7 +101,7 @@ fn a_flat_file_is_called_what_the_kubelet_of_today_calls_it() {
 }
 
 #[test]
-fn inner_errors_are_in_the_words_of_the_kubelet() {
+fn inner_errors_have_the_text_of_the_kubelet() {
     let text = |inner: &str| {
         let document = format!(
             "{{\"Data\":{:?},\"Checksum\":{}}}",
@@ -133,7 +133,7 @@ fn health_error(device: &str) -> Option<String> {
 }
 
 #[test]
-fn times_are_taken_as_go_takes_them() {
+fn times_are_accepted_as_go_accepts_them() {
     let is_time = |time: &str| health_error(&format!("{{\"LastUpdated\":\"{time}\"}}")).is_none();
     for time in [
         "2024-02-29T23:59:59Z",
@@ -141,7 +141,7 @@ fn times_are_taken_as_go_takes_them() {
         "2024-04-30T01:02:03.5Z",
         "2024-04-30T01:02:03.1234567891234+01:00",
         "2024-04-30T01:02:03-00:00",
-        // Not RFC 3339, but Go has never refused them.
+        // Not RFC 3339, but Go accepts them.
         "2024-04-30T1:02:03Z",
         "2024-04-30T01:02:03,5Z",
         "2024-04-30T01:02:03+24:60",
@@ -179,7 +179,7 @@ fn times_are_taken_as_go_takes_them() {
 }
 
 #[test]
-fn a_bad_time_is_the_error_even_after_another_one() {
+fn a_bad_time_is_reported_even_after_another_error() {
     let error = health_error("{\"PoolName\":1,\"LastUpdated\":true,\"Message\":1}");
     assert_eq!(
         error.as_deref(),
@@ -188,7 +188,7 @@ fn a_bad_time_is_the_error_even_after_another_one() {
 }
 
 #[test]
-fn the_beginning_of_a_cut_off_envelope_is_read() {
+fn the_beginning_of_a_truncated_envelope_is_read() {
     let inner = r#"{\"ClaimInfoStateList\":[{\"ClaimUID\":\"1\",\"ClaimName\":\"a\"},{\"ClaimUID\":\"2\",\"ClaimName\":\"b"#;
     let document = format!("{{\"Data\":\"{inner}");
     let saved = salvage(document.as_bytes(), Some(Role::DraManager)).expect("it is recognised");

@@ -1,11 +1,11 @@
-//! Filling Go-shaped values from a [`Reader`].
+//! Decodes Go-shaped values from a [`Reader`].
 //!
-//! Each function decodes *onto* its target, as Go does: what the document does not mention stays as it was, and
-//! `null` empties lists, maps and pointers but changes nothing else. A Go `nil` is `None` here, because the
-//! kubelet's checksums tell `nil` from empty.
+//! Each function decodes *onto* its target, as Go does: absent fields keep their value, and `null` empties lists,
+//! maps and pointers but changes nothing else. A Go `nil` is `None` here, because the kubelet's checksums
+//! distinguish `nil` from empty.
 //!
-//! One thing is not followed: Go keeps the memory of a list that a third occurrence of the same key makes
-//! longer again, with the values of the first. Such a file fails its checksum here.
+//! One behaviour of Go is not reproduced. If a key repeats a third time and its list grows again, Go brings back
+//! values of the first list. Such a file fails its checksum here.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,13 +19,13 @@ use super::reader::{DroppedList, Kind, Reader, SyntaxError, WarningKind};
 
 type Read = Result<(), SyntaxError>;
 
-/// Go's `base64.StdEncoding`: padded, and careless about the unused bits of the last character.
+/// Go's `base64.StdEncoding`: padded; the unused bits of the last character are ignored.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
 );
 
-/// A Go struct: decodes the fields that `names` lists, each through `field` with its index in `names`.
+/// Decodes a Go struct: calls `field` with the index of each known field.
 pub(crate) fn object(
     reader: &mut Reader<'_>,
     shape: &Shape,
@@ -42,7 +42,7 @@ pub(crate) fn object(
     let mut seen = 0_u32;
     let mut expected = 0;
     loop {
-        // Files that a kubelet wrote have the fields in order.
+        // Files that a kubelet wrote have the fields in this order.
         let at_once = shape.fields.get(expected).and_then(|name| reader.exact_key(name));
         let (key, index, offset) = match at_once {
             Some(offset) => (Cow::Borrowed(shape.fields[expected]), Some(expected), offset),
@@ -79,14 +79,14 @@ pub(crate) fn object(
     }
 }
 
-/// What Go's reflection knows of a struct.
+/// A Go struct as reflection sees it.
 #[derive(Debug)]
 pub(crate) struct Shape {
     /// With its package, as type errors print it: `checkpoint.PodDevicesEntry`.
     go_type: &'static str,
-    /// JSON names.
+    /// Names in JSON.
     fields: &'static [&'static str],
-    /// The same as type errors print them: a promoted field carries the path to it, `TypeMeta.kind`.
+    /// Names in type errors: a promoted field has its path, as in `TypeMeta.kind`.
     paths: &'static [&'static str],
 }
 
@@ -107,7 +107,7 @@ impl Shape {
         }
     }
 
-    /// The exact name first, then without regard to case.
+    /// Returns the field with exactly this name, or else the one that matches without regard to case.
     fn index_of(&self, key: &str) -> Option<usize> {
         self.fields
             .iter()
@@ -115,9 +115,9 @@ impl Shape {
             .or_else(|| self.fields.iter().position(|name| folds_to(key, name)))
     }
 
-    /// The field whose name has one damaged byte in `key`.
+    /// Returns the field with a name that differs from `key` in one byte.
     fn near(&self, key: &str) -> Option<usize> {
-        // A byte that is no UTF-8 was read as one character.
+        // A byte that is not UTF-8 was read as one character.
         let is_near = |name: &&str| {
             let differences = key.chars().zip(name.chars()).filter(|(one, other)| one != other);
             key.chars().count() == name.len() && differences.take(2).count() == 1
@@ -126,13 +126,13 @@ impl Shape {
     }
 }
 
-/// Whether two texts are the same but for one byte.
+/// Returns `true` if two texts differ in exactly one byte.
 pub(crate) fn differs_in_one_byte(one: &[u8], other: &[u8]) -> bool {
     let differences = one.iter().zip(other).filter(|(one, other)| one != other);
     one.len() == other.len() && differences.take(2).count() == 1
 }
 
-/// Unicode simple case folding against an ASCII name. Two letters outside ASCII fold into it.
+/// Compares by Unicode simple case folding with an ASCII name. Two letters outside ASCII fold into it.
 pub(crate) fn folds_to(key: &str, name: &str) -> bool {
     let folded = |character: char| match character {
         '\u{17f}' => 'S',
@@ -142,7 +142,7 @@ pub(crate) fn folds_to(key: &str, name: &str) -> bool {
     key.chars().map(folded).eq(name.chars().map(folded))
 }
 
-/// A Go string of the type `go_type`.
+/// Decodes a Go string of the type `go_type`.
 pub(crate) fn text(reader: &mut Reader<'_>, target: &mut String, go_type: &str) -> Read {
     match reader.kind()? {
         Kind::String => {
@@ -154,7 +154,7 @@ pub(crate) fn text(reader: &mut Reader<'_>, target: &mut String, go_type: &str) 
     }
 }
 
-/// A pointer to a Go string.
+/// Decodes a pointer to a Go string.
 pub(crate) fn optional_text(reader: &mut Reader<'_>, target: &mut Option<String>, go_type: &str) -> Read {
     if reader.kind()? == Kind::Null {
         *target = None;
@@ -163,14 +163,14 @@ pub(crate) fn optional_text(reader: &mut Reader<'_>, target: &mut Option<String>
     text(reader, target.get_or_insert_default(), go_type)
 }
 
-/// A Go unsigned integer that holds values up to `max`.
+/// Decodes a Go unsigned integer with values up to `max`.
 pub(crate) fn unsigned(reader: &mut Reader<'_>, target: &mut u64, max: u64, go_type: &str) -> Read {
     number(reader, target, go_type, |digits| {
         digits.parse().ok().filter(|&value| value <= max)
     })
 }
 
-/// A Go `int64` of the type `go_type`.
+/// Decodes a Go `int64` of the type `go_type`.
 pub(crate) fn signed(reader: &mut Reader<'_>, target: &mut i64, go_type: &str) -> Read {
     number(reader, target, go_type, |digits| digits.parse().ok())
 }
@@ -196,7 +196,7 @@ fn number<T>(
     }
 }
 
-/// A Go `[]byte`: base64 in a string, or a list of numbers.
+/// Decodes a Go `[]byte`: base64 in a string, or a list of numbers.
 pub(crate) fn bytes(reader: &mut Reader<'_>, target: &mut Option<Vec<u8>>) -> Read {
     if reader.kind()? != Kind::String {
         return list(reader, target, "[]uint8", |reader, byte| {
@@ -215,8 +215,7 @@ pub(crate) fn bytes(reader: &mut Reader<'_>, target: &mut Option<Vec<u8>>) -> Re
     Ok(())
 }
 
-/// Decodes as Go's `StdEncoding` does: line breaks anywhere are passed over. An error is the offset of the
-/// first byte that does not fit.
+/// Decodes as Go's `StdEncoding` does: line breaks are ignored. An error is the offset of the first invalid byte.
 fn from_base64(encoded: &str) -> Result<Vec<u8>, usize> {
     let is_break = |byte: &u8| matches!(byte, b'\r' | b'\n');
     let decoded = BASE64.decode(encoded).or_else(|error| {
@@ -229,8 +228,8 @@ fn from_base64(encoded: &str) -> Result<Vec<u8>, usize> {
     decoded.map_err(|_| first_corrupt(encoded.as_bytes()))
 }
 
-/// Where Go's decoder says that broken base64 is corrupt. It reads four characters at a time; when they are not
-/// all there, it points at the first of those that are.
+/// Returns the offset at which Go's decoder reports broken base64. Go reads four characters at a time. If fewer
+/// than four are left, it reports the first of them.
 fn first_corrupt(encoded: &[u8]) -> usize {
     let is_break = |at: usize| matches!(encoded.get(at), Some(b'\r' | b'\n'));
     let after_breaks = |mut at: usize| {
@@ -260,7 +259,7 @@ fn first_corrupt(encoded: &[u8]) -> usize {
     at - taken
 }
 
-/// A Go slice of the type `go_type`.
+/// Decodes a Go slice of the type `go_type`.
 pub(crate) fn list<T: Default>(
     reader: &mut Reader<'_>,
     target: &mut Option<Vec<T>>,
@@ -270,15 +269,15 @@ pub(crate) fn list<T: Default>(
     elements(reader, target, go_type, None, element)
 }
 
-/// What must be known of elements that are kept or dropped one by one when salvaging.
+/// How to handle elements that salvaging keeps or drops one by one.
 pub(crate) struct Unit<T> {
-    /// What a person calls one, as far as it could be read.
+    /// Describes an element for display, as far as it could be read.
     pub(crate) describe: fn(&T) -> String,
-    /// Whether the part of a damaged one that could be read is kept.
+    /// Returns `true` if the readable part of a damaged element is kept.
     pub(crate) is_kept: fn(&T) -> bool,
 }
 
-/// A Go slice of [`Unit`]s.
+/// Decodes a Go slice of [`Unit`]s.
 pub(crate) fn units<T: Default>(
     reader: &mut Reader<'_>,
     target: &mut Option<Vec<T>>,
@@ -313,7 +312,7 @@ fn elements<T: Default>(
     let start = reader.offset();
     for index in 0.. {
         if length == items.len() {
-            make_room(items, reader, start);
+            reserve(items, reader, start);
             items.push(T::default());
         }
         let item = &mut items[length];
@@ -324,7 +323,7 @@ fn elements<T: Default>(
         match problem {
             None => length += 1,
             Some(reason) => {
-                length += usize::from(tell(reader, unit, index, item, reason.message));
+                length += usize::from(record_damage(reader, unit, index, item, reason.message));
                 items.truncate(length);
             }
         }
@@ -336,10 +335,11 @@ fn elements<T: Default>(
     Ok(())
 }
 
-/// Reads the whole objects of a list in a document with broken syntax. `first_key` is the key with which kubelets begin each.
+/// Reads the whole objects of a list in a document with broken syntax. `first_key` is the key that kubelets write first
+/// in each object.
 ///
-/// Each is read from that key to the next such key at most, so the work is linear, and damage to one element does not
-/// reach another.
+/// Each is read from that key up to the next such key, so the work is linear, and damage to one element does not
+/// affect another.
 pub(crate) fn find_whole<T: Default>(
     bytes: &[u8],
     first_key: &str,
@@ -374,8 +374,14 @@ pub(crate) fn find_whole<T: Default>(
     items
 }
 
-/// Records that an element is damaged. Returns whether the part of it that could be read is kept.
-fn tell<T>(reader: &mut Reader<'_>, unit: Option<&Unit<T>>, index: usize, item: &T, reason: String) -> bool {
+/// Records that an element is damaged. Returns `true` if the readable part of it is kept.
+fn record_damage<T>(
+    reader: &mut Reader<'_>,
+    unit: Option<&Unit<T>>,
+    index: usize,
+    item: &T,
+    reason: String,
+) -> bool {
     let description = unit.map(|unit| (unit.describe)(item)).unwrap_or_default();
     let is_kept = unit.is_some_and(|unit| (unit.is_kept)(item));
     let reason = match is_kept {
@@ -387,20 +393,20 @@ fn tell<T>(reader: &mut Reader<'_>, unit: Option<&Unit<T>>, index: usize, item: 
     is_kept
 }
 
-/// Before one more item is pushed. A list that goes on as it began will have as many items as fit into the rest
-/// of the document; to take that much at once costs less, in time and at the peak, than to double.
-fn make_room<T>(items: &mut Vec<T>, reader: &Reader<'_>, start: usize) {
+/// Reserves memory before an item is pushed. The list is expected to continue as it began: the items so far predict
+/// how many fit into the rest of the document. One exact reservation costs less time and peak memory than doubling.
+fn reserve<T>(items: &mut Vec<T>, reader: &Reader<'_>, start: usize) {
     const FEW: usize = 64;
     if items.len() < FEW || items.len() < items.capacity() {
         return;
     }
     let read = (reader.offset() - start).max(1);
     let to_come = items.len().saturating_mul(reader.remaining()) / read;
-    // Somewhat more, lest the last few cost a copy of all.
+    // Some more, so that the last few items do not cause a copy of all.
     items.reserve_exact(to_come + to_come / 16 + FEW);
 }
 
-/// A Go map with string keys.
+/// Decodes a Go map with string keys.
 pub(crate) fn map<V: Default>(
     reader: &mut Reader<'_>,
     target: &mut Option<BTreeMap<String, V>>,
@@ -410,7 +416,7 @@ pub(crate) fn map<V: Default>(
     entries(reader, target, go_type, |_, key, _| Some(key.to_owned()), value)
 }
 
-/// A Go map with `int64` keys.
+/// Decodes a Go map with `int64` keys.
 pub(crate) fn int_map<V: Default>(
     reader: &mut Reader<'_>,
     target: &mut Option<BTreeMap<i64, V>>,
@@ -472,7 +478,7 @@ fn entries<K: Ord, V: Default>(
     }
 }
 
-/// Enough of a text to recognise it in a message.
+/// Truncates a text for display in a message.
 pub(crate) fn shortened(text: &str) -> String {
     const LONGEST: usize = 120;
     match text.char_indices().nth(LONGEST) {

@@ -1,19 +1,19 @@
-//! A walk over the bytes of a JSON document, with Go's syntax rules and Go's error texts.
+//! Parser for JSON documents with Go's syntax rules and Go's error texts.
 
 use std::borrow::Cow;
 use std::fmt::Display;
 
-/// The deepest nesting that Go's scanner follows.
+/// Maximum nesting that Go's scanner follows.
 const MAX_DEPTH: usize = 10_000;
 
-/// How many warnings are kept one by one; the rest are only counted, so that a hostile file cannot make a
-/// report that is larger than itself.
+/// Maximum number of warnings that are listed. The rest are only counted, so that the report on a hostile file is not
+/// larger than the file.
 const MAX_WARNINGS: usize = 64;
 
-/// How many parts that cannot be kept are told one by one; the rest are counted.
+/// Maximum number of dropped parts that are listed. The rest are only counted.
 const MAX_DROPPED: usize = 1_000;
 
-/// The document is not JSON. The text is Go's.
+/// The document is not JSON. The text is the one of Go.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct SyntaxError {
@@ -21,7 +21,7 @@ pub(crate) struct SyntaxError {
     pub(crate) offset: usize,
 }
 
-/// A value has another type than the Go struct wants. The text is Go's.
+/// A value has another type than the Go struct requires. The text is the one of Go.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct TypeError {
@@ -29,7 +29,7 @@ pub(crate) struct TypeError {
     pub(crate) offset: usize,
 }
 
-/// Something a decoder passes over in silence, although a person would want to know.
+/// Unusual input that a decoder accepts silently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Warning {
     pub(crate) kind: WarningKind,
@@ -40,9 +40,9 @@ pub(crate) struct Warning {
 pub(crate) enum WarningKind {
     /// A key that the Go struct does not have.
     UnknownKey(String),
-    /// A key that stands twice in one object.
+    /// A key that occurs twice in one object.
     DuplicateKey(String),
-    /// Bytes that are no UTF-8, or half a surrogate pair, read as U+FFFD.
+    /// Bytes that are not UTF-8, or half a surrogate pair, read as U+FFFD.
     Substituted,
 }
 
@@ -71,7 +71,7 @@ impl DroppedList {
     }
 }
 
-/// What the next value is, judged by its first byte.
+/// The type of the next value, according to its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Object,
@@ -84,7 +84,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The word of Go's type errors.
+    /// Returns the name of the type in Go's type errors.
     pub(crate) fn go_word(self) -> &'static str {
         match self {
             Self::Object => "object",
@@ -97,13 +97,13 @@ impl Kind {
     }
 }
 
-/// What becomes of an element that is not as it should be.
+/// How an element of the wrong type is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Mode {
-    /// As Go does: the first type error spoils the document.
+    /// As in Go: the first type error makes the document invalid.
     #[default]
     Strict,
-    /// An element that cannot be kept is left out, with a warning.
+    /// An element that cannot be kept is dropped, with a warning.
     Salvage,
 }
 
@@ -113,10 +113,10 @@ pub(crate) struct Reader<'a> {
     at: usize,
     depth: usize,
     mode: Mode,
-    /// Set while an element that is dropped as a whole is being read.
+    /// `true` while an element that is dropped as a whole is being read.
     inside_unit: bool,
     first_type_error: Option<TypeError>,
-    /// `first_type_error` is one that ends the decoding.
+    /// `true` if `first_type_error` ends the decoding.
     aborted: bool,
     type_errors: usize,
     warnings: Vec<Warning>,
@@ -158,12 +158,12 @@ impl<'a> Reader<'a> {
         self.at
     }
 
-    /// How many bytes are left.
+    /// Returns the number of bytes left.
     pub(crate) fn remaining(&self) -> usize {
         self.bytes.len() - self.at.min(self.bytes.len())
     }
 
-    /// The document's bytes between two offsets.
+    /// Returns the document's bytes between two offsets.
     pub(crate) fn slice(&self, from: usize, to: usize) -> &'a [u8] {
         self.bytes.get(from..to).unwrap_or_default()
     }
@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
 
     // ---- syntax
 
-    /// The first byte of the next value, or of whatever stands in its place.
+    /// Returns the type of the next value, according to its first byte.
     pub(crate) fn kind(&mut self) -> Result<Kind, SyntaxError> {
         self.skip_space();
         match self.peek() {
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// After the last value: nothing but white space may follow.
+    /// Checks that only white space follows the last value.
     pub(crate) fn end(&mut self) -> Result<(), SyntaxError> {
         self.skip_space();
         if self.at == self.bytes.len() {
@@ -218,7 +218,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Steps into an object or list; the answer is false when it is empty, and then it has been left again.
+    /// Enters an object or list. Returns `false` if it is empty; then the reader is already behind it.
     pub(crate) fn enter(&mut self, close: u8) -> Result<bool, SyntaxError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
         Ok(true)
     }
 
-    /// Between elements; false at the closing bracket, which is consumed.
+    /// Moves to the next element. Returns `false` at the closing bracket, which is consumed.
     pub(crate) fn next(&mut self, close: u8) -> Result<bool, SyntaxError> {
         self.skip_space();
         match self.peek() {
@@ -252,7 +252,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An object key and its colon.
+    /// Reads an object key and its colon.
     pub(crate) fn key(&mut self) -> Result<(Cow<'a, str>, usize), SyntaxError> {
         self.skip_space();
         if self.peek() != Some(b'"') {
@@ -268,8 +268,8 @@ impl<'a> Reader<'a> {
         Ok((key, offset))
     }
 
-    /// The same if the key is spelled exactly like this and the colon follows at once, as in files that a kubelet
-    /// wrote; otherwise nothing has been read.
+    /// Reads the key only if it is spelled exactly like `name` and the colon follows at once, as in files that a
+    /// kubelet wrote. Otherwise nothing is consumed. See [`Reader::key`].
     pub(crate) fn exact_key(&mut self, name: &str) -> Option<usize> {
         self.skip_space();
         let rest = self.bytes.get(self.at..)?.strip_prefix(b"\"")?;
@@ -279,7 +279,7 @@ impl<'a> Reader<'a> {
         Some(offset)
     }
 
-    /// A string, unescaped. Call it only where [`Reader::kind`] has said that one begins.
+    /// Reads and unescapes a string. Call it only where [`Reader::kind`] has returned a string.
     pub(crate) fn string(&mut self) -> Result<Cow<'a, str>, SyntaxError> {
         let start = self.at + 1;
         let plain = self.bytes.get(start..).unwrap_or_default();
@@ -294,7 +294,7 @@ impl<'a> Reader<'a> {
     }
 
     fn string_with_escapes(&mut self, start: usize, plain_until: usize) -> Result<Cow<'a, str>, SyntaxError> {
-        // First to the closing quote, judging the syntax; then unescape the part in between.
+        // Find the closing quote and check the syntax, then unescape the part in between.
         let mut at = plain_until;
         let mut escaped = false;
         loop {
@@ -322,7 +322,7 @@ impl<'a> Reader<'a> {
         Ok(Cow::Owned(text))
     }
 
-    /// The offset behind the escape that begins at `at`.
+    /// Returns the offset behind the escape that begins at `at`.
     fn escape_end(&self, at: usize) -> Result<usize, SyntaxError> {
         match self.bytes.get(at + 1) {
             Some(b'b' | b'f' | b'n' | b'r' | b't' | b'\\' | b'/' | b'"') => Ok(at + 2),
@@ -338,7 +338,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A number's text. Call it only where [`Reader::kind`] has said that one begins.
+    /// Reads the text of a number. Call it only where [`Reader::kind`] has returned a number.
     pub(crate) fn number(&mut self) -> Result<&'a str, SyntaxError> {
         let start = self.at;
         let mut at = start;
@@ -379,7 +379,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `true`, `false` or `null`.
+    /// Reads `true`, `false` or `null`.
     pub(crate) fn literal(&mut self, word: &'static str) -> Result<(), SyntaxError> {
         for (index, expected) in word.bytes().enumerate() {
             if self.bytes.get(self.at + index) != Some(&expected) {
@@ -391,7 +391,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Passes over one value, whatever it is, without recursion.
+    /// Skips one value of any type, without recursion.
     pub(crate) fn skip(&mut self) -> Result<(), SyntaxError> {
         let mut open: Vec<u8> = Vec::new();
         loop {
@@ -463,7 +463,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Inside a token. When the document ends there, Go's scanner tries a space and complains of that.
+    /// Returns the error inside a token. If the document ends there, Go's scanner reads a space and reports that.
     fn cut_or_wrong(&self, offset: usize, context: &str) -> SyntaxError {
         let byte = self.bytes.get(offset).copied().unwrap_or(b' ');
         SyntaxError {
@@ -474,7 +474,7 @@ impl<'a> Reader<'a> {
 
     // ---- types
 
-    /// Remembers that the value at hand does not fit, and passes over it.
+    /// Records that the current value has the wrong type, and skips it.
     pub(crate) fn mismatch(&mut self, kind: Kind, go_type: &str) -> Result<(), SyntaxError> {
         let offset = self.at;
         self.skip()?;
@@ -500,13 +500,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A type error in words of its own.
+    /// Records a type error with its own text.
     pub(crate) fn fail(&mut self, message: String, offset: usize) {
         self.type_errors += 1;
         self.first_type_error.get_or_insert(TypeError { message, offset });
     }
 
-    /// An error of a type that decodes itself. Go stops there, and forgets earlier type errors.
+    /// Records an error of a type with its own decoder. Go stops there, and discards earlier type errors.
     pub(crate) fn abort(&mut self, message: String, offset: usize) {
         self.type_errors += 1;
         if !std::mem::replace(&mut self.aborted, true) {
@@ -529,8 +529,8 @@ impl<'a> Reader<'a> {
         Ok(answer)
     }
 
-    /// Runs `read` for something that is kept or dropped as a whole: when salvaging, the answer is why it cannot
-    /// be kept, and that error counts no longer.
+    /// Runs `read` for an element that is kept or dropped as a whole. When salvaging, returns why it cannot be kept,
+    /// and that error no longer counts for the document.
     pub(crate) fn unit(
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<(), SyntaxError>,
@@ -548,7 +548,7 @@ impl<'a> Reader<'a> {
         ended.map(|()| reason)
     }
 
-    /// Takes down that a unit was left out. `what` is added to the way to it.
+    /// Records that a unit was dropped. `what` is added to the path to it.
     pub(crate) fn left_out(&mut self, what: &str, reason: String) {
         self.dropped
             .push(format!("{}{what}", self.fields.join(".")), reason);
@@ -559,7 +559,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// How many bytes of plain ASCII a string begins with, before a quote, an escape or anything unusual.
+/// Returns the length of the plain ASCII text before a quote, an escape or any other special byte.
 fn plain_length(text: &[u8]) -> usize {
     const ONES: u64 = u64::from_le_bytes([1; 8]);
     const HIGHS: u64 = ONES << 7;
@@ -568,8 +568,8 @@ fn plain_length(text: &[u8]) -> usize {
         let word = u64::from_le_bytes(word);
         let quote = word ^ (ONES * b'"' as u64);
         let escape = word ^ (ONES * b'\\' as u64);
-        // The high bit of a byte that is zero here, below 0x20 there, or not ASCII. What a borrow marks wrongly
-        // stands above a byte that is marked rightly, so the lowest mark is always right.
+        // The high bit of a byte that is zero here, below 0x20 there, or not ASCII. A borrow can set a false mark,
+        // but only above a true one, so the lowest mark is always right.
         let controls = word.wrapping_sub(ONES * 0x20) & !word;
         let zeros = (quote.wrapping_sub(ONES) & !quote) | (escape.wrapping_sub(ONES) & !escape);
         let ends = (controls | zeros | word) & HIGHS;
@@ -581,7 +581,7 @@ fn plain_length(text: &[u8]) -> usize {
     text.len() - rest.len() + rest.iter().position(is_end).unwrap_or(rest.len())
 }
 
-/// Unescapes what stands between two quotes; says whether U+FFFD had to stand in for anything.
+/// Unescapes the text between two quotes. Returns `true` with it if a byte was replaced by U+FFFD.
 pub(crate) fn unescape(inner: &[u8]) -> (String, bool) {
     let mut text = String::with_capacity(inner.len());
     let mut substituted = false;
@@ -618,7 +618,7 @@ pub(crate) fn unescape(inner: &[u8]) -> (String, bool) {
     (text, substituted)
 }
 
-/// One character from `\uXXXX`, or from two of them that form a surrogate pair; and how long it is.
+/// Decodes one character from `\uXXXX`, or from two of them that form a surrogate pair. Returns its length too.
 fn unicode_escape(escape: &[u8]) -> (Option<char>, usize) {
     let unit = |from: usize| -> Option<u32> {
         let digits = std::str::from_utf8(escape.get(from + 2..from + 6)?).ok()?;
@@ -638,7 +638,8 @@ fn unicode_escape(escape: &[u8]) -> (Option<char>, usize) {
     }
 }
 
-/// Appends bytes, with one U+FFFD for each byte that is not part of valid UTF-8, as Go does.
+/// Appends bytes, with one U+FFFD for each byte that is not part of valid UTF-8, as Go does. Returns `true` if
+/// there was such a byte.
 fn push_lossy(text: &mut String, mut bytes: &[u8]) -> bool {
     let mut substituted = false;
     loop {
@@ -658,7 +659,7 @@ fn push_lossy(text: &mut String, mut bytes: &[u8]) -> bool {
     }
 }
 
-/// A byte as Go's JSON errors show it: the byte is taken for a code point.
+/// Formats a byte as Go's JSON errors do: as the code point of the same number.
 fn go_quoted(byte: u8) -> String {
     match byte {
         b'\'' => r"'\''".into(),

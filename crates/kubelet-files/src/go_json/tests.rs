@@ -1,4 +1,4 @@
-//! Go's JSON, rule by rule. Expected texts and values are those of Go 1.26.
+//! Tests of Go's JSON rules. Expected texts and values are those of Go 1.26.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::reader::Dropped;
 use super::{DroppedList, Kind, Reader, WarningKind, write};
 use crate::go_print::{Fnv1a32, Label, Print};
 
-/// The syntax error of a document, if it has one.
+/// Returns the syntax error of a document, if it has one.
 fn syntax_error(document: impl AsRef<[u8]>) -> Option<String> {
     let mut reader = Reader::new(document.as_ref());
     let ended = reader.skip().and_then(|()| reader.end());
@@ -41,7 +41,7 @@ fn bytes_of(document: &str) -> Result<Option<Vec<u8>>, String> {
 }
 
 #[test]
-fn syntax_errors_are_in_the_words_of_go() {
+fn syntax_errors_have_the_text_of_go() {
     let cases = [
         ("", "unexpected end of JSON input"),
         (" ", "unexpected end of JSON input"),
@@ -118,7 +118,7 @@ fn syntax_errors_are_in_the_words_of_go() {
 }
 
 #[test]
-fn a_document_that_ends_inside_a_token_is_blamed_on_a_space() {
+fn a_document_that_ends_inside_a_token_gets_the_error_for_a_space() {
     let cases = [
         ("n", "in literal null (expecting 'u')"),
         ("-", "in numeric literal"),
@@ -135,7 +135,7 @@ fn a_document_that_ends_inside_a_token_is_blamed_on_a_space() {
 }
 
 #[test]
-fn nesting_ends_where_go_ends_it() {
+fn the_maximum_nesting_is_that_of_go() {
     let nested = |depth: usize| ["[".repeat(depth), "]".repeat(depth)].concat();
     assert_eq!(syntax_error(nested(10_000)), None);
     let refused = syntax_error(nested(10_001));
@@ -162,7 +162,7 @@ fn escapes_and_surrogates_are_read_as_in_go() {
 }
 
 #[test]
-fn every_byte_that_is_no_utf8_becomes_one_replacement_character() {
+fn every_byte_that_is_not_utf8_becomes_one_replacement_character() {
     let read = |bytes: &[u8]| string([b"\"", bytes, b"\""].concat());
     assert_eq!(read(b"\xff"), "\u{fffd}");
     assert_eq!(read(b"\xe2\x82"), "\u{fffd}".repeat(2));
@@ -177,7 +177,7 @@ fn every_byte_that_is_no_utf8_becomes_one_replacement_character() {
 }
 
 #[test]
-fn plain_text_ends_at_the_right_byte_wherever_it_stands() {
+fn plain_text_ends_at_the_right_byte_at_any_offset() {
     for length in 0..40 {
         for end in ["\"", "\\n\"", "ü\"", "\u{7f}\""] {
             let text = ["\"", &"x".repeat(length), end].concat();
@@ -236,7 +236,7 @@ fn an_exact_key_comes_before_one_in_other_letters() {
 }
 
 #[test]
-fn a_promoted_field_is_known_by_its_own_name_only() {
+fn a_promoted_field_matches_only_its_own_name() {
     let (value, mut reader) = pair(r#"{"a":"x","Inner.B":["x"]}"#);
     assert_eq!(value.1, None);
     assert_eq!(reader.take_warnings().0.len(), 1);
@@ -251,14 +251,14 @@ fn a_repeated_list_is_decoded_onto_the_earlier_one() {
 }
 
 #[test]
-fn null_empties_lists_and_leaves_text_alone() {
+fn null_empties_lists_and_leaves_text_unchanged() {
     let (value, reader) = pair(r#"{"a":"x","b":["y"],"a":null,"b":null}"#);
     assert_eq!(value, ("x".into(), None));
     assert!(reader.first_type_error().is_none());
 }
 
 #[test]
-fn type_errors_name_the_struct_and_the_way_to_the_field() {
+fn type_errors_name_the_struct_and_the_path_to_the_field() {
     let message = |document| {
         let (_, reader) = pair(document);
         reader.first_type_error().map(|error| error.message.clone())
@@ -275,7 +275,7 @@ fn type_errors_name_the_struct_and_the_way_to_the_field() {
 }
 
 #[test]
-fn only_whole_numbers_that_fit_are_numbers() {
+fn only_integers_in_range_are_accepted() {
     let read = |document: &str| {
         let mut reader = Reader::new(document.as_bytes());
         let mut number = 7;
@@ -291,13 +291,13 @@ fn only_whole_numbers_that_fit_are_numbers() {
         let message = format!("json: cannot unmarshal number {refused} into Go value of type uint32");
         assert_eq!(read(refused), (7, Some(message)));
     }
-    // Not shortened: it is the kubelet's text, to be searched for in logs.
+    // Not truncated: users search for the kubelet's text in logs.
     let long = "9".repeat(500);
     assert!(read(&long).1.is_some_and(|message| message.contains(&long)));
 }
 
 #[test]
-fn an_error_of_a_type_that_decodes_itself_comes_before_earlier_ones() {
+fn an_error_of_a_type_with_its_own_decoder_replaces_earlier_ones() {
     let mut reader = Reader::new(b"");
     reader.fail("first".into(), 0);
     reader.abort("second".into(), 1);
@@ -319,7 +319,7 @@ fn bytes_are_base64_or_a_list_of_numbers() {
     assert_eq!(
         bytes_of(r#""QR==""#),
         Ok(Some(b"A".to_vec())),
-        "unused bits are not looked at"
+        "unused bits are ignored"
     );
     let refused = bytes_of("[256]").unwrap_err();
     assert_eq!(
@@ -329,7 +329,7 @@ fn bytes_are_base64_or_a_list_of_numbers() {
 }
 
 #[test]
-fn broken_base64_is_corrupt_where_go_says() {
+fn broken_base64_is_reported_at_the_offset_of_go() {
     for (encoded, at) in [
         ("Q", 0),
         ("QQ", 0),

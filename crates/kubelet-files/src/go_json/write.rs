@@ -1,4 +1,4 @@
-//! JSON text with Go's escapes.
+//! Writes JSON text with Go's escapes.
 
 /// Appends `text` as a JSON string, byte for byte as Go's `json.Marshal` does.
 pub(crate) fn string(out: &mut String, text: &str) {
@@ -26,7 +26,7 @@ pub(crate) fn string(out: &mut String, text: &str) {
             [0xe2, 0x80, 0xa9, ..] => ("\\u2029", 3),
             [0..0x20, ..] => ("", 1),
             _ => {
-                // Another character that begins with the byte of the two above.
+                // Another character with the same first byte as the two above.
                 at += 1;
                 continue;
             }
@@ -50,7 +50,7 @@ pub(crate) fn string(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// Bytes that are escaped, or begin a character that is.
+/// Bytes that are escaped, or that begin an escaped character.
 static SPECIAL: [bool; 256] = {
     let mut special = [false; 256];
     let mut byte = 0;

@@ -1,6 +1,6 @@
-//! The driver process: its state, its commands, and how it registers.
+//! The driver process: its state, its commands, and its registration.
 
-mod line;
+mod connection;
 mod script;
 mod serve;
 
@@ -11,24 +11,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::calls::{Calls, unless_it_fails};
+use crate::calls::{Calls, apply_fault};
 use crate::commands::Commands;
-use crate::events::{Claim, Event, tell};
+use crate::events::{Claim, Event, emit};
 use crate::lists::{Listed, Lists};
 use crate::script::Fault;
 use crate::sockets::Sockets;
-use line::{Afterwards, LineEnd};
+use connection::{AfterAnswer, ConnectionHandle};
 pub use script::{DeviceHealth, DriverEndpoint, DriverScript, PreparedDevice};
 
-/// What the parts of a driver share.
+/// Shared state of a driver.
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) script: DriverScript,
     pub(crate) calls: Calls,
     changing: Mutex<Changing>,
     pub(crate) health: Lists<DeviceHealth>,
-    /// Grows when all connections are to end.
-    pub(crate) hang_ups: watch::Sender<u64>,
+    /// Incremented to close all connections.
+    pub(crate) disconnects: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ struct Changing {
     prepared: BTreeMap<String, Claim>,
 }
 
-/// What is answered for a claim.
+/// The answer for one claim.
 pub(crate) type Outcome<T> = Result<T, String>;
 
 impl Driver {
@@ -47,18 +47,18 @@ impl Driver {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prepares claims, or goes wrong. By UID, what to answer.
+    /// Prepares claims, or fails according to a fault. Returns the answers by UID.
     pub(crate) async fn prepare(
         &self,
         service: &str,
         claims: Vec<Claim>,
-        line: &LineEnd,
+        connection: &ConnectionHandle,
     ) -> Result<BTreeMap<String, Outcome<Vec<PreparedDevice>>>, Status> {
         self.carry_out(
             service,
             "NodePrepareResources",
             claims,
-            line,
+            connection,
             |driver, claim, fault| {
                 let mut state = driver.changing();
                 state.prepared.insert(claim.uid.clone(), claim.clone());
@@ -83,18 +83,18 @@ impl Driver {
         .await
     }
 
-    /// The opposite. A claim that is not known is fine.
+    /// Unprepares claims. An unknown claim is not an error.
     pub(crate) async fn unprepare(
         &self,
         service: &str,
         claims: Vec<Claim>,
-        line: &LineEnd,
+        connection: &ConnectionHandle,
     ) -> Result<BTreeMap<String, Outcome<()>>, Status> {
         self.carry_out(
             service,
             "NodeUnprepareResources",
             claims,
-            line,
+            connection,
             |driver, claim, _| {
                 driver.changing().prepared.remove(&claim.uid);
             },
@@ -102,22 +102,22 @@ impl Driver {
         .await
     }
 
-    /// Every call for claims: it is told, goes wrong if it should, does something for each claim, and is answered.
+    /// Handles a call for claims: reports it, fails it according to its fault, executes it for each claim, and answers.
     async fn carry_out<T: Default>(
         &self,
         service: &str,
         method: &str,
         claims: Vec<Claim>,
-        line: &LineEnd,
+        connection: &ConnectionHandle,
         each: impl Fn(&Self, &Claim, Option<&Fault>) -> T,
     ) -> Result<BTreeMap<String, Outcome<T>>, Status> {
         let fault = self.calls.fault(method);
-        tell(&Event::Asked {
+        emit(&Event::Asked {
             service: service.to_owned(),
             method: method.to_owned(),
             claims: claims.clone(),
         });
-        let fault = unless_it_fails(fault).await?;
+        let fault = apply_fault(fault).await?;
         let mut answer = BTreeMap::new();
         for claim in &claims {
             let outcome = match &fault {
@@ -134,7 +134,7 @@ impl Driver {
         let ids = |answer: &BTreeMap<String, _>| answer.keys().cloned().collect();
         match fault {
             Some(Fault::Wait) => {
-                tell(&Event::Waits {
+                emit(&Event::Waits {
                     method: method.to_owned(),
                     ids: ids(&answer),
                 });
@@ -143,26 +143,26 @@ impl Driver {
             Some(Fault::UnknownClaim) => {
                 answer.insert("nobody-asked".to_owned(), Ok(T::default()));
             }
-            Some(Fault::DieAfterwards) => line.after_the_answer(Afterwards::Die),
-            Some(Fault::KillCaller) => line.after_the_answer(Afterwards::KillCaller),
+            Some(Fault::DieAfterwards) => connection.set_after_answer(AfterAnswer::Die),
+            Some(Fault::KillCaller) => connection.set_after_answer(AfterAnswer::KillCaller),
             _ => {}
         }
-        tell(&Event::Answered {
+        emit(&Event::Answered {
             method: method.to_owned(),
             ids: ids(&answer),
         });
         Ok(answer)
     }
 
-    /// Every other call: it is told, and goes wrong if it should.
+    /// Handles any other call: reports it, and fails it according to its fault.
     pub(crate) async fn called(&self, service: &str, method: &str) -> Result<(), Status> {
         let fault = self.calls.fault(method);
-        tell(&Event::Asked {
+        emit(&Event::Asked {
             service: service.to_owned(),
             method: method.to_owned(),
             claims: Vec::new(),
         });
-        match unless_it_fails(fault).await? {
+        match apply_fault(fault).await? {
             Some(Fault::Wait) => self.calls.wait().await,
             _ => Ok(()),
         }
@@ -192,8 +192,8 @@ impl Listed for DeviceHealth {
     }
 }
 
-/// Is a DRA driver until told to end.
-pub(crate) async fn live(script: DriverScript) {
+/// Runs a DRA driver until the end of the commands.
+pub(crate) async fn run(script: DriverScript) {
     let driver = Arc::new(Driver {
         calls: Calls::new(script.faults.clone()),
         changing: Mutex::new(Changing {
@@ -202,7 +202,7 @@ pub(crate) async fn live(script: DriverScript) {
             prepared: BTreeMap::new(),
         }),
         health: Lists::new(script.health.clone()),
-        hang_ups: watch::Sender::new(0),
+        disconnects: watch::Sender::new(0),
         script,
     });
     let mut sockets = Sockets::default();
@@ -217,18 +217,18 @@ pub(crate) async fn live(script: DriverScript) {
     }
     let mut commands = Commands::new();
     while let Some(line) = commands.next().await {
-        let carried_out = obey(&line, &driver, &mut sockets);
-        commands.end(line, carried_out);
+        let result = execute(&line, &driver, &mut sockets);
+        commands.end(line, result);
     }
 }
 
-/// Makes the socket that is to be found.
+/// Creates the registration socket.
 fn register(driver: &Arc<Driver>, sockets: &mut Sockets) {
     let socket: PathBuf = driver.script.registration_socket();
     serve::registration(driver, sockets.listen(socket));
 }
 
-fn obey(line: &str, driver: &Arc<Driver>, sockets: &mut Sockets) -> Result<(), String> {
+fn execute(line: &str, driver: &Arc<Driver>, sockets: &mut Sockets) -> Result<(), String> {
     let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
     let json = |error: serde_json::Error| error.to_string();
     match command {
@@ -247,7 +247,7 @@ fn obey(line: &str, driver: &Arc<Driver>, sockets: &mut Sockets) -> Result<(), S
         }
         "claims" => {
             let claims = driver.changing().prepared.values().cloned().collect();
-            tell(&Event::Prepared { claims });
+            emit(&Event::Prepared { claims });
         }
         "health" => {
             let health = serde_json::from_str(rest).map_err(json)?;
@@ -255,7 +255,7 @@ fn obey(line: &str, driver: &Arc<Driver>, sockets: &mut Sockets) -> Result<(), S
         }
         "flood" => driver.health.flood(rest)?,
         "end-stream" => driver.health.end_streams(),
-        "hang-up" => driver.hang_ups.send_modify(|number| *number += 1),
+        "hang-up" => driver.disconnects.send_modify(|number| *number += 1),
         _ => return Err("no such command".into()),
     }
     Ok(())

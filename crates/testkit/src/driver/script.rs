@@ -1,4 +1,4 @@
-//! What a DRA driver is like.
+//! Description of a DRA driver's behaviour.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,70 +9,70 @@ use serde::{Deserialize, Serialize};
 
 use crate::script::{Fault, Faults};
 
-/// What a DRA driver is like.
+/// The behaviour of a DRA driver.
 ///
-/// It knows no API server: what it prepares for a claim is what the script says. `{name}` and `{uid}` in a
-/// [`PreparedDevice`] stand for those of the claim, `{driver}` for the driver.
+/// It does not use an API server: the script sets the devices that it prepares. `{name}` and `{uid}` in a
+/// [`PreparedDevice`] are replaced by those of the claim, `{driver}` by the driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct DriverScript {
-    /// The root directory of the node: the kubelet's layout.
+    /// The root directory of the node, with the kubelet's layout.
     pub root: PathBuf,
-    /// What it calls itself.
+    /// The driver name that it reports.
     pub driver: String,
-    /// The kind of plugin that it says it is.
+    /// The plugin type that it reports.
     pub kind: String,
-    /// Tells several plugins of one driver apart: part of the names of their sockets.
+    /// Distinguishes several plugins of one driver: part of the names of their sockets.
     pub instance: String,
-    /// What it says it serves; and what it serves, unless `serves` says otherwise.
+    /// The services that it reports. It serves these, unless `serves` is set.
     pub services: Vec<String>,
-    /// What it serves, by the names above. Anything that is no name of a service means the one of 2024, as it does
-    /// to a kubelet.
+    /// The services that it serves, by the names above. Any other text means the service of 2024, as it does for a
+    /// kubelet.
     pub serves: Option<Vec<String>>,
     pub endpoint: DriverEndpoint,
-    /// Not before the command `register`.
+    /// `true` to register only after the command `register`.
     pub later: bool,
-    /// What it prepares for any claim.
+    /// The devices that it prepares for any claim.
     pub devices: Vec<PreparedDevice>,
-    /// What it prepares for these claims instead, by name.
+    /// The devices that it prepares for these claims instead, by name.
     pub claims: BTreeMap<String, Vec<PreparedDevice>>,
-    /// What its streams of health say at first.
+    /// The first health report.
     pub health: Vec<DeviceHealth>,
     /// Faults by the name of the call, such as `NodePrepareResources`.
     pub faults: Faults,
 }
 
-/// Where a driver can be called.
+/// The endpoint of a driver.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DriverEndpoint {
-    /// At a socket of its own, below `plugins`.
+    /// Its own socket below `plugins`.
     #[default]
     Own,
-    /// At the socket in `plugins_registry`; it names none.
+    /// The socket in `plugins_registry`; the reported endpoint is empty.
     Registration,
-    /// It names this one, and does not serve it.
+    /// This endpoint is reported, but not served.
     Named(String),
 }
 
-/// A device that is made usable.
+/// A prepared device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PreparedDevice {
-    /// For which requests of the claim; for all if there are none.
+    /// Requests of the claim that the device satisfies; empty for all.
     #[serde(default)]
     pub requests: Vec<String>,
     pub pool: String,
     pub device: String,
     #[serde(default)]
     pub cdi: Vec<String>,
-    /// Which share of it; only the newest service can say so.
+    /// ID of the share; only the newest service supports it.
     #[serde(default)]
     pub share: Option<String>,
 }
 
 impl PreparedDevice {
-    /// A device for all requests, with one CDI name.
+    /// Creates a device for all requests, with one CDI name.
     pub fn new(pool: &str, device: &str, cdi: &str) -> Self {
         Self {
             requests: Vec::new(),
@@ -84,13 +84,13 @@ impl PreparedDevice {
     }
 }
 
-/// How a device is.
+/// The health of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeviceHealth {
     pub pool: String,
     pub device: String,
-    /// As a number of the protocol: 0 unknown, 1 healthy, 2 unhealthy.
+    /// The value of the protocol: 0 unknown, 1 healthy, 2 unhealthy.
     pub health: i32,
     #[serde(default)]
     pub timeout_seconds: i64,
@@ -140,8 +140,8 @@ impl Default for DriverScript {
 }
 
 impl DriverScript {
-    /// A driver of today that registers at once. For each claim it prepares the device of the claim's name, of the
-    /// pool `pool`; it has no health to tell.
+    /// Creates a driver of the current API version that registers at once. For each claim it prepares the device with
+    /// the claim's name in the pool `pool`. It does not report health.
     pub fn new(root: impl Into<PathBuf>, driver: &str) -> Self {
         Self {
             root: root.into(),
@@ -150,14 +150,14 @@ impl DriverScript {
         }
     }
 
-    /// As `Self`, with other services.
+    /// Sets the services.
     #[must_use]
     pub fn with_services(mut self, services: &[&str]) -> Self {
         self.services = services.iter().map(ToString::to_string).collect();
         self
     }
 
-    /// As `Self`, with both services of health, and what they say.
+    /// Adds both health services, and the first health report.
     #[must_use]
     pub fn with_health(mut self, health: Vec<DeviceHealth>) -> Self {
         let services = [dra_health::v1::SERVICE, dra_health::v1alpha1::SERVICE];
@@ -166,20 +166,20 @@ impl DriverScript {
         self
     }
 
-    /// As `Self`, with a fault.
+    /// Adds a fault.
     #[must_use]
     pub fn with_fault(mut self, call: &str, fault: Fault) -> Self {
         self.faults.insert(call.into(), fault);
         self
     }
 
-    /// The socket in `plugins_registry`.
+    /// Returns the path of the socket in `plugins_registry`.
     pub fn registration_socket(&self) -> PathBuf {
         let name = format!("{}{}-reg.sock", self.driver, self.suffix());
         self.root.join("plugins_registry").join(name)
     }
 
-    /// The socket at which it can be called.
+    /// Returns the path of the socket that serves the node service.
     pub fn endpoint_socket(&self) -> PathBuf {
         match &self.endpoint {
             DriverEndpoint::Own => self.directory().join(format!("dra{}.sock", self.suffix())),
@@ -188,7 +188,7 @@ impl DriverScript {
         }
     }
 
-    /// What it says of its endpoint.
+    /// Returns the endpoint that it reports.
     pub(crate) fn endpoint(&self) -> String {
         match &self.endpoint {
             DriverEndpoint::Own => self.endpoint_socket().display().to_string(),

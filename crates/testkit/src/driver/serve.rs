@@ -1,4 +1,4 @@
-//! What a driver serves: three versions of the node service, two of health, and `pluginregistration.Registration`.
+//! Services of a driver: three versions of the node service, two of health, and `pluginregistration.Registration`.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
-use super::line::{Line, LineEnd};
+use super::connection::{Connection, ConnectionHandle};
 use super::{DeviceHealth, Driver, DriverEndpoint, PreparedDevice};
 use crate::calls::Calls;
-use crate::events::{Claim, Event, tell};
+use crate::events::{Claim, Event, emit};
 use crate::lists::Stream;
 use crate::wire::{HasCalls, WireFaults};
 
-/// Serves at the socket that a driver is called at.
+/// Serves the node and health services.
 pub(crate) fn endpoint(driver: &Arc<Driver>, listener: UnixListener) {
     serve(driver, listener, services(driver, Routes::default()));
 }
 
-/// Serves at the socket that a driver is found by.
+/// Serves the registration socket.
 pub(crate) fn registration(driver: &Arc<Driver>, listener: UnixListener) {
     let registration = RegistrationServer::new(Served(Arc::clone(driver)));
     let mut routes = Routes::new(registration);
@@ -69,9 +69,9 @@ fn serve(driver: &Arc<Driver>, listener: UnixListener, routes: Routes) {
         }))
         .add_routes(routes);
     let driver = Arc::clone(driver);
-    let lines = UnixListenerStream::new(listener);
-    let lines = lines.map(move |stream| stream.map(|stream| Line::new(stream, &driver)));
-    tokio::spawn(server.serve_with_incoming(lines));
+    let connections = UnixListenerStream::new(listener);
+    let connections = connections.map(move |stream| stream.map(|stream| Connection::new(stream, &driver)));
+    tokio::spawn(server.serve_with_incoming(connections));
 }
 
 #[derive(Debug, Clone)]
@@ -83,7 +83,7 @@ impl HasCalls for Driver {
     }
 }
 
-/// The versions of the node service differ in their names, and in whether a device has a share.
+/// Implements a version of the node service. The versions differ in their names, and in share IDs.
 macro_rules! node_service {
     ($api:ident, $service:path $(, $share:ident)?) => {
         #[tonic::async_trait]
@@ -92,14 +92,14 @@ macro_rules! node_service {
                 &self,
                 request: Request<dra::$api::NodePrepareResourcesRequest>,
             ) -> Result<Response<dra::$api::NodePrepareResourcesResponse>, Status> {
-                let line = request.extensions().get::<LineEnd>().cloned().unwrap_or_default();
+                let connection = request.extensions().get::<ConnectionHandle>().cloned().unwrap_or_default();
                 let claims = request.into_inner().claims.into_iter();
                 let claims = claims.map(|claim| Claim {
                     namespace: claim.namespace,
                     name: claim.name,
                     uid: claim.uid,
                 });
-                let answer = self.0.prepare(dra::$api::SERVICE, claims.collect(), &line).await?;
+                let answer = self.0.prepare(dra::$api::SERVICE, claims.collect(), &connection).await?;
                 let device = |device: PreparedDevice| dra::$api::Device {
                     request_names: device.requests,
                     pool_name: device.pool,
@@ -123,14 +123,14 @@ macro_rules! node_service {
                 &self,
                 request: Request<dra::$api::NodeUnprepareResourcesRequest>,
             ) -> Result<Response<dra::$api::NodeUnprepareResourcesResponse>, Status> {
-                let line = request.extensions().get::<LineEnd>().cloned().unwrap_or_default();
+                let connection = request.extensions().get::<ConnectionHandle>().cloned().unwrap_or_default();
                 let claims = request.into_inner().claims.into_iter();
                 let claims = claims.map(|claim| Claim {
                     namespace: claim.namespace,
                     name: claim.name,
                     uid: claim.uid,
                 });
-                let answer = self.0.unprepare(dra::$api::SERVICE, claims.collect(), &line).await?;
+                let answer = self.0.unprepare(dra::$api::SERVICE, claims.collect(), &connection).await?;
                 let claims = answer.into_iter().map(|(uid, outcome)| {
                     let error = outcome.err().unwrap_or_default();
                     (uid, dra::$api::NodeUnprepareResourceResponse { error })
@@ -147,7 +147,7 @@ node_service!(v1, dra::v1::dra_plugin_server::DraPlugin, share_id);
 node_service!(v1beta1, dra::v1beta1::dra_plugin_server::DraPlugin);
 node_service!(v1alpha3, dra::v1alpha3::node_server::Node);
 
-/// The versions of health differ in their names.
+/// Implements a version of the health service. The versions differ only in their names.
 macro_rules! health_service {
     ($api:ident) => {
         #[tonic::async_trait]
@@ -204,7 +204,7 @@ impl Registration for Served {
             .called("pluginregistration", "NotifyRegistrationStatus")
             .await?;
         let status = request.into_inner();
-        tell(&match status.plugin_registered {
+        emit(&match status.plugin_registered {
             true => Event::Registered,
             false => Event::RegisterFailed {
                 code: Code::Unknown as i32,

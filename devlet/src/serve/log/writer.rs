@@ -1,6 +1,6 @@
 //! A log writer that never blocks: lines go through a bounded queue to a thread that writes them.
 //!
-//! A reader that stops reading, such as a full pipe, costs log lines and never stops devlet. Dropped lines are counted,
+//! If standard error blocks, such as a full pipe, log lines are dropped and devlet continues. Dropped lines are counted,
 //! and reported once the queue has room again.
 
 use std::io::{self, Write};
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_a_full_pipe_does_not_take_are_dropped_and_reported_once_it_flows() {
+    fn lines_over_the_queue_are_dropped_and_reported_once_the_pipe_is_read() {
         let (mut reader, pipe) = io::pipe().unwrap();
         let (report, reports) = channel();
         let report = move |lines| report.send(lines).unwrap();

@@ -1,11 +1,11 @@
-//! A DRA driver to try things with: harmless devices, described by a real CDI spec.
+//! The sample DRA driver: harmless devices, described by a real CDI spec.
 //!
-//! It is a process of its own too, `devlet sample-driver`, and speaks the kubelet's protocols: registration, DRA and
-//! health. Drivers ask an API server what is allocated to a claim. Here there is none, so this one asks devlet, which
-//! was told with the pod: all else it knows of a claim is its name.
+//! It runs as a separate process, `devlet sample-driver`, and serves the kubelet's protocols: registration, DRA and
+//! health. Drivers usually read the allocation of a claim from an API server. This driver asks devlet instead, which
+//! received the allocation with the pod.
 //!
-//! What it leaves on disk, it removes when it ends: its sockets, the CDI spec, and the manifests to try it with, below
-//! `sample` in the root directory.
+//! When it ends it removes its files: its sockets, and below `sample` in the root directory the CDI spec and sample
+//! manifests.
 
 use std::collections::HashMap;
 use std::fs;
@@ -43,13 +43,13 @@ use tonic::{Request, Response, Status};
 
 use super::{Args, input_ends, limits};
 
-/// What it is called.
+/// The driver's name.
 pub(in crate::serve) const NAME: &str = "gadget.sample.devlet.dev";
 
 /// The pool of its devices.
 const POOL: &str = "sample";
 
-/// The devices, and the harmless device of the host that each of them is.
+/// The devices, and the harmless device node of the host behind each.
 pub(in crate::serve) const DEVICES: [(&str, &str); 4] = [
     ("gadget-0", "/dev/null"),
     ("gadget-1", "/dev/zero"),
@@ -57,26 +57,27 @@ pub(in crate::serve) const DEVICES: [(&str, &str); 4] = [
     ("gadget-3", "/dev/zero"),
 ];
 
-/// What CDI calls them.
+/// The CDI kind of the devices.
 const CDI_KIND: &str = "sample.devlet.dev/gadget";
 
-/// How long a report of health holds, and how often there is a new one.
+/// Time for which a health report is valid.
 const LEASE: Duration = Duration::from_secs(30);
+/// Interval between health reports.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How long devlet may take to say what is allocated to a claim.
+/// Timeout of the call that asks devlet for the allocation of a claim.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where to try it with, below the root directory.
+/// Paths of the CDI spec and the sample manifests, below the root directory.
 pub(in crate::serve) const DIRECTORY: &str = "sample";
 pub(in crate::serve) const POD: &str = "pod.yaml";
 pub(in crate::serve) const CLAIM: &str = "claim.yaml";
 pub(in crate::serve) const CDI: &str = "cdi";
 
-/// Is the driver until standard input ends.
+/// Runs the driver until standard input ends.
 pub(in crate::serve) async fn run(args: &Args) -> anyhow::Result<()> {
     let root = std::path::absolute(&args.root_dir).context("--root-dir")?;
-    let leftovers = Leftovers(vec![root.join(DIRECTORY), root.join("plugins").join(NAME)]);
+    let leftovers = OwnDirectories(vec![root.join(DIRECTORY), root.join("plugins").join(NAME)]);
     leftovers.remove();
     describe(&root.join(DIRECTORY))?;
     let served = serve(&root).await;
@@ -84,19 +85,19 @@ pub(in crate::serve) async fn run(args: &Args) -> anyhow::Result<()> {
     served
 }
 
-/// Directories that are the driver's own.
-struct Leftovers(Vec<PathBuf>);
+/// The driver's directories, removed at its end.
+struct OwnDirectories(Vec<PathBuf>);
 
-impl Leftovers {
+impl OwnDirectories {
     fn remove(&self) {
         for directory in &self.0 {
-            // There is none, or it cannot be helped.
+            // The directory may not exist. Another error cannot be handled here.
             let _ = fs::remove_dir_all(directory);
         }
     }
 }
 
-/// Writes the CDI spec, and manifests to try it with.
+/// Writes the CDI spec and the sample manifests.
 fn describe(directory: &Path) -> anyhow::Result<()> {
     let device = |(name, host): &(&str, &str)| devlet_cdi::Device {
         name: (*name).to_owned(),
@@ -136,19 +137,19 @@ async fn serve(root: &Path) -> anyhow::Result<()> {
         .into_iter()
         .flatten()
     {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     }
-    let driver = Gadgets {
+    let driver = DraService {
         devlet: root.join("devlet").join("devlet.sock"),
     };
     let routes =
-        Routes::new(DraPluginServer::new(driver)).add_service(DraResourceHealthServer::new(Reporter));
+        Routes::new(DraPluginServer::new(driver)).add_service(DraResourceHealthServer::new(HealthService));
     let ended = CancellationToken::new();
     let listener = uds::listen(&endpoint, uds::DEFAULT_MODE)?;
     let end = ended.clone().cancelled_owned();
     let calls = tokio::spawn(server::serve(listener, routes, limits(), Metrics::default(), end));
-    // Only now: whoever finds it, calls.
-    let registration = Routes::new(RegistrationServer::new(Introduction { endpoint }));
+    // Last, because devlet calls the driver as soon as it finds the socket.
+    let registration = Routes::new(RegistrationServer::new(RegistrationService { endpoint }));
     let socket = root.join("plugins_registry").join(format!("{NAME}-reg.sock"));
     let listener = uds::listen(socket, uds::DEFAULT_MODE)?;
     let end = ended.clone().cancelled_owned();
@@ -166,14 +167,14 @@ async fn serve(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says who it is.
+/// The registration service.
 #[derive(Debug)]
-struct Introduction {
+struct RegistrationService {
     endpoint: PathBuf,
 }
 
 #[tonic::async_trait]
-impl Registration for Introduction {
+impl Registration for RegistrationService {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         let services = [dra::v1::SERVICE, dra_health::v1::SERVICE];
         Ok(Response::new(PluginInfo {
@@ -192,15 +193,15 @@ impl Registration for Introduction {
     }
 }
 
-/// Prepares claims.
+/// The DRA service.
 #[derive(Debug)]
-struct Gadgets {
-    /// Where to ask what is allocated to a claim.
+struct DraService {
+    /// Root directory of the devlet to ask for allocations.
     devlet: PathBuf,
 }
 
 #[tonic::async_trait]
-impl DraPlugin for Gadgets {
+impl DraPlugin for DraService {
     async fn node_prepare_resources(
         &self,
         request: Request<NodePrepareResourcesRequest>,
@@ -223,7 +224,7 @@ impl DraPlugin for Gadgets {
         Ok(Response::new(NodePrepareResourcesResponse { claims }))
     }
 
-    /// There is nothing to undo.
+    /// Answers without an action: preparing does not change anything.
     async fn node_unprepare_resources(
         &self,
         request: Request<NodeUnprepareResourcesRequest>,
@@ -236,8 +237,8 @@ impl DraPlugin for Gadgets {
     }
 }
 
-impl Gadgets {
-    /// The devices of a claim.
+impl DraService {
+    /// Returns the devices of a claim.
     async fn prepared(&self, claim: &Claim) -> anyhow::Result<Vec<Device>> {
         let client = Client::connect(&self.devlet).await?.with_timeout(TIMEOUT);
         let request = v1::ListClaimsRequest {
@@ -245,7 +246,7 @@ impl Gadgets {
         };
         let listed = client.list_claims(request).await.map_err(|status| {
             anyhow::anyhow!(
-                "devlet does not say what is allocated to the claim: {}",
+                "cannot get the allocation of the claim from devlet: {}",
                 status.message()
             )
         })?;
@@ -266,7 +267,7 @@ fn prepared(allocated: v1::AllocatedDevice) -> anyhow::Result<Device> {
             names.join(", ")
         );
     }
-    // One of several alternatives, `request/alternative`, is for the request.
+    // An alternative of a request is named `request/alternative`.
     let request = allocated.request.split('/').next().unwrap_or_default();
     Ok(Device {
         request_names: vec![request.to_owned()],
@@ -277,12 +278,12 @@ fn prepared(allocated: v1::AllocatedDevice) -> anyhow::Result<Device> {
     })
 }
 
-/// Says how the devices are: they never fail.
+/// The health service. The devices never fail.
 #[derive(Debug)]
-struct Reporter;
+struct HealthService;
 
 #[tonic::async_trait]
-impl DraResourceHealth for Reporter {
+impl DraResourceHealth for HealthService {
     type NodeWatchResourcesStream = ReceiverStream<Result<NodeWatchResourcesResponse, Status>>;
 
     async fn node_watch_resources(
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_prepared_for_its_request_if_there_is_one() {
+    fn a_device_is_prepared_for_its_request_if_it_exists() {
         let device = prepared(allocated("sample", "gadget-2")).unwrap();
         assert_eq!(device.request_names, ["blue"]);
         assert_eq!(device.cdi_device_ids, ["sample.devlet.dev/gadget=gadget-2"]);

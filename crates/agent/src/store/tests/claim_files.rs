@@ -328,7 +328,7 @@ async fn an_unreadable_file_and_no_database_block_the_node() {
             matches!(refused, Err(HoldError::Refused(ReserveError::Blocked(_)))),
             "{refused:?}"
         );
-        store.stop().await.unwrap();
+        stop(&store).await;
         assert!(
             !root.claims_file().exists(),
             "while it is blocked there is no mirror"
@@ -351,7 +351,7 @@ async fn two_unreadable_files_are_two_decisions() {
 
     let blocked = |store: &Store| store.read(|node| node.blocked().cloned());
     assert!(matches!(blocked(&store), Some(Blocked::UnreadableClaims { .. })));
-    store.stop().await.unwrap();
+    stop(&store).await;
     let store = root.open();
     assert!(matches!(blocked(&store), Some(Blocked::UnreadableClaims { .. })));
     store.forget().await.unwrap();
@@ -509,7 +509,7 @@ async fn a_further_file_ends_no_contest() {
     write(&root, &[kubelets("theirs", &["k"], true)]);
     let (store, report) = root.open_with_report();
     assert_eq!(report.contested.len(), 1, "{report:?}");
-    store.stop().await.unwrap();
+    stop(&store).await;
     // It takes nothing, and adds a claim.
     let mut further = ours.clone();
     further.push(kubelets("two", &["l"], true));
@@ -520,7 +520,7 @@ async fn a_further_file_ends_no_contest() {
     assert_eq!(report.contested.len(), 1, "{report:?}");
     assert_eq!(store.read(|node| node.blocked_by().len()), 2);
     assert_eq!(names(&store), ["one"]);
-    store.stop().await.unwrap();
+    stop(&store).await;
     // The record itself is not another contest.
     let ours = envelope::write(Some(&ours)) + "\n";
     std::fs::write(root.claims_file(), ours).unwrap();

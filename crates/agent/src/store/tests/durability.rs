@@ -826,7 +826,7 @@ async fn a_blocked_node_stays_blocked_until_told_otherwise() {
         panic!("{report:?}");
     };
     assert!(Path::new(&file).exists());
-    store.stop().await.unwrap();
+    stop(&store).await;
 
     let (store, report) = root.open_with_report();
     assert!(report.blocked.is_some());

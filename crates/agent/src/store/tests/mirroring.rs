@@ -437,12 +437,13 @@ async fn a_foreign_file_is_noticed_while_the_node_is_blocked() {
     let (store, _) = Store::open(options).unwrap();
     let contested = store.read(|node| node.blocked().cloned());
     assert!(contested.is_some());
-    store.mirror().await.unwrap();
+    store.mirror().await.unwrap_err();
 
     let theirs = kubelet_file(&[("a", &["00"]), ("k", &["01"])]);
     std::fs::write(root.checkpoint(), &theirs).unwrap();
 
-    until("a problem", || store.mirror_failure().is_some()).await;
+    let is_foreign = |failure: String| failure.contains("written by another process");
+    until("a problem", || store.mirror_failure().is_some_and(is_foreign)).await;
     store.stop().await.unwrap_err();
     assert_eq!(read(&root), theirs);
     // devlet was running, so no kubelet was in charge.

@@ -154,7 +154,7 @@ async fn what_is_set_aside_overwrites_nothing() {
         std::fs::write(root.checkpoint(), format!("broken {number}")).unwrap();
         let (store, report) = root.open_with_report();
         assert_eq!(report.set_aside.len(), 1);
-        store.stop().await.unwrap();
+        stop(&store).await;
     }
     let asides = asides(&root);
     let contents: Vec<_> = asides
@@ -387,7 +387,7 @@ async fn root_contested_by(pods: &[(&str, &[&str])]) -> Root {
     std::fs::write(root.checkpoint(), kubelet_file(pods)).unwrap();
     let (store, report) = root.open_with_report();
     contested(&report);
-    store.stop().await.unwrap();
+    stop(&store).await;
     root
 }
 
@@ -409,7 +409,7 @@ async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held()
         let root = root_contested_by(&[("c", &["05"])]).await;
         let store = root.open();
         let earlier = contests(&store).remove(0);
-        store.stop().await.unwrap();
+        stop(&store).await;
         let further = kubelet_file(further);
         std::fs::write(root.checkpoint(), &further).unwrap();
 
@@ -438,7 +438,7 @@ async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held()
             let devices: BTreeSet<DeviceId> = pod.allocations[0].devices.iter().cloned().collect();
             assert_eq!(devices, expected[&pod.uid], "{}", pod.uid);
         }
-        store.stop().await.unwrap();
+        stop(&store).await;
         // Neither a file that is contested already nor the record itself is another contest.
         for known in [&first, &further, &kubelet_file(&[("a", &["00"])])] {
             std::fs::write(root.checkpoint(), known).unwrap();
@@ -448,7 +448,7 @@ async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held()
                 "{report:?}"
             );
             assert_eq!((contests(&store), pods(&store)), (both.clone(), held.clone()));
-            store.stop().await.unwrap();
+            stop(&store).await;
         }
 
         // Each file releases only what no other side has.
@@ -473,7 +473,7 @@ async fn a_further_file_ends_no_contest_and_the_devices_of_all_sides_stay_held()
         assert_eq!(uids(&store).contains(&"c".into()), imported.contains_key("c"));
         let is_unanswered = store.read(|node| node.contested_by(&"c".into()).is_some());
         assert_eq!(is_unanswered, imported.contains_key("c"));
-        store.stop().await.unwrap();
+        stop(&store).await;
         let store = root.open();
         store.forget().await.unwrap();
         assert_eq!(uids(&store), ["a"]);
@@ -507,7 +507,7 @@ async fn a_forgotten_file_releases_nothing_that_was_imported_meanwhile() {
 
         assert_eq!(devices(&store, "c"), ["05", "06"], "the contest is open");
         if is_restarted {
-            store.stop().await.unwrap();
+            stop(&store).await;
             store = root.open();
         }
         assert_eq!(store.forget().await.unwrap(), ["d".into()]);
@@ -541,7 +541,7 @@ async fn a_removed_pod_of_a_contested_file_is_not_brought_back_by_a_further_file
     let root = root_contested_by(&[("a", &["05"])]).await;
     let store = root.open();
     store.release(&"a".into()).await.unwrap();
-    store.stop().await.unwrap();
+    stop(&store).await;
     std::fs::write(root.checkpoint(), kubelet_file(&[("a", &["06"])])).unwrap();
     let store = root.open();
     assert_eq!(devices(&store, "a"), ["05", "06"], "both files have it");
@@ -667,7 +667,7 @@ async fn a_lost_database_blocks_the_node_and_the_mirror_is_imported() {
         assert_eq!(uids(&store).len(), usize::from(has_mirror), "{how}");
         offer(&store, GPU, 8);
         assert!(refuses(&store), "{how}");
-        store.stop().await.unwrap();
+        stop(&store).await;
         // It stays blocked until an operator decides, or the database is back.
         let (store, report) = Store::open(options.clone()).unwrap();
         assert!(report.blocked.is_some(), "{how}");
@@ -677,7 +677,7 @@ async fn a_lost_database_blocks_the_node_and_the_mirror_is_imported() {
             admit(&store, "b", 1).await.unwrap();
             assert_eq!(devices(&store, "b"), ["01"]);
         }
-        store.stop().await.unwrap();
+        stop(&store).await;
         if !["saved", "unreadable", "archive"].contains(&how) {
             std::fs::rename(elsewhere.path().join("state.redb"), root.database()).unwrap();
             let (store, report) = Store::open(options).unwrap();
@@ -876,11 +876,11 @@ async fn a_lost_database_and_an_unusable_file_block_the_node_side_by_side() {
     assert_eq!(files, "dra_manager_state");
     offer(&store, GPU, 8);
     assert!(refuses(&store));
-    store.stop().await.unwrap();
+    stop(&store).await;
     // The same after another start. The id files were left alone, so the database can be put back.
     let (store, _) = root.open_with_report();
     assert_eq!(store.read(|node| node.blocked_by().to_vec()), reasons);
-    store.stop().await.unwrap();
+    stop(&store).await;
     assert_eq!(std::fs::read(root.path().join("node-id")).unwrap(), ids);
     std::fs::write(root.database(), database).unwrap();
     let (store, report) = root.open_with_report();
@@ -905,7 +905,7 @@ async fn a_database_of_which_one_id_file_is_wrong_starts_again_when_that_file_is
             panic!("{report:?}");
         };
         assert!(reason.contains(&outside.display().to_string()), "{reason}");
-        store.stop().await.unwrap();
+        stop(&store).await;
     }
     let asides = asides(&root);
     assert_eq!(asides.len(), 1, "{asides:?}");
@@ -937,7 +937,7 @@ async fn a_database_that_was_replaced_under_a_running_devlet_is_lost_at_the_next
         matches!(report.blocked, Some(Blocked::LostDatabase { .. })),
         "{report:?}"
     );
-    store.stop().await.unwrap();
+    stop(&store).await;
     std::fs::rename(root.path().join(saved), root.database()).unwrap();
     let (store, report) = root.open_with_report();
     assert_eq!(report.blocked, None);
@@ -1431,7 +1431,7 @@ async fn a_database_without_an_id_beside_id_files_is_lost() {
     assert!(reason.contains("no node id"), "{reason}");
     assert_eq!(uids(&store), ["a"], "as the mirror says");
     assert_eq!(std::fs::read(root.path().join("node-id")).unwrap(), id);
-    store.stop().await.unwrap();
+    stop(&store).await;
     // A database from before there were ids has no files with one beside it.
     let root = Root::new();
     drop(root.place(Storage::default()).create(&rows).unwrap());
@@ -1493,7 +1493,8 @@ async fn each_unreadable_file_is_a_decision_of_its_own() {
     assert!(refuses(&store));
     drop(store);
 
-    let store = after_a_kill(&root).open();
+    let killed = after_a_kill(&root);
+    let store = killed.open();
     assert_eq!(open(&store), kept[..1]);
     store
         .import(kubelet_file(&[("c", &["02"])]).as_bytes())
@@ -1520,7 +1521,9 @@ async fn a_crash_before_an_unreadable_file_is_removed_makes_no_second_decision()
 #[tokio::test]
 async fn an_adopted_file_is_no_answer_about_an_unreadable_one() {
     let root = root_contested_by(&[("c", &["05"])]).await;
-    let contested = contests(&root.open()).remove(0).file().to_owned();
+    let store = root.open();
+    let contested = contests(&store).remove(0).file().to_owned();
+    stop(&store).await;
     std::fs::write(root.checkpoint(), "half of a file").unwrap();
     let store = root.open();
     assert_eq!(contests(&store).len(), 2);
@@ -1719,7 +1722,7 @@ async fn an_unreadable_database_without_a_sound_file_blocks_the_node() {
         assert_eq!(report.found, Found::Nothing);
         assert!(report.blocked.is_some(), "{file:?}");
         assert_eq!(report.set_aside.len(), 1 + usize::from(file.is_some()));
-        store.stop().await.unwrap();
+        stop(&store).await;
         assert!(root.open_with_report().1.blocked.is_some());
     }
 }

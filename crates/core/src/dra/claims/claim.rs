@@ -5,7 +5,6 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::device_holders::DeviceShare;
 use crate::dra::answers::InvalidAnswer;
 use crate::dra::health::PoolDevice;
 use crate::id::{CallId, ClaimUid, ConnectionId, DriverName, PodUid, RecordId};
@@ -300,16 +299,39 @@ impl Claim {
         }
     }
 
-    /// Returns `true` if the claim holds a device that `other`, a record of the same claim, does not hold.
-    pub fn holds_more_than(&self, other: &Self) -> bool {
-        let held = other.held_devices().collect::<BTreeSet<_>>();
-        self.held_devices().any(|device| !held.contains(&device))
+    /// Returns `true` if the claim has a device that `other`, a record of the same claim, does not name. Shares and admin
+    /// access do not count: not every kubelet's file has them.
+    pub fn has_more_than(&self, other: &Self) -> bool {
+        let named = other.named_devices().collect::<BTreeSet<_>>();
+        self.named_devices().any(|device| !named.contains(&device))
     }
 
-    fn held_devices(&self) -> impl Iterator<Item = DeviceShare> {
+    /// Returns `true` if, for one driver, this record and another one of the same claim each have a device that the other
+    /// does not name.
+    pub fn conflicts_with(&self, other: &Self) -> bool {
+        self.preparations.keys().any(|driver| {
+            let of_driver = |claim: &Self| -> BTreeSet<(String, String)> {
+                let devices = claim.named_devices().filter(|(each, ..)| *each == driver);
+                devices
+                    .map(|(_, pool, device)| (pool.into(), device.into()))
+                    .collect()
+            };
+            let (ours, theirs) = (of_driver(self), of_driver(other));
+            !ours.is_subset(&theirs) && !theirs.is_subset(&ours)
+        })
+    }
+
+    fn named_devices(&self) -> impl Iterator<Item = (&DriverName, &str, &str)> {
         let preparations = self.preparations.iter();
         let held = preparations.filter(|(_, each)| each.state != PreparationState::Unprepared);
-        held.flat_map(|(driver, each)| each.exclusive_devices(driver))
+        held.flat_map(|(driver, each)| {
+            let allocated = each.allocated.iter().flatten();
+            let allocated = allocated.map(|device| (device.pool.as_str(), device.device.as_str()));
+            let prepared = each.devices.iter();
+            let prepared = prepared.map(|device| (device.pool.as_str(), device.device.as_str()));
+            let named = allocated.chain(prepared).filter(|(_, device)| !device.is_empty());
+            named.map(move |(pool, device)| (driver, pool, device))
+        })
     }
 
     /// Whether every driver has answered. Those that were given up on have nothing to do with whoever uses the claim now.

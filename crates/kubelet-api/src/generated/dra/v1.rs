@@ -6,7 +6,7 @@ pub struct NodePrepareResourcesRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodePrepareResourcesResponse {
-    /// By claim UID, one entry for each claim asked about.
+    /// By claim UID, one entry for each claim of the request.
     #[prost(btree_map = "string, message", tag = "1")]
     pub claims: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -17,7 +17,7 @@ pub struct NodePrepareResourcesResponse {
 pub struct NodePrepareResourceResponse {
     #[prost(message, repeated, tag = "1")]
     pub devices: ::prost::alloc::vec::Vec<Device>,
-    /// Not empty: this claim could not be prepared, and the devices do not count.
+    /// If not empty, this claim could not be prepared, and the devices are ignored.
     #[prost(string, tag = "2")]
     pub error: ::prost::alloc::string::String,
 }
@@ -33,7 +33,7 @@ pub struct Device {
     /// Fully qualified CDI names, `vendor/class=name`.
     #[prost(string, repeated, tag = "4")]
     pub cdi_device_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Which share of a device that several claims use. Kubelet 1.35 and later.
+    /// ID of the share, for a device shared by several claims. Kubelet 1.35 and later.
     #[prost(string, optional, tag = "5")]
     pub share_id: ::core::option::Option<::prost::alloc::string::String>,
 }
@@ -44,7 +44,7 @@ pub struct NodeUnprepareResourcesRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeUnprepareResourcesResponse {
-    /// By claim UID, one entry for each claim asked about.
+    /// By claim UID, one entry for each claim of the request.
     #[prost(btree_map = "string, message", tag = "1")]
     pub claims: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -53,11 +53,11 @@ pub struct NodeUnprepareResourcesResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeUnprepareResourceResponse {
-    /// Not empty: this claim is still prepared.
+    /// If not empty, this claim is still prepared.
     #[prost(string, tag = "1")]
     pub error: ::prost::alloc::string::String,
 }
-/// A ResourceClaim. The driver reads the rest from the API server.
+/// A ResourceClaim. The driver reads the other fields from the API server.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Claim {
     #[prost(string, tag = "1")]
@@ -148,7 +148,7 @@ pub mod dra_plugin_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Makes claims usable here. May name claims that are prepared already.
+        /// Prepares claims on this node. May contain claims that are already prepared.
         pub async fn node_prepare_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::NodePrepareResourcesRequest>,
@@ -178,7 +178,7 @@ pub mod dra_plugin_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Undoes it. May name claims that are not prepared, or no longer.
+        /// Unprepares claims. May contain claims that are not prepared.
         pub async fn node_unprepare_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::NodeUnprepareResourcesRequest>,
@@ -223,7 +223,7 @@ pub mod dra_plugin_server {
     /// Generated trait containing gRPC methods that should be implemented for use with DraPluginServer.
     #[async_trait]
     pub trait DraPlugin: std::marker::Send + std::marker::Sync + 'static {
-        /// Makes claims usable here. May name claims that are prepared already.
+        /// Prepares claims on this node. May contain claims that are already prepared.
         async fn node_prepare_resources(
             &self,
             request: tonic::Request<super::NodePrepareResourcesRequest>,
@@ -231,7 +231,7 @@ pub mod dra_plugin_server {
             tonic::Response<super::NodePrepareResourcesResponse>,
             tonic::Status,
         >;
-        /// Undoes it. May name claims that are not prepared, or no longer.
+        /// Unprepares claims. May contain claims that are not prepared.
         async fn node_unprepare_resources(
             &self,
             request: tonic::Request<super::NodeUnprepareResourcesRequest>,

@@ -6,7 +6,7 @@ pub struct NodePrepareResourcesRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodePrepareResourcesResponse {
-    /// By claim UID, one entry for each claim asked about.
+    /// By claim UID, one entry for each claim of the request.
     #[prost(btree_map = "string, message", tag = "1")]
     pub claims: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -17,7 +17,7 @@ pub struct NodePrepareResourcesResponse {
 pub struct NodePrepareResourceResponse {
     #[prost(message, repeated, tag = "1")]
     pub devices: ::prost::alloc::vec::Vec<Device>,
-    /// Not empty: this claim could not be prepared, and the devices do not count.
+    /// If not empty, this claim could not be prepared, and the devices are ignored.
     #[prost(string, tag = "2")]
     pub error: ::prost::alloc::string::String,
 }
@@ -41,7 +41,7 @@ pub struct NodeUnprepareResourcesRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeUnprepareResourcesResponse {
-    /// By claim UID, one entry for each claim asked about.
+    /// By claim UID, one entry for each claim of the request.
     #[prost(btree_map = "string, message", tag = "1")]
     pub claims: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -50,11 +50,11 @@ pub struct NodeUnprepareResourcesResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeUnprepareResourceResponse {
-    /// Not empty: this claim is still prepared.
+    /// If not empty, this claim is still prepared.
     #[prost(string, tag = "1")]
     pub error: ::prost::alloc::string::String,
 }
-/// A ResourceClaim. The driver reads the rest from the API server.
+/// A ResourceClaim. The driver reads the other fields from the API server.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Claim {
     #[prost(string, tag = "1")]
@@ -145,7 +145,7 @@ pub mod dra_plugin_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Makes claims usable here. May name claims that are prepared already.
+        /// Prepares claims on this node. May contain claims that are already prepared.
         pub async fn node_prepare_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::NodePrepareResourcesRequest>,
@@ -175,7 +175,7 @@ pub mod dra_plugin_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Undoes it. May name claims that are not prepared, or no longer.
+        /// Unprepares claims. May contain claims that are not prepared.
         pub async fn node_unprepare_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::NodeUnprepareResourcesRequest>,
@@ -220,7 +220,7 @@ pub mod dra_plugin_server {
     /// Generated trait containing gRPC methods that should be implemented for use with DraPluginServer.
     #[async_trait]
     pub trait DraPlugin: std::marker::Send + std::marker::Sync + 'static {
-        /// Makes claims usable here. May name claims that are prepared already.
+        /// Prepares claims on this node. May contain claims that are already prepared.
         async fn node_prepare_resources(
             &self,
             request: tonic::Request<super::NodePrepareResourcesRequest>,
@@ -228,7 +228,7 @@ pub mod dra_plugin_server {
             tonic::Response<super::NodePrepareResourcesResponse>,
             tonic::Status,
         >;
-        /// Undoes it. May name claims that are not prepared, or no longer.
+        /// Unprepares claims. May contain claims that are not prepared.
         async fn node_unprepare_resources(
             &self,
             request: tonic::Request<super::NodeUnprepareResourcesRequest>,

@@ -12,18 +12,18 @@ pub struct DeviceHealth {
     pub device: ::core::option::Option<DeviceIdentifier>,
     #[prost(enumeration = "HealthStatus", tag = "2")]
     pub health: i32,
-    /// When the driver found out, in seconds since the Unix epoch. The kubelet
-    /// goes by when it was told.
+    /// Time of the driver's observation, in seconds since the Unix epoch. The
+    /// kubelet uses the time at which it received the message.
     #[prost(int64, tag = "3")]
     pub last_updated_time: i64,
-    /// After so many seconds without news the health is unknown. 0 or less: 30.
+    /// Seconds without a report after which the health is unknown. 0 or less: 30.
     #[prost(int64, tag = "4")]
     pub health_check_timeout_seconds: i64,
-    /// For people.
+    /// A message for display.
     #[prost(string, tag = "5")]
     pub message: ::prost::alloc::string::String,
 }
-/// A device of the driver that is asked.
+/// A device of the called driver.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeviceIdentifier {
     #[prost(string, tag = "1")]
@@ -71,7 +71,7 @@ pub mod dra_resource_health_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Served by a DRA driver that knows how its devices are.
+    /// Served by a DRA driver that monitors its devices.
     #[derive(Debug, Clone)]
     pub struct DraResourceHealthClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -142,7 +142,7 @@ pub mod dra_resource_health_client {
             self
         }
         /// Reports the health of the devices, and again after each change. A message
-        /// should name all devices; one that names only some is taken as well.
+        /// should contain all devices; the kubelet also accepts a part of them.
         pub async fn node_watch_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::NodeWatchResourcesRequest>,
@@ -192,7 +192,7 @@ pub mod dra_resource_health_server {
             + std::marker::Send
             + 'static;
         /// Reports the health of the devices, and again after each change. A message
-        /// should name all devices; one that names only some is taken as well.
+        /// should contain all devices; the kubelet also accepts a part of them.
         async fn node_watch_resources(
             &self,
             request: tonic::Request<super::NodeWatchResourcesRequest>,
@@ -201,7 +201,7 @@ pub mod dra_resource_health_server {
             tonic::Status,
         >;
     }
-    /// Served by a DRA driver that knows how its devices are.
+    /// Served by a DRA driver that monitors its devices.
     #[derive(Debug)]
     pub struct DraResourceHealthServer<T> {
         inner: Arc<T>,

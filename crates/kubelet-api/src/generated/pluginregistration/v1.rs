@@ -7,7 +7,7 @@ pub struct PluginInfo {
     /// The driver name, or the resource name of a device plugin.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// The socket of the plugin's own service. Empty: the one being asked.
+    /// The socket of the plugin's own service. Empty: the socket of this call.
     #[prost(string, tag = "3")]
     pub endpoint: ::prost::alloc::string::String,
     /// Versions of the plugin's own service; service identifiers for `DRAPlugin`.
@@ -18,7 +18,7 @@ pub struct PluginInfo {
 pub struct RegistrationStatus {
     #[prost(bool, tag = "1")]
     pub plugin_registered: bool,
-    /// Why not, if it was not registered.
+    /// Why the plugin was not registered.
     #[prost(string, tag = "2")]
     pub error: ::prost::alloc::string::String,
 }
@@ -107,7 +107,7 @@ pub mod registration_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Who the plugin is.
+        /// Returns type, name and versions of the plugin.
         pub async fn get_info(
             &mut self,
             request: impl tonic::IntoRequest<super::InfoRequest>,
@@ -129,7 +129,7 @@ pub mod registration_client {
                 .insert(GrpcMethod::new("pluginregistration.Registration", "GetInfo"));
             self.inner.unary(req, path, codec).await
         }
-        /// What came of it.
+        /// Reports the result of the registration.
         pub async fn notify_registration_status(
             &mut self,
             request: impl tonic::IntoRequest<super::RegistrationStatus>,
@@ -174,12 +174,12 @@ pub mod registration_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RegistrationServer.
     #[async_trait]
     pub trait Registration: std::marker::Send + std::marker::Sync + 'static {
-        /// Who the plugin is.
+        /// Returns type, name and versions of the plugin.
         async fn get_info(
             &self,
             request: tonic::Request<super::InfoRequest>,
         ) -> std::result::Result<tonic::Response<super::PluginInfo>, tonic::Status>;
-        /// What came of it.
+        /// Reports the result of the registration.
         async fn notify_registration_status(
             &self,
             request: tonic::Request<super::RegistrationStatus>,

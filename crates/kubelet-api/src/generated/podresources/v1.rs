@@ -25,10 +25,10 @@ pub struct PodResources {
     pub namespace: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "3")]
     pub containers: ::prost::alloc::vec::Vec<ContainerResources>,
-    /// Exclusive CPUs the pod has as a whole.
+    /// Exclusive CPUs of the whole pod.
     #[prost(int64, repeated, tag = "4")]
     pub cpu_ids: ::prost::alloc::vec::Vec<i64>,
-    /// Memory the pod has as a whole.
+    /// Memory of the whole pod.
     #[prost(message, repeated, tag = "5")]
     pub memory: ::prost::alloc::vec::Vec<ContainerMemory>,
 }
@@ -47,7 +47,7 @@ pub struct ContainerResources {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ContainerMemory {
-    /// `memory`, or a size of huge pages.
+    /// `memory`, or the name of a huge page size.
     #[prost(string, tag = "1")]
     pub memory_type: ::prost::alloc::string::String,
     /// In bytes.
@@ -76,7 +76,7 @@ pub struct NumaNode {
     #[prost(int64, tag = "1")]
     pub id: i64,
 }
-/// What a container has through one ResourceClaim.
+/// Devices of a container from one ResourceClaim.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DynamicResource {
     #[prost(string, tag = "2")]
@@ -96,7 +96,7 @@ pub struct ClaimResource {
     pub pool_name: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub device_name: ::prost::alloc::string::String,
-    /// Which share of a device that several claims use.
+    /// ID of the share, for a device shared by several claims.
     #[prost(string, optional, tag = "5")]
     pub share_id: ::core::option::Option<::prost::alloc::string::String>,
 }
@@ -199,7 +199,7 @@ pub mod pod_resources_lister_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// What each pod has.
+        /// Returns the resources of all pods.
         pub async fn list(
             &mut self,
             request: impl tonic::IntoRequest<super::ListPodResourcesRequest>,
@@ -224,7 +224,7 @@ pub mod pod_resources_lister_client {
                 .insert(GrpcMethod::new("v1.PodResourcesLister", "List"));
             self.inner.unary(req, path, codec).await
         }
-        /// What the node can give away in total, taken or not.
+        /// Returns all resources of the node, allocated or not.
         pub async fn get_allocatable_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::AllocatableResourcesRequest>,
@@ -251,7 +251,7 @@ pub mod pod_resources_lister_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// What one pod has.
+        /// Returns the resources of one pod.
         pub async fn get(
             &mut self,
             request: impl tonic::IntoRequest<super::GetPodResourcesRequest>,
@@ -290,7 +290,7 @@ pub mod pod_resources_lister_server {
     /// Generated trait containing gRPC methods that should be implemented for use with PodResourcesListerServer.
     #[async_trait]
     pub trait PodResourcesLister: std::marker::Send + std::marker::Sync + 'static {
-        /// What each pod has.
+        /// Returns the resources of all pods.
         async fn list(
             &self,
             request: tonic::Request<super::ListPodResourcesRequest>,
@@ -298,7 +298,7 @@ pub mod pod_resources_lister_server {
             tonic::Response<super::ListPodResourcesResponse>,
             tonic::Status,
         >;
-        /// What the node can give away in total, taken or not.
+        /// Returns all resources of the node, allocated or not.
         async fn get_allocatable_resources(
             &self,
             request: tonic::Request<super::AllocatableResourcesRequest>,
@@ -306,7 +306,7 @@ pub mod pod_resources_lister_server {
             tonic::Response<super::AllocatableResourcesResponse>,
             tonic::Status,
         >;
-        /// What one pod has.
+        /// Returns the resources of one pod.
         async fn get(
             &self,
             request: tonic::Request<super::GetPodResourcesRequest>,

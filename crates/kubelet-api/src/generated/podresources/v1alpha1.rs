@@ -111,7 +111,7 @@ pub mod pod_resources_lister_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// What each pod has.
+        /// Returns the devices of all pods.
         pub async fn list(
             &mut self,
             request: impl tonic::IntoRequest<super::ListPodResourcesRequest>,
@@ -151,7 +151,7 @@ pub mod pod_resources_lister_server {
     /// Generated trait containing gRPC methods that should be implemented for use with PodResourcesListerServer.
     #[async_trait]
     pub trait PodResourcesLister: std::marker::Send + std::marker::Sync + 'static {
-        /// What each pod has.
+        /// Returns the devices of all pods.
         async fn list(
             &self,
             request: tonic::Request<super::ListPodResourcesRequest>,

@@ -1,7 +1,7 @@
-//! A connection that knows when an answer has left, and can be cut.
+//! A connection that detects when an answer was sent, and can be closed.
 //!
-//! A gRPC library does not tell. So the frames that are written are counted here: the last one of an answer is a
-//! `HEADERS` frame, the trailers, that ends its stream.
+//! A gRPC library does not report this. So this module counts the written frames: the last frame of an answer is
+//! the `HEADERS` frame with the trailers, which ends its stream.
 
 use std::io;
 use std::pin::Pin;
@@ -13,60 +13,60 @@ use tokio::net::UnixStream;
 use tonic::transport::server::Connected;
 
 use super::Driver;
-use crate::events::{Event, tell};
+use crate::events::{Event, emit};
 
-/// What happens once an answer is out.
+/// Action after an answer was sent.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Afterwards {
+pub(crate) enum AfterAnswer {
     Die,
     KillCaller,
 }
 
-/// What a call knows of the connection that it came by.
+/// Handle of a call to its connection.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LineEnd(Arc<Mutex<Option<Afterwards>>>);
+pub(crate) struct ConnectionHandle(Arc<Mutex<Option<AfterAnswer>>>);
 
-impl LineEnd {
-    fn afterwards(&self) -> MutexGuard<'_, Option<Afterwards>> {
+impl ConnectionHandle {
+    fn after_answer(&self) -> MutexGuard<'_, Option<AfterAnswer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn after_the_answer(&self, afterwards: Afterwards) {
-        *self.afterwards() = Some(afterwards);
+    pub(crate) fn set_after_answer(&self, after_answer: AfterAnswer) {
+        *self.after_answer() = Some(after_answer);
     }
 }
 
-pub(crate) struct Line {
+pub(crate) struct Connection {
     stream: UnixStream,
-    end: LineEnd,
+    handle: ConnectionHandle,
     frames: Frames,
-    hung_up: Pin<Box<dyn Future<Output = ()> + Send>>,
+    closed: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-impl Line {
+impl Connection {
     pub(crate) fn new(stream: UnixStream, driver: &Arc<Driver>) -> Self {
-        let mut hang_ups = driver.hang_ups.subscribe();
+        let mut disconnects = driver.disconnects.subscribe();
         Self {
             stream,
-            end: LineEnd::default(),
+            handle: ConnectionHandle::default(),
             frames: Frames::default(),
-            hung_up: Box::pin(async move {
-                let _ = hang_ups.changed().await;
+            closed: Box::pin(async move {
+                let _ = disconnects.changed().await;
             }),
         }
     }
 
     fn answered(&self) {
-        let afterwards = self.end.afterwards().take();
-        match afterwards {
-            Some(Afterwards::Die) => std::process::abort(),
-            Some(Afterwards::KillCaller) => {
+        let after_answer = self.handle.after_answer().take();
+        match after_answer {
+            Some(AfterAnswer::Die) => std::process::abort(),
+            Some(AfterAnswer::KillCaller) => {
                 let caller = self.stream.peer_cred().ok().and_then(|peer| peer.pid());
                 let caller = caller.and_then(rustix::process::Pid::from_raw);
                 let caller = caller.expect("a caller on this machine is a process");
                 let killed = rustix::process::kill_process(caller, rustix::process::Signal::KILL);
                 killed.expect("the caller may be killed");
-                tell(&Event::KilledCaller {
+                emit(&Event::KilledCaller {
                     pid: caller.as_raw_nonzero().get(),
                 });
             }
@@ -75,28 +75,28 @@ impl Line {
     }
 }
 
-impl Connected for Line {
-    type ConnectInfo = LineEnd;
+impl Connected for Connection {
+    type ConnectInfo = ConnectionHandle;
 
-    fn connect_info(&self) -> LineEnd {
-        self.end.clone()
+    fn connect_info(&self) -> ConnectionHandle {
+        self.handle.clone()
     }
 }
 
-impl AsyncRead for Line {
+impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.hung_up.as_mut().poll(cx).is_ready() {
+        if self.closed.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for Line {
+impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
         if self.frames.written(&bytes[..written]) {
@@ -114,11 +114,11 @@ impl AsyncWrite for Line {
     }
 }
 
-/// Where in a sequence of HTTP/2 frames a connection is.
+/// Parser state in a sequence of HTTP/2 frames.
 #[derive(Debug, Default)]
 struct Frames {
     head: Vec<u8>,
-    /// Of the payload of the current frame.
+    /// Remaining bytes of the payload of the current frame.
     left: usize,
     ends_an_answer: bool,
 }
@@ -126,7 +126,7 @@ struct Frames {
 impl Frames {
     const HEAD: usize = 9;
 
-    /// Whether the last frame of an answer is among what was written, all of it.
+    /// Returns `true` if the bytes complete the last frame of an answer.
     fn written(&mut self, bytes: &[u8]) -> bool {
         let mut answered = false;
         for &byte in bytes {
@@ -154,7 +154,7 @@ impl Frames {
 mod tests {
     use super::*;
 
-    /// Headers of an answer, its message, another answer's trailers, and its own.
+    /// Headers, message and trailers of an answer.
     const FRAMES: &[u8] = &[
         0, 0, 1, 1, 4, 0, 0, 0, 1, 0x88, // headers
         0, 0, 3, 0, 0, 0, 0, 0, 1, 1, 5, 9, // data
@@ -162,7 +162,7 @@ mod tests {
     ];
 
     #[test]
-    fn an_answer_is_out_with_the_last_byte_of_its_trailers() {
+    fn an_answer_is_sent_with_the_last_byte_of_its_trailers() {
         for cut in 0..FRAMES.len() {
             let mut frames = Frames::default();
             assert!(!frames.written(&FRAMES[..cut]), "after {cut} bytes");

@@ -1,4 +1,4 @@
-//! What the node says, in the shapes that `-o json` prints. The keys are an interface.
+//! Pods in the format of `-o json`. The keys are an interface.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,7 @@ use devlet_client::v1;
 use serde::Serialize;
 
 use super::claims::{AdmittedClaim, PodClaim, UsedDevice, admitted};
-use super::dra_device::{self, DraDevice};
 use super::time;
-use crate::table::Tone;
 
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct PodId {
@@ -28,7 +26,7 @@ impl From<v1::PodId> for PodId {
 }
 
 impl PodId {
-    /// `namespace/name`, or the UID of a pod without a name.
+    /// Returns `namespace/name`, or the UID of a pod without a name.
     pub(super) fn short(&self) -> String {
         if self.name.is_empty() {
             self.uid.clone()
@@ -38,8 +36,8 @@ impl PodId {
     }
 }
 
-/// `namespace/name (UID)`, or the UID of a pod without a name.
-pub(super) fn pod_text(id: &v1::PodId) -> String {
+/// Returns `namespace/name (UID)`, or the UID of a pod without a name.
+pub(super) fn id_text(id: &v1::PodId) -> String {
     if id.name.is_empty() {
         id.uid.clone()
     } else {
@@ -47,7 +45,7 @@ pub(super) fn pod_text(id: &v1::PodId) -> String {
     }
 }
 
-/// A pod with what its containers need to run: the answer to `devlet admit` and `devlet options`.
+/// A pod with the run options of its containers: the answer to `devlet admit` and `devlet options`.
 #[derive(Debug, Serialize)]
 pub(super) struct Admitted {
     pub(super) pod: PodId,
@@ -119,7 +117,7 @@ impl From<v1::RunOptions> for RunOptions {
 }
 
 impl RunOptions {
-    /// For people: what it is, and what it says.
+    /// Returns the options as rows: kind and value.
     pub(super) fn lines(&self) -> Vec<[String; 2]> {
         let line = |what: &str, text: String| [what.to_owned(), text];
         let envs = self
@@ -185,7 +183,7 @@ impl From<v1::Pod> for Admitted {
     }
 }
 
-/// Where plugins of a container disagree, for people.
+/// Returns the texts of conflicts between the plugins of a container.
 pub(super) fn conflict_texts(container: &v1::Container) -> impl Iterator<Item = String> {
     container.conflicts.iter().map(|conflict| {
         let what = match conflict.what.as_str() {
@@ -196,13 +194,13 @@ pub(super) fn conflict_texts(container: &v1::Container) -> impl Iterator<Item = 
             other => other,
         };
         format!(
-            "container {}: the plugins of {} and {} disagree about {what} {}; the former was followed",
+            "container {}: the plugins of {} and {} disagree about {what} {}; the first one is used",
             container.name, conflict.kept, conflict.dropped, conflict.key
         )
     })
 }
 
-/// A pod, as `get` and `describe` have it.
+/// A pod in `get` and `describe`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Pod {
@@ -210,7 +208,7 @@ pub(super) struct Pod {
     pub(super) id: PodId,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) source: &'static str,
-    /// `None` if it is not known.
+    /// `None` if unknown.
     pub(super) admitted_at: Option<String>,
     #[serde(skip)]
     pub(super) age_ms: u64,
@@ -223,7 +221,7 @@ pub(super) struct Pod {
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodContainer {
     pub(super) name: String,
-    /// `None` if it is not known.
+    /// `None` if unknown.
     pub(super) kind: Option<&'static str>,
     pub(super) devices: Vec<PodDevices>,
     pub(super) claim_devices: Vec<UsedDevice>,
@@ -307,7 +305,7 @@ impl From<v1::Container> for PodContainer {
 }
 
 impl Pod {
-    /// For people: `-` if it is not known.
+    /// Returns the age for people; `-` if unknown.
     pub(super) fn age_text(&self) -> String {
         match self.admitted_at {
             Some(_) => time::age(self.age_ms),
@@ -315,7 +313,7 @@ impl Pod {
         }
     }
 
-    /// Every device once, by resource: within a pod, containers may pass devices on.
+    /// Returns each device once, by resource: containers of a pod may reuse devices.
     pub(super) fn devices(&self) -> BTreeMap<&str, std::collections::BTreeSet<&str>> {
         let mut devices: BTreeMap<&str, std::collections::BTreeSet<&str>> = BTreeMap::new();
         for held in self.containers.iter().flat_map(|container| &container.devices) {
@@ -328,312 +326,12 @@ impl Pod {
     }
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Resource {
-    pub(super) name: String,
-    pub(super) capacity: u64,
-    pub(super) allocatable: u64,
-    pub(super) held: u64,
-    pub(super) free: u64,
-    pub(super) state: &'static str,
-    pub(super) plugins: Vec<String>,
-    /// The plugin that left last, while there is none.
-    pub(super) last_plugin: Option<LastPlugin>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct LastPlugin {
-    pub(super) endpoint: String,
-    pub(super) gone_since: String,
-    #[serde(skip)]
-    pub(super) gone_for_ms: u64,
-}
-
-pub(super) fn last_plugin(last: v1::LastPlugin) -> LastPlugin {
-    LastPlugin {
-        endpoint: last.endpoint,
-        gone_since: time::moment(last.gone_since_ms),
-        gone_for_ms: last.gone_for_ms,
-    }
-}
-
-impl From<v1::Resource> for Resource {
-    fn from(resource: v1::Resource) -> Self {
-        let state = match resource.state() {
-            v1::ResourceState::Unspecified => "unknown",
-            v1::ResourceState::Serving => "serving",
-            v1::ResourceState::NotListed => "notListed",
-            v1::ResourceState::Gone => "gone",
-        };
-        Self {
-            name: resource.name,
-            capacity: resource.capacity,
-            allocatable: resource.allocatable,
-            held: resource.held,
-            free: resource.free,
-            state,
-            plugins: resource.plugins,
-            last_plugin: resource.last_plugin.map(last_plugin),
-        }
-    }
-}
-
-impl Resource {
-    pub(super) fn tone(&self) -> Tone {
-        match self.state {
-            "serving" => Tone::Plain,
-            "notListed" => Tone::Waiting,
-            _ => Tone::Bad,
-        }
-    }
-
-    /// For people: the plugin that left, and when.
-    pub(super) fn last_text(&self) -> String {
-        self.last_plugin.as_ref().map_or_else(String::new, |last| {
-            format!("{}, gone for {}", last.endpoint, time::age(last.gone_for_ms))
-        })
-    }
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Device {
-    pub(super) resource: String,
-    pub(super) id: String,
-    pub(super) health: &'static str,
-    pub(super) numa_nodes: Vec<i64>,
-    pub(super) holders: Vec<PodId>,
-    /// Only for devices of DRA drivers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) dra: Option<DraDevice>,
-}
-
-impl From<v1::Device> for Device {
-    fn from(device: v1::Device) -> Self {
-        let health = match (&device.dra, device.listed, device.healthy) {
-            (Some(dra), ..) => dra_device::health(dra.health()),
-            (None, false, _) => "notListed",
-            (None, true, true) => "healthy",
-            (None, true, false) => "unhealthy",
-        };
-        Self {
-            resource: device.resource,
-            id: device.id,
-            health,
-            numa_nodes: device.numa_nodes,
-            holders: device.holders.into_iter().map(PodId::from).collect(),
-            dra: device.dra.map(DraDevice::from),
-        }
-    }
-}
-
-impl Device {
-    pub(super) fn tone(&self) -> Tone {
-        match self.health {
-            "unhealthy" => Tone::Bad,
-            "notListed" => Tone::Waiting,
-            _ => Tone::Plain,
-        }
-    }
-
-    /// For people.
-    pub(super) fn numa_text(&self) -> String {
-        let nodes: Vec<String> = self.numa_nodes.iter().map(ToString::to_string).collect();
-        or_dash(nodes.join(","))
-    }
-
-    /// For people.
-    pub(super) fn holders_text(&self) -> String {
-        let holders: Vec<String> = self.holders.iter().map(PodId::short).collect();
-        match holders.is_empty() {
-            true => self.claims_text(),
-            false => holders.join(", "),
-        }
-    }
-
-    /// For people: the claims that have it.
-    pub(super) fn claims_text(&self) -> String {
-        let claims = self.dra.as_ref().map(DraDevice::claims_text);
-        or_dash(claims.unwrap_or_default())
-    }
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Plugin {
-    pub(super) resource: String,
-    pub(super) endpoint: String,
-    /// The user that it runs as.
-    pub(super) uid: u32,
-    pub(super) pre_start_required: bool,
-    pub(super) preferred_allocation: bool,
-    /// `None` if it was rejected.
-    pub(super) connected_at: Option<String>,
-    #[serde(skip)]
-    pub(super) age_ms: u64,
-    /// `None` before its first list.
-    pub(super) devices: Option<u64>,
-    pub(super) state: &'static str,
-    pub(super) connection: String,
-    /// `None` if it is connected.
-    pub(super) rejection: Option<PluginRejection>,
-}
-
-/// Why a plugin was rejected when it registered.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct PluginRejection {
-    pub(super) reason: String,
-    pub(super) rejected_at: String,
-    pub(super) attempts: u64,
-    pub(super) pid: Option<i32>,
-}
-
-impl From<v1::PluginRejection> for PluginRejection {
-    fn from(rejection: v1::PluginRejection) -> Self {
-        Self {
-            reason: rejection.reason,
-            rejected_at: time::moment(rejection.rejected_at_ms),
-            attempts: rejection.attempts,
-            pid: rejection.pid,
-        }
-    }
-}
-
-impl From<v1::Plugin> for Plugin {
-    fn from(plugin: v1::Plugin) -> Self {
-        let state = match (plugin.in_force, plugin.devices) {
-            _ if plugin.rejection.is_some() => "rejected",
-            (true, _) => "serving",
-            (false, Some(_)) => "standby",
-            (false, None) => "notListed",
-        };
-        Self {
-            resource: plugin.resource,
-            endpoint: plugin.endpoint,
-            uid: plugin.uid,
-            pre_start_required: plugin.pre_start_required,
-            preferred_allocation: plugin.preferred_allocation,
-            connected_at: plugin
-                .rejection
-                .is_none()
-                .then(|| time::moment(plugin.connected_at_ms)),
-            age_ms: plugin.age_ms,
-            devices: plugin.devices,
-            state,
-            connection: plugin.connection,
-            rejection: plugin.rejection.map(PluginRejection::from),
-        }
-    }
-}
-
-impl Plugin {
-    pub(super) fn tone(&self) -> Tone {
-        match self.state {
-            "notListed" => Tone::Waiting,
-            "rejected" => Tone::Bad,
-            _ => Tone::Plain,
-        }
-    }
-
-    /// Why it was rejected; `-` if it is connected.
-    pub(super) fn reason_text(&self) -> String {
-        let reason = self.rejection.as_ref().map(|each| each.reason.clone());
-        or_dash(reason.unwrap_or_default())
-    }
-
-    /// For how long it is connected, or since when it is rejected.
-    pub(super) fn age_text(&self) -> String {
-        time::age(self.age_ms)
-    }
-
-    /// For people.
-    pub(super) fn options_text(&self) -> String {
-        let options = [
-            (self.pre_start_required, "pre-start"),
-            (self.preferred_allocation, "preferred"),
-        ];
-        let set: Vec<&str> = options
-            .iter()
-            .filter(|(set, _)| *set)
-            .map(|(_, name)| *name)
-            .collect();
-        or_dash(set.join(","))
-    }
-}
-
-/// Something to see where there is nothing.
-pub(super) fn or_dash(text: String) -> String {
-    if text.is_empty() { "-".to_owned() } else { text }
-}
-
-#[cfg(test)]
-pub(super) mod samples {
-    use super::*;
-    use crate::node::claims::samples as claims;
-
-    /// A pod with one container, one device and one option of each kind.
-    pub(in crate::node) fn pod() -> v1::Pod {
-        let options = v1::RunOptions {
-            envs: BTreeMap::from([("GPU".to_owned(), "gpu-0".to_owned())]),
-            mounts: vec![v1::Mount {
-                container_path: "/usr/acme".into(),
-                host_path: "/opt/acme".into(),
-                read_only: true,
-            }],
-            device_nodes: vec![v1::DeviceNode {
-                container_path: "/dev/gpu".into(),
-                host_path: "/dev/null".into(),
-                permissions: "rw".into(),
-            }],
-            annotations: BTreeMap::from([("acme.com/slot".to_owned(), "3".to_owned())]),
-            cdi_devices: vec!["acme.com/gpu=gpu-0".into()],
-        };
-        let devices = v1::HeldDevices {
-            resource: "acme.com/gpu".into(),
-            ids: vec!["gpu-0".into()],
-            pre_start_required: true,
-            numa: vec![v1::NumaDevices {
-                node: 1,
-                ids: vec!["gpu-0".into()],
-            }],
-        };
-        let container = v1::Container {
-            name: "main".into(),
-            kind: v1::ContainerKind::App.into(),
-            devices: vec![devices],
-            options: Some(options),
-            conflicts: Vec::new(),
-            claim_devices: vec![claims::used_device()],
-        };
-        v1::Pod {
-            id: Some(v1::PodId {
-                uid: "u-1".into(),
-                namespace: "default".into(),
-                name: "job1".into(),
-            }),
-            source: v1::PodSource::Api.into(),
-            before_reboot: false,
-            labels: BTreeMap::from([("app".to_owned(), "train".to_owned())]),
-            admitted_at_ms: 1_700_000_000_000,
-            age_ms: 7_000,
-            container_names: Vec::new(),
-            containers: vec![container],
-            claims: vec![v1::PodClaim {
-                name: "mine".into(),
-                claim: Some(claims::claim()),
-            }],
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::node::samples;
 
     #[test]
     fn an_admitted_pod_has_exactly_the_documented_keys() {
@@ -668,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_without_devices_has_all_keys_too() {
+    fn a_container_without_devices_has_all_keys() {
         let bare = v1::Container {
             name: "log".into(),
             ..Default::default()
@@ -681,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_pod_says_more() {
+    fn a_listed_pod_has_additional_keys() {
         let shown = serde_json::to_value(Pod::from(samples::pod())).unwrap();
         assert_eq!(shown["uid"], "u-1");
         assert_eq!(shown["source"], "api");

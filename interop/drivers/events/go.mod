@@ -1,0 +1,3 @@
+module devlet.test/interop/events
+
+go 1.26

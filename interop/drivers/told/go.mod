@@ -1,3 +1,0 @@
-module devlet.test/interop/told
-
-go 1.26
