@@ -1,15 +1,15 @@
-//! Who may do what: judged by the user that the kernel says is at the other end of a socket.
+//! Access rules: the rights of the user that the kernel reports for a peer.
 
-use crate::device_plugin::resource_name;
+use crate::resource_name;
 
-/// The rules. Without any, only root and the node's own user may do anything.
+/// The access rules. Without any, only root and the node's own user have rights.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Access {
     /// The user that the node runs as.
     pub own_uid: u32,
-    /// Users that may serve resources and drivers, beyond these two.
+    /// Further users that may serve resources and drivers.
     pub register: Vec<RegisterRule>,
-    /// Users that may admit and remove pods, beyond these two.
+    /// Further users that may admit and remove pods.
     pub admit: Vec<u32>,
 }
 
@@ -20,46 +20,46 @@ pub struct RegisterRule {
     pub resource: String,
     /// The users.
     pub uids: Vec<u32>,
-    /// Whether they may serve them beside a plugin of another user.
+    /// `true` if they may serve them beside a plugin of another user.
     pub share: bool,
 }
 
 impl Access {
-    /// The rules that name this user and this resource.
+    /// Returns the rules that name this user and this resource.
     fn rules(&self, uid: u32, resource: &str) -> impl Iterator<Item = &RegisterRule> {
         self.register
             .iter()
             .filter(move |rule| resource_name::matches(&rule.resource, resource) && rule.uids.contains(&uid))
     }
 
-    /// Whether this is root or the node's own user.
+    /// Returns `true` for root and the node's own user.
     pub(crate) fn is_trusted(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own_uid
     }
 
-    /// Whether a plugin of this user may serve the resource.
+    /// Returns `true` if a plugin of this user may serve the resource.
     pub fn may_register(&self, uid: u32, resource: &str) -> bool {
         self.is_trusted(uid) || self.rules(uid, resource).next().is_some()
     }
 
-    /// Whether this user may say that a resource or driver is served at a socket of `owner`: root may for others who could
-    /// register it, and nobody else for anybody else.
+    /// Returns `true` if this user may register a resource or driver at a socket of `owner`. Only root may do that for
+    /// another user, and only if that user may register it.
     pub fn may_name(&self, uid: u32, owner: u32, resource: &str) -> bool {
         owner == uid || uid == 0 && self.may_register(owner, resource)
     }
 
-    /// Whether this user may serve the resource beside a plugin of another user. Nobody may, root included, unless
-    /// a rule says so.
+    /// Returns `true` if this user may serve the resource beside a plugin of another user. That requires a rule, also
+    /// for root.
     pub fn may_share(&self, uid: u32, resource: &str) -> bool {
         self.rules(uid, resource).any(|rule| rule.share)
     }
 
-    /// Whether this user may have anything to do with registration at all.
-    pub fn may_knock(&self, uid: u32) -> bool {
+    /// Returns `true` if this user may register anything, and so may connect.
+    pub fn may_connect(&self, uid: u32) -> bool {
         self.is_trusted(uid) || self.register.iter().any(|rule| rule.uids.contains(&uid))
     }
 
-    /// Whether this user may admit and remove pods.
+    /// Returns `true` if this user may admit and remove pods.
     pub fn may_admit(&self, uid: u32) -> bool {
         self.is_trusted(uid) || self.admit.contains(&uid)
     }
@@ -88,27 +88,27 @@ mod tests {
     }
 
     #[test]
-    fn root_and_our_own_user_may_do_everything() {
+    fn root_and_the_nodes_own_user_have_all_rights() {
         for uid in [0, 500] {
             assert!(access().may_register(uid, "other.org/nic"));
             assert!(access().may_admit(uid));
-            assert!(access().may_knock(uid));
+            assert!(access().may_connect(uid));
         }
     }
 
     #[test]
-    fn others_may_do_what_a_rule_says_and_nothing_else() {
+    fn other_users_have_only_the_rights_of_a_rule() {
         assert!(access().may_register(1001, "acme.com/gpu"));
         assert!(!access().may_register(1001, "other.org/nic"));
         assert!(!access().may_admit(1001));
         assert!(access().may_admit(1002));
         assert!(!access().may_register(1002, "acme.com/gpu"));
-        assert!(access().may_knock(1001));
-        assert!(!access().may_knock(1003));
+        assert!(access().may_connect(1001));
+        assert!(!access().may_connect(1003));
     }
 
     #[test]
-    fn to_serve_beside_another_user_takes_a_rule_that_says_so() {
+    fn to_serve_beside_another_user_requires_a_rule() {
         for uid in [0, 500, 1001] {
             assert!(!access().may_share(uid, "acme.com/gpu"), "{uid}");
         }

@@ -1,4 +1,4 @@
-//! What can be set.
+//! Configuration of a node.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,47 +7,56 @@ use std::time::Duration;
 use devlet_core::{DriverName, ResourceName};
 
 use crate::access::Access;
-use crate::device_plugin::resource_name;
 use crate::limits::Limits;
-pub use crate::store::OnReboot;
+use crate::resource_name;
 
-/// How a node is set up. [`Config::new`] has the defaults.
+/// Configuration of a node. [`Config::new`] has the defaults.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where plugins look for us and we keep our state: the kubelet's layout below a directory of our choice.
+    /// Root directory of sockets and state, with the layout of the kubelet's.
     pub root: PathBuf,
-    /// How long plugins may take.
+    /// Deadlines of calls on plugins.
     pub deadlines: Deadlines,
-    /// How long an admission may take, plugins that are not there yet included, unless its caller says otherwise.
+    /// Maximum time of an admission without a time of its own, waits for plugins included.
     pub wait: Duration,
-    /// Resources that others serve: `example.org/*`, `acme.com/seat`.
+    /// Resources that other programs serve: `example.org/*`, `acme.com/seat`.
     pub foreign: Vec<String>,
-    /// Who may do what.
+    /// Access rules.
     pub access: Access,
-    /// What becomes of pods that were admitted over our API before the machine booted.
+    /// Treatment of pods that were admitted over our API before the machine rebooted.
     pub on_reboot: OnReboot,
-    /// How much peers may ask of the node.
+    /// Limits on requests of peers.
     pub limits: Limits,
 }
 
-/// How long plugins may take to answer.
+/// Treatment of pods that were admitted over our API before the machine rebooted. Other pods are always kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnReboot {
+    /// They are kept, and marked as admitted before the reboot.
+    #[default]
+    Keep,
+    /// They are released.
+    Release,
+}
+
+/// Deadlines of calls on plugins and drivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deadlines {
     /// To accept a connection.
     pub dial: Duration,
     /// `GetDevicePluginOptions`.
     pub options: Duration,
-    /// `GetPreferredAllocation`: advice that comes too late is done without.
+    /// `GetPreferredAllocation`. A late answer is ignored.
     pub preferred: Duration,
     /// `Allocate`.
     pub allocate: Duration,
-    /// `Allocate`, for some resources: by name or `acme.com/*`; the longest fitting pattern counts.
+    /// `Allocate` for some resources, by name or `acme.com/*`. The longest matching pattern counts.
     pub allocate_by_resource: BTreeMap<String, Duration>,
     /// `PreStartContainer`.
     pub pre_start: Duration,
     /// `NodePrepareResources` and `NodeUnprepareResources`.
     pub prepare: Duration,
-    /// The same, for some drivers by name.
+    /// `NodePrepareResources` and `NodeUnprepareResources` for some drivers, by name.
     pub prepare_by_driver: BTreeMap<String, Duration>,
     /// `GetInfo` of a socket in `plugins_registry`.
     pub info: Duration,
@@ -74,7 +83,7 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
-    /// How long `Allocate` of this resource may take.
+    /// Returns the deadline of `Allocate` for this resource.
     pub fn allocate_of(&self, resource: &ResourceName) -> Duration {
         self.allocate_by_resource
             .iter()
@@ -83,7 +92,7 @@ impl Deadlines {
             .map_or(self.allocate, |(_, deadline)| *deadline)
     }
 
-    /// How long this driver may take to prepare claims, or to undo that.
+    /// Returns the deadline of this driver to prepare or unprepare claims.
     pub fn prepare_of(&self, driver: &DriverName) -> Duration {
         let own = self.prepare_by_driver.get(driver.as_str());
         own.copied().unwrap_or(self.prepare)
@@ -91,7 +100,7 @@ impl Deadlines {
 }
 
 impl Config {
-    /// The defaults, for a root directory.
+    /// Returns the default configuration for a root directory.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let own_uid = rustix::process::geteuid().as_raw();
         Self {
@@ -108,52 +117,52 @@ impl Config {
         }
     }
 
-    /// The directory of the device plugins' sockets and of the kubelet's checkpoint.
+    /// Returns the directory of the device plugins' sockets and of the kubelet's checkpoint.
     pub fn device_plugins(&self) -> PathBuf {
         self.root.join("device-plugins")
     }
 
-    /// The socket that device plugins register at.
+    /// Returns the socket at which device plugins register.
     pub fn kubelet_socket(&self) -> PathBuf {
         self.device_plugins().join("kubelet.sock")
     }
 
-    /// The kubelet's own state file.
+    /// Returns the kubelet's checkpoint of device plugins.
     pub fn kubelet_checkpoint(&self) -> PathBuf {
         self.device_plugins().join("kubelet_internal_checkpoint")
     }
 
-    /// The kubelet's own state file about claims.
+    /// Returns the kubelet's checkpoint of claims.
     pub fn kubelet_claims(&self) -> PathBuf {
         self.root.join("dra_manager_state")
     }
 
-    /// The directory in which plugins leave sockets to be found.
+    /// Returns the directory that is watched for sockets of plugins.
     pub fn plugins_registry(&self) -> PathBuf {
         self.root.join("plugins_registry")
     }
 
-    /// The directory of what is ours alone.
+    /// Returns the directory of devlet's own files.
     pub fn own(&self) -> PathBuf {
         self.root.join("devlet")
     }
 
-    /// The socket of our API.
+    /// Returns the socket of the API.
     pub fn api_socket(&self) -> PathBuf {
         self.own().join("devlet.sock")
     }
 
-    /// The database.
+    /// Returns the database.
     pub fn database(&self) -> PathBuf {
         self.own().join("state.redb")
     }
 
-    /// The file outside of our own directory that keeps the node's id.
+    /// Returns the file outside of devlet's own directory with the node's id.
     pub fn node_id(&self) -> PathBuf {
         self.root.join(".devlet-node-id")
     }
 
-    /// The lock that keeps a second node off the root.
+    /// Returns the lock file, which keeps a second node off the root directory.
     pub fn lock(&self) -> PathBuf {
         self.own().join("lock")
     }
@@ -164,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_fitting_pattern_sets_the_deadline() {
+    fn the_longest_matching_pattern_sets_the_deadline() {
         let seconds = Duration::from_secs;
         let patterns = [("acme.com/*", 5), ("acme.com/gpu", 7), ("*", 3)];
         let by_resource = patterns.map(|(pattern, time)| (pattern.to_owned(), seconds(time)));

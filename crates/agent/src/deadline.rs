@@ -1,11 +1,10 @@
-//! Deadlines from durations that configurations, callers and embedders choose.
+//! Deadlines from durations that configurations, callers and embedders choose, without overflow.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Longest duration that is honoured; longer ones count as this one. An `Instant` plus a longer one may overflow, which
-/// panics.
+/// Maximum duration. Longer ones are reduced to it, since an `Instant` plus a longer one may overflow and panic.
 pub const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Returns the instant `time` from now.
@@ -23,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_duration_there_is_does_not_overflow() {
+    fn the_maximum_duration_does_not_overflow() {
         let (start, soon) = (Instant::now(), Duration::from_secs(60));
         assert_eq!(after_start(start, soon), start + soon);
         assert_eq!(after_start(start, Duration::MAX), start + LONGEST);

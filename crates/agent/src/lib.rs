@@ -1,4 +1,4 @@
-//! The node as a library: everything that touches the world.
+//! The node as a library: sockets, disk, plugins and drivers around the rules of `devlet-core`.
 //!
 //! A program that knows which pods there are, and starts their containers, embeds a node like this:
 //!
@@ -12,16 +12,16 @@
 //! # async fn embed(pod: &str) -> Result<(), Box<dyn std::error::Error>> {
 //! // From here on device plugins can register.
 //! let (agent, _report) = Agent::start(Config::new("/var/lib/kubelet")).await?;
-//! // Which pods are there? `None`: that is not known yet, and nothing is released.
+//! // Which pods exist? `None` means unknown: nothing is released.
 //! agent.follow_pods(my_pods, Duration::from_secs(10));
-//! // What can be had? Called at once, and after every change.
+//! // Called with the capacity at once, and after each change.
 //! agent.on_capacity(|capacities| println!("{capacities:?}"));
 //!
-//! // Everything that the pod asks for is on disk, or nothing is. It is one of `my_pods` already.
+//! // Either everything that the pod requests is on disk, or nothing. The pod is already one of `my_pods`.
 //! let request = manifest::parse(pod, Source::Embedder, &agent.config().foreign)?;
 //! let deadline = || Instant::now() + Duration::from_secs(60);
 //! let pod = agent.admit(&request, deadline(), |reason| println!("waiting: {reason}")).await?;
-//! // Before each start of a container: what the runtime must add.
+//! // Before each start of a container: the options that the runtime must add.
 //! let (options, _conflicts) = agent.start_container(&pod.uid, "main", deadline()).await?;
 //! println!("{options:?}");
 //!
@@ -31,19 +31,18 @@
 //! # }
 //! ```
 //!
-//! `examples/embed.rs` is the same as a program that runs.
+//! `examples/embed.rs` is a complete program.
 
 pub mod access;
 pub mod agent;
+pub mod api;
 mod backoff;
-pub mod capacity;
-pub mod claims;
 pub mod config;
 pub mod deadline;
 pub mod device_plugin;
+pub mod display;
 pub mod dra;
 pub mod grpc;
-pub mod host;
 #[cfg(test)]
 mod layers;
 pub mod limits;
@@ -52,8 +51,10 @@ pub mod manifest;
 pub mod metrics;
 mod peer_text;
 pub mod plugin_registry;
-mod root;
+pub mod reconcile;
+mod resource_name;
 pub mod run_options;
 pub mod store;
-pub mod words;
 pub mod workflow;
+
+pub use reconcile::capacity;

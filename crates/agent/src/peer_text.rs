@@ -1,16 +1,28 @@
-//! Texts that peers choose: errors, names, kinds and versions that plugins and drivers send.
+//! Limits on texts to and from peers: errors, names, kinds and versions.
 //!
-//! Each is shortened where it enters, before it is logged, stored or passed on. Control characters stay: the log, the
-//! command line and gRPC escape them, each in its own way.
+//! Texts from plugins and drivers are truncated where they enter, before they are logged, stored or passed on. Control
+//! characters stay: the log, the command line and gRPC each escape them.
+
+use std::fmt::Display;
 
 use tonic::Status;
 
 /// Maximum bytes of a text from a peer.
-pub(crate) const LONGEST: usize = 1024;
+const LONGEST: usize = 1024;
 
 /// Maximum bytes of a status message that devlet sends. Percent-encoded it takes up to three times as many, and clients
 /// accept 16 KiB of headers.
-pub(crate) const LONGEST_STATUS: usize = 4 * 1024;
+const LONGEST_STATUS: usize = 4 * 1024;
+
+/// Returns the message of a status that devlet sends.
+pub(crate) fn status_message(error: impl Display) -> String {
+    shorten_to(LONGEST_STATUS, error.to_string())
+}
+
+/// Returns the status for a device plugin. A kubelet returns plain Go errors, which arrive as `UNKNOWN` with their text.
+pub(crate) fn refusal(error: impl Display) -> Status {
+    Status::unknown(status_message(error))
+}
 
 /// Shortens a text from a peer.
 pub(crate) fn shorten(text: String) -> String {
@@ -18,7 +30,7 @@ pub(crate) fn shorten(text: String) -> String {
 }
 
 /// Shortens a text to `most` bytes. A shortened text ends with the number of bytes that it had.
-pub(crate) fn shorten_to(most: usize, mut text: String) -> String {
+fn shorten_to(most: usize, mut text: String) -> String {
     if text.len() > most {
         let end = format!("… ({} bytes)", text.len());
         text.truncate(text.floor_char_boundary(most.saturating_sub(end.len())));

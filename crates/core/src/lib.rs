@@ -27,6 +27,7 @@ mod node;
 mod plan;
 mod pod;
 mod quota;
+mod resource_name;
 mod spec_change;
 mod view;
 
@@ -44,6 +45,7 @@ pub use pod::{
     PodMetadata, PodName, PodRequest, Source,
 };
 pub use quota::{PluginIdentity, PluginLimits, QuotaError};
+pub use resource_name::InvalidResourceName;
 pub use spec_change::SpecChange;
 pub use view::{Availability, Capacity, DeviceView, PluginView, ResourceView};
 

@@ -24,11 +24,7 @@ pub(super) fn raise() -> usize {
 
 /// Lowers the connection limits so that one user cannot take all descriptors.
 pub(super) fn fit(limits: &mut Limits, files: usize) {
-    let wanted = [
-        limits.plugins,
-        limits.connections_per_uid,
-        limits.callers_per_uid,
-    ];
+    let wanted = [limits.plugins, limits.connections_per_uid, limits.callers_per_uid];
     let wanted = wanted.into_iter().fold(RESERVED, usize::saturating_add);
     if wanted <= files {
         return;
@@ -82,9 +78,6 @@ mod tests {
         };
         limits.connections_per_uid = 2;
         fit(&mut limits, 64);
-        assert_eq!(
-            (limits.connections_per_uid, limits.callers_per_uid),
-            (2, 3)
-        );
+        assert_eq!((limits.connections_per_uid, limits.callers_per_uid), (2, 3));
     }
 }

@@ -10,7 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use devlet_agent::agent::Agent;
-use devlet_agent::metrics::{self, View};
+use devlet_agent::metrics;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -144,10 +144,7 @@ async fn ready(
 async fn metrics(State(Served { agent, log }): State<Served>) -> Response {
     agent.metrics().log_lines_dropped(log.dropped_lines());
     // Reads files, and may return a long text.
-    let text = tokio::task::spawn_blocking(move || {
-        let view = View::of(agent.store(), &agent.config().database());
-        agent.metrics().text(&view)
-    });
+    let text = tokio::task::spawn_blocking(move || agent.metrics_text());
     match text.await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Ok(Err(_)) | Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

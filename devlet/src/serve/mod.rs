@@ -21,10 +21,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use devlet_agent::agent::{Agent, StartError};
+use devlet_agent::api;
 use devlet_agent::config::Config;
-use devlet_agent::host;
 use devlet_agent::store::{OpenReport, StopError};
 use devlet_client::locate;
+use devlet_uds::ListenError;
 use devlet_uds::ListenError;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -131,7 +132,7 @@ async fn serve(
     let mut config = settings.node(root.path.clone());
     descriptors::fit(&mut config.limits, files);
     let (agent, report) = start(config, &mut signals).await?;
-    if let Err(error) = host::serve(&agent, &report) {
+    if let Err(error) = api::serve(&agent, &report) {
         // No request has been answered yet.
         let _ = stop(&agent).await;
         return Err(error).context("cannot serve devlet's API");

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use devlet_core::device_plugin::impaired::{Impaired, Impairment};
 use devlet_core::{DeviceId, Node, ResourceName};
 
+use crate::display::{NamedPod, first};
 use crate::store::Store;
-use crate::words::{NamedPod, first};
 
 /// Applies a change of a plugin's state, and logs what it means for devices that pods hold.
 pub(crate) fn update<T>(store: &Store, resource: &ResourceName, change: impl FnOnce(&mut Node) -> T) -> T {

@@ -6,5 +6,4 @@ pub mod clients;
 pub(crate) mod impaired;
 pub(crate) mod list_intake;
 pub mod registration;
-pub mod resource_name;
 pub mod wire;

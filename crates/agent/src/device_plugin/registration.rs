@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use devlet_core::device_plugin::rejections::Rejection;
-use devlet_core::{ProcessId, ResourceName};
+use devlet_core::{InvalidResourceName, ProcessId, ResourceName};
 use devlet_kubelet_api::device_plugin::v1alpha2::registration_server as server_2017;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_server as server;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
@@ -11,9 +11,7 @@ use devlet_uds::PeerCred;
 use tonic::{Request, Response, Status};
 
 use super::client::Api;
-use super::resource_name::{self, InvalidResourceName};
-use crate::grpc::status::refusal;
-use crate::peer_text::shorten;
+use crate::peer_text::{refusal, shorten};
 use crate::workflow::register_plugin::{Candidate, Registrar};
 
 /// Why a registration is malformed.
@@ -87,7 +85,7 @@ impl RegistrationService {
         if version != supported {
             return Err(InvalidOffer::Version { version, supported });
         }
-        let resource: ResourceName = resource_name::parse(resource)?;
+        let resource: ResourceName = ResourceName::parse(resource)?;
         let socket = self.socket(endpoint);
         let socket = socket.ok_or_else(|| InvalidOffer::Endpoint(endpoint.to_owned()))?;
         let &PeerCred { uid, pid, .. } = caller.ok_or(InvalidOffer::UnknownCaller)?;

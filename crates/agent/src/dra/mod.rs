@@ -1,8 +1,7 @@
 //! DRA drivers: registration, sessions, calls and health.
 //!
 //! [`registration`] registers a plugin when its socket is found, [`services`] chooses the service to call, [`session`] keeps the
-//! connection, and `health` receives reports on it. [`clients`] finds the client for a call, and [`slices`] wipes the
-//! ResourceSlices of drivers that are gone.
+//! connection, and `health` receives reports on it. [`clients`] finds the client for a call.
 
 pub mod client;
 pub mod clients;
@@ -10,7 +9,6 @@ mod health;
 pub mod registration;
 pub mod services;
 pub mod session;
-pub mod slices;
 mod wire;
 
 use std::collections::BTreeMap;

@@ -3,4 +3,3 @@
 pub mod call;
 pub mod fields;
 pub(crate) mod oversize;
-pub mod status;

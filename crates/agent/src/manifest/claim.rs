@@ -1,13 +1,12 @@
-//! What a ResourceClaim has.
+//! Converts a ResourceClaim object.
 
 use devlet_core::dra::claims::{AllocatedDevice, AllocationResult, ClaimKey};
 use devlet_core::{ClaimUid, DriverName};
 
+use super::claim_source::{Consumer, Controller, ResourceClaim};
+use super::names::{self, MAX_LABEL, MAX_NAME, check_label, check_uid, full_name, is_dns_name};
 use super::object::{self, Metadata, Object, OwnerReference};
-use super::{
-    InvalidManifest, LONGEST_LABEL, LONGEST_NAME, check_label, check_uid, derived, full_name, is_dns_name,
-};
-use crate::claims::{Consumer, Controller, ResourceClaim};
+use super::{InvalidManifest, derived};
 
 pub(super) fn resource_claim(object: Object) -> Result<ResourceClaim, InvalidManifest> {
     let metadata = object.metadata.as_ref();
@@ -123,10 +122,10 @@ fn result(result: object::AllocatedDevice) -> Result<AllocationResult, InvalidMa
 }
 
 fn is_label(text: &str) -> bool {
-    text.len() <= LONGEST_LABEL && super::is_label(text)
+    text.len() <= MAX_LABEL && names::is_label(text)
 }
 
-/// One of several alternatives is `request/alternative`.
+/// Returns `true` for a request, or an alternative `request/alternative` of one.
 fn is_request(text: &str) -> bool {
     match text.split_once('/') {
         None => is_label(text),
@@ -134,15 +133,15 @@ fn is_request(text: &str) -> bool {
     }
 }
 
-/// As of storage drivers, in whatever case.
+/// Returns `true` for a driver name, in upper or lower case as for storage drivers.
 fn is_driver(text: &str) -> bool {
-    text.len() <= LONGEST_LABEL && is_dns_name(&text.to_ascii_lowercase())
+    text.len() <= MAX_LABEL && is_dns_name(&text.to_ascii_lowercase())
 }
 
 fn is_pool(text: &str) -> bool {
-    text.len() <= LONGEST_NAME && text.split('/').all(is_dns_name)
+    text.len() <= MAX_NAME && text.split('/').all(is_dns_name)
 }
 
 fn is_word(text: &str) -> bool {
-    !text.is_empty() && text.len() <= LONGEST_LABEL && text.bytes().all(|byte| byte.is_ascii_graphic())
+    !text.is_empty() && text.len() <= MAX_LABEL && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -1,7 +1,7 @@
-//! A hash of what a pod asks for, of us or of somebody else: what the configuration calls foreign may change.
+//! A hash of the device requests of a pod, foreign resources included: the configuration may change.
 //!
-//! Only the spec counts. Which claim a template led to, and what was allocated to it, is in the status of objects, and
-//! may be another one when the pod is admitted again; whether the pod then still has what it had is for the core to say.
+//! Only the spec counts. The claim that was created from a template, and its allocation, are in the status of objects.
+//! They may differ when the pod is admitted again; the core decides whether the pod still holds the same devices.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::object::{PodClaim, Resources};
 use super::quantity::quantity;
-use crate::device_plugin::resource_name;
+use crate::resource_name;
 
 #[derive(Default)]
 pub(super) struct Fingerprint {
@@ -19,7 +19,7 @@ pub(super) struct Fingerprint {
 
 impl Fingerprint {
     fn add(&mut self, text: &str) {
-        // With its length, so that no two lists of texts run together.
+        // With its length, so that different lists of texts have different input.
         self.hash.update((text.len() as u64).to_be_bytes());
         self.hash.update(text);
     }
@@ -38,7 +38,7 @@ impl Fingerprint {
                 let count = quantity(&value.0).map_or_else(|_| value.0.clone(), |count| count.to_string());
                 (resource.as_str(), count)
             })
-            // A resource that is wanted zero times is not wanted.
+            // A quantity of zero is not a request.
             .filter(|(_, count)| count != "0")
             .collect();
         self.add(&asked.len().to_string());
@@ -60,7 +60,7 @@ impl Fingerprint {
         });
     }
 
-    /// Nothing for an empty list: the pods of before have none.
+    /// Adds nothing for an empty list, so that hashes of older records stay valid.
     fn add_list<T>(&mut self, what: &str, list: &Option<Vec<T>>, add: impl Fn(&mut Self, &T)) {
         let list = list.as_deref().unwrap_or_default();
         if !list.is_empty() {
@@ -70,7 +70,7 @@ impl Fingerprint {
         }
     }
 
-    /// Never 0, which stands for one that is not known.
+    /// Returns the fingerprint. It is never 0, which means unknown.
     pub(super) fn finish(self) -> u64 {
         let hash = self.hash.finalize();
         let first = hash

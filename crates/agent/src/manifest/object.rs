@@ -1,4 +1,4 @@
-//! What is read of a manifest: the fields of Pods, ResourceClaims and Lists that are about devices.
+//! The fields of Pods, ResourceClaims and Lists that are about devices.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::de;
 
 use super::InvalidManifest;
 
-/// An object of one of the kinds that we know. What is in it is right only for its own kind.
+/// An object of a supported kind, with the fields of all of them.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Object {
@@ -20,7 +20,7 @@ pub(super) struct Object {
     pub(super) items: Option<Vec<Option<Object>>>,
 }
 
-/// What an object says that it is.
+/// The type of an object.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Head {
@@ -120,7 +120,7 @@ impl Resources {
         self.quantities().map(|(name, _)| name)
     }
 
-    /// Limits, then requests.
+    /// Returns the limits, then the requests.
     pub(super) fn quantities(&self) -> impl Iterator<Item = (&str, &Scalar)> {
         let all = self.limits.iter().chain(&self.requests).flatten();
         all.map(|(name, value)| (name.as_str(), value))

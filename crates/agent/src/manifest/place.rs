@@ -1,6 +1,6 @@
-//! Where in a manifest an error is.
+//! Locates errors in manifests.
 //!
-//! Manifests are read without positions, which costs less. Only when one is invalid it is read again, into a tree of nodes
+//! Manifests are parsed without positions, which is cheaper. Only an invalid one is parsed again, into a tree of nodes
 //! with positions, and the field that the error is about is looked up there.
 
 use std::fmt;
@@ -20,19 +20,19 @@ pub struct Position {
     pub column: u64,
 }
 
-/// Which manifest, and where in it.
+/// A manifest, and a position in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The name of the manifest, such as that of its file; may be empty.
     pub name: String,
-    /// Which one it is, beginning with 1, if there are several.
+    /// Its number, beginning with 1, if there are several.
     pub number: Option<usize>,
-    /// Where in it, if that is known.
+    /// The position, if it is known.
     pub position: Option<Position>,
 }
 
 impl Place {
-    /// In a file of this name.
+    /// Returns a place in a file of this name.
     pub fn in_file(name: impl Into<String>, position: Option<Position>) -> Self {
         Self {
             name: name.into(),
@@ -41,7 +41,7 @@ impl Place {
         }
     }
 
-    /// Whether nothing is known.
+    /// Returns `true` if nothing is known.
     pub(super) fn is_unknown(&self) -> bool {
         self.name.is_empty() && self.number.is_none() && self.position.is_none()
     }
@@ -63,7 +63,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The position of a value in a YAML text: below these keys, and with this text if one is given. `None` if it is not there.
+/// Returns the position of a value in a YAML text: below these keys, and with this text if one is given.
 pub fn position_of(text: &str, path: &[&str], value: Option<&str>) -> Option<Position> {
     let documents: Vec<Node> = syntax::yaml_documents(text).ok()?;
     let path = path.iter().map(|key| Step::Key((*key).to_owned()));
@@ -72,10 +72,10 @@ pub fn position_of(text: &str, path: &[&str], value: Option<&str>) -> Option<Pos
     documents.iter().find_map(|document| document.find(&steps))
 }
 
-/// Which object of a text an error is about: the document, then items of lists.
+/// The path to an object of a text: the index of the document, then of items of lists.
 pub(super) type Trail = Vec<usize>;
 
-/// The position of what an error is about; that of the object, or of what would contain the field, if it is not there.
+/// Returns the position of the field that an error is about. If the field is missing, returns that of its closest parent.
 pub(super) fn position(text: &str, trail: &[usize], problem: &InvalidManifest) -> Option<Position> {
     let documents: Vec<Node> = syntax::yaml_documents(text).ok()?;
     let (document, items) = trail.split_first()?;
@@ -104,7 +104,7 @@ pub(super) enum Step {
     Text(String),
 }
 
-/// The steps of a path such as `spec.containers`.
+/// Returns the steps of a path such as `spec.containers`.
 pub(super) fn keys(path: &str) -> Vec<Step> {
     path.split('.').map(|key| Step::Key(key.to_owned())).collect()
 }

@@ -1,4 +1,4 @@
-//! What a Pod asks for.
+//! Converts a Pod object into a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,14 @@ use devlet_core::{
 };
 
 use super::fingerprint::Fingerprint;
+use super::names::{check_label, check_name, check_pod_label, check_uid, full_name};
 use super::object::{ContainerClaim, ExtendedClaimStatus, Object, PodClaim, Resources, Scalar, Spec, Status};
 use super::quantity::quantity;
-use super::{InvalidManifest, check_label, check_name, check_pod_label, check_uid, derived_uid, full_name};
-use crate::claims::{ClaimOrigin, PodResourceClaim, UnresolvedPod};
-use crate::device_plugin::resource_name;
+use super::resolve::{ClaimOrigin, PodResourceClaim, UnresolvedPod};
+use super::{InvalidManifest, derived_uid};
+use crate::resource_name;
 
-/// Extended resources of this domain stand for a DeviceClass.
+/// Domain of extended resources that stand for a DeviceClass.
 const DEVICE_CLASSES: &str = "deviceclass.resource.kubernetes.io/";
 
 pub(super) fn unresolved(
@@ -75,7 +76,7 @@ fn check_pod_level(spec: &Spec, foreign: &[String]) -> Result<(), InvalidManifes
     if resources.claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
         return Err(InvalidManifest::PodLevelClaims);
     }
-    // What is not for us may stand here: CPU, memory and huge pages.
+    // Resources of the kubelet itself are allowed here: CPU, memory and huge pages.
     match resources
         .names()
         .find(|name| resource_name::is_ours(name, foreign))
@@ -87,7 +88,7 @@ fn check_pod_level(spec: &Spec, foreign: &[String]) -> Result<(), InvalidManifes
     }
 }
 
-/// The claim behind extended resources, and which requests of it are for which resources of containers.
+/// The claim behind extended resources, and its requests by container and resource.
 struct Extended {
     claim: String,
     requests: BTreeMap<(String, String), Vec<String>>,
@@ -114,7 +115,7 @@ impl Extended {
         self.requests.contains_key(&key)
     }
 
-    /// What a container uses of the claim: what it asks for at all.
+    /// Returns the parts of the claim that a container uses: those behind resources that it requests.
     fn uses(&self, container: &str, resources: &Resources) -> Vec<ClaimReference> {
         let is_asked_for = |value: &Scalar| quantity(&value.0) != Ok(0);
         let is_asked_for = |resource: &str| {
@@ -134,7 +135,7 @@ impl Extended {
     }
 }
 
-/// The pod's claims, and which they are.
+/// Returns the pod's claims with their origins.
 fn claims(claims: &[PodClaim], status: &Status) -> Result<Vec<PodResourceClaim>, InvalidManifest> {
     let mut names = BTreeSet::new();
     let mut known = Vec::new();
@@ -158,7 +159,7 @@ fn claims(claims: &[PodClaim], status: &Status) -> Result<Vec<PodResourceClaim>,
     Ok(known)
 }
 
-/// The claim that was made from a template.
+/// Returns the claim that was created from a template.
 fn generated(name: &str, status: &Status) -> Result<ClaimOrigin, InvalidManifest> {
     let mut statuses = status.resource_claim_statuses.iter().flatten();
     let Some(status) = statuses.find(|each| each.name.as_deref() == Some(name)) else {
@@ -171,7 +172,7 @@ fn generated(name: &str, status: &Status) -> Result<ClaimOrigin, InvalidManifest
     Ok(ClaimOrigin::Generated(object.clone()))
 }
 
-/// The containers, and the fingerprint of the whole.
+/// Returns the requests of the containers, and the fingerprint of the spec.
 fn containers(
     spec: Spec,
     claims: &BTreeSet<&str>,
@@ -227,7 +228,7 @@ fn containers(
     Ok((requests, fingerprint.finish()))
 }
 
-/// The claims that a container names, each once.
+/// Returns the claims that a container names, without duplicates.
 fn named(
     container: &str,
     named: &[ContainerClaim],
@@ -253,68 +254,75 @@ fn named(
     Ok(references)
 }
 
+/// Returns the devices that a container requests, by resource.
 fn wants(
     container: &str,
     resources: Resources,
     foreign: &[String],
     is_mapped: impl Fn(&str) -> bool,
 ) -> Result<BTreeMap<ResourceName, usize>, InvalidManifest> {
-    let container = || container.to_owned();
-    // What is backed by a claim is not for device plugins.
+    // Resources behind a claim are not for device plugins.
     let is_ours = |resource: &str| resource_name::is_ours(resource, foreign) && !is_mapped(resource);
-    let count = |resource: &str, value: &Scalar| {
-        quantity(&value.0).map_err(|problem| InvalidManifest::Quantity {
-            container: container(),
-            resource: resource.to_owned(),
-            value: value.0.clone(),
-            problem,
-        })
-    };
     if let Some(resource) = resources
         .names()
         .find(|name| !resource_name::is_known(name, foreign))
     {
         return Err(InvalidManifest::Unqualified {
-            container: container(),
+            container: container.to_owned(),
             resource: resource.to_owned(),
         });
     }
     let limits = resources.limits.unwrap_or_default();
     let mut wants = BTreeMap::new();
-    for (resource, value) in &limits {
-        if !is_ours(resource) {
-            continue;
-        }
-        let Ok(name) = resource_name::parse(resource) else {
+    for (resource, value) in limits.iter().filter(|(resource, _)| is_ours(resource)) {
+        let Ok(name) = ResourceName::parse(resource) else {
             return Err(InvalidManifest::Resource {
-                container: container(),
+                container: container.to_owned(),
                 resource: resource.clone(),
             });
         };
-        let count = count(resource, value)?;
-        // A resource that is wanted zero times is not wanted.
+        let count = count(container, resource, value)?;
+        // A quantity of zero is not a request.
         if count > 0 {
             wants.insert(name, count);
         }
     }
-    for (resource, requested) in resources.requests.unwrap_or_default() {
-        if !is_ours(&resource) {
-            continue;
-        }
-        let Some(limited) = limits.get(&resource) else {
-            return Err(InvalidManifest::RequestsOnly {
-                container: container(),
-                resource,
-            });
-        };
-        if count(&resource, &requested)? != count(&resource, limited)? {
-            return Err(InvalidManifest::RequestsDiffer {
-                container: container(),
-                resource,
-                requested: requested.0,
-                limited: limited.0.clone(),
-            });
-        }
+    let requests = resources.requests.unwrap_or_default();
+    for (resource, requested) in requests.iter().filter(|(resource, _)| is_ours(resource)) {
+        check_request(container, resource, requested, limits.get(resource))?;
     }
     Ok(wants)
+}
+
+/// Checks that the request for a resource equals its limit.
+fn check_request(
+    container: &str,
+    resource: &str,
+    requested: &Scalar,
+    limited: Option<&Scalar>,
+) -> Result<(), InvalidManifest> {
+    let Some(limited) = limited else {
+        return Err(InvalidManifest::RequestsOnly {
+            container: container.to_owned(),
+            resource: resource.to_owned(),
+        });
+    };
+    if count(container, resource, requested)? == count(container, resource, limited)? {
+        return Ok(());
+    }
+    Err(InvalidManifest::RequestsDiffer {
+        container: container.to_owned(),
+        resource: resource.to_owned(),
+        requested: requested.0.clone(),
+        limited: limited.0.clone(),
+    })
+}
+
+fn count(container: &str, resource: &str, value: &Scalar) -> Result<usize, InvalidManifest> {
+    quantity(&value.0).map_err(|problem| InvalidManifest::Quantity {
+        container: container.to_owned(),
+        resource: resource.to_owned(),
+        value: value.0.clone(),
+        problem,
+    })
 }

@@ -1,9 +1,9 @@
 //! Kubernetes quantities, as numbers of devices.
 
-/// Why a text is not a quantity of devices.
+/// The reason why a text is not a quantity of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidQuantity {
-    /// Not written as Kubernetes quantities are.
+    /// Not in the format of Kubernetes quantities.
     #[error("write a number such as 2")]
     Malformed,
     /// Less than nothing.
@@ -14,10 +14,10 @@ pub enum InvalidQuantity {
     TooLarge,
 }
 
-/// A Kubernetes quantity as a number of devices: parts of a device count as a whole one.
+/// Parses a Kubernetes quantity as a number of devices. A fraction is rounded up.
 pub(super) fn quantity(text: &str) -> Result<usize, InvalidQuantity> {
     use InvalidQuantity::{Malformed, Negative, TooLarge};
-    /// How many digits behind the point are reckoned with; of others it only counts whether there are any.
+    /// Decimal places that are computed exactly. Further digits only round up.
     const PLACES: u32 = 18;
     let (negative, rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -75,7 +75,7 @@ pub(super) fn quantity(text: &str) -> Result<usize, InvalidQuantity> {
         .ok_or(TooLarge)
 }
 
-/// The powers of two and of ten that a suffix stands for.
+/// Returns the powers of two and of ten of a suffix.
 fn scale(suffix: &str) -> Option<(u32, i64)> {
     Some(match suffix {
         "" => (0, 0),
@@ -100,7 +100,7 @@ fn scale(suffix: &str) -> Option<(u32, i64)> {
             if digits.is_empty() || !digits.bytes().all(|each| each.is_ascii_digit()) {
                 return None;
             }
-            // One that does not fit is out of all bounds as well.
+            // An exponent that does not fit is out of range, too.
             let beyond = if exponent.starts_with('-') {
                 -100_000
             } else {

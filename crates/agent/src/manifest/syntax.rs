@@ -1,4 +1,4 @@
-//! The documents of a text, which is JSON or YAML, and plain words for what is wrong with it.
+//! Parses the documents of a JSON or YAML text, with plain error messages.
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::budget::BudgetBreach;
@@ -6,33 +6,33 @@ use serde_saphyr::{Error, MessageFormatter as _, UserMessageFormatter};
 
 use super::place::Position;
 
-/// How deep a manifest may be nested; those of Kubernetes are a dozen levels deep.
-const DEEPEST: usize = 64;
+/// Maximum nesting of a manifest. Those of Kubernetes have about twelve levels.
+const MAX_DEPTH: usize = 64;
 
-/// How much of a parser's message is kept: it may quote the text.
-const LONGEST_MESSAGE: usize = 500;
+/// Maximum bytes of a parser's message, which may quote the text.
+const MAX_MESSAGE: usize = 500;
 
-/// Why a text has no such documents.
+/// The reason why a text could not be parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
-    /// What is wrong, in plain words.
+    /// The message.
     pub message: String,
-    /// Where, if the parser knows.
+    /// The position, if the parser reports it.
     pub position: Option<Position>,
-    /// The key that is not known, if that is what is wrong.
+    /// The unknown key, if that is the problem.
     pub unknown: Option<UnknownKey>,
 }
 
-/// A key that is not known.
+/// An unknown key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownKey {
     /// The key.
     pub key: String,
-    /// The keys that are known in its place.
+    /// The keys that are known at that place.
     pub known: Vec<&'static str>,
 }
 
-/// All documents of a text that are not null.
+/// Parses all documents of a text that are not null.
 pub(super) fn documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, Malformed> {
     match json_documents(text.trim_start_matches('\u{feff}')) {
         Some(documents) => Ok(documents),
@@ -40,10 +40,10 @@ pub(super) fn documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, Malfo
     }
 }
 
-/// The documents of a text in which each is JSON, as programs write them: that takes much less time than YAML
-/// does. Text that is not JSON may still be YAML, such as `{kind: Pod}`.
+/// Parses a text in which each document is JSON, which is much faster than YAML. Returns `None` for other text; it may
+/// still be YAML, such as `{kind: Pod}`.
 pub(super) fn json_documents<T: DeserializeOwned>(text: &str) -> Option<Vec<T>> {
-    // No text in JSON spans lines.
+    // A string in JSON does not span lines.
     let documents = text
         .split("\n---\n")
         .filter(|document| !document.trim().is_empty());
@@ -54,7 +54,7 @@ pub(super) fn json_documents<T: DeserializeOwned>(text: &str) -> Option<Vec<T>> 
     documents.collect()
 }
 
-/// The same for YAML, of which JSON is a part.
+/// Parses all documents of a YAML text that are not null. JSON is a part of YAML.
 pub fn yaml_documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, Malformed> {
     let text = text.trim_start_matches('\u{feff}');
     if text.trim().is_empty() {
@@ -65,7 +65,7 @@ pub fn yaml_documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, Malform
         Ok(documents) => Ok(documents.into_iter().flatten().collect()),
         Err(error) => {
             let mut message = plain(error.without_snippet());
-            message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+            message.truncate(message.floor_char_boundary(MAX_MESSAGE));
             let position = error.location().filter(|location| location.line() > 0);
             let position = position.map(|location| Position {
                 line: location.line(),
@@ -87,14 +87,14 @@ pub fn yaml_documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, Malform
     }
 }
 
-/// Bounds what aliases can make of a text by its length, with room for small ones.
+/// Limits the expansion of aliases in proportion to the length of the text, with room for small texts.
 fn options(length: usize) -> serde_saphyr::Options {
     let most = 2 * length + 1024;
     serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::Error,
         with_snippet: false,
         budget: serde_saphyr::budget! {
-            max_depth: DEEPEST,
+            max_depth: MAX_DEPTH,
             max_events: 2 * most,
             max_nodes: most,
             max_total_scalar_bytes: most,
@@ -109,9 +109,9 @@ fn options(length: usize) -> serde_saphyr::Options {
     }
 }
 
-/// The words of the parser are about its own types and options.
+/// Returns a plain message for an error. Those of the parser are about its own types and options.
 fn plain(error: &Error) -> String {
-    let too_deep = || format!("it is nested more than {DEEPEST} levels deep");
+    let too_deep = || format!("it is nested more than {MAX_DEPTH} levels deep");
     match error {
         Error::AliasError { error, .. } => plain(error),
         Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} is there twice"),
@@ -166,7 +166,7 @@ fn plain(error: &Error) -> String {
     }
 }
 
-/// serde's word for a value.
+/// Replaces serde's word for a value.
 fn found(unexpected: &str) -> &str {
     match unexpected {
         "unit value" | "unit" | "Option value" => "nothing",

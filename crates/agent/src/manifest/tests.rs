@@ -1,10 +1,12 @@
 use devlet_core::{ContainerKind, ContainerRequest};
 
+use super::object::Head;
 use super::quantity::quantity;
 use super::syntax::json_documents;
 use super::*;
 
 mod claims;
+mod fingerprint;
 
 const FULL: &str = r"
 apiVersion: v1
@@ -68,7 +70,7 @@ fn wants(container: &ContainerRequest) -> Vec<(&str, usize)> {
 }
 
 #[test]
-fn a_pod_is_read_as_far_as_devices_are_concerned() {
+fn only_the_device_fields_of_a_pod_are_read() {
     let pod = parsed(FULL).unwrap();
     assert_eq!(pod.uid.as_str(), "5a1b");
     assert_eq!(
@@ -91,7 +93,7 @@ fn a_pod_is_read_as_far_as_devices_are_concerned() {
 }
 
 #[test]
-fn json_and_yaml_say_the_same() {
+fn json_and_yaml_give_the_same_request() {
     let yaml =
         "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 1k}}}]}";
     let json = r#"{"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a", "creationTimestamp": null},
@@ -124,7 +126,7 @@ fn json_and_yaml_say_the_same() {
 }
 
 #[test]
-fn without_a_uid_it_is_derived_from_namespace_and_name() {
+fn a_missing_uid_is_derived_from_namespace_and_name() {
     let pod = parsed(&with_resources("{}")).unwrap();
     assert_eq!(pod.name.namespace, "default");
     // Fixed for ever: pods on disk have such UIDs.
@@ -139,45 +141,7 @@ fn without_a_uid_it_is_derived_from_namespace_and_name() {
 }
 
 #[test]
-fn the_fingerprint_follows_what_is_asked_for_and_nothing_else() {
-    let print = |text: &str| parsed(text).unwrap().fingerprint;
-    let one =
-        print("metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 1}}}]}");
-    assert_ne!(one, 0);
-    for same in [
-        "metadata: {name: c, labels: {x: y}}\nspec: {containers: [{name: b, image: i, resources: {limits: {acme.com/gpu: '1'}}}]}",
-        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {cpu: 1, acme.com/gpu: 1, acme.com/nic: 0}}}]}",
-        "metadata: {name: a}\nspec: {initContainers: [], containers: [{name: b, resources: {limits: {acme.com/gpu: 1000m}}}]}",
-    ] {
-        assert_eq!(print(same), one, "{same}");
-    }
-    for other in [
-        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 2}}}]}",
-        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/nic: 1}}}]}",
-        "metadata: {name: a}\nspec: {containers: [{name: c, resources: {limits: {acme.com/gpu: 1}}}]}",
-        "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 1}}}, {name: c}]}",
-        "metadata: {name: a}\nspec: {initContainers: [{name: b, resources: {limits: {acme.com/gpu: 1}}}], containers: [{name: c}]}",
-    ] {
-        assert_ne!(print(other), one, "{other}");
-    }
-}
-
-#[test]
-fn the_fingerprint_never_changes_between_versions() {
-    assert_eq!(parsed(FULL).unwrap().fingerprint, 0x4f36_0665_fba3_7303);
-}
-
-#[test]
-fn the_fingerprint_does_not_depend_on_what_is_foreign() {
-    let text = "metadata: {name: a}\nspec: {containers: [{name: b, resources: {limits: {acme.com/gpu: 1}}}]}";
-    let ours = parse(text, Source::Api, &[]).unwrap();
-    let foreign = parse(text, Source::Api, &["acme.com/*".to_owned()]).unwrap();
-    assert_ne!(ours.containers, foreign.containers);
-    assert_eq!(ours.fingerprint, foreign.fingerprint);
-}
-
-#[test]
-fn quantities_are_those_of_kubernetes_and_parts_of_a_device_count_as_one() {
+fn quantities_follow_kubernetes_and_fractions_are_rounded_up() {
     for (text, count) in [
         ("0", 0),
         ("2", 2),
@@ -217,7 +181,7 @@ fn quantities_are_those_of_kubernetes_and_parts_of_a_device_count_as_one() {
 }
 
 #[test]
-fn what_is_no_quantity_is_refused() {
+fn an_invalid_quantity_is_rejected() {
     use InvalidQuantity::{Malformed, Negative, TooLarge};
     for (text, problem) in [
         ("", Malformed),
@@ -254,7 +218,7 @@ fn what_is_no_quantity_is_refused() {
 }
 
 #[test]
-fn a_bad_quantity_is_told_with_container_resource_and_value() {
+fn an_invalid_quantity_is_reported_with_container_resource_and_value() {
     assert_eq!(
         refused(&with_resources("{limits: {acme.com/gpu: two}}")),
         "container main: acme.com/gpu: \"two\" is not a quantity: write a number such as 2"
@@ -263,7 +227,7 @@ fn a_bad_quantity_is_told_with_container_resource_and_value() {
         refused(&with_resources("{limits: {acme.com/gpu: -1}}")),
         "container main: acme.com/gpu: \"-1\" is not a quantity: it is negative"
     );
-    // Not ours: somebody else's to judge.
+    // Not ours: for another program to check.
     assert!(parsed(&with_resources("{limits: {cpu: lots, other.org/x: many}}")).is_ok());
     for not_even_text in ["[1]", "{a: b}", "null", "true"] {
         let text = with_resources(&format!("{{limits: {{acme.com/gpu: {not_even_text}}}}}"));
@@ -272,7 +236,7 @@ fn a_bad_quantity_is_told_with_container_resource_and_value() {
 }
 
 #[test]
-fn devices_are_asked_for_in_limits() {
+fn devices_are_requested_in_limits() {
     let only = refused(&with_resources("{requests: {acme.com/gpu: 1}}"));
     assert_eq!(
         only,
@@ -302,7 +266,7 @@ fn devices_are_asked_for_in_limits() {
 }
 
 #[test]
-fn a_resource_that_no_plugin_could_serve_is_refused_rather_than_waited_for() {
+fn a_resource_that_no_plugin_can_serve_is_rejected_at_once() {
     for name in [
         "Acme.com/gpu",
         "acme.com/",
@@ -315,7 +279,7 @@ fn a_resource_that_no_plugin_could_serve_is_refused_rather_than_waited_for() {
 }
 
 #[test]
-fn what_is_no_pod_is_refused_with_what_it_is() {
+fn an_object_of_another_kind_is_rejected_with_its_kind() {
     let two = "metadata: {name: a}\nspec: {containers: [{name: b}]}\n";
     for (text, expected) in [
         ("", "the manifest is empty"),
@@ -389,7 +353,7 @@ fn what_is_no_pod_is_refused_with_what_it_is() {
 }
 
 #[test]
-fn aliases_cannot_blow_a_manifest_up() {
+fn the_expansion_of_aliases_is_limited() {
     let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for level in 1..30 {
         let before = level - 1;
@@ -498,7 +462,7 @@ fn an_error_has_the_file_the_line_and_the_column() {
 }
 
 #[test]
-fn a_resource_without_a_domain_is_one_of_kubernetes_or_refused() {
+fn a_resource_without_a_domain_must_be_one_of_kubernetes() {
     let standard =
         "{limits: {cpu: 1, memory: 1Gi, ephemeral-storage: 1Gi, hugepages-2Mi: 4Mi, kubernetes.io/x: 1}}";
     assert!(parsed(&with_resources(standard)).is_ok());

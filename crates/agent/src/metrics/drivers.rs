@@ -1,4 +1,4 @@
-//! Of DRA drivers: what is counted and measured, and what there is.
+//! Metrics of DRA drivers and claims.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
+use tonic::Code;
 
 use super::names::{DriverLabel, Label, Names};
-use super::{ByLimit, Durations, Metrics, Recorded, reason};
-use crate::dra::registration::RegisterError;
-use crate::grpc::call::{CallError, InvalidAnswer};
+use super::reason::{self, CallFailure, REGISTERED, Reason};
+use super::{Durations, Metrics, Recorded};
 
-/// The kubelet's, from 0.1 to 40 seconds.
+/// The kubelet's histogram buckets for DRA calls, in seconds.
 const BOUNDS: [f64; 15] = [
     0.1, 0.1534, 0.2354, 0.3611, 0.5539, 0.8498, 1.3037, 2.0, 3.0683, 4.7071, 7.2213, 11.0784, 16.9956,
     26.0735, 40.0,
@@ -74,7 +74,7 @@ fn durations<L: Clone + std::hash::Hash + Eq>() -> Durations<L> {
     Family::new_with_constructor(|| Histogram::new(BOUNDS))
 }
 
-/// What is counted of drivers.
+/// Counters and histograms of all drivers.
 #[derive(Debug)]
 pub(super) struct Drivers {
     names: Names<DriverName>,
@@ -95,7 +95,7 @@ impl Default for Drivers {
             lost: Family::default(),
             reports: Family::default(),
         };
-        // So that the first one is a step from 0 to 1, which rates see.
+        // A counter that starts at 0 lets `rate()` see the first increment.
         for operation in [ClaimOperation::Prepare, ClaimOperation::Unprepare] {
             for is_error in [false, true] {
                 drop(
@@ -120,32 +120,35 @@ fn by_operation(operation: ClaimOperation, is_error: bool) -> ByOperation {
     }
 }
 
-/// What is done for a pod with claims. The names are the kubelet's.
+/// An operation on the claims of a pod. The names are the kubelet's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimOperation {
-    /// Before it starts.
+    /// Before the pod starts.
     Prepare,
-    /// When it is removed.
+    /// After the pod was removed.
     Unprepare,
 }
 
 impl Metrics {
-    /// A plugin of a driver was taken in, or not.
-    pub(crate) fn driver_registered<T>(&self, ended: &Result<T, RegisterError>) {
-        match ended {
-            Ok(_) => self.registration(super::TAKEN_IN),
-            Err(error) => self.registration_refused(reason::of_driver_registration(error)),
+    /// Counts the registration of a driver's plugin.
+    pub(crate) fn driver_registered<T, E>(&self, result: &Result<T, E>)
+    where
+        Reason: for<'a> From<&'a E>,
+    {
+        match result {
+            Ok(_) => self.registration(REGISTERED),
+            Err(error) => self.registration_refused(Reason::from(error).0),
         }
     }
 
-    /// A connection to a driver ended.
+    /// Counts the end of a connection to a driver.
     pub(crate) fn driver_lost(&self, driver: &DriverName) {
         let drivers = &self.recorded.drivers;
         let driver_name = drivers.names.offered(driver);
         drivers.lost.get_or_create(&ByDriver { driver_name }).inc();
     }
 
-    /// A driver said how its devices are.
+    /// Counts a health message of a driver.
     pub(crate) fn health_reported(&self, driver: &DriverName, changed: bool) {
         let drivers = &self.recorded.drivers;
         let driver_name = drivers.names.offered(driver);
@@ -153,9 +156,9 @@ impl Metrics {
         drivers.reports.get_or_create(&labels).inc();
     }
 
-    /// The claims of a pod are about to be prepared or unprepared.
-    pub fn claims(&self, operation: ClaimOperation) -> Operating {
-        Operating {
+    /// Starts to measure the preparation or unpreparation of the claims of a pod.
+    pub fn claims(&self, operation: ClaimOperation) -> OperationTimer {
+        OperationTimer {
             recorded: Arc::clone(&self.recorded),
             operation,
             began: Instant::now(),
@@ -163,7 +166,7 @@ impl Metrics {
         }
     }
 
-    /// Measures the calls on a driver.
+    /// Returns the recorder of calls on a driver.
     pub fn driver(&self, driver: &DriverName) -> DriverRpcs {
         DriverRpcs {
             driver: self.recorded.drivers.names.offered(driver),
@@ -172,23 +175,23 @@ impl Metrics {
     }
 }
 
-/// What is done for the claims of a pod. If it is dropped before its end, it has failed.
+/// An operation in progress. Dropped before [`OperationTimer::ended`], it counts as failed.
 #[derive(Debug)]
-pub struct Operating {
+pub struct OperationTimer {
     recorded: Arc<Recorded>,
     operation: ClaimOperation,
     began: Instant,
     is_error: bool,
 }
 
-impl Operating {
-    /// It ended.
+impl OperationTimer {
+    /// Records the result.
     pub fn ended<T, E>(mut self, ended: &Result<T, E>) {
         self.is_error = ended.is_err();
     }
 }
 
-impl Drop for Operating {
+impl Drop for OperationTimer {
     fn drop(&mut self) {
         let operations = &self.recorded.drivers.operations;
         let labels = by_operation(self.operation, self.is_error);
@@ -197,7 +200,7 @@ impl Drop for Operating {
     }
 }
 
-/// Measures the calls on one driver.
+/// Records the calls on one driver.
 #[derive(Debug, Clone)]
 pub struct DriverRpcs {
     recorded: Arc<Recorded>,
@@ -205,13 +208,16 @@ pub struct DriverRpcs {
 }
 
 impl DriverRpcs {
-    /// A call of the method with this path ended.
-    pub(crate) fn took<T>(&self, path: &'static str, time: Duration, ended: &Result<T, CallError>) {
-        let grpc_status_code = match ended {
-            Ok(_) => reason::code(tonic::Code::Ok),
-            // A client of gRPC calls it that.
-            Err(CallError::Invalid { .. }) => reason::code(tonic::Code::ResourceExhausted),
-            Err(error) => reason::of_call(error).1,
+    /// Records a finished call of the method with this path.
+    pub(crate) fn took<T, E>(&self, path: &'static str, time: Duration, result: &Result<T, E>)
+    where
+        CallFailure: for<'a> From<&'a E>,
+    {
+        let failure = result.as_ref().err().map(CallFailure::from);
+        let grpc_status_code = match failure {
+            None => reason::code(Code::Ok),
+            // gRPC clients report an answer that is too large with this code.
+            Some(failure) => reason::code(failure.code.unwrap_or(Code::ResourceExhausted)),
         };
         let labels = ByRpc {
             driver_name: self.driver.clone(),
@@ -220,27 +226,20 @@ impl DriverRpcs {
         };
         let rpcs = &self.recorded.drivers.rpcs;
         rpcs.get_or_create(&labels).observe(time.as_secs_f64());
-        if let Err(error) = ended {
-            self.failed(error);
+        if let Some(failure) = failure {
+            self.failed(failure);
         }
     }
 
-    /// An answer cannot be used.
-    pub(crate) fn failed(&self, error: &CallError) {
-        if let CallError::Invalid {
-            problem: InvalidAnswer::LimitExceeded(over),
-            ..
-        } = error
-        {
-            let limit = over.limit.name();
-            self.recorded.limit_hits.get_or_create(&ByLimit { limit }).inc();
-        }
-        let (method, code) = reason::of_call(error);
-        self.count(method, code);
+    /// Counts a failed call.
+    pub(crate) fn failed(&self, failure: impl Into<CallFailure>) {
+        let failure = failure.into();
+        self.recorded.count_limit(&failure);
+        self.count(failure.method, failure.code());
     }
 
-    /// The stream of health ended with this code.
-    pub(crate) fn watch_ended(&self, code: tonic::Code) {
+    /// Counts the end of the health stream with this code.
+    pub(crate) fn watch_ended(&self, code: Code) {
         self.count(WATCH, reason::code(code));
     }
 
@@ -254,13 +253,13 @@ impl DriverRpcs {
     }
 }
 
-/// A driver, how many devices it reports that are how, and how many containers use one that is not well.
-pub(super) type LookedAt = (DriverView, BTreeMap<DeviceHealth, usize>, usize);
+/// A driver, its reported devices by health, and the number of containers that use an unhealthy one.
+pub(super) type DriverCounts = (DriverView, BTreeMap<DeviceHealth, usize>, usize);
 
-/// How many claims are how far, and how many of those that are being prepared wait for a driver.
+/// Claims by phase, and the number of those in preparation that wait for a driver.
 pub(super) type ClaimCounts = (BTreeMap<Phase, usize>, usize);
 
-/// How many prepared claims pods hold: by driver, and in all.
+/// Prepared claims that pods hold: by driver, and in total.
 pub(super) type ClaimsInUse = (BTreeMap<DriverName, usize>, usize);
 
 impl Drivers {
@@ -292,31 +291,27 @@ impl Drivers {
         );
     }
 
-    pub(super) fn look(&self, registry: &mut Registry, drivers: &[LookedAt], in_use: &ClaimsInUse) {
-        // Where several drivers share a label, it is up if all of them are.
+    pub(super) fn register_gauges(&self, registry: &mut Registry, drivers: &[DriverCounts]) {
+        // A label that several drivers share is up if all of them are.
         let mut all: BTreeMap<DriverLabel, (bool, usize)> = BTreeMap::new();
         let devices: Family<ByHealth, Gauge> = Family::default();
         let containers: Family<ByDriver, Gauge> = Family::default();
-        for (driver, healths, ill) in drivers {
+        for (driver, healths, unhealthy) in drivers {
             let driver_name = self.names.offered(&driver.name);
-            containers
-                .get_or_create(&ByDriver { driver_name })
-                .inc_by(number(*ill));
             for (health, count) in healths {
                 let labels = ByHealth {
-                    driver_name: self.names.offered(&driver.name),
-                    health: match health {
-                        DeviceHealth::Unknown => "Unknown",
-                        DeviceHealth::Healthy => "Healthy",
-                        DeviceHealth::Unhealthy => "Unhealthy",
-                    },
+                    driver_name: driver_name.clone(),
+                    health: health_label(*health),
                 };
                 devices.get_or_create(&labels).inc_by(number(*count));
             }
-            let entry = all.entry(self.names.offered(&driver.name)).or_insert((true, 0));
             let connected = driver.plugins.iter().filter(|plugin| plugin.connected).count();
+            let entry = all.entry(driver_name.clone()).or_insert((true, 0));
             entry.0 &= connected > 0;
             entry.1 += connected;
+            containers
+                .get_or_create(&ByDriver { driver_name })
+                .inc_by(number(*unhealthy));
         }
         let up: Family<ByDriver, Gauge> = Family::default();
         let connected: Family<ByDriver, Gauge> = Family::default();
@@ -345,8 +340,10 @@ impl Drivers {
             "Containers that use a device that the driver calls unhealthy",
             containers,
         );
+    }
+
+    pub(super) fn register_claims_in_use(&self, registry: &mut Registry, (by_driver, any): &ClaimsInUse) {
         let claims: Family<ByDriver, Gauge> = Family::default();
-        let (by_driver, any) = in_use;
         let driver_name = Label::any();
         claims.get_or_create(&ByDriver { driver_name }).set(number(*any));
         for (driver, count) in by_driver {
@@ -363,8 +360,16 @@ impl Drivers {
     }
 }
 
-/// All states are there, also those that no claim is in.
-pub(super) fn look_at_claims(registry: &mut Registry, (phases, waiting): &ClaimCounts) {
+fn health_label(health: DeviceHealth) -> &'static str {
+    match health {
+        DeviceHealth::Unknown => "Unknown",
+        DeviceHealth::Healthy => "Healthy",
+        DeviceHealth::Unhealthy => "Unhealthy",
+    }
+}
+
+/// Registers the number of claims in each state, states without claims included.
+pub(super) fn register_claims(registry: &mut Registry, (phases, waiting): &ClaimCounts) {
     let of = |phase: Phase| phases.get(&phase).copied().unwrap_or(0);
     let states = [
         ("waiting", *waiting),

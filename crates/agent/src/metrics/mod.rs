@@ -1,19 +1,22 @@
-//! What is counted and measured, in the words of Prometheus. `docs/metrics.md` says what each means.
+//! Prometheus metrics. `docs/metrics.md` describes each of them.
 //!
-//! Counters and histograms are recorded where things happen ([`Metrics`]); gauges are computed when somebody looks
-//! (`scrape.rs`), from a view of the node that takes no longer the more pods and devices there are. Names are the
+//! Counters and histograms are recorded where things happen ([`Metrics`]). Gauges are computed at each scrape
+//! (`scrape.rs`), from a view of the node that costs the same for any number of pods and devices. Names are the
 //! kubelet's where it has one, so that its dashboards work here.
 //!
-//! Labels have values from closed sets (`reason.rs`), or from a bounded number of those that others choose
-//! (`names.rs`), so that nobody can fill the memory of whoever scrapes. Pods and devices are never labels.
+//! Label values come from closed sets (`reason.rs`), or from a bounded number of names that peers choose (`names.rs`).
+//! So no peer can fill the memory of the Prometheus server. Pods and devices are never labels.
 //!
-//! Nothing here survives the process: counters start at zero, as Prometheus expects.
+//! Counters start at zero with each process, as Prometheus expects. Deliberately absent: error types of other modules,
+//! which become label values where they are defined or above.
 
+mod admission;
 mod drivers;
 mod names;
 mod process;
-mod reason;
+pub(crate) mod reason;
 mod scrape;
+pub mod statistics;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +24,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use devlet_core::{Pod, ReserveError, ResourceName};
+use devlet_core::ResourceName;
 use devlet_uds::ReadLimit;
 use devlet_uds::server::{OnRefusal, Refusal};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -29,28 +32,25 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use tokio::time::Instant;
 
-use crate::grpc::call::{CallError, InvalidAnswer};
 use crate::limits::{Limit, Limits};
-use crate::store::{DURATION_BOUNDS, OpenReport};
-use crate::workflow::admit::AdmitError;
-use crate::workflow::register_plugin::RegisterError;
 
-pub use drivers::{ClaimOperation, DriverRpcs, Operating};
-pub use names::{MOST_AWAITED, MOST_RESOURCES, MOST_SOCKETS};
-pub use scrape::{CONTENT_TYPE, View};
+pub use admission::{Admission, WaitGuard};
+pub use drivers::{ClaimOperation, DriverRpcs, OperationTimer};
+pub use names::{MAX_AWAITED, MAX_RESOURCES, MAX_SOCKETS};
+pub use scrape::{CONTENT_TYPE, StoreView, View};
 
 use names::{Label, Names};
-use reason::{ADMITTED, Ended, GIVEN_UP, TAKEN_IN};
+use reason::{ADMITTED, CallFailure, GIVEN_UP, Outcome, REGISTERED, Reason};
+use statistics::DURATION_BOUNDS;
 
-/// What a kubelet calls a pod that a device plugin's part of it does not admit, whatever the reason.
+/// The kubelet's reason for every pod that its device manager rejects.
 const REJECTION: &str = "UnexpectedAdmissionError";
 
 const ALLOCATE: &str = "Allocate";
 const LIST_AND_WATCH: &str = "ListAndWatch";
 
-/// What plugins are called for.
+/// The methods that are called on device plugins.
 const METHODS: [&str; 5] = [
     "GetDevicePluginOptions",
     "GetPreferredAllocation",
@@ -110,14 +110,14 @@ struct ByLimit {
     limit: &'static str,
 }
 
-/// Histograms of seconds.
+/// Histograms of durations in seconds.
 type Durations<L> = Family<L, Histogram, fn() -> Histogram>;
 
 fn durations<L: Clone + std::hash::Hash + Eq>() -> Durations<L> {
     Family::new_with_constructor(|| Histogram::new(DURATION_BOUNDS))
 }
 
-/// What is counted. Clones count together.
+/// The recorder of all metrics. Clones share their counters.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics {
     recorded: Arc<Recorded>,
@@ -142,7 +142,7 @@ struct Recorded {
     drivers: drivers::Drivers,
     set_aside: AtomicUsize,
     log_lines_dropped: AtomicU64,
-    /// Sockets in `plugins_registry`, and whether their plugin was taken in.
+    /// Sockets in `plugins_registry`; `true` if their plugin is registered.
     sockets: Mutex<BTreeMap<PathBuf, bool>>,
 }
 
@@ -168,14 +168,14 @@ impl Default for Recorded {
             log_lines_dropped: AtomicU64::new(0),
             sockets: Mutex::default(),
         };
-        // So that the first one is a step from 0 to 1, which rates see.
+        // A counter that starts at 0 lets `rate()` see the first increment.
         drop(recorded.rejections.get_or_create(&ByReason { reason: REJECTION }));
-        for ended in reason::ADMISSION_ENDS {
+        for ended in reason::ADMISSION_OUTCOMES {
             drop(recorded.admissions.get_or_create(&by_end(ended)));
             let outcome = ended.outcome;
             drop(recorded.admission_times.get_or_create(&ByOutcome { outcome }));
         }
-        for ended in reason::REGISTRATION_ENDS {
+        for ended in reason::REGISTRATION_OUTCOMES {
             drop(recorded.registrations.get_or_create(&by_end(ended)));
         }
         for limit in Limit::ALL {
@@ -186,15 +186,14 @@ impl Default for Recorded {
     }
 }
 
-fn by_end(Ended { outcome, reason }: Ended) -> ByEnd {
+fn by_end(Outcome { outcome, reason }: Outcome) -> ByEnd {
     ByEnd { outcome, reason }
 }
 
 impl Metrics {
-    /// The state was opened.
-    pub fn opened(&self, report: &OpenReport) {
-        let set_aside = report.quarantined.len();
-        self.recorded.set_aside.store(set_aside, Ordering::Relaxed);
+    /// Sets the number of state files that were set aside at start.
+    pub fn files_set_aside(&self, number: usize) {
+        self.recorded.set_aside.store(number, Ordering::Relaxed);
     }
 
     /// Sets the number of log lines that were dropped since the start.
@@ -202,32 +201,32 @@ impl Metrics {
         self.recorded.log_lines_dropped.store(total, Ordering::Relaxed);
     }
 
-    /// A plugin was taken in, or not.
-    pub fn registered<T>(&self, resource: &ResourceName, ended: &Result<T, RegisterError>) {
-        match ended {
+    /// Counts a registration of a device plugin.
+    pub(crate) fn registered<T, E>(&self, resource: &ResourceName, result: &Result<T, E>)
+    where
+        Reason: for<'a> From<&'a E>,
+    {
+        match result {
             Ok(_) => {
                 let resource_name = self.recorded.names.offered(resource);
                 let labels = ByResource { resource_name };
                 self.recorded.registered.get_or_create(&labels).inc();
-                self.registration(TAKEN_IN);
+                self.registration(REGISTERED);
             }
-            Err(error) => self.registration_refused(reason::of_registration(error)),
+            Err(error) => self.registration_refused(Reason::from(error).0),
         }
     }
 
-    /// A plugin got not as far as that; `reason` is one word.
+    /// Counts a rejected registration; `reason` is one word.
     pub fn registration_refused(&self, reason: &'static str) {
-        self.registration(Ended {
-            outcome: "refused",
-            reason,
-        });
+        self.registration(Outcome::new("refused", reason));
     }
 
-    fn registration(&self, ended: Ended) {
-        self.recorded.registrations.get_or_create(&by_end(ended)).inc();
+    fn registration(&self, outcome: Outcome) {
+        self.recorded.registrations.get_or_create(&by_end(outcome)).inc();
     }
 
-    /// A plugin sent a list.
+    /// Counts a list of a plugin.
     pub fn listed(&self, resource: &ResourceName, changed: bool) {
         let resource_name = self.recorded.names.offered(resource);
         let labels = ByNews {
@@ -237,7 +236,7 @@ impl Metrics {
         self.recorded.lists.get_or_create(&labels).inc();
     }
 
-    /// A connection to a plugin ended.
+    /// Counts the end of a connection to a plugin.
     pub fn lost(&self, resource: &ResourceName) {
         let resource_name = self.recorded.names.offered(resource);
         self.recorded
@@ -246,7 +245,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Measures the calls on a plugin.
+    /// Returns the recorder of calls on a plugin.
     pub fn plugin(&self, resource: &ResourceName) -> Calls {
         Calls {
             recorded: Arc::clone(&self.recorded),
@@ -254,23 +253,14 @@ impl Metrics {
         }
     }
 
-    /// An admission begins.
+    /// Starts to measure an admission.
     pub fn admission(&self) -> Admission {
-        Admission {
-            recorded: Arc::clone(&self.recorded),
-            started: Instant::now(),
-            waited: Mutex::default(),
-            ended: GIVEN_UP,
-        }
+        Admission::new(Arc::clone(&self.recorded))
     }
 
-    /// A pod was turned away before its admission could begin; `reason` is one word.
-    pub fn turned_away(&self, reason: &'static str) {
-        let ended = Ended {
-            outcome: "refused",
-            reason,
-        };
-        self.recorded.admission_ended(ended);
+    /// Counts a pod that was rejected before its admission began; `reason` is one word.
+    pub fn rejected(&self, reason: &'static str) {
+        self.recorded.admission_ended(Outcome::new("refused", reason));
     }
 
     /// Returns a callback that counts the refusals of a server whose limit on connections is `connections`.
@@ -300,19 +290,19 @@ impl Metrics {
         self.recorded.limit_hits.get_or_create(&ByLimit { limit }).inc();
     }
 
-    /// There is a socket in `plugins_registry`.
+    /// Adds a socket in `plugins_registry`.
     pub fn socket_found(&self, path: &Path) {
         self.recorded.sockets().insert(path.to_owned(), false);
     }
 
-    /// The plugin behind a socket in `plugins_registry` was taken in.
+    /// Marks the plugin behind a socket in `plugins_registry` as registered.
     pub fn socket_taken_in(&self, path: &Path) {
         if let Some(taken_in) = self.recorded.sockets().get_mut(path) {
             *taken_in = true;
         }
     }
 
-    /// A socket in `plugins_registry` is gone.
+    /// Removes a socket in `plugins_registry`.
     pub fn socket_left(&self, path: &Path) {
         self.recorded.sockets().remove(path);
     }
@@ -323,7 +313,7 @@ impl Recorded {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing is told of a resource any longer.
+    /// Removes all series of a resource.
     fn forget(&self, resource_name: &Label) {
         let labels = || ByResource {
             resource_name: resource_name.clone(),
@@ -363,7 +353,7 @@ impl Recorded {
                 resource_name,
                 reason,
             };
-            // Whoever waits still has to be counted when the wait ends.
+            // A wait in progress is still counted when it ends.
             if self
                 .waiting
                 .get(&labels)
@@ -374,17 +364,25 @@ impl Recorded {
         }
     }
 
-    fn admission_ended(&self, ended: Ended) {
-        self.admissions.get_or_create(&by_end(ended)).inc();
-        if !matches!(ended, ADMITTED | GIVEN_UP) {
+    fn admission_ended(&self, outcome: Outcome) {
+        self.admissions.get_or_create(&by_end(outcome)).inc();
+        if !matches!(outcome, ADMITTED | GIVEN_UP) {
             self.rejections
                 .get_or_create(&ByReason { reason: REJECTION })
                 .inc();
         }
     }
+
+    /// Counts the limit that an answer exceeded, if that is why the call failed.
+    fn count_limit(&self, failure: &CallFailure) {
+        if let Some(limit) = failure.limit {
+            let limit = limit.name();
+            self.limit_hits.get_or_create(&ByLimit { limit }).inc();
+        }
+    }
 }
 
-/// Measures the calls on one plugin.
+/// Records the calls on one plugin.
 #[derive(Debug, Clone)]
 pub struct Calls {
     recorded: Arc<Recorded>,
@@ -392,7 +390,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// A call was answered, refused, or given up.
+    /// Records the duration of a call, whatever its result.
     pub(crate) fn took(&self, method: &'static str, time: Duration) {
         let (resource_name, seconds) = (self.resource.clone(), time.as_secs_f64());
         if method == ALLOCATE {
@@ -408,24 +406,14 @@ impl Calls {
         self.recorded.calls.get_or_create(&labels).observe(seconds);
     }
 
-    /// A call did not end well.
-    pub(crate) fn failed(&self, error: &CallError) {
-        if let CallError::Invalid {
-            problem: InvalidAnswer::LimitExceeded(over),
-            ..
-        } = error
-        {
-            let limit = over.limit.name();
-            if limit.is_empty() {
-                return;
-            }
-            self.recorded.limit_hits.get_or_create(&ByLimit { limit }).inc();
-        }
-        let (method, code) = reason::of_call(error);
-        self.count(method, code);
+    /// Counts a failed call.
+    pub(crate) fn failed(&self, failure: impl Into<CallFailure>) {
+        let failure = failure.into();
+        self.recorded.count_limit(&failure);
+        self.count(failure.method, failure.code());
     }
 
-    /// The stream of lists ended with this code.
+    /// Counts the end of the stream of lists with this code.
     pub(crate) fn lists_ended(&self, code: tonic::Code) {
         self.count(LIST_AND_WATCH, reason::code(code));
     }
@@ -437,85 +425,6 @@ impl Calls {
             code,
         };
         self.recorded.call_errors.get_or_create(&labels).inc();
-    }
-}
-
-/// One admission. If it is dropped before its end, it was given up.
-#[derive(Debug)]
-pub struct Admission {
-    recorded: Arc<Recorded>,
-    started: Instant,
-    /// For how long in all, and for what last.
-    waited: Mutex<Option<(Duration, Label)>>,
-    ended: Ended,
-}
-
-impl Admission {
-    /// It waits, until the answer is dropped.
-    pub fn waits(&self, reason: &ReserveError) -> Waits<'_> {
-        let resource_name = match reason {
-            ReserveError::NotServed { resource, .. }
-            | ReserveError::NotListed { resource, .. }
-            | ReserveError::NoHealthyDevice { resource, .. }
-            | ReserveError::Reserved { resource, .. } => self.recorded.names.awaited(resource),
-            _ => Label::none(),
-        };
-        let labels = ByWait {
-            resource_name,
-            reason: reason::of_reservation(reason),
-        };
-        self.recorded.waiting.get_or_create(&labels).inc();
-        Waits {
-            admission: self,
-            labels,
-            since: Instant::now(),
-        }
-    }
-
-    /// It ended.
-    pub fn ended(mut self, ended: &Result<Pod, AdmitError>) {
-        self.ended = match ended {
-            Ok(_) => ADMITTED,
-            Err(error) => reason::of_admission(error),
-        };
-    }
-
-    fn waited(&self) -> MutexGuard<'_, Option<(Duration, Label)>> {
-        self.waited.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Admission {
-    fn drop(&mut self) {
-        self.recorded.admission_ended(self.ended);
-        let outcome = self.ended.outcome;
-        let times = &self.recorded.admission_times;
-        times
-            .get_or_create(&ByOutcome { outcome })
-            .observe(self.started.elapsed().as_secs_f64());
-        if let Some((waited, resource_name)) = self.waited().take() {
-            let waits = self.recorded.waits.get_or_create(&ByResource { resource_name });
-            waits.observe(waited.as_secs_f64());
-        }
-    }
-}
-
-/// An admission that waits.
-#[derive(Debug)]
-#[must_use = "dropping it ends the wait"]
-pub struct Waits<'a> {
-    admission: &'a Admission,
-    labels: ByWait,
-    since: Instant,
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        let recorded = &self.admission.recorded;
-        recorded.waiting.get_or_create(&self.labels).dec();
-        let mut waited = self.admission.waited();
-        let before = waited.take().map_or(Duration::ZERO, |(time, _)| time);
-        *waited = Some((before + self.since.elapsed(), self.labels.resource_name.clone()));
     }
 }
 

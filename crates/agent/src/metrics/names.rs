@@ -1,8 +1,8 @@
-//! Label values that others choose, and how many of them there are at most.
+//! Label values that peers choose, limited in number.
 //!
-//! Plugins choose the names of resources and drivers, and pods may ask for any. Each of the two gets so many labels;
-//! whatever comes later shares [`OTHER`]. Pods cannot use up those of plugins. The label of a resource that the node has
-//! forgotten is free again.
+//! Plugins choose the names of resources and drivers, and pods may request any name. Plugins and pods each have a
+//! quota of labels; later names share [`OTHER`]. Pods cannot use up the quota of plugins. The label of a resource that
+//! the node has forgotten becomes free.
 
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
@@ -12,14 +12,14 @@ use std::sync::{PoisonError, RwLock};
 use devlet_core::{DriverName, ResourceName};
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 
-/// How many resources of plugins have a label of their own, and how many drivers.
-pub const MOST_RESOURCES: usize = 100;
+/// Maximum resources of plugins with a label of their own, and maximum drivers.
+pub const MAX_RESOURCES: usize = 100;
 
-/// How many resources that pods wait for and no plugin ever offered have one, and how many drivers of claims.
-pub const MOST_AWAITED: usize = 20;
+/// Maximum labels for resources that pods wait for and no plugin ever offered, and for drivers of claims.
+pub const MAX_AWAITED: usize = 20;
 
-/// How many sockets in `plugins_registry` have one.
-pub const MOST_SOCKETS: usize = 100;
+/// Maximum labels for sockets in `plugins_registry`.
+pub const MAX_SOCKETS: usize = 100;
 
 pub(super) const OTHER: &str = "other";
 
@@ -31,12 +31,12 @@ pub(super) struct Label<N = ResourceName>(N);
 pub(super) type DriverLabel = Label<DriverName>;
 
 impl<N: for<'a> From<&'a str>> Label<N> {
-    /// For what is about none: to Prometheus an empty label is no label.
+    /// Returns the empty label, which Prometheus treats as absent.
     pub(super) fn none() -> Self {
         Self("".into())
     }
 
-    /// For what is about all of them.
+    /// Returns the label of a sum over all names.
     pub(super) fn any() -> Self {
         Self("<any>".into())
     }
@@ -48,7 +48,7 @@ impl<N: Borrow<str>> EncodeLabelValue for Label<N> {
     }
 }
 
-/// Which resources or drivers have labels. First come, first served.
+/// The resources or drivers with labels, assigned in the order of arrival.
 #[derive(Debug)]
 pub(super) struct Names<N = ResourceName> {
     known: RwLock<Known<N>>,
@@ -58,7 +58,7 @@ pub(super) struct Names<N = ResourceName> {
 struct Known<N> {
     offered: BTreeSet<N>,
     awaited: BTreeSet<N>,
-    /// Those of `offered` that the node knew when somebody last looked.
+    /// Names of `offered` that the node knew at the last scrape.
     seen: BTreeSet<N>,
 }
 
@@ -82,18 +82,18 @@ impl<N: Ord> Known<N> {
 }
 
 impl<N: Ord + Clone + for<'a> From<&'a str>> Names<N> {
-    /// Of one that a plugin offers.
+    /// Returns the label of a name that a plugin offers.
     pub(super) fn offered(&self, name: &N) -> Label<N> {
-        self.label(name, |known| (&mut known.offered, MOST_RESOURCES))
+        self.label(name, |known| (&mut known.offered, MAX_RESOURCES))
     }
 
-    /// Of one that a pod waits for or uses.
+    /// Returns the label of a name that a pod waits for or uses.
     pub(super) fn awaited(&self, name: &N) -> Label<N> {
-        self.label(name, |known| (&mut known.awaited, MOST_AWAITED))
+        self.label(name, |known| (&mut known.awaited, MAX_AWAITED))
     }
 
-    /// The node knows these now: the labels of those that it has forgotten are given back. What plugins did that were
-    /// never taken in stays to be seen.
+    /// Frees the labels of names that the node knew at the last scrape and does not know `now`, and returns them.
+    /// Names of plugins that never registered keep theirs.
     pub(super) fn forget_all_but<'a>(&self, now: impl Iterator<Item = &'a N>) -> Vec<Label<N>>
     where
         N: 'a,

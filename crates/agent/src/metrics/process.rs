@@ -1,11 +1,11 @@
-//! What the kernel says about this process.
+//! Metrics of this process, from `/proc`.
 
 use std::fs;
 
-/// The unit of times in `/proc`: part of Linux' ABI, whatever its timer does.
+/// Clock ticks per second in `/proc`, which the Linux ABI fixes.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The numbers that every Prometheus client library gives, under their names.
+/// The standard process metrics of Prometheus client libraries.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Process {
     pub(super) cpu_seconds: f64,
@@ -18,10 +18,10 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// `None` where there is no `/proc`.
+    /// Returns `None` where there is no `/proc`.
     pub(super) fn read() -> Option<Self> {
         let stat = fs::read_to_string("/proc/self/stat").ok()?;
-        // The name, in parentheses, may have blanks and parentheses.
+        // The name, in parentheses, may contain blanks and parentheses.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
         let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -41,13 +41,13 @@ impl Process {
     }
 }
 
-/// The number after a word at the start of a line.
+/// Returns the number after `word` at the start of a line.
 fn number(text: &str, word: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(word))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Without the one that looks.
+/// Counts the open descriptors, except the one that reads the directory.
 #[allow(clippy::cast_precision_loss, reason = "for a chart")]
 fn open_fds() -> Option<f64> {
     let entries = fs::read_dir("/proc/self/fd").ok()?;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_is_understood() {
+    fn the_values_in_proc_are_plausible() {
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap()

@@ -1,99 +1,97 @@
-//! Errors as label values: one word each, from a closed set.
+//! Label values for outcomes, reasons and gRPC codes: one word each, from closed sets.
+//!
+//! Errors of other modules become one of these there, so that this module does not import them.
 
 use devlet_core::ReserveError;
 use tonic::Code;
 
-use crate::dra::registration;
-use crate::dra::session::ConnectError;
-use crate::grpc::call::CallError;
-use crate::store::{CommitError, WriteError};
-use crate::workflow::admit::AdmitError;
-use crate::workflow::register_plugin::RegisterError;
+use crate::limits::Limit;
 
-/// How an admission ended, and why.
+/// The reason for which a plugin was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(crate) struct Reason(pub(crate) &'static str);
+
+/// The outcome of an admission or a registration, and its reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Outcome {
     pub(super) outcome: &'static str,
     pub(super) reason: &'static str,
 }
 
-const fn ended(outcome: &'static str, reason: &'static str) -> Ended {
-    Ended { outcome, reason }
-}
-
-pub(super) const ADMITTED: Ended = ended("admitted", "");
-pub(super) const GIVEN_UP: Ended = ended("given_up", "caller_left");
-
-/// Every way in which an admission ends, so that each is there before it happens.
-pub(super) const ADMISSION_ENDS: [Ended; 25] = [
-    ADMITTED,
-    ended("refused", "insufficient"),
-    ended("refused", "blocked"),
-    ended("refused", "changed"),
-    ended("refused", "reallocated"),
-    ended("refused", "device_in_use"),
-    ended("refused", "name_taken"),
-    ended("refused", "invalid"),
-    ended("refused", "not_allowed"),
-    ended("timed_out", "not_served"),
-    ended("timed_out", "not_listed"),
-    ended("timed_out", "reserved"),
-    ended("timed_out", "in_flight"),
-    ended("timed_out", "no_driver"),
-    ended("timed_out", "unpreparing"),
-    ended("timed_out", "not_prepared"),
-    ended("failed", "plugin_silent"),
-    ended("failed", "plugin_refused"),
-    ended("failed", "plugin_answer"),
-    ended("failed", "plugin_gone"),
-    ended("failed", "devices_vanished"),
-    ended("failed", "disk"),
-    ended("failed", "stopping"),
-    ended("failed", "reservation_ended"),
-    GIVEN_UP,
-];
-
-pub(super) const TAKEN_IN: Ended = ended("taken_in", "");
-
-/// The same for attempts to register.
-pub(super) const REGISTRATION_ENDS: [Ended; 11] = [
-    TAKEN_IN,
-    ended("refused", "invalid"),
-    ended("refused", "kind"),
-    ended("refused", "not_allowed"),
-    ended("refused", "not_theirs"),
-    ended("refused", "other_user"),
-    ended("refused", "over_limit"),
-    ended("refused", "services"),
-    ended("refused", "dial"),
-    ended("refused", "handshake"),
-    ended("refused", "options"),
-];
-
-pub(super) fn of_admission(error: &AdmitError) -> Ended {
-    match error {
-        AdmitError::Refused(reason) => ended("refused", of_reservation(reason)),
-        AdmitError::TimedOut { reason, .. } => ended("timed_out", of_reservation(reason)),
-        AdmitError::Plugin { problem, .. } => ended(
-            "failed",
-            match problem {
-                CallError::TimedOut { .. } | CallError::CallerDeadline { .. } => "plugin_silent",
-                CallError::Gone { .. } => "plugin_gone",
-                CallError::Refused { .. } => "plugin_refused",
-                CallError::Invalid { .. } => "plugin_answer",
-            },
-        ),
-        AdmitError::Vanishing { .. } => ended("failed", "devices_vanished"),
-        AdmitError::Commit(CommitError::Ended(_)) => ended("failed", "reservation_ended"),
-        AdmitError::Commit(CommitError::Write(
-            WriteError::Disk { .. } | WriteError::Hangs { .. } | WriteError::TimedOut { .. },
-        )) => ended("failed", "disk"),
-        AdmitError::Commit(CommitError::Write(WriteError::Stopped)) => ended("failed", "stopping"),
-        AdmitError::GivenUp => GIVEN_UP,
+impl Outcome {
+    pub(crate) const fn new(outcome: &'static str, reason: &'static str) -> Self {
+        Self { outcome, reason }
     }
 }
 
-pub(super) fn of_reservation(error: &ReserveError) -> &'static str {
+/// A call of a plugin or driver that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallFailure {
+    pub(crate) method: &'static str,
+    /// The gRPC code; `None` if an answer arrived that is not valid.
+    pub(crate) code: Option<Code>,
+    /// The limit that the answer exceeds.
+    pub(crate) limit: Option<Limit>,
+}
+
+impl CallFailure {
+    /// Returns the code as a label value.
+    pub(super) fn code(&self) -> &'static str {
+        self.code.map_or(INVALID_ANSWER, code)
+    }
+}
+
+pub(super) const ADMITTED: Outcome = Outcome::new("admitted", "");
+pub(crate) const GIVEN_UP: Outcome = Outcome::new("given_up", "caller_left");
+
+/// Every outcome of an admission. Each counter exists from the start.
+pub(super) const ADMISSION_OUTCOMES: [Outcome; 25] = [
+    ADMITTED,
+    Outcome::new("refused", "insufficient"),
+    Outcome::new("refused", "blocked"),
+    Outcome::new("refused", "changed"),
+    Outcome::new("refused", "reallocated"),
+    Outcome::new("refused", "device_in_use"),
+    Outcome::new("refused", "name_taken"),
+    Outcome::new("refused", "invalid"),
+    Outcome::new("refused", "not_allowed"),
+    Outcome::new("timed_out", "not_served"),
+    Outcome::new("timed_out", "not_listed"),
+    Outcome::new("timed_out", "reserved"),
+    Outcome::new("timed_out", "in_flight"),
+    Outcome::new("timed_out", "no_driver"),
+    Outcome::new("timed_out", "unpreparing"),
+    Outcome::new("timed_out", "not_prepared"),
+    Outcome::new("failed", "plugin_silent"),
+    Outcome::new("failed", "plugin_refused"),
+    Outcome::new("failed", "plugin_answer"),
+    Outcome::new("failed", "plugin_gone"),
+    Outcome::new("failed", "devices_vanished"),
+    Outcome::new("failed", "disk"),
+    Outcome::new("failed", "stopping"),
+    Outcome::new("failed", "reservation_ended"),
+    GIVEN_UP,
+];
+
+pub(super) const REGISTERED: Outcome = Outcome::new("taken_in", "");
+
+/// Every outcome of a registration. Each counter exists from the start.
+pub(super) const REGISTRATION_OUTCOMES: [Outcome; 11] = [
+    REGISTERED,
+    Outcome::new("refused", "invalid"),
+    Outcome::new("refused", "kind"),
+    Outcome::new("refused", "not_allowed"),
+    Outcome::new("refused", "not_theirs"),
+    Outcome::new("refused", "other_user"),
+    Outcome::new("refused", "over_limit"),
+    Outcome::new("refused", "services"),
+    Outcome::new("refused", "dial"),
+    Outcome::new("refused", "handshake"),
+    Outcome::new("refused", "options"),
+];
+
+/// Returns the label value for the reason of a rejected or waiting reservation.
+pub(crate) fn of_reservation(error: &ReserveError) -> &'static str {
     match error {
         ReserveError::Blocked(_) => "blocked",
         ReserveError::NotServed { .. } => "not_served",
@@ -116,51 +114,15 @@ pub(super) fn of_reservation(error: &ReserveError) -> &'static str {
     }
 }
 
-pub(super) fn of_registration(error: &RegisterError) -> &'static str {
-    match error {
-        RegisterError::Dial(_) => "dial",
-        RegisterError::Options(_) => "options",
-        RegisterError::NotAllowed { .. } => "not_allowed",
-        RegisterError::SocketOwnerMismatch { .. } => "not_theirs",
-        RegisterError::Refused(_) => "other_user",
-        RegisterError::LimitExceeded(_) => "over_limit",
-        RegisterError::Superseded => "superseded",
-    }
-}
-
-pub(super) fn of_driver_registration(error: &registration::RegisterError) -> &'static str {
-    use registration::RegisterError as Error;
-    match error {
-        Error::Link(ConnectError::Dial(_)) => "dial",
-        Error::Link(ConnectError::SocketOwnerMismatch { .. }) => "not_theirs",
-        Error::Asked { .. } => "options",
-        Error::Services(_) => "services",
-        Error::NotAllowed { .. } => "not_allowed",
-        Error::Refused(_) => "other_user",
-        Error::LimitExceeded(_) => "over_limit",
-    }
-}
-
-/// The method, and the gRPC code as clients of gRPC call it.
-pub(super) fn of_call(error: &CallError) -> (&'static str, &'static str) {
-    match error {
-        CallError::TimedOut { method, .. } | CallError::CallerDeadline { method, .. } => {
-            (method, code(Code::DeadlineExceeded))
-        }
-        CallError::Gone { method } => (method, code(Code::Unavailable)),
-        CallError::Refused { method, status } => (method, code(status.code())),
-        CallError::Invalid { method, .. } => (method, INVALID_ANSWER),
-    }
-}
-
 const INVALID_ANSWER: &str = "InvalidAnswer";
 
-/// All codes that calls end with.
+/// Returns the label values of all codes.
 pub(super) fn codes() -> impl Iterator<Item = &'static str> {
     let codes = (0..=16).map(|number| code(Code::from(number)));
     codes.chain([INVALID_ANSWER])
 }
 
+/// Returns the name of a gRPC code as Go clients print it.
 pub(super) fn code(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

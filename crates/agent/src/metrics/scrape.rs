@@ -1,11 +1,11 @@
-//! Everything as text, for whoever scrapes.
+//! All metrics as OpenMetrics text.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use devlet_core::{Availability, Capacity, ResourceName, ResourceView};
+use devlet_core::{Availability, Capacity, Moment, Node, ResourceName, ResourceView};
 use prometheus_client::encoding::{
     EncodeGaugeValue, EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, text,
 };
@@ -15,58 +15,54 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
-use super::drivers::{ClaimCounts, ClaimsInUse, LookedAt};
-use super::names::{Label, MOST_SOCKETS, OTHER};
+use super::drivers::{ClaimCounts, ClaimsInUse, DriverCounts};
+use super::names::{Label, MAX_SOCKETS, OTHER};
 use super::process::Process;
+use super::statistics::{Histogram, Statistics};
 use super::{ByResource, Metrics};
-use crate::store::{Histogram, Statistics, Store};
 
 /// The `Content-Type` of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What there is at one moment.
+/// The state of the store at one moment.
+#[derive(Debug, Clone)]
+pub struct StoreView {
+    /// `true` if the last write succeeded.
+    pub is_healthy: bool,
+    /// Counters of writes and syncs.
+    pub statistics: Statistics,
+    /// Size of the database file.
+    pub database_bytes: u64,
+}
+
+/// The values of all gauges at one moment.
 #[derive(Debug, Clone)]
 pub struct View {
     resources: Vec<ResourceView>,
-    drivers: Vec<LookedAt>,
+    drivers: Vec<DriverCounts>,
     claims_in_use: ClaimsInUse,
     claims: ClaimCounts,
     pods: usize,
     blocked: bool,
-    healthy: bool,
-    statistics: Statistics,
-    database_bytes: u64,
+    store: StoreView,
 }
 
 impl View {
-    /// Looks at a node and at the file that its state is in. No longer the more pods and devices there are.
-    pub fn of(store: &Store, database: &Path) -> Self {
-        let now = store.now();
-        let (resources, drivers, claims_in_use, claims, pods, blocked) = store.read(|node| {
-            let drivers = node.drivers().into_iter().map(|driver| {
-                let healths = node.health_counts(&driver.name);
-                let ill = node.containers_with_unhealthy_devices(&driver.name);
-                (driver, healths, ill)
-            });
-            (
-                node.resources(now),
-                drivers.collect(),
-                node.claims_in_use(),
-                node.claim_counts(),
-                node.pod_count(),
-                node.blocked().is_some(),
-            )
+    /// Collects the values. The cost does not depend on the number of pods and devices.
+    pub fn new(node: &Node, now: Moment, store: StoreView) -> Self {
+        let drivers = node.drivers().into_iter().map(|driver| {
+            let healths = node.health_counts(&driver.name);
+            let unhealthy = node.containers_with_unhealthy_devices(&driver.name);
+            (driver, healths, unhealthy)
         });
         Self {
-            resources,
-            drivers,
-            claims_in_use,
-            claims,
-            pods,
-            blocked,
-            healthy: store.health().is_ok(),
-            statistics: store.statistics(),
-            database_bytes: std::fs::metadata(database).map_or(0, |about| about.len()),
+            resources: node.resources(now),
+            drivers: drivers.collect(),
+            claims_in_use: node.claims_in_use(),
+            claims: node.claim_counts(),
+            pods: node.pod_count(),
+            blocked: node.blocked().is_some(),
+            store,
         }
     }
 }
@@ -83,20 +79,22 @@ struct BySocket {
 }
 
 impl Metrics {
-    /// Everything, as OpenMetrics text. Reads files in `/proc`.
+    /// Returns all metrics as OpenMetrics text. Reads files in `/proc`.
     pub fn text(&self, view: &View) -> Result<String, fmt::Error> {
         let mut page = Page::default();
         let resources = view.resources.iter().map(|resource| &resource.name);
         for forgotten in self.recorded.names.forget_all_but(resources) {
             self.recorded.forget(&forgotten);
         }
-        self.recorded(&mut page);
+        self.register_plugin_metrics(&mut page);
+        self.register_admission_metrics(&mut page);
         self.sockets(&mut page);
         self.resources(&mut page, &view.resources);
         let drivers = &self.recorded.drivers;
         drivers.register(&mut page.registry);
-        drivers.look(&mut page.registry, &view.drivers, &view.claims_in_use);
-        super::drivers::look_at_claims(&mut page.registry, &view.claims);
+        drivers.register_gauges(&mut page.registry, &view.drivers);
+        drivers.register_claims_in_use(&mut page.registry, &view.claims_in_use);
+        super::drivers::register_claims(&mut page.registry, &view.claims);
         state(&mut page, view);
         let set_aside = self.recorded.set_aside.load(Ordering::Relaxed);
         page.gauge(
@@ -115,7 +113,7 @@ impl Metrics {
         Ok(text)
     }
 
-    fn recorded(&self, page: &mut Page) {
+    fn register_plugin_metrics(&self, page: &mut Page) {
         let recorded = &self.recorded;
         let registry = &mut page.registry;
         registry.register(
@@ -127,11 +125,6 @@ impl Metrics {
             "kubelet_device_plugin_alloc_duration_seconds",
             "How long device plugins took to answer Allocate",
             recorded.allocations.clone(),
-        );
-        registry.register(
-            "kubelet_admission_rejections",
-            "Pods that were not admitted",
-            recorded.rejections.clone(),
         );
         registry.register(
             "devlet_plugin_registrations",
@@ -158,6 +151,16 @@ impl Metrics {
             "Calls on plugins that did not end well",
             recorded.call_errors.clone(),
         );
+    }
+
+    fn register_admission_metrics(&self, page: &mut Page) {
+        let recorded = &self.recorded;
+        let registry = &mut page.registry;
+        registry.register(
+            "kubelet_admission_rejections",
+            "Pods that were not admitted",
+            recorded.rejections.clone(),
+        );
         registry.register(
             "devlet_admissions",
             "Admissions that ended",
@@ -180,7 +183,7 @@ impl Metrics {
         );
         registry.register(
             "devlet_limit_hits",
-            "How often somebody was refused or slowed down because of a limit",
+            "Requests and peers that exceeded a limit",
             recorded.limit_hits.clone(),
         );
     }
@@ -195,7 +198,7 @@ impl Metrics {
         };
         let family: Family<BySocket, Gauge> = Family::default();
         for (place, (path, taken_in)) in sockets.into_iter().enumerate() {
-            let socket_path = if place < MOST_SOCKETS {
+            let socket_path = if place < MAX_SOCKETS {
                 path.display().to_string()
             } else {
                 OTHER.to_owned()
@@ -225,7 +228,7 @@ impl Metrics {
             ("capacity", "Devices, healthy or not", |it| it.capacity),
             ("allocatable", "Healthy devices, held or not", |it| it.allocatable),
             ("held", "Devices that pods hold", |it| it.held),
-            ("free", "Healthy devices that nobody holds", |it| it.free),
+            ("free", "Healthy devices that no pod holds", |it| it.free),
         ];
         for (name, help, number) in gauges {
             let family: Family<ByResource, Gauge> = Family::default();
@@ -236,7 +239,7 @@ impl Metrics {
             page.registry
                 .register(format!("devlet_resource_{name}"), help, family);
         }
-        // Where several resources share a label, it is up if all of them are.
+        // A label that several resources share is up if all of them are.
         let mut up: BTreeMap<Label, (bool, usize)> = BTreeMap::new();
         for resource in resources {
             let entry = up.entry(label(&resource.name).resource_name).or_insert((true, 0));
@@ -265,7 +268,7 @@ impl Metrics {
 }
 
 fn state(page: &mut Page, view: &View) {
-    let statistics = &view.statistics;
+    let statistics = &view.store.statistics;
     page.gauge("devlet_pods", "Pods that hold devices", view.pods);
     page.gauge(
         "devlet_state_blocked",
@@ -275,12 +278,12 @@ fn state(page: &mut Page, view: &View) {
     page.gauge(
         "devlet_store_healthy",
         "Whether the disk took what was last written to it",
-        usize::from(view.healthy),
+        usize::from(view.store.is_healthy),
     );
     page.gauge(
         "devlet_store_database_bytes",
         "Size of the database file",
-        view.database_bytes,
+        view.store.database_bytes,
     );
     page.histogram(
         "devlet_store_sync_duration_seconds",
@@ -349,7 +352,7 @@ fn process(page: &mut Page) {
     }
 }
 
-/// What is to be encoded.
+/// The registry that is encoded.
 #[derive(Debug, Default)]
 struct Page {
     registry: Registry,
@@ -365,15 +368,16 @@ impl Page {
     }
 
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.registry.register(name, help, Counted(histogram.clone()));
+        self.registry
+            .register(name, help, StoreHistogram(histogram.clone()));
     }
 }
 
-/// A histogram that was counted elsewhere.
+/// A histogram that the store counts.
 #[derive(Debug)]
-struct Counted(Histogram);
+struct StoreHistogram(Histogram);
 
-impl EncodeMetric for Counted {
+impl EncodeMetric for StoreHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let Histogram { buckets, sum, count } = &self.0;
         let mut below = 0;
@@ -382,7 +386,7 @@ impl EncodeMetric for Counted {
             each.push((*bound, up_to.saturating_sub(below)));
             below = *up_to;
         }
-        // A value may have been put in its bucket and not been counted yet.
+        // A thread may have updated a bucket and not yet the count.
         let count = below.max(*count);
         each.push((f64::INFINITY, count - below));
         encoder.encode_histogram::<NoLabelSet>(*sum, count, &each, None)

@@ -1,13 +1,16 @@
 use std::collections::BTreeSet;
 
-use devlet_core::Moment;
 use devlet_core::device_plugin::inventory::{EVICT_AFTER_MS, Offer, PluginOptions};
 use devlet_core::device_plugin::list::{Device, DeviceList};
+use devlet_core::{Moment, Pod, ReserveError};
 use tempfile::TempDir;
 use tonic::Status;
 
 use super::*;
+use crate::grpc::call::CallError;
 use crate::store::{OpenOptions, Store};
+use crate::workflow::admit::AdmitError;
+use crate::workflow::register_plugin::RegisterError;
 
 const GPU: &str = "acme.com/gpu";
 
@@ -23,7 +26,7 @@ impl World {
         let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
         let (store, report) = Store::open(options).unwrap();
         let metrics = Metrics::default();
-        metrics.opened(&report);
+        metrics.files_set_aside(report.quarantined.len());
         Self {
             metrics,
             store,
@@ -59,8 +62,20 @@ impl World {
     }
 
     fn text(&self) -> String {
-        let view = View::of(&self.store, &self.directory.path().join("state.redb"));
+        let database = self.directory.path().join("state.redb");
+        let store = StoreView {
+            is_healthy: self.store.health().is_ok(),
+            statistics: self.store.statistics(),
+            database_bytes: database.metadata().unwrap().len(),
+        };
+        let now = self.store.now();
+        let view = self.store.read(|node| View::new(node, now, store));
         self.metrics.text(&view).unwrap()
+    }
+
+    fn register(&self, resource: &str) {
+        self.metrics
+            .registered(&resource.into(), &Ok::<_, RegisterError>(()));
     }
 
     fn assert_has(&self, lines: &[&str]) {
@@ -91,11 +106,11 @@ fn label_values(text: &str, metric: &str, label: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_happened_and_what_there_is_have_the_kubelets_names() {
+fn counters_and_gauges_have_the_kubelets_names() {
     let world = World::new();
     world.offer(GPU);
     let metrics = &world.metrics;
-    metrics.registered(&GPU.into(), &Ok(()));
+    world.register(GPU);
     metrics
         .plugin(&GPU.into())
         .took("Allocate", Duration::from_millis(7));
@@ -122,7 +137,7 @@ fn what_happened_and_what_there_is_have_the_kubelets_names() {
 }
 
 #[test]
-fn calls_are_told_apart_by_plugin_method_and_code() {
+fn calls_are_counted_by_plugin_method_and_code() {
     let world = World::new();
     let calls = world.metrics.plugin(&GPU.into());
     calls.took("PreStartContainer", Duration::from_millis(1));
@@ -147,7 +162,7 @@ fn calls_are_told_apart_by_plugin_method_and_code() {
 }
 
 #[test]
-fn an_admission_waits_only_while_it_waits_and_is_measured_once() {
+fn a_wait_is_counted_while_it_lasts_and_measured_once() {
     let world = World::new();
     let mut admission = world.metrics.admission();
     admission.started -= Duration::from_secs(8);
@@ -162,7 +177,7 @@ fn an_admission_waits_only_while_it_waits_and_is_measured_once() {
             r#"devlet_admissions_waiting{resource_name="acme.com/gpu",reason="not_served"} 0"#,
         ]);
     }
-    admission.ended(&Err(AdmitError::TimedOut {
+    admission.ended(&Err::<Pod, _>(AdmitError::TimedOut {
         waited: Duration::from_secs(6),
         reason: not_served(GPU),
     }));
@@ -189,10 +204,10 @@ fn an_admission_waits_only_while_it_waits_and_is_measured_once() {
 }
 
 #[test]
-fn an_admission_that_is_dropped_was_given_up_and_not_rejected() {
+fn a_dropped_admission_counts_as_given_up_and_not_as_rejected() {
     let world = World::new();
     drop(world.metrics.admission());
-    world.metrics.turned_away("invalid");
+    world.metrics.rejected("invalid");
     world.assert_has(&[
         r#"devlet_admissions_total{outcome="given_up",reason="caller_left"} 1"#,
         r#"devlet_admissions_total{outcome="admitted",reason=""} 0"#,
@@ -205,18 +220,18 @@ fn an_admission_that_is_dropped_was_given_up_and_not_rejected() {
 fn a_plugin_that_invents_resources_gets_so_many_labels_and_pods_cannot_take_them() {
     let world = World::new();
     let admission = world.metrics.admission();
-    for number in 0..MOST_AWAITED + 50 {
+    for number in 0..MAX_AWAITED + 50 {
         drop(admission.waits(&not_served(&format!("pods.org/r{number}"))));
     }
-    for number in 0..MOST_RESOURCES + 10 {
+    for number in 0..MAX_RESOURCES + 10 {
         let resource = format!("acme.com/r{number}");
-        world.metrics.registered(&resource.as_str().into(), &Ok(()));
+        world.register(&resource);
         world.metrics.listed(&resource.as_str().into(), true);
         let calls = world.metrics.plugin(&resource.as_str().into());
         calls.took("Allocate", Duration::from_millis(1));
         world.offer(&resource);
     }
-    world.metrics.registered(&"acme.com/r0".into(), &Ok(()));
+    world.register("acme.com/r0");
     let text = world.text();
     for metric in [
         "kubelet_device_plugin_registration_total",
@@ -227,11 +242,11 @@ fn a_plugin_that_invents_resources_gets_so_many_labels_and_pods_cannot_take_them
         "devlet_plugin_up",
     ] {
         let values = label_values(&text, metric, "resource_name");
-        assert_eq!(values.len(), MOST_RESOURCES + 1, "{metric}: {values:?}");
+        assert_eq!(values.len(), MAX_RESOURCES + 1, "{metric}: {values:?}");
         assert!(values.contains("other"), "{metric}: {values:?}");
     }
     let awaited = label_values(&text, "devlet_admissions_waiting", "resource_name");
-    assert_eq!(awaited.len(), MOST_AWAITED + 1, "{awaited:?}");
+    assert_eq!(awaited.len(), MAX_AWAITED + 1, "{awaited:?}");
     for line in [
         r#"kubelet_device_plugin_registration_total{resource_name="other"} 10"#,
         r#"kubelet_device_plugin_registration_total{resource_name="acme.com/r0"} 2"#,
@@ -243,11 +258,11 @@ fn a_plugin_that_invents_resources_gets_so_many_labels_and_pods_cannot_take_them
 }
 
 #[test]
-fn the_label_of_a_resource_that_is_forgotten_goes_to_another() {
+fn the_label_of_a_forgotten_resource_becomes_free() {
     let world = World::new();
     let offered = |resource: &str| {
         let name = resource.into();
-        world.metrics.registered(&name, &Ok(()));
+        world.register(resource);
         world.metrics.listed(&name, true);
         let calls = world.metrics.plugin(&name);
         calls.took("Allocate", Duration::from_millis(1));
@@ -255,7 +270,7 @@ fn the_label_of_a_resource_that_is_forgotten_goes_to_another() {
         drop(world.metrics.admission().waits(&not_served(resource)));
         world.offer(resource);
     };
-    (0..MOST_RESOURCES).for_each(|number| offered(&format!("acme.com/r{number}")));
+    (0..MAX_RESOURCES).for_each(|number| offered(&format!("acme.com/r{number}")));
     world
         .metrics
         .plugin(&"acme.com/never".into())
@@ -289,16 +304,16 @@ fn the_label_of_a_resource_that_is_forgotten_goes_to_another() {
     ] {
         let values = label_values(&text, metric, "resource_name");
         assert!(values.contains("acme.com/new"), "{metric}: {values:?}");
-        assert_eq!(values.len(), MOST_RESOURCES, "{metric}: {values:?}");
+        assert_eq!(values.len(), MAX_RESOURCES, "{metric}: {values:?}");
     }
-    // Of one that was never taken in, it is told what is wrong.
+    // A plugin that never registered keeps its errors.
     assert!(text.contains("devlet_plugin_rpc_errors_total{resource_name=\"other\",method=\"ListAndWatch\",code=\"Unknown\"} 1"), "{text}");
 }
 
 #[test]
 fn a_label_of_several_resources_is_up_if_all_of_them_are() {
     let world = World::new();
-    for number in 0..MOST_RESOURCES + 2 {
+    for number in 0..MAX_RESOURCES + 2 {
         world.offer(&format!("acme.com/r{number:03}"));
     }
     world.assert_has(&[r#"devlet_plugin_up{resource_name="other"} 1"#]);
@@ -319,7 +334,7 @@ fn sockets_are_bounded_and_their_names_cannot_break_the_format() {
     let hostile = Path::new("/plugins_registry/a\"} 1\n# EOF\n\\x.sock");
     world.metrics.socket_found(hostile);
     world.metrics.socket_taken_in(hostile);
-    for number in 0..MOST_SOCKETS + 4 {
+    for number in 0..MAX_SOCKETS + 4 {
         world
             .metrics
             .socket_found(Path::new(&format!("/plugins_registry/s{number}.sock")));
@@ -332,7 +347,7 @@ fn sockets_are_bounded_and_their_names_cannot_break_the_format() {
     let desired = text
         .lines()
         .filter(|line| line.starts_with("plugin_manager_total_plugins{") && line.contains("desired"));
-    assert_eq!(desired.count(), MOST_SOCKETS + 1);
+    assert_eq!(desired.count(), MAX_SOCKETS + 1);
     assert!(
         text.contains(r#"{socket_path="other",state="desired_state_of_world"} 5"#),
         "{text}"
@@ -377,9 +392,9 @@ fn buckets_resolve_from_50_microseconds_to_a_minute_and_have_the_kubelets_bounds
 }
 
 #[tokio::test]
-async fn what_the_store_counts_is_told() {
+async fn the_counters_of_the_store_are_exported() {
     let world = World::new();
-    // A file that says nothing is written down all the same.
+    // An empty file is recorded, too.
     let nothing = r#"{"PodDeviceEntries":null,"RegisteredDevices":{"acme.com/gpu":[]}}"#;
     world.store.import(nothing.as_bytes()).await.unwrap();
     let text = world.text();
@@ -405,7 +420,7 @@ async fn what_the_store_counts_is_told() {
 }
 
 #[test]
-fn the_number_of_devices_and_pods_does_not_show_in_the_number_of_lines() {
+fn the_number_of_lines_does_not_depend_on_devices_and_pods() {
     let lines = |devices, admissions| {
         let world = World::new();
         world.offer_devices(GPU, devices);

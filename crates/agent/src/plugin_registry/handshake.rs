@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use devlet_core::ProcessId;
 use devlet_core::device_plugin::rejections::Rejection;
+use devlet_core::{InvalidResourceName, ResourceName};
 use devlet_kubelet_api::device_plugin::v1beta1;
 use devlet_kubelet_api::plugin_registration::registration_client::RegistrationClient;
 use devlet_kubelet_api::plugin_registration::{
@@ -22,7 +23,6 @@ use tonic::Status;
 
 use crate::deadline;
 use crate::device_plugin::client::Api;
-use crate::device_plugin::resource_name::{self, InvalidResourceName};
 use crate::dra::registration::{self, DriverRegistrar, InvalidDriver, Registered};
 use crate::grpc::call::log_call;
 use crate::grpc::oversize::is_too_large;
@@ -279,7 +279,7 @@ fn candidate(info: PluginInfo, socket: &Path, dialed: &PeerConnection) -> Result
         let versions = shorten(format!("{:?}", info.supported_versions));
         return Err(InvalidPlugin::Version(versions));
     }
-    let resource = resource_name::parse(&info.name).map_err(InvalidPlugin::Name)?;
+    let resource = ResourceName::parse(&info.name).map_err(InvalidPlugin::Name)?;
     let endpoint = if info.endpoint.is_empty() {
         socket.to_owned()
     } else {

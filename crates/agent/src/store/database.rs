@@ -26,7 +26,6 @@ use super::persisted_state::PersistedState;
 use super::record::{EntryRecord, WalRecord};
 use super::row::Row;
 use super::state_file;
-use super::statistics::Counters;
 use super::tables::{self, Snapshot};
 use super::wal::{self, Wal};
 

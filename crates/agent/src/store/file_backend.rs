@@ -10,7 +10,7 @@ use std::time::Instant;
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 
-use super::statistics::Counters;
+use crate::metrics::statistics::Counters;
 
 /// Wraps the file of the database.
 ///

@@ -55,7 +55,6 @@ mod reboot;
 mod record;
 mod row;
 pub(crate) mod state_file;
-mod statistics;
 mod tables;
 mod threads;
 mod wal;
@@ -71,6 +70,7 @@ use devlet_core::dra::claims::BeginForgetError;
 use devlet_core::{ClaimUid, Moment, Node, PodRequest, PodUid, Preferences, ReleaseError as ReleaseRefused};
 use tokio::sync::watch;
 
+pub use crate::metrics::statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
 pub use answer::answer;
 pub use clock::Clock;
 pub(crate) use clock::system_time;
@@ -98,7 +98,6 @@ use kubelet_files::MirrorRequest;
 use load_error::LoadError;
 use record::BlockedRecord;
 use row::Row;
-use statistics::Counters;
 use threads::Threads;
 
 /// The state that the lock protects.

@@ -61,7 +61,6 @@ use super::persisted_state::{NodeMetadata, PersistedState};
 use super::record::BlockedRecord;
 use super::row::Row;
 use super::state_file::StateFileError;
-use super::statistics::Counters;
 use super::threads::{self, RecordedProgress};
 
 pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenError> {

@@ -3,6 +3,7 @@
 pub mod admit;
 pub mod claims;
 pub(crate) mod plugin_session;
+mod reasons;
 pub mod register_plugin;
 pub mod remove;
 pub mod start_container;

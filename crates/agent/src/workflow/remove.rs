@@ -9,9 +9,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::claims::Claims;
 use super::written;
+use crate::display::{self, NamedPod};
 use crate::dra::DriverCalls;
 use crate::store::{self, Store, WriteError};
-use crate::words::{self, NamedPod};
 
 /// Why a pod was not removed.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,7 @@ pub enum RemoveError {
     #[error(
         "pod {pod} is removed, but its claims still hold their devices until drivers have unprepared them: {}; devlet \
          keeps trying; if a driver is gone for good, remove the pod again and abandon the driver{}",
-        words::waits(.waits),
+        display::waits(.waits),
         on_record(.abandoned)
     )]
     Unpreparing {

@@ -10,10 +10,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Deadlines;
 use crate::device_plugin::clients::PluginClients;
+use crate::display;
 use crate::grpc::call::{CallDeadline, CallError, seconds};
 use crate::run_options;
 use crate::store::Store;
-use crate::words;
 
 /// Why a container cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum StartContainerError {
         problem: CallError,
     },
     /// After a reboot: drivers have not prepared the pod's claims again.
-    #[error("gave up after {}: {}", seconds(*.waited), words::waits(.waits))]
+    #[error("gave up after {}: {}", seconds(*.waited), display::waits(.waits))]
     Unprepared {
         /// How long it waited.
         waited: Duration,

@@ -6,12 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use devlet_agent::agent::Agent;
+use devlet_agent::api::{self, DevletService};
 use devlet_agent::config::Config;
-use devlet_agent::host::{self, Host};
 use devlet_client::v1::admit_event::Event;
 use devlet_client::v1::devlet_server::Devlet as _;
 use devlet_client::{Admission, Client, Code, Status, v1};
 use devlet_testkit::{Answer, Device, Fault, Options, PATIENCE, Plugin, Script};
+use devlet_uds::PeerCred;
 use devlet_uds::PeerCred;
 use tempfile::TempDir;
 use tokio_stream::StreamExt as _;
@@ -35,7 +36,7 @@ impl Running {
         let mut config = Config::new(root.path());
         change(&mut config);
         let (agent, report) = Agent::start(config).await.unwrap();
-        host::serve(&agent, &report).unwrap();
+        api::serve(&agent, &report).unwrap();
         let client = Client::connect(agent.config().api_socket()).await.unwrap();
         Self { root, agent, client }
     }
@@ -362,7 +363,7 @@ async fn only_users_that_are_allowed_change_anything() {
     config.access.own_uid = 500;
     config.access.admit = vec![1002];
     let (agent, report) = Agent::start(config).await.unwrap();
-    let host = Host::new(agent, &report);
+    let host = DevletService::new(agent, &report);
     let code = |answer: Result<(), Status>| answer.err().map(|status| status.code());
     for (uid, allowed) in [(0, true), (500, true), (1002, true), (1001, false)] {
         let expected = (!allowed).then_some(Code::PermissionDenied);

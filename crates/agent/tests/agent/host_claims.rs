@@ -1,8 +1,8 @@
 //! Claims in the API of devlet. Their devices need no preparation, so that no driver has to run.
 
 use devlet_agent::agent::Agent;
+use devlet_agent::api;
 use devlet_agent::config::Config;
-use devlet_agent::host;
 use devlet_client::v1::admit_event::Event;
 use devlet_client::{Client, Code, Status, v1};
 use tempfile::TempDir;
@@ -44,7 +44,7 @@ impl Running {
         let mut config = Config::new(root.path());
         change(&mut config);
         let (agent, report) = Agent::start(config).await.unwrap();
-        host::serve(&agent, &report).unwrap();
+        api::serve(&agent, &report).unwrap();
         let client = Client::connect(agent.config().api_socket()).await.unwrap();
         Self {
             _root: root,

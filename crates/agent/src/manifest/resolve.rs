@@ -1,22 +1,22 @@
-//! From what a pod says of its claims to claims that it may use.
+//! Resolves the claims that a pod refers to, and checks that the pod may use them.
 //!
-//! The order of the checks and their words are the kubelet's, and so is that all claims are checked before anything
-//! happens with one of them. Each text goes on with what to do.
+//! The order of the checks and their messages are the kubelet's; each message adds what to do. All claims are checked
+//! before any of them is used.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use devlet_core::dra::claims::{AllocatedClaim, ClaimKey};
+use devlet_core::dra::claims::{AllocatedClaim, AllocationResult, ClaimKey};
 use devlet_core::{ClaimRequest, ClaimUid, PodRequest, PodUid};
 use futures_util::future::join_all;
 
-use super::{ClaimSource, Consumer, Controller, ResourceClaim};
+use super::claim_source::{ClaimSource, Consumer, Controller, ResourceClaim};
 use crate::limits::truncate_quoted;
 
-/// A pod whose claims nobody has looked up yet.
+/// A pod whose claims have not been looked up yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnresolvedPod {
-    /// All that it asks for, without claims; what its containers use of them included.
+    /// The request without claims, but with the references of containers to them.
     pub request: PodRequest,
     /// Its claims, in the order of the spec.
     pub claims: Vec<PodResourceClaim>,
@@ -29,31 +29,31 @@ pub struct UnresolvedPod {
 /// A claim of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodResourceClaim {
-    /// What the pod calls it.
+    /// Its name in the pod.
     pub name: String,
-    /// Which one it is.
+    /// The origin of the claim.
     pub origin: ClaimOrigin,
 }
 
-/// Which claim it is.
+/// The origin of a claim of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClaimOrigin {
-    /// The one of this name.
+    /// The claim of this name.
     Named(String),
-    /// The one of this name, which was made for the pod.
+    /// The claim of this name, which was created for the pod.
     Generated(String),
-    /// None, and that is meant.
+    /// No claim, on purpose.
     Omitted,
-    /// One that is to be made from a template, which has not happened yet.
+    /// A claim that has not been created from its template yet.
     NotCreated,
-    /// The pod does not say.
+    /// The pod does not set a supported field.
     Unsupported,
 }
 
-/// Why a pod cannot use its claims.
+/// The reason why a pod cannot use its claims.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
-    /// Nobody says which claim it is.
+    /// The pod does not say which claim it is.
     #[error(
         "pod {pod:?}, spec.resourceClaim {claim:?}: none of the supported fields are set; set resourceClaimName or \
          resourceClaimTemplateName"
@@ -61,10 +61,10 @@ pub enum ResolveError {
     Unsupported {
         /// The pod, with its namespace.
         pod: String,
-        /// What the pod calls the claim.
+        /// The name of the claim in the pod.
         claim: String,
     },
-    /// A template has not been followed.
+    /// The claim has not been created from its template.
     #[error(
         "pod {pod:?}: ResourceClaim not created yet; status.resourceClaimStatuses must say which claim was created for \
          {claim:?}"
@@ -72,18 +72,18 @@ pub enum ResolveError {
     NotCreated {
         /// The pod, with its namespace.
         pod: String,
-        /// What the pod calls the claim.
+        /// The name of the claim in the pod.
         claim: String,
     },
-    /// Whoever keeps claims does not have it.
+    /// The source does not have the claim.
     #[error("fetch ResourceClaim {claim}: {problem}")]
     Fetch {
         /// The claim.
         claim: String,
-        /// Why.
+        /// The reason.
         problem: String,
     },
-    /// It was made for somebody else.
+    /// The claim was created for another owner.
     #[error(
         "ResourceClaim {claim} was not created for Pod {pod} ({}); the UID of its controller must be that of the pod, \
          {uid}", not_owner(.group.as_ref())
@@ -98,7 +98,7 @@ pub enum ResolveError {
         /// The pod's group.
         group: Option<String>,
     },
-    /// It is not reserved for the pod.
+    /// The claim is not reserved for the pod.
     #[error(
         "pod {pod} ({uid}) is not allowed to use ResourceClaim {claim} ({claim_uid}){}; {}{}",
         if *.is_allocated { "" } else { ", which is not allocated" },
@@ -116,19 +116,19 @@ pub enum ResolveError {
         claim_uid: ClaimUid,
         /// The UID under which the claim is reserved for a pod of this name.
         other_uid: Option<String>,
-        /// Whether the claim has devices.
+        /// `true` if the claim has devices.
         is_allocated: bool,
     },
     /// Several claims are not complete.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<ResolveError>),
-    /// It has no devices.
+    /// The claim does not have devices.
     #[error("ResourceClaim {claim}: not allocated; add the devices that it has to status.allocation")]
     NotAllocated {
         /// The claim's name.
         claim: String,
     },
-    /// A container wants a part of it that it does not have.
+    /// A container refers to a request that the claim does not have.
     #[error(
         "container {container}: ResourceClaim {claim} has no request {}; it has {}", truncate_quoted(.request),
         .known.join(", ")
@@ -138,14 +138,14 @@ pub enum ResolveError {
         container: String,
         /// The claim's name.
         claim: String,
-        /// What the container calls a request.
+        /// The name of the request.
         request: String,
-        /// What the claim does.
+        /// The requests of the claim.
         known: Vec<String>,
     },
 }
 
-/// How to reserve a claim for a pod. A name is enough, unless there is an entry with that name and another UID.
+/// Explains how to reserve a claim for a pod. A name suffices, unless an entry has that name and another UID.
 fn reserve(pod: &str, uid: &PodUid, other: Option<&String>) -> String {
     match other {
         None => format!("add {{resource: pods, name: {pod}}} to status.reservedFor of the claim"),
@@ -162,18 +162,33 @@ fn not_owner(group: Option<&String>) -> String {
     }
 }
 
-/// A claim to be looked up.
+/// A claim to look up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Wanted {
-    /// What the pod calls it; empty for the one behind extended resources.
+    /// Its name in the pod; empty for the claim behind extended resources.
     name: String,
     key: ClaimKey,
-    /// Whether it was made for the pod.
+    /// `true` if it was created for the pod.
     is_generated: bool,
 }
 
+/// By the name of a claim in the pod: the name of the claim, and its requests.
+type KnownRequests = BTreeMap<String, (String, Vec<String>)>;
+
+/// Returns the requests in the spec of a claim, and those that only its allocation has.
+fn known_requests(mut known: Vec<String>, results: &[AllocationResult]) -> Vec<String> {
+    for result in results {
+        // An alternative, `request/alternative`, belongs to the request.
+        let request = result.device.request.split('/').next().unwrap_or_default();
+        if !known.iter().any(|each| each == request) {
+            known.push(request.to_owned());
+        }
+    }
+    known
+}
+
 impl UnresolvedPod {
-    /// What the pod asks for, its claims included, if it may use all of them. Each claim is asked for once.
+    /// Returns the request with its claims, if the pod may use all of them. Looks up each claim once.
     pub async fn resolve(self, source: &impl ClaimSource) -> Result<PodRequest, ResolveError> {
         let wanted = self.wanted()?;
         let keys: std::collections::BTreeSet<ClaimKey> = wanted.iter().map(|each| each.key.clone()).collect();
@@ -184,11 +199,11 @@ impl UnresolvedPod {
         let found: BTreeMap<_, _> = join_all(lookups).await.into_iter().collect();
         self.checked(wanted, |key| match found.get(key) {
             Some(found) => found.clone(),
-            None => Err("nobody has looked for it".to_owned()),
+            None => Err("it was not looked up".to_owned()),
         })
     }
 
-    /// The same, with claims that are at hand.
+    /// Like [`UnresolvedPod::resolve`], with claims that `find` returns at once.
     pub fn resolve_with<E: Display>(
         self,
         find: impl Fn(&ClaimKey) -> Result<ResourceClaim, E>,
@@ -226,7 +241,7 @@ impl UnresolvedPod {
                 }
             }
         }
-        // Nobody looks who made this one, as in a kubelet.
+        // The owner of this claim is not checked, as in a kubelet.
         wanted.extend(self.extended.iter().map(|claim| named("", claim, false)));
         Ok(wanted)
     }
@@ -240,7 +255,7 @@ impl UnresolvedPod {
         wanted: Vec<Wanted>,
         find: impl Fn(&ClaimKey) -> Result<ResourceClaim, E>,
     ) -> Result<PodRequest, ResolveError> {
-        let mut requests: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
+        let mut requests = KnownRequests::new();
         let mut claims = Vec::new();
         let mut incomplete = Vec::new();
         for Wanted {
@@ -264,14 +279,7 @@ impl UnresolvedPod {
                 incomplete.push(ResolveError::NotAllocated { claim: key.name });
                 continue;
             };
-            let mut known = claim.requests;
-            for result in &results {
-                // One of several alternatives, `request/alternative`, belongs to the request.
-                let request = result.device.request.split('/').next().unwrap_or_default();
-                if !known.iter().any(|each| each == request) {
-                    known.push(request.to_owned());
-                }
-            }
+            let known = known_requests(claim.requests, &results);
             requests.insert(name.clone(), (key.name, known));
             let claim = AllocatedClaim::new(claim.key, claim.uid, results);
             claims.push(ClaimRequest { name, claim });
@@ -281,8 +289,14 @@ impl UnresolvedPod {
             1 => return Err(incomplete.remove(0)),
             _ => return Err(ResolveError::Several(incomplete)),
         }
+        self.check_references(&requests)?;
+        self.request.claims = claims;
+        Ok(self.request)
+    }
+
+    /// Drops references of containers to omitted claims, and checks the requests of the others.
+    fn check_references(&mut self, requests: &KnownRequests) -> Result<(), ResolveError> {
         for container in &mut self.request.containers {
-            // What is not there, and is not meant to be, is not used.
             container.claims.retain(|each| requests.contains_key(&each.claim));
             for reference in &container.claims {
                 let known = requests.get(&reference.claim);
@@ -298,8 +312,7 @@ impl UnresolvedPod {
                 }
             }
         }
-        self.request.claims = claims;
-        Ok(self.request)
+        Ok(())
     }
 
     fn check_owner(&self, claim: &ResourceClaim) -> Result<(), ResolveError> {

@@ -1,52 +1,30 @@
-//! What a human should look at, in words.
+//! Problems that an operator should look at.
 
 use devlet_client::v1::Problem;
 use devlet_core::device_plugin::impaired::{Impaired, Impairment};
-use devlet_core::dra::claims::{DeviceShare, PreparationState};
-use devlet_core::dra::view::ClaimView;
+use devlet_core::dra::claims::{AllocatedDevice, DeviceShare, Failure, PreparationState};
+use devlet_core::dra::view::{ClaimView, Phase, Reason, Wait};
 use devlet_core::{Availability, Blocked, DeviceView, Moment, Node, PodUid};
 use devlet_uds::SocketMissing;
 
+use super::lookup::shown_claims;
+use crate::display::{NamedPod, first, format_since};
 use crate::plugin_registry::status::Summary;
-use crate::store::{ImportReport, OpenReport, Quarantined, WriteError, is_unknown_pod};
-use crate::words::{MOST_NAMED, NamedPod, first, since_when};
+use crate::store::{WriteError, is_unknown_pod};
 
-/// What is wrong now.
-pub(super) fn of_now(
+/// Returns the current problems of the node.
+pub(super) fn current(
     node: &Node,
     now: Moment,
     health: Option<&WriteError>,
     mirror: Option<&str>,
 ) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for blocked in node.blocked_by() {
-        let hint = match blocked {
-            Blocked::UnreadableState { file, .. } | Blocked::UnreadableClaims { file, .. } => format!(
-                "if a kubelet of this node wrote it, devlet checkpoint repair {file} --out repaired; devlet import repaired; otherwise, devlet forget {file}"
-            ),
-            Blocked::UnreadableDatabase { file, files } => format!(
-                "devlet get pods shows what is known; if that is not all, devlet import FILE, with a copy of {files} \
-                 from before; if it is, devlet forget {file}"
-            ),
-            Blocked::LostDatabase { file, files, .. } => format!(
-                "stop devlet, put the database back (mount its disk, move it to its place) and start again; or devlet get \
-                 pods shows what is known: if that is not all, devlet import FILE, with a copy of {files} from before; if it is, devlet forget {file}"
-            ),
-            Blocked::ContestedFile { file, .. } => format!(
-                "if a kubelet was in charge of this node and wrote the file, devlet import {file}; otherwise, devlet forget \
-                 {file}; the devices of both sides stay held until then"
-            ),
-        };
-        problems.push(Problem {
-            what: blocked.to_string(),
-            hint,
-            blocking: true,
-        });
-    }
+    problems.extend(node.blocked_by().iter().map(blocked));
     if let Some(error) = health {
         problems.push(Problem {
             what: format!("changes cannot be written: {error}"),
-            hint: "pods that run are not touched; it goes on by itself once the disk takes writes".to_owned(),
+            hint: "pods that run are not touched; devlet continues once the disk accepts writes".to_owned(),
             blocking: true,
         });
     }
@@ -67,18 +45,44 @@ pub(super) fn of_now(
     problems.extend(rejected(node, now));
     problems.extend(refused(node));
     problems.extend(abandoned(node));
-    problems.extend(super::dra_devices::partly_prepared(node));
-    problems.extend(super::dra_devices::not_unprepared(node));
+    problems.extend(partly_prepared(node));
+    problems.extend(not_unprepared(node));
     problems.extend(node.shared_claim_devices().iter().map(shared_device));
     problems.extend(node.doubly_held().iter().map(|device| Problem {
         what: doubly_held(device),
-        hint: "it is given to nobody else until all of them are gone: devlet remove UID".to_owned(),
+        hint: "no other pod gets it until all of them are gone: devlet remove UID".to_owned(),
         blocking: false,
     }));
     problems
 }
 
-/// Pods of a repaired file whose UID could not be read.
+/// Returns the problem of a file that blocks admissions.
+fn blocked(reason: &Blocked) -> Problem {
+    let hint = match reason {
+        Blocked::UnreadableState { file, .. } | Blocked::UnreadableClaims { file, .. } => format!(
+            "if a kubelet of this node wrote it, devlet checkpoint repair {file} --out repaired; devlet import repaired; otherwise, devlet forget {file}"
+        ),
+        Blocked::UnreadableDatabase { file, files } => format!(
+            "devlet get pods shows what is known; if that is not all, devlet import FILE, with a copy of {files} \
+             from before; if it is, devlet forget {file}"
+        ),
+        Blocked::LostDatabase { file, files, .. } => format!(
+            "stop devlet, put the database back (mount its disk, move it to its place) and start again; or devlet get \
+             pods shows what is known: if that is not all, devlet import FILE, with a copy of {files} from before; if it is, devlet forget {file}"
+        ),
+        Blocked::ContestedFile { file, .. } => format!(
+            "if a kubelet was in charge of this node and wrote the file, devlet import {file}; otherwise, devlet forget \
+             {file}; the devices of both sides stay held until then"
+        ),
+    };
+    Problem {
+        what: reason.to_string(),
+        hint,
+        blocking: true,
+    }
+}
+
+/// Returns a problem for each pod of a repaired file whose UID could not be read.
 fn unknown_pods(node: &Node) -> impl Iterator<Item = Problem> {
     let unknown = node.pods().filter(|pod| is_unknown_pod(&pod.uid));
     unknown.map(|pod| {
@@ -104,7 +108,7 @@ fn unknown_pods(node: &Node) -> impl Iterator<Item = Problem> {
     })
 }
 
-/// Devices that pods hold although no plugin calls them healthy.
+/// Returns the problem of devices that pods hold and no plugin lists as healthy.
 fn impaired(node: &Node, group: &Impaired) -> Problem {
     let Impaired {
         impairment,
@@ -122,7 +126,7 @@ fn impaired(node: &Node, group: &Impaired) -> Problem {
     let (what, hint) = match impairment {
         Impairment::PluginGone => {
             let since = match node.availability(resource) {
-                Availability::Gone(Some(last)) => since_when(
+                Availability::Gone(Some(last)) => format_since(
                     &format!("; the last one answered at {} until ", last.endpoint),
                     last.gone_since,
                 ),
@@ -149,7 +153,7 @@ fn impaired(node: &Node, group: &Impaired) -> Problem {
     }
 }
 
-/// Device plugins that were rejected lately.
+/// Returns a problem for the device plugins that were rejected recently.
 fn rejected(node: &Node, now: Moment) -> Option<Problem> {
     let rejected: Vec<_> = node.rejected_plugins(now).map(|each| &each.rejection).collect();
     let what = match &rejected[..] {
@@ -171,7 +175,7 @@ fn rejected(node: &Node, now: Moment) -> Option<Problem> {
     })
 }
 
-/// Plugins of drivers that are there and are not taken in.
+/// Returns a problem for the rejected plugins of DRA drivers.
 fn refused(node: &Node) -> Option<Problem> {
     let mut names: Vec<&str> = node
         .refused_drivers()
@@ -187,18 +191,14 @@ fn refused(node: &Node) -> Option<Problem> {
     };
     names.sort_unstable();
     names.dedup();
-    if names.len() > MOST_NAMED {
-        names.truncate(MOST_NAMED);
-        names.push("...");
-    }
     Some(Problem {
-        what: format!("{what} there and not taken in: {}", names.join(", ")),
+        what: format!("{what} there and not taken in: {}", first(names)),
         hint: "devlet get drivers -o wide shows why, and devlet describe driver NAME what to do".to_owned(),
         blocking: false,
     })
 }
 
-/// Claims that an operator gave up on.
+/// Returns a problem for each claim that an operator abandoned.
 fn abandoned(node: &Node) -> impl Iterator<Item = Problem> {
     let abandoned = node
         .claims()
@@ -228,7 +228,7 @@ fn abandoned(node: &Node) -> impl Iterator<Item = Problem> {
     })
 }
 
-/// A device that several claims hold, as records or a kubelet's file have it.
+/// Returns the problem of a device that several claims hold according to records or a kubelet's file.
 fn shared_device((device, claims): &(DeviceShare, Vec<ClaimView<'_>>)) -> Problem {
     let holders: Vec<String> = claims.iter().map(|view| view.claim.key.to_string()).collect();
     Problem {
@@ -240,7 +240,7 @@ fn shared_device((device, claims): &(DeviceShare, Vec<ClaimView<'_>>)) -> Proble
     }
 }
 
-/// An id file that cannot be written while the other one can.
+/// Returns the problem of an id file that cannot be written while the other one can.
 pub(super) fn of_id_files(failure: Option<&str>) -> Option<Problem> {
     failure.map(|reason| Problem {
         what: format!("an id file of the node is out of date: {reason}"),
@@ -251,7 +251,7 @@ pub(super) fn of_id_files(failure: Option<&str>) -> Option<Problem> {
     })
 }
 
-/// Sockets that nobody can dial. As `/readyz` has it, a node is not ready without them.
+/// Returns a problem for each socket that peers cannot dial. Without them a node is not ready, as in `/readyz`.
 pub(super) fn of_sockets(unreachable: &[SocketMissing]) -> Vec<Problem> {
     let problem = |socket: &SocketMissing| Problem {
         what: socket.to_string(),
@@ -262,7 +262,7 @@ pub(super) fn of_sockets(unreachable: &[SocketMissing]) -> Vec<Problem> {
     unreachable.iter().map(problem).collect()
 }
 
-/// Sockets in `plugins_registry` that are not served.
+/// Returns the problems of sockets in `plugins_registry` that are not served.
 pub(super) fn of_registry(summary: &Summary) -> Vec<Problem> {
     let mut problems = Vec::new();
     if summary.dead > 0 {
@@ -299,7 +299,8 @@ pub(super) fn of_registry(summary: &Summary) -> Vec<Problem> {
     problems
 }
 
-fn doubly_held(device: &DeviceView) -> String {
+/// Describes a device that several pods hold.
+pub(super) fn doubly_held(device: &DeviceView) -> String {
     let holders: Vec<&str> = device.holders.iter().map(PodUid::as_str).collect();
     format!(
         "device {} of {} is held by pods {}",
@@ -309,120 +310,72 @@ fn doubly_held(device: &DeviceView) -> String {
     )
 }
 
-/// What was found in the place of a kubelet's file while devlet ran.
-pub(super) fn of_set_aside(all: &[Quarantined]) -> Vec<Problem> {
-    all.iter()
-        .map(|aside| set_aside("since the start", aside))
-        .collect()
-}
-
-fn set_aside(when: &str, aside: &Quarantined) -> Problem {
-    Problem {
-        what: format!(
-            "{when}, {} was not used: {}",
-            aside.original.display(),
-            aside.reason
-        ),
-        hint: format!("it is kept as {}", aside.kept.display()),
-        blocking: false,
+/// Returns a problem for each claim that a driver reported as prepared without all of its devices. A kubelet accepts
+/// such an answer, too.
+fn partly_prepared(node: &Node) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for view in shown_claims(node).filter(|view| !view.pods.is_empty()) {
+        for (driver, preparation) in &view.claim.preparations {
+            let missing: Vec<String> = preparation.missing_devices().map(device_name).collect();
+            if missing.is_empty() {
+                continue;
+            }
+            problems.push(Problem {
+                what: format!(
+                    "ResourceClaim {} (UID {}) is prepared in part: driver {driver} did not prepare {}",
+                    view.claim.key,
+                    view.claim.uid,
+                    missing.join(", ")
+                ),
+                hint: format!(
+                    "its containers run without these devices; see the log of the driver, then remove and admit the pods \
+                     again (devlet describe claim {})",
+                    view.claim.key
+                ),
+                blocking: false,
+            });
+        }
     }
+    problems
 }
 
-/// What was found at start, and stays worth knowing.
-pub(super) fn of_start(report: &OpenReport) -> Vec<Problem> {
-    let note = |what: String, hint: String| Problem {
-        what,
-        hint,
-        blocking: false,
+/// Returns a problem for each unused claim that a driver has not unprepared because its last call failed or it is not
+/// connected.
+fn not_unprepared(node: &Node) -> Vec<Problem> {
+    let unused = shown_claims(node).filter(|view| view.phase == Phase::Unpreparing);
+    let waits = unused.flat_map(|view| view.waits);
+    let failing = waits.filter(|wait| wait.failure.is_some() || wait.reason == Reason::NoDriver);
+    let problem = |wait: Wait| {
+        let Wait {
+            claim,
+            uid,
+            driver,
+            failure,
+            ..
+        } = &wait;
+        let reason = match failure {
+            Some(Failure::Driver { reason, .. } | Failure::Call { reason, .. }) => reason.clone(),
+            Some(Failure::Invalid(answer)) => answer.to_string(),
+            None => {
+                let since = wait.since.map(|since| format_since(" since ", since));
+                format!("it is not connected{}", since.unwrap_or_default())
+            }
+        };
+        Problem {
+            what: format!(
+                "ResourceClaim {claim} (UID {uid}) is not unprepared by driver {driver}, and holds its devices: {reason}"
+            ),
+            hint: format!(
+                "see the log of the driver; devlet keeps trying; if the driver is gone for good: devlet remove --claim \
+                 {claim} --abandon-driver {driver}"
+            ),
+            blocking: false,
+        }
     };
-    let aside = report
-        .quarantined
-        .iter()
-        .map(|aside| set_aside("at start", aside));
-    let takeover = report.takeover.iter().map(|takeover| {
-        let difference = &takeover.difference;
-        let what = format!(
-            "at start, a kubelet was found to have been in charge: {}, {}, {}",
-            counted("added", &difference.added),
-            counted("removed", &difference.removed),
-            counted("changed", &difference.changed)
-        );
-        note(
-            what,
-            format!("the state from before it is in {}", takeover.archive.display()),
-        )
-    });
-    let imports = [&report.imported, &report.imported_claims];
-    let replaced = imports.into_iter().flatten().filter_map(replaced).map(|what| {
-        let hint = "a kubelet does the same; devlet checkpoint verify FILE names them in a copy of the file";
-        note(format!("at start, of an imported file {what}"), hint.to_owned())
-    });
-    aside.chain(takeover).chain(replaced).collect()
+    failing.map(problem).collect()
 }
 
-/// Entries of a file that did not count.
-fn replaced(report: &ImportReport) -> Option<String> {
-    let what = "replaced by later ones for the same container and resource, or claim";
-    match report.replaced_entries {
-        0 => None,
-        1 => Some(format!("1 entry is {what}")),
-        many => Some(format!("{many} entries are {what}")),
-    }
-}
-
-/// How many pods, and which.
-fn counted(what: &str, pods: &[PodUid]) -> String {
-    let names = pods.iter().take(MOST_NAMED).map(PodUid::as_str);
-    let mut names: Vec<&str> = names.collect();
-    if pods.len() > MOST_NAMED {
-        names.push("...");
-    }
-    match pods.len() {
-        0 => format!("no pods {what}"),
-        1 => format!("1 pod {what} ({})", names.join(", ")),
-        many => format!("{many} pods {what} ({})", names.join(", ")),
-    }
-}
-
-/// What was odd about an imported file.
-pub(super) fn import_notes(report: &ImportReport) -> Vec<String> {
-    let doubly = report.doubly_held.iter().map(|device| {
-        let what = doubly_held(device);
-        format!("{what}; it is given to nobody else until all of them are gone")
-    });
-    let undecodable = report.undecodable.iter().map(|each| {
-        format!(
-            "the answer of the plugin of {} for container {} of pod {} does not decode ({}): the devices are held, \
-             but add nothing to the container",
-            each.resource, each.container, each.pod, each.reason
-        )
-    });
-    let incomplete = report.incomplete.then(|| {
-        "parts of the file were lost, and with them which devices they held: pods are admitted again only after devlet \
-         forget FILE, with the file that devlet status names; before that, stop the pods that are not in devlet get pods"
-            .to_owned()
-    });
-    let replaced = replaced(report);
-    let claims = match report.claims.len() {
-        0 => None,
-        1 => Some("1 claim is new".to_owned()),
-        many => Some(format!("{many} claims are new")),
-    };
-    let removed = report.difference.removed.iter();
-    let removed = removed.map(|pod| format!("pod {pod} was removed: the file does not have it"));
-    let left_out = report.left_out.iter().map(|key| {
-        format!(
-            "ResourceClaim {key} is left out: pods hold another one of that name, or it is being unprepared; import again \
-             when they are gone, or it is (`devlet describe claim {key}`)"
-        )
-    });
-    incomplete
-        .into_iter()
-        .chain(doubly)
-        .chain(undecodable)
-        .chain(replaced)
-        .chain(claims)
-        .chain(removed)
-        .chain(left_out)
-        .collect()
+fn device_name(device: &AllocatedDevice) -> String {
+    let AllocatedDevice { pool, device, .. } = device;
+    format!("{pool}/{device}")
 }

@@ -1,4 +1,4 @@
-//! Capacity for those who want to be told: whatever changes it, and if it is only time that passes.
+//! Reports capacity after each change, and makes the changes that only time brings.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,18 +10,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::store::Store;
 
-/// Between two looks at whether a grace period begins or ends another time.
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a change before grace periods are checked again.
+const CHECK_PAUSE: Duration = Duration::from_millis(100);
 
-/// Between two looks for resources that can be forgotten.
-pub(crate) const FORGET_PAUSE: Duration = Duration::from_secs(60 * 60);
+/// Pause between evictions of idle resources.
+pub(crate) const EVICT_PAUSE: Duration = Duration::from_secs(60 * 60);
 
-/// How many devices of each known resource there are.
+/// The capacity of each known resource.
 pub type Capacities = BTreeMap<ResourceName, Capacity>;
 
-/// Tells the capacity of all resources, now and whenever it is another one. Changes that come while somebody is being
-/// told are told as one.
-pub(crate) async fn follow(store: Store, stop: CancellationToken, mut tell: impl FnMut(&Capacities) + Send) {
+/// Calls `report` with the capacity of all resources, at once and after each change. Changes during a call are reported
+/// together.
+pub(crate) async fn follow(
+    store: Store,
+    stop: CancellationToken,
+    mut report: impl FnMut(&Capacities) + Send,
+) {
     let mut changes = store.subscribe();
     let mut last = None;
     loop {
@@ -29,7 +33,7 @@ pub(crate) async fn follow(store: Store, stop: CancellationToken, mut tell: impl
         let now = store.now();
         let current = store.read(|node| node.capacity(now));
         if last.as_ref() != Some(&current) {
-            tell(&current);
+            report(&current);
             last = Some(current);
         }
         tokio::select! {
@@ -41,8 +45,8 @@ pub(crate) async fn follow(store: Store, stop: CancellationToken, mut tell: impl
     }
 }
 
-/// Ends the grace period of each plugin that left, so that whoever follows the node's changes sees that, too. How
-/// long it lasts is measured by a clock that nobody sets.
+/// Ends the grace period of each plugin that left, which is a change that watchers of the node see. Its length is
+/// measured by the monotonic clock.
 pub(crate) async fn end_graces(store: Store, stop: CancellationToken) {
     let mut changes = store.subscribe();
     let mut next: Option<(Moment, Instant)> = None;
@@ -58,8 +62,8 @@ pub(crate) async fn end_graces(store: Store, stop: CancellationToken) {
         };
         tokio::select! {
             changed = changes.changed() => match changed {
-                // Nearly all changes are about something else: they are looked at together.
-                Ok(()) => tokio::time::sleep(LOOK_PAUSE).await,
+                // Most changes do not affect grace periods: changes of a burst are checked together.
+                Ok(()) => tokio::time::sleep(CHECK_PAUSE).await,
                 Err(_) => return,
             },
             end = passed(next) => {
@@ -70,12 +74,12 @@ pub(crate) async fn end_graces(store: Store, stop: CancellationToken) {
     }
 }
 
-/// Forgets resources that no plugin serves and no pod holds, also on a node where nothing else happens.
-pub(crate) async fn forget_idle(store: Store, stop: CancellationToken, pause: Duration) {
-    let mut looks = tokio::time::interval(pause);
+/// Evicts resources that no plugin serves and no pod holds, also on an idle node.
+pub(crate) async fn evict_idle(store: Store, stop: CancellationToken, pause: Duration) {
+    let mut ticks = tokio::time::interval(pause);
     loop {
         tokio::select! {
-            _ = looks.tick() => {
+            _ = ticks.tick() => {
                 let now = store.now();
                 store.update(|node| node.evict_idle(now));
             }
@@ -133,41 +137,41 @@ mod tests {
         let connections = [serve(&store, "acme.com/gpu"), serve(&store, "acme.com/nic")];
         let stop = CancellationToken::new();
         let timer = tokio::spawn(end_graces(store.clone(), stop.clone()));
-        let (sender, mut told) = mpsc::unbounded_channel();
+        let (sender, mut reported) = mpsc::unbounded_channel();
         let following = tokio::spawn(follow(store.clone(), stop.clone(), move |capacities| {
             let sums: Vec<_> = capacities.values().map(|each| each.capacity).collect();
             sender.send(sums).unwrap();
         }));
-        assert_eq!(told.recv().await.unwrap(), [1, 1]);
+        assert_eq!(reported.recv().await.unwrap(), [1, 1]);
 
         // As if they had left some time ago, one after the other.
         let ago = |milliseconds| Moment(store.now().0 - milliseconds);
         store.update(|node| node.connection_lost(connections[0], ago(GRACE_MS - 300)));
         assert_eq!(
-            told.recv().await.unwrap(),
+            reported.recv().await.unwrap(),
             [1, 1],
             "only allocatable is another one"
         );
         store.update(|node| node.connection_lost(connections[1], ago(GRACE_MS - 600)));
-        assert_eq!(told.recv().await.unwrap(), [1, 1]);
+        assert_eq!(reported.recv().await.unwrap(), [1, 1]);
 
-        assert_eq!(told.recv().await.unwrap(), [0, 1]);
-        assert_eq!(told.recv().await.unwrap(), [0, 0]);
+        assert_eq!(reported.recv().await.unwrap(), [0, 1]);
+        assert_eq!(reported.recv().await.unwrap(), [0, 0]);
 
         stop.cancel();
         timer.await.unwrap();
         following.await.unwrap();
-        assert_eq!(told.recv().await, None);
+        assert_eq!(reported.recv().await, None);
     }
 
     #[tokio::test]
-    async fn a_resource_that_was_left_a_day_ago_is_forgotten_without_any_other_event() {
+    async fn an_idle_resource_is_evicted_after_a_day_without_any_other_event() {
         let directory = tempfile::tempdir().unwrap();
         let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
         let (store, _) = Store::open(options).unwrap();
         let connection = serve(&store, "acme.com/gpu");
         let stop = CancellationToken::new();
-        let timer = tokio::spawn(forget_idle(store.clone(), stop.clone(), LOOK_PAUSE));
+        let timer = tokio::spawn(evict_idle(store.clone(), stop.clone(), CHECK_PAUSE));
         tokio::task::yield_now().await;
         let long_ago = Moment(store.now().0 - EVICT_AFTER_MS);
         store.update(|node| node.connection_lost(connection, long_ago));

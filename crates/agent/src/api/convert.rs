@@ -1,4 +1,4 @@
-//! From the core's views to the messages of our API.
+//! Converts resources, devices, plugins and pods into messages of the API.
 
 use devlet_client::v1;
 use devlet_core::device_plugin::inventory::LastPlugin;
@@ -9,7 +9,7 @@ use devlet_core::{
     PodUid, ResourceName, ResourceView, Source,
 };
 
-use super::claims;
+use super::convert_claims;
 
 pub(super) fn resources(node: &Node, now: Moment) -> Vec<v1::Resource> {
     node.resources(now)
@@ -45,7 +45,7 @@ pub(super) fn last_plugin(last: LastPlugin, now: Moment) -> v1::LastPlugin {
     }
 }
 
-/// Milliseconds from `since` to `now`; 0 if the clock was set back in between, in an earlier run.
+/// Returns the milliseconds from `since` to `now`; 0 if the clock was set back in an earlier run.
 pub(super) fn age(since: Moment, now: Moment) -> u64 {
     now.0.saturating_sub(since.0)
 }
@@ -83,7 +83,7 @@ pub(super) fn plugin(view: PluginView, now: Moment) -> v1::Plugin {
     }
 }
 
-/// A plugin that was rejected when it registered.
+/// Converts a plugin that was rejected when it registered.
 pub(super) fn rejected_plugin(rejected: &Rejected, now: Moment) -> v1::Plugin {
     let Rejected {
         rejection,
@@ -93,7 +93,7 @@ pub(super) fn rejected_plugin(rejected: &Rejected, now: Moment) -> v1::Plugin {
     v1::Plugin {
         resource: rejection.resource.clone(),
         endpoint: rejection.endpoint.clone(),
-        // The highest number means "unknown", not a user.
+        // The highest number stands for an unknown user.
         uid: rejection.uid.unwrap_or(u32::MAX),
         rejection: Some(v1::PluginRejection {
             reason: rejection.reason.clone(),
@@ -106,7 +106,7 @@ pub(super) fn rejected_plugin(rejected: &Rejected, now: Moment) -> v1::Plugin {
     }
 }
 
-/// What a pod is called, also while it is being admitted or when only claims are left of it.
+/// Returns the id of a pod that is recorded, in admission, or gone with claims left.
 pub(super) fn pod_id(node: &Node, uid: &PodUid) -> v1::PodId {
     let name = node.name_of(uid).cloned().unwrap_or_default();
     v1::PodId {
@@ -124,13 +124,13 @@ fn id_of(pod: &Pod) -> v1::PodId {
     }
 }
 
-/// A pod with those of its containers that hold devices or use claims.
+/// Converts a pod with the containers that hold devices or use claims.
 pub(super) fn pod(node: &Node, pod: &Pod, now: Moment) -> v1::Pod {
     let has_any =
         |name: &&str| pod.allocations_of(name).next().is_some() || pod.claim_uses_of(name).next().is_some();
     let mut names: Vec<&str> = pod.containers.iter().map(ContainerName::as_str).collect();
     names.retain(has_any);
-    // Of an imported pod only containers with devices are known; allocations of one container stand together.
+    // Only the containers with devices are known of an imported pod. Allocations of one container are adjacent.
     let mut last = "";
     for allocation in pod.allocations.iter().filter(|_| pod.containers.is_empty()) {
         if allocation.container.as_str() != last {
@@ -142,7 +142,7 @@ pub(super) fn pod(node: &Node, pod: &Pod, now: Moment) -> v1::Pod {
     message(node, pod, containers.collect(), now)
 }
 
-/// A pod with all of its containers, as the request names them.
+/// Converts a pod with all containers of its request.
 pub(super) fn pod_with(node: &Node, pod: &Pod, requests: &[ContainerRequest], now: Moment) -> v1::Pod {
     let container = |request: &ContainerRequest| v1::Container {
         kind: kind(Some(request.kind)).into(),
@@ -153,7 +153,7 @@ pub(super) fn pod_with(node: &Node, pod: &Pod, requests: &[ContainerRequest], no
 
 fn message(node: &Node, pod: &Pod, containers: Vec<v1::Container>, now: Moment) -> v1::Pod {
     let claims = pod.claims.iter().filter_map(|each| {
-        let claim = claims::claim(node, &node.claim(&each.uid)?, now);
+        let claim = convert_claims::claim(node, &node.claim(&each.uid)?, now);
         Some(v1::PodClaim {
             name: each.name.clone(),
             claim: Some(claim),
@@ -182,7 +182,7 @@ fn container_of(node: &Node, pod: &Pod, name: &str, now: Moment) -> v1::Containe
     container(node, &pod.uid, name, options, conflicts, now)
 }
 
-/// A container of a pod, with options that are known already.
+/// Converts a container of a pod with these options.
 pub(super) fn container(
     node: &Node,
     pod: &PodUid,
@@ -211,7 +211,10 @@ pub(super) fn container(
         devices: held.into_iter().map(held_devices).collect(),
         options: Some(run_options_message(options)),
         conflicts: conflicts.into_iter().map(conflict).collect(),
-        claim_devices: claim_devices.into_iter().map(claims::used_device).collect(),
+        claim_devices: claim_devices
+            .into_iter()
+            .map(convert_claims::used_device)
+            .collect(),
     }
 }
 

@@ -1,8 +1,8 @@
-//! The root directory at start: its directories are made, its owners checked, and its lock taken.
+//! Prepares the root directory: creates its directories, checks their owners, and locks it.
 //!
-//! Nobody but root and the user of devlet may be able to replace the state. So the root directory, `devlet/` and the files
-//! in it must belong to one of them, and no other user may write them. `device-plugins` and `plugins_registry` are
-//! different: device plugins of other users put their sockets there, and nothing in there is trusted without a check.
+//! Only root and the user of devlet may be able to replace the state. So the root directory, `devlet/` and the files in it
+//! must belong to one of them, and other users may not write them. `device-plugins` and `plugins_registry` are different:
+//! device plugins of other users put their sockets there, and nothing in there is trusted without a check.
 //!
 //! Deliberately absent: checks of the directories above the root directory. They belong to the administrator.
 
@@ -11,13 +11,13 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-use crate::agent::StartError;
+use super::StartError;
 use crate::config::Config;
 use crate::store::fs::{self, PRIVATE};
 use crate::store::state_file::{self, StateFileError};
 use crate::store::{self, Quarantined};
 
-/// Makes the directories of a node, and checks who may write them.
+/// Creates the directories of a node, and checks which users may write them.
 pub(crate) fn prepare(config: &Config) -> Result<(), StartError> {
     for directory in [config.root.clone(), config.own()] {
         make_directory(&directory)?;

@@ -1,4 +1,4 @@
-//! Counters and histograms of writes.
+//! Counters of the store: syncs, writes, batches and mirrored files.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ pub const DURATION_BOUNDS: [f64; 19] = [
 /// Upper bounds of the buckets for the number of changes that share a write.
 pub const BATCH_BOUNDS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 
-/// Counters since the store was opened.
+/// A snapshot of the counters since the store was opened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statistics {
     /// Syncs of the database file.
@@ -40,7 +40,7 @@ pub struct Histogram {
     pub count: u64,
 }
 
-/// The counters, shared by threads.
+/// The counters, shared by the threads of the store.
 #[derive(Debug)]
 pub(crate) struct Counters {
     pub(crate) syncs: AtomicU64,
@@ -77,7 +77,7 @@ impl Counters {
     }
 }
 
-/// A histogram that threads can add to. The sum is in whole units: nanoseconds or changes.
+/// A histogram that several threads update. The sum is in whole units: nanoseconds or changes.
 #[derive(Debug)]
 pub(crate) struct Tally<const N: usize> {
     bounds: &'static [f64; N],

@@ -1,8 +1,8 @@
-//! What drivers have published about the node, wiped when they are gone: a scheduler must not count on their devices.
+//! Deletes the ResourceSlices of drivers that are gone, so that the scheduler does not count on their devices.
 //!
-//! The node says when. The slices of a driver that is away are wiped once it has been away for a while; those of one that
-//! was never seen, once the node has run for as long: a kubelet wipes all of them when it starts, also of drivers that are
-//! well. Whoever comes back while its slices are being wiped keeps the rest. Failures are retried until it works.
+//! The core decides when: after a driver has been away for a while, or was not seen since the node started that long
+//! ago. A kubelet deletes all slices when it starts, those of healthy drivers included. A driver that comes back during
+//! the deletion keeps the rest of its slices. Failures are retried.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -19,24 +19,24 @@ use crate::store::Store;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// Why slices could not be listed or wiped; it is tried again.
+/// The reason why slices could not be listed or deleted. Both are retried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SliceError(pub String);
 
-/// The ResourceSlices of this node, wherever they are kept.
+/// The store of the ResourceSlices of this node.
 pub trait ResourceSlices: Send + Sync {
-    /// The drivers that have any.
+    /// Returns the drivers that have slices.
     fn drivers(&self) -> impl Future<Output = Result<BTreeSet<DriverName>, SliceError>> + Send;
 
-    /// Deletes those of a driver. That there are none is fine.
+    /// Deletes the slices of a driver. Succeeds if there are none.
     fn wipe(&self, driver: &DriverName) -> impl Future<Output = Result<(), SliceError>> + Send;
 }
 
-/// Since when a driver has been away, if it is; `None` for one that was never seen.
+/// `None` for a driver that was never seen; otherwise the time since which it has been away, if it is.
 type Away = Option<Option<Moment>>;
 
-/// Wipes what is out of date, until `stop`. The node has run since `started`.
+/// Deletes the slices of drivers that are gone, until `stop`. The node has run since `started`.
 pub(crate) async fn follow(
     store: Store,
     slices: impl ResourceSlices,
@@ -52,7 +52,7 @@ pub(crate) async fn follow(
             changes.borrow_and_update();
             let now = store.now();
             let (due, mut next) = store.read(|node| {
-                // The node looks after those that it knows.
+                // Known drivers are in `slices_to_wipe`.
                 unseen.retain(|driver| node.driver(driver).is_none());
                 let gone = unseen.extract_if(.., |driver| !node.keeps_slices(driver, started, now));
                 let due = gone.chain(node.slices_to_wipe(now));
@@ -86,37 +86,25 @@ pub(crate) async fn follow(
 }
 
 async fn listed(slices: &impl ResourceSlices) -> BTreeSet<DriverName> {
-    let mut pause = FIRST_PAUSE;
-    loop {
-        match slices.drivers().await {
-            Ok(drivers) => return drivers,
-            Err(error) => tracing::warn!(%error, retry_in = ?pause, "ResourceSlices cannot be listed"),
-        }
-        tokio::time::sleep(jittered(pause)).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
-    }
+    let log = |error: &SliceError, pause: Duration| {
+        tracing::warn!(%error, retry_in = ?pause, "ResourceSlices cannot be listed");
+    };
+    retry(|| slices.drivers(), log).await
 }
 
-/// Wipes a driver's slices unless it comes back; the driver.
+/// Deletes a driver's slices unless it comes back. Returns the driver.
 async fn wipe(store: &Store, slices: &impl ResourceSlices, driver: DriverName, since: Away) -> DriverName {
+    let log = |error: &SliceError, pause: Duration| {
+        tracing::warn!(%driver, %error, retry_in = ?pause, "ResourceSlices cannot be wiped");
+    };
     let wiped = async {
-        let mut pause = FIRST_PAUSE;
-        loop {
-            match slices.wipe(&driver).await {
-                Ok(()) => break,
-                Err(error) => {
-                    tracing::warn!(%driver, %error, retry_in = ?pause, "ResourceSlices cannot be wiped");
-                }
-            }
-            tokio::time::sleep(jittered(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+        retry(|| slices.wipe(&driver), log).await;
         store.update(|node| {
             if away(node, &driver) == since {
                 node.slices_wiped(&driver);
             }
         });
-        tracing::info!(%driver, "ResourceSlices of a driver that is gone are wiped");
+        tracing::info!(%driver, "ResourceSlices of absent driver deleted");
     };
     tokio::select! {
         () = wiped => {}
@@ -125,7 +113,23 @@ async fn wipe(store: &Store, slices: &impl ResourceSlices, driver: DriverName, s
     driver
 }
 
-/// Until a driver is not away any longer, or has been back in between.
+/// Repeats an attempt until it succeeds, with exponential backoff.
+async fn retry<T, F>(attempt: impl Fn() -> F, log: impl Fn(&SliceError, Duration)) -> T
+where
+    F: Future<Output = Result<T, SliceError>>,
+{
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match attempt().await {
+            Ok(value) => return value,
+            Err(error) => log(&error, pause),
+        }
+        tokio::time::sleep(jittered(pause)).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Completes when a driver is back, or has been back in between.
 async fn came_back(mut changes: watch::Receiver<u64>, store: &Store, driver: &DriverName, since: Away) {
     loop {
         changes.borrow_and_update();
@@ -149,7 +153,7 @@ async fn passed(next: Option<Moment>, now: Moment) {
     }
 }
 
-/// Up to a fifth longer, so that not all nodes come at once.
+/// Adds up to a fifth, so that nodes do not retry at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let share = u32::try_from(RandomState::new().hash_one(()) % 200).unwrap_or(0);
     pause + pause * share / 1000
@@ -176,7 +180,7 @@ mod tests {
         GivenUp(DriverName),
     }
 
-    /// Slices of these drivers. So many attempts fail; those of `hangs` do not end.
+    /// Slices of these drivers. `failures` attempts fail; those of `hangs` do not end.
     struct Fake {
         drivers: BTreeSet<DriverName>,
         failures: Arc<AtomicUsize>,
@@ -234,7 +238,7 @@ mod tests {
         _directory: tempfile::TempDir,
     }
 
-    /// How long is left until something happens after all.
+    /// Milliseconds until the slices of an absent driver are deleted.
     const SOON: u64 = 300;
 
     impl Wiping {
@@ -328,7 +332,7 @@ mod tests {
         assert_eq!(wiping.event().await, Event::Begun("a".into()));
         let again = wiping.register("a");
         assert_eq!(wiping.event().await, Event::GivenUp("a".into()));
-        // It leaves once more, and everything begins anew.
+        // It leaves once more, and the same happens again.
         wiping.leaves(again);
         assert_eq!(wiping.event().await, Event::Begun("a".into()));
 

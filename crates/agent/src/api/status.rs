@@ -1,6 +1,6 @@
-//! Which gRPC code stands for which error. Nothing else in the crate chooses one.
+//! The gRPC code of each error that a caller of the API can get.
 //!
-//! The message is always the error's own text, shortened if it is long.
+//! The message is the text of the error, truncated if it is long.
 
 use std::fmt::Display;
 
@@ -8,30 +8,18 @@ use devlet_core::dra::claims::BeginForgetError;
 use devlet_core::{LastSeen, PodName, ReserveError};
 use tonic::{Code, Status};
 
+use super::{ClaimLookupError, ForgetError, NotAllowed, NothingToAbandon, PodLookupError, UnknownDriver};
 use crate::agent::RemoveError;
-use crate::claims::ResolveError;
+use crate::display::format_since;
 use crate::grpc::call::CallError;
-use crate::host::{
-    ClaimLookupError, ForgetError, NotAllowed, NothingToAbandon, PodLookupError, UnknownDriver,
-};
 use crate::limits::LimitExceeded;
-use crate::manifest::InvalidManifest;
-use crate::peer_text::{LONGEST_STATUS, shorten_to};
+use crate::manifest::{InvalidManifest, ResolveError};
+use crate::peer_text::status_message;
 use crate::store::{CommitError, DumpError, ForgetClaimError, ForgetFileError, ImportError, WriteError};
-use crate::words::since_when;
 use crate::workflow::admit::AdmitError;
 use crate::workflow::start_container::StartContainerError;
 
-/// For a device plugin: a kubelet returns plain Go errors, which arrive as `UNKNOWN` with their text.
-pub(crate) fn refusal(error: impl Display) -> Status {
-    Status::unknown(message(error))
-}
-
-fn message(error: impl Display) -> String {
-    shorten_to(LONGEST_STATUS, error.to_string())
-}
-
-/// An error that callers of our API get to see.
+/// An error with a gRPC code.
 trait Coded: Display {
     fn code(&self) -> Code;
 }
@@ -40,7 +28,7 @@ macro_rules! statuses {
     ($($error:ty),* $(,)?) => {$(
         impl From<$error> for Status {
             fn from(error: $error) -> Self {
-                Self::new(error.code(), message(error))
+                Self::new(error.code(), status_message(error))
             }
         }
     )*};
@@ -68,21 +56,21 @@ impl From<AdmitError> for Status {
     fn from(error: AdmitError) -> Self {
         let more = match &error {
             AdmitError::TimedOut { reason, .. } => since(reason),
-            AdmitError::Refused(reason) => command(reason),
+            AdmitError::Refused(reason) => removal_command(reason),
             _ => String::new(),
         };
-        Self::new(error.code(), message(format_args!("{error}{more}")))
+        Self::new(error.code(), status_message(format_args!("{error}{more}")))
     }
 }
 
-/// How to remove the pod that is in the way, after "remove it first".
-fn command(reason: &ReserveError) -> String {
+/// Returns the command that removes the conflicting pod, to follow "remove it first".
+fn removal_command(reason: &ReserveError) -> String {
     match reason {
         ReserveError::SpecChanged(change) => {
             let PodName { namespace, name } = &change.name;
             format!(" with `devlet remove {namespace}/{name}`")
         }
-        // The record of an imported pod may lack its name.
+        // The record of an imported pod may lack its name, so the UID is used.
         ReserveError::NameTaken { other: uid } | ReserveError::RequestChanged { pod: uid, .. } => {
             format!(" with `devlet remove uid:{uid}`")
         }
@@ -90,15 +78,15 @@ fn command(reason: &ReserveError) -> String {
     }
 }
 
-/// Since when the reason has been one. The core knows when a plugin left, but not how to say it.
-pub(crate) fn since(reason: &ReserveError) -> String {
+/// Returns the time since which the reason applies, as a text to append. The core does not format times.
+pub(super) fn since(reason: &ReserveError) -> String {
     match reason {
         ReserveError::NotServed { last: Some(last), .. } => {
-            since_when(" and is gone since ", last.gone_since)
+            format_since(" and is gone since ", last.gone_since)
         }
         ReserveError::NoDriver { seen, .. } => match seen {
-            LastSeen::NotConnected { since, .. } => since_when(", not connected since ", *since),
-            LastSeen::Gone(last) => since_when(" and is gone since ", last.gone_since),
+            LastSeen::NotConnected { since, .. } => format_since(", not connected since ", *since),
+            LastSeen::Gone(last) => format_since(" and is gone since ", last.gone_since),
             LastSeen::Never => String::new(),
         },
         ReserveError::NotPrepared { waits } => {
@@ -108,7 +96,7 @@ pub(crate) fn since(reason: &ReserveError) -> String {
             since.dedup();
             let texts = since
                 .into_iter()
-                .map(|(driver, since)| since_when(&format!("; {driver} is not connected since "), since));
+                .map(|(driver, since)| format_since(&format!("; {driver} is not connected since "), since));
             texts.collect()
         }
         _ => String::new(),
@@ -227,7 +215,7 @@ impl Coded for CallError {
     fn code(&self) -> Code {
         match self {
             Self::TimedOut { .. } | Self::CallerDeadline { .. } => Code::DeadlineExceeded,
-            // The plugin's own code is about its own affairs.
+            // The code of the plugin describes its own state, not that of devlet.
             Self::Refused { .. } | Self::Invalid { .. } | Self::Gone { .. } => Code::Aborted,
         }
     }
@@ -256,7 +244,7 @@ impl Coded for CommitError {
 }
 
 impl Coded for WriteError {
-    /// It heals by itself, or another devlet will be there: trying again is right.
+    /// The disk may recover, or another devlet may take over, so a retry is right.
     fn code(&self) -> Code {
         Code::Unavailable
     }
@@ -316,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gave_up_is_told_for_what_and_since_when_it_is_gone() {
+    fn a_timeout_names_the_missing_plugin_and_since_when_it_is_gone() {
         let last = LastPlugin {
             endpoint: "/run/gpu.sock".into(),
             gone_since: Moment(1_700_000_000_000),

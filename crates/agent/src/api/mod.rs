@@ -1,0 +1,71 @@
+//! devlet's own gRPC API, `devlet.v1`, on `devlet/devlet.sock`.
+//!
+//! Each method parses its request, calls the node, and converts the answer. The `.proto` file defines the meaning, the
+//! workflows do the work, and `status.rs` maps each error to a gRPC code. Every process that can open the socket may
+//! read. Changes require a user that the configuration allows.
+//!
+//! An admission ends with its stream: if the caller leaves, its reservation is released. All streams end when the node
+//! stops, so that stopping does not wait for them.
+
+mod admit;
+mod convert;
+mod convert_claims;
+mod file_notes;
+mod lists;
+mod lookup;
+mod node_status;
+mod problems;
+mod recovery;
+mod removal;
+mod service;
+mod status;
+mod watch;
+
+use devlet_client::v1::devlet_server::DevletServer;
+use tonic::service::Routes;
+
+use crate::agent::Agent;
+use crate::grpc::oversize::Bounded;
+use crate::limits::Limit;
+use crate::store::OpenReport;
+use devlet_uds::server::{self, ServerLimits};
+use devlet_uds::{self, ListenError};
+
+pub use lookup::{ClaimLookupError, NothingToAbandon, PodLookupError, UnknownDriver};
+pub use recovery::ForgetError;
+pub use service::{DevletService, NotAllowed};
+
+/// Serves the API for a node until it stops.
+pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
+    let listener = uds::listen(agent.config().api_socket(), uds::DEFAULT_MODE)?;
+    agent.serves_api_on(&listener);
+    let limits = &agent.config().limits;
+    let max_request = limits.request_bytes;
+    let service = DevletServer::new(DevletService::new(agent.clone(), report));
+    let service = service.max_decoding_message_size(max_request);
+    let routes = Routes::new(Bounded::new(
+        service,
+        Limit::REQUEST_BYTES,
+        max_request,
+        agent.metrics(),
+    ));
+    // A caller that waits for a plugin keeps a connection or a call open, and must not block other callers.
+    let callers = limits.callers_per_uid;
+    let limits = ServerLimits {
+        connections_per_uid: callers,
+        connections_limit: Limit::CALLERS_PER_UID,
+        streams_per_connection: u32::try_from(callers).unwrap_or(u32::MAX),
+        ..limits.server.clone()
+    };
+    let stopping = agent.stopping().cancelled_owned();
+    let serving = server::serve(listener, routes, limits, agent.metrics().clone(), stopping);
+    agent.spawn(async move {
+        if let Err(error) = serving.await {
+            tracing::error!(%error, "devlet's own API stopped");
+        }
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

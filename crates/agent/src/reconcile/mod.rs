@@ -1,0 +1,5 @@
+//! Background loops: each compares the node with the world, and acts on the difference.
+
+pub mod capacity;
+pub mod orphans;
+pub mod slices;
