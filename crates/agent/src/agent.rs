@@ -13,7 +13,7 @@ use devlet_core::{ClaimUid, DriverName, Node, Pod, PodRequest, PodUid, ReserveEr
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
 use devlet_uds::server::{self, ServeError, ServerLimits};
-use devlet_uds::{ListenError, Listener, SocketHandle, SocketMissing};
+use devlet_uds::{ListenError, Listener, ReadLimits, SocketHandle, SocketMissing};
 use futures_util::future::join_all;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
@@ -28,7 +28,6 @@ use crate::device_plugin::registration::RegistrationService;
 use crate::dra::drivers::Drivers;
 use crate::dra::registration::DriverRegistrar;
 use crate::dra::slices::{self, ResourceSlices};
-use crate::grpc::oversize::Bounded;
 use crate::limits::Limit;
 use crate::limits::portions::Turns;
 use crate::limits::seats::Seats;
@@ -48,6 +47,9 @@ pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
 
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// Time after which a connection to `kubelet.sock` without a call in flight is closed.
+const REGISTRATION_IDLE: Duration = Duration::from_secs(10);
 
 /// Time for tasks to end after the drain time of the server.
 const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -187,6 +189,7 @@ impl Agent {
             )),
             decoding: Turns::new(stop.clone()),
             refusals: Arc::new(LogThrottle::new(Instant::now())),
+            read_limits: ReadLimits::default(),
         };
         let drivers = Drivers::new(Arc::clone(&config));
         let watcher = Watcher::new(config.plugins_registry(), config.access.own_uid)?;
@@ -201,17 +204,16 @@ impl Agent {
         let largest = config.limits.registration_bytes;
         let today = v1beta1::registration_server::RegistrationServer::new(service.clone());
         let of_2017 = v1alpha2::registration_server::RegistrationServer::new(service);
-        let limit = Limit::REGISTRATION_BYTES;
         let today = today.max_decoding_message_size(largest);
         let of_2017 = of_2017.max_decoding_message_size(largest);
-        let routes = Routes::new(Bounded::new(today, limit, largest, &metrics))
-            .add_service(Bounded::new(of_2017, limit, largest, &metrics));
+        let routes = Routes::new(today).add_service(of_2017);
         let access = config.access.clone();
         let kubelet_socket = listener.handle();
         let listener = listener.admit(move |peer| access.may_knock(peer.uid));
-        // Whoever comes here comes to register.
+        // Peers connect here to register.
         let limits = ServerLimits {
             expects_call: true,
+            idle: Some(REGISTRATION_IDLE),
             ..config.limits.server.clone()
         };
         let serving = server::serve(

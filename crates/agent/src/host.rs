@@ -37,7 +37,6 @@ use tonic::{Request, Response, Status};
 
 use crate::agent::Agent;
 use crate::deadline;
-use crate::grpc::oversize::Bounded;
 use crate::grpc::status::since;
 use crate::limits::Limit;
 use crate::manifest;
@@ -56,6 +55,9 @@ const LONG_MANIFEST: &str = "manifests of 64 KiB and more are parsed one after t
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// After a look that found nothing new, the next one has to wait so many times longer than it took.
 const WATCH_REST: u32 = 9;
+
+/// Time after which a connection to the API without a call in flight is closed.
+const IDLE: Duration = Duration::from_secs(300);
 
 /// The caller may not change anything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -145,17 +147,13 @@ pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
     let limits = &agent.config().limits;
     let largest = limits.request_bytes;
     let service = service.max_decoding_message_size(largest);
-    let routes = Routes::new(Bounded::new(
-        service,
-        Limit::REQUEST_BYTES,
-        largest,
-        agent.metrics(),
-    ));
-    // Whoever waits for a plugin has a connection or a call all the time, and must not shut others out.
+    let routes = Routes::new(service);
+    // A caller that waits for a plugin has a connection or a call all the time, and must not shut others out.
     let callers = limits.callers_per_uid;
     let limits = ServerLimits {
         connections_per_uid: callers,
         streams_per_connection: u32::try_from(callers).unwrap_or(u32::MAX),
+        idle: Some(IDLE),
         ..limits.server.clone()
     };
     let stopping = agent.stopping().cancelled_owned();

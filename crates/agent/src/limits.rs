@@ -91,8 +91,6 @@ pub struct Limit(&'static str);
 impl Limit {
     pub const CONNECTIONS_PER_UID: Self = Self("connectionsPerUid");
     pub const CALLERS_PER_UID: Self = Self("callersPerUid");
-    pub const FRAMES_PER_SECOND: Self = Self("framesPerSecond");
-    pub const REQUEST_BYTES: Self = Self("requestBytes");
     pub const MANIFEST_BYTES: Self = Self("manifestBytes");
     pub const REGISTRATION_BYTES: Self = Self("registrationBytes");
     pub const LIST_BYTES: Self = Self("listBytes");
@@ -111,11 +109,9 @@ impl Limit {
     pub const BYTES_PER_PLUGIN: Self = Self("bytesPerPlugin");
 
     /// Every one of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 18] = [
         Self::CONNECTIONS_PER_UID,
         Self::CALLERS_PER_UID,
-        Self::FRAMES_PER_SECOND,
-        Self::REQUEST_BYTES,
         Self::MANIFEST_BYTES,
         Self::REGISTRATION_BYTES,
         Self::LIST_BYTES,

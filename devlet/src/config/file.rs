@@ -93,7 +93,6 @@ struct LimitSettings {
     connections_per_uid: usize,
     callers_per_uid: usize,
     streams_per_connection: u32,
-    frames_per_second: u32,
     preface: Span,
     drain: Span,
     request_bytes: usize,
@@ -169,9 +168,9 @@ impl Default for LimitSettings {
                 ServerLimits {
                     connections_per_uid,
                     streams_per_connection,
-                    frames_per_second,
                     preface,
                     expects_call: _,
+                    idle: _,
                     drain,
                 },
             callers_per_uid,
@@ -197,7 +196,6 @@ impl Default for LimitSettings {
             connections_per_uid,
             callers_per_uid,
             streams_per_connection,
-            frames_per_second,
             preface: Span(preface),
             drain: Span(drain),
             request_bytes,
@@ -313,7 +311,6 @@ impl Settings {
             server: ServerLimits {
                 connections_per_uid: limits.connections_per_uid,
                 streams_per_connection: limits.streams_per_connection,
-                frames_per_second: limits.frames_per_second,
                 preface: limits.preface.0,
                 drain: limits.drain.0,
                 ..ServerLimits::default()
@@ -431,7 +428,7 @@ deadlines: {dial: 1s, options: 2s, preferred: 3s, allocate: 4s, preStart: 5s, in
 foreign: [example.org/*]
 access: {register: [{resource: acme.com/*, uids: [1001], share: true}], admit: [1002]}
 onReboot: release
-limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, framesPerSecond: 30, preface: 10s, drain: 11s, requestBytes: 12, manifestBytes: 13,
+limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, preface: 10s, drain: 11s, requestBytes: 12, manifestBytes: 13,
   registrationBytes: 14, listBytes: 15, answerBytes: 16, registrationsPerMinute: 17, plugins: 18,
   resourcesPerPlugin: 19, devicesPerResource: 20, idBytes: 21, listsPerSecond: 22, entriesPerAnswer: 23, envBytes: 24,
   pathBytes: 25, bytesPerPlugin: 26, claimBytes: 27, bytesPerDriver: 29}
@@ -468,7 +465,6 @@ limits: {connectionsPerUid: 8, callersPerUid: 28, streamsPerConnection: 9, frame
             server: ServerLimits {
                 connections_per_uid: 8,
                 streams_per_connection: 9,
-                frames_per_second: 30,
                 preface: seconds(10),
                 drain: seconds(11),
                 ..ServerLimits::default()

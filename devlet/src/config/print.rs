@@ -86,10 +86,6 @@ const MEANINGS: &[(&str, &str)] = &[
         "Calls that one connection to kubelet.sock may have under way.",
     ),
     (
-        "limits.framesPerSecond",
-        "HTTP/2 frames that one process may send besides its calls: so many at once, and as many a second. A connection without a call counts for 64.",
-    ),
-    (
         "limits.preface",
         "How long a peer may take to say hello, and on kubelet.sock to make its first call.",
     ),

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use devlet_core::ConnectionId;
-use devlet_uds::{DialError, PeerConnection};
+use devlet_uds::{DialError, PeerConnection, ReadLimits};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,6 @@ use super::health;
 use super::registration::{Candidate, DriverRegistrar};
 use crate::config::Config;
 use crate::limits::seats::Seat;
-use crate::metrics::Metrics;
 
 /// How long a dial may take: a process that listens has a queue of its own.
 const DIAL: Duration = Duration::from_millis(100);
@@ -67,7 +66,7 @@ pub(super) struct Plugin {
 pub(super) async fn dial(
     candidate: &Candidate,
     config: &Config,
-    metrics: &Metrics,
+    limits: &ReadLimits,
 ) -> Result<PeerConnection, LinkError> {
     let Candidate {
         driver,
@@ -75,8 +74,7 @@ pub(super) async fn dial(
         uid,
         ..
     } = candidate;
-    let limit = metrics.read_limit(&config.limits);
-    let dialed = devlet_uds::connect_limited(endpoint, Instant::now() + DIAL, &limit).await?;
+    let dialed = devlet_uds::connect_limited(endpoint, Instant::now() + DIAL, limits).await?;
     for owner in [dialed.owner, dialed.peer.uid] {
         if !config.access.may_name(*uid, owner, driver.as_str()) {
             return Err(LinkError::NotTheirs {
@@ -118,7 +116,7 @@ async fn stay(registrar: &DriverRegistrar, plugin: &Plugin, first: Option<PeerCo
 async fn dialled_at_last(registrar: &DriverRegistrar, plugin: &Plugin) -> PeerConnection {
     let (mut pause, mut last) = (FIRST_PAUSE, String::new());
     loop {
-        let error = match dial(&plugin.candidate, &registrar.config, &registrar.metrics).await {
+        let error = match dial(&plugin.candidate, &registrar.config, &registrar.read_limits).await {
             Ok(dialed) => return dialed,
             Err(error) => error.to_string(),
         };

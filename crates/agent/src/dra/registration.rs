@@ -11,8 +11,8 @@ use std::sync::Arc;
 use devlet_core::dra::drivers::{self, DriverOffer, Refusal};
 use devlet_core::{ConnectionId, DriverName, Node};
 use devlet_kubelet_api::plugin_registration::PluginInfo;
-use devlet_uds::PeerCred;
 use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
+use devlet_uds::{PeerCred, ReadLimits};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -197,6 +197,8 @@ pub struct DriverRegistrar {
     pub(crate) decoding: Turns,
     /// How often rejections are logged.
     pub(crate) refusals: Arc<LogThrottle>,
+    /// Limits on the bytes of processes that are dialled.
+    pub(crate) read_limits: ReadLimits,
 }
 
 impl DriverRegistrar {
@@ -214,6 +216,7 @@ impl DriverRegistrar {
             repetitions: _,
             decoding: _,
             refusals,
+            read_limits,
         } = registrar.clone();
         Self {
             config,
@@ -225,6 +228,7 @@ impl DriverRegistrar {
             registrations,
             decoding: Turns::new(stop.clone()),
             refusals,
+            read_limits,
             stop,
         }
     }
@@ -304,7 +308,7 @@ impl DriverRegistrar {
             .seats
             .take(process, &config.access, driver.as_str(), endpoint, &config.limits)?;
         let is_alpha = candidate.services.node == NodeService::V1alpha3;
-        let dialed = match link::dial(&candidate, config, &self.metrics).await {
+        let dialed = match link::dial(&candidate, config, &self.read_limits).await {
             Ok(dialed) => Some(dialed),
             // It may listen in a moment.
             Err(LinkError::Dial(_)) if !is_alpha => None,
