@@ -3,7 +3,7 @@
 // Helpers are not tests to clippy.
 #![allow(clippy::expect_used)]
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,8 @@ use devlet_kubelet_api::device_plugin::v1beta1::{
 use devlet_uds::channel::Channel;
 use devlet_uds::server::{OnRefusal, Refusal, ServeError, ServerLimits, ignore_refusals, serve};
 use devlet_uds::{
-    DEFAULT_MODE, DialError, ListenError, Listener, PATH_LIMIT, PeerConnection, PeerCred, connect, listen,
+    DEFAULT_MODE, DialError, ListenError, Listener, PATH_LIMIT, PeerConnection, PeerCred, ReadLimits,
+    connect, connect_limited, listen,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -404,6 +405,37 @@ async fn a_peer_that_floods_and_does_not_read_does_not_keep_its_connection() {
 }
 
 #[tokio::test]
+async fn a_dialled_peer_that_floods_is_throttled() {
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    let directory = directory();
+    let listener = StdListener::bind(socket(&directory)).expect("listens");
+    let flood = std::thread::spawn(move || {
+        let (mut peer, _) = listener.accept().expect("accepts");
+        let mut answers = peer.try_clone().expect("a clone");
+        std::thread::spawn(move || while answers.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
+        peer.write_all(&SETTINGS).expect("is read");
+        peer.set_nonblocking(true).expect("does not block");
+        let pings = PING.repeat(1_000);
+        let (mut sent, end) = (0, Instant::now() + Duration::from_secs(3));
+        while Instant::now() < end {
+            sent += peer.write(&pings).unwrap_or_default();
+            std::thread::yield_now();
+        }
+        sent
+    });
+    let limits = ReadLimits::default();
+    let _dialed = connect_limited(socket(&directory), soon(), &limits)
+        .await
+        .expect("dials");
+    let sent = tokio::task::spawn_blocking(|| flood.join())
+        .await
+        .expect("runs")
+        .expect("ends");
+    assert!(sent < 6 << 20, "the flood is not throttled: {sent} bytes");
+}
+
+#[tokio::test]
 async fn hanging_up_ends_calls_under_way() {
     let directory = directory();
     let mut server = run_at(&socket(&directory));
@@ -657,14 +689,14 @@ async fn a_flood_is_throttled_also_while_a_call_is_in_flight() {
         tokio::spawn(async move { while answers.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {} });
     let pings = PING.repeat(1_000);
     let mut sent = 0;
-    // More than the burst, and then a write that does not end in time.
-    while tokio::time::timeout(Duration::from_millis(300), flood.write_all(&pings))
-        .await
-        .is_ok()
-    {
-        sent += pings.len();
-        assert!(sent < 8 << 20, "the flood is not throttled");
-    }
+    let flooding = async {
+        loop {
+            sent += flood.write(&pings).await.expect("writes");
+        }
+    };
+    let ended: Result<(), _> = tokio::time::timeout(Duration::from_secs(3), flooding).await;
+    assert!(ended.is_err());
+    assert!(sent < 6 << 20, "the flood is not throttled: {sent} bytes");
     drained.abort();
 }
 

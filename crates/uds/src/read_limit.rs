@@ -162,11 +162,17 @@ impl fmt::Debug for ReadLimit {
 pub(crate) struct ReadThrottle {
     limit: Arc<ReadLimit>,
     pause: Option<Pin<Box<Sleep>>>,
+    /// The log contains one entry for each connection.
+    is_logged: bool,
 }
 
 impl ReadThrottle {
     pub(crate) fn new(limit: Arc<ReadLimit>) -> Self {
-        Self { limit, pause: None }
+        Self {
+            limit,
+            pause: None,
+            is_logged: false,
+        }
     }
 
     /// Completes when the connection may be read from.
@@ -187,7 +193,9 @@ impl ReadThrottle {
         if bytes == 0 || !self.limit.charge(bytes) {
             return;
         }
-        if let Some(suppressed) = self.limit.shared.log.try_acquire(Instant::now()) {
+        if !std::mem::replace(&mut self.is_logged, true)
+            && let Some(suppressed) = self.limit.shared.log.try_acquire(Instant::now())
+        {
             tracing::warn!(peer = %self.limit.peer, suppressed, "peer throttled: it sends too many bytes besides calls");
         }
         self.pause = Some(Box::pin(tokio::time::sleep(PAUSE)));

@@ -47,7 +47,7 @@ use crate::read_limit::ReadLimits;
 
 /// Connections that one user may open in each [`ACCEPT_PERIOD`].
 pub const ACCEPTS: u32 = 1024;
-pub const ACCEPT_PERIOD: Duration = Duration::from_secs(2);
+pub const ACCEPT_PERIOD: Duration = Duration::from_secs(4);
 
 /// Maximum number of streams of a connection that were reset before a handler saw them.
 const PENDING_RESETS: usize = 20;
