@@ -1,4 +1,4 @@
-//! A connection that can be aborted, and that signals its end.
+//! A connection that can be aborted, that signals its end, and whose reads can be throttled.
 //!
 //! tonic neither closes a connection on demand nor reports that one has ended. A connection has one token for each:
 //! cancelling `abort` makes every read and write fail, and dropping the connection cancels `closed`.
@@ -11,12 +11,12 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 
-use crate::chatter::Chatter;
+use crate::read_limit::ReadThrottle;
 
 pub(crate) struct Abortable<T> {
     inner: T,
     abort: Pin<Box<WaitForCancellationFutureOwned>>,
-    chatter: Chatter,
+    throttle: Option<ReadThrottle>,
     _closed: DropGuard,
 }
 
@@ -25,12 +25,12 @@ impl<T> Abortable<T> {
         inner: T,
         abort: CancellationToken,
         closed: CancellationToken,
-        chatter: Chatter,
+        throttle: Option<ReadThrottle>,
     ) -> Self {
         Self {
             inner,
             abort: Box::pin(abort.cancelled_owned()),
-            chatter,
+            throttle,
             _closed: closed.drop_guard(),
         }
     }
@@ -60,10 +60,13 @@ impl<T: AsyncRead + Unpin> AsyncRead for Abortable<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         this.check_open(cx)?;
-        ready!(this.chatter.poll_turn(cx));
+        let Some(throttle) = &mut this.throttle else {
+            return Pin::new(&mut this.inner).poll_read(cx, buf);
+        };
+        ready!(throttle.poll_ready(cx));
         let before = buf.filled().len();
         let polled = Pin::new(&mut this.inner).poll_read(cx, buf);
-        this.chatter.heard(&buf.filled()[before..]);
+        throttle.read(buf.filled().len() - before);
         polled
     }
 }

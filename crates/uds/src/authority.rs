@@ -1,4 +1,4 @@
-//! Lets `h2` accept what Go clients send as `:authority`.
+//! Lets `h2` accept the `:authority` that Go clients send.
 //!
 //! A grpc-go client that dials a bare socket path sends that path as `:authority`, raw (`/var/lib/…`) or
 //! percent-encoded (`%2Fvar%2Flib…`). `h2` resets such a stream with `PROTOCOL_ERROR`. [`AuthorityRewriter`] sits
@@ -47,7 +47,7 @@ const PRIORITY: u8 = 0x20;
 /// The name `:authority`, Huffman-coded.
 const AUTHORITY_CODED: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
-/// How many bytes a read brings while a header block is incomplete.
+/// Bytes of one read while a header block is incomplete.
 const HELD_STEP: usize = 4096;
 
 /// The server's side of an HTTP/2 connection on which every `:authority` is acceptable to `h2`.
@@ -57,7 +57,7 @@ pub struct AuthorityRewriter<T> {
     scanner: Scanner,
     /// Bytes read but not passed on yet.
     held: Vec<u8>,
-    /// How many of the held bytes may be passed on.
+    /// Number of held bytes that may be passed on.
     ready: usize,
 }
 
@@ -72,7 +72,7 @@ impl<T> AuthorityRewriter<T> {
         }
     }
 
-    /// The connection itself.
+    /// Returns the connection itself.
     pub fn inner(&self) -> &T {
         &self.inner
     }
@@ -154,15 +154,15 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for AuthorityRewriter<T> {
     }
 }
 
-/// Bytes that are not what RFC 9113 or RFC 7541 allows.
+/// Error: bytes that RFC 9113 or RFC 7541 does not allow.
 #[derive(Debug)]
 struct Malformed;
 
-/// Where in the connection the next byte is.
+/// Position of the next byte in the connection.
 #[derive(Debug)]
 struct Scanner {
     phase: Phase,
-    /// How many bytes of the current frame are still to come and pass as they are.
+    /// Number of bytes of the current frame that pass unchanged.
     skip: usize,
     /// The header block that starts with the next byte, as far as it has been seen.
     block: Block,
@@ -211,9 +211,9 @@ impl Scanner {
         self.block = Block::default();
     }
 
-    /// Replaces what has to be replaced in `bytes`, and says how many of them may be passed on.
+    /// Rewrites complete header blocks in `bytes`, and returns the number of bytes that may be passed on.
     ///
-    /// The next call starts with the bytes that may not.
+    /// The next call starts with the bytes after them.
     fn scan(&mut self, bytes: &mut [u8]) -> usize {
         let mut at = 0;
         while at < bytes.len() {
@@ -276,7 +276,7 @@ impl Scanner {
                 return Err(Malformed);
             }
             if end > HELD_LIMIT {
-                // What follows in CONTINUATION frames starts no block and is skipped as well.
+                // The CONTINUATION frames that follow do not start a block, so they are skipped as well.
                 self.block = Block::default();
                 return Ok(Step::Skip(end));
             }
@@ -301,7 +301,7 @@ impl Scanner {
     }
 }
 
-/// Where the header block fragment lies in the body of a HEADERS frame.
+/// Returns the range of the header block fragment in the body of a HEADERS frame.
 fn fragment(body: &[u8], flags: u8) -> Result<Range<usize>, Malformed> {
     let mut start = 0;
     let mut end = body.len();
@@ -374,7 +374,7 @@ fn replace_in_block(block: &mut [u8]) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// An integer with a prefix of so many bits (RFC 7541 section 5.1).
+/// Reads an integer with a prefix of `prefix` bits (RFC 7541 section 5.1).
 fn integer(block: &[u8], at: &mut usize, prefix: u32) -> Result<usize, Malformed> {
     let mut next = || -> Result<usize, Malformed> {
         let byte = *block.get(*at).ok_or(Malformed)?;
@@ -427,7 +427,7 @@ fn replace_in_value(value: &mut [u8], is_coded: bool) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// The value with so many characters replaced that `h2` accepts it; `None` if it does so anyway, or cannot.
+/// Returns the value with characters replaced so that `h2` accepts it; `None` if `h2` accepts it anyway, or cannot.
 fn acceptable(value: &[u8], replacement: impl Fn(u8) -> Option<u8>) -> Option<Vec<u8>> {
     let is_accepted = |value: &[u8]| uri::Authority::try_from(value).is_ok();
     if value.is_empty() || is_accepted(value) {
@@ -452,12 +452,12 @@ fn acceptable(value: &[u8], replacement: impl Fn(u8) -> Option<u8>) -> Option<Ve
         })
 }
 
-/// Whether `byte` is fine anywhere in an authority: unreserved or a sub-delimiter (RFC 3986 section 2).
+/// Returns `true` if `byte` is allowed anywhere in an authority: unreserved or a sub-delimiter (RFC 3986 section 2).
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=".contains(&byte)
 }
 
-/// A plain character with a Huffman code as long as that of `byte`, for all of them for which there is one.
+/// Returns a plain character whose Huffman code is as long as that of `byte`, if there is one.
 fn same_length(byte: u8) -> Option<u8> {
     match huffman::length(byte) {
         6 => Some(b'.'),

@@ -1,54 +1,79 @@
-//! What becomes of a connection's calls: whether a peer has ever asked for anything, and whether it waits for an answer.
+//! Tracks whether a connection has had a request and has one in flight.
 //!
-//! A request counts once all of it has come: half a request makes no connection busy. tonic tells none of this, so that
-//! [`TrackCalls`] sits between the connection and the services.
+//! A request counts once all of it has arrived: half a request does not keep a connection open. tonic does not report
+//! any of this, so [`TrackCalls`] sits between the connection and the services.
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
+use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
 use crate::peer::PeerCred;
+use crate::read_limit::ReadLimit;
 
-/// A connection, as those who answer its requests see it.
+/// A connection, as [`TrackCalls`] gets it with each request.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection {
     pub(crate) peer: PeerCred,
     pub(crate) calls: Arc<Calls>,
-    /// Whether an answer may be a stream. Then its call is under way until it has been passed on; other answers are
-    /// short, and a peer that does not take them waits for nothing.
-    pub(crate) has_streams: bool,
-    /// What every request is answered with, if there is no place for this connection.
-    pub(crate) refused: Option<Arc<str>>,
 }
 
 /// The calls of a connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Calls {
-    under_way: AtomicUsize,
-    any: AtomicBool,
+    state: Mutex<State>,
+    limit: Arc<ReadLimit>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    in_flight: usize,
+    /// When the last call ended.
+    idle_since: Option<Instant>,
+}
+
+/// State of a connection's calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// The connection has not had a whole request.
+    NoCallYet,
+    InFlight,
+    IdleSince(Instant),
 }
 
 impl Calls {
-    /// Whether the peer waits for no answer.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.under_way.load(Ordering::Acquire) == 0
+    pub(crate) fn new(limit: Arc<ReadLimit>) -> Self {
+        Self {
+            state: Mutex::default(),
+            limit,
+        }
     }
 
-    /// Whether there has been a whole request.
-    pub(crate) fn has_had_call(&self) -> bool {
-        self.any.load(Ordering::Acquire)
+    pub(crate) fn activity(&self) -> Activity {
+        match *self.state() {
+            State { in_flight: 1.., .. } => Activity::InFlight,
+            State {
+                idle_since: Some(since),
+                ..
+            } => Activity::IdleSince(since),
+            State { idle_since: None, .. } => Activity::NoCallYet,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One of them.
+/// One call. It is in flight from the end of its request until this is dropped.
 #[derive(Debug)]
 struct CallGuard {
     calls: Arc<Calls>,
@@ -56,10 +81,10 @@ struct CallGuard {
 }
 
 impl CallGuard {
+    /// Counts the call as in flight: all of the request has arrived.
     fn mark_complete(&self) {
         if !self.is_complete.swap(true, Ordering::AcqRel) {
-            self.calls.under_way.fetch_add(1, Ordering::AcqRel);
-            self.calls.any.store(true, Ordering::Release);
+            self.calls.state().in_flight += 1;
         }
     }
 }
@@ -67,12 +92,14 @@ impl CallGuard {
 impl Drop for CallGuard {
     fn drop(&mut self) {
         if *self.is_complete.get_mut() {
-            self.calls.under_way.fetch_sub(1, Ordering::AcqRel);
+            let mut state = self.calls.state();
+            state.in_flight -= 1;
+            state.idle_since = Some(Instant::now());
         }
     }
 }
 
-/// Makes services [`TrackCalls`].
+/// Wraps services in [`TrackCalls`].
 #[derive(Debug, Clone)]
 pub(crate) struct TrackCallsLayer;
 
@@ -84,7 +111,7 @@ impl<S> Layer<S> for TrackCallsLayer {
     }
 }
 
-/// Services whose calls are known to their [`Connection`]. They find the [`PeerCred`] among a request's extensions.
+/// Reports calls to their [`Connection`]. Services find the [`PeerCred`] among a request's extensions.
 #[derive(Debug, Clone)]
 pub(crate) struct TrackCalls<S>(S);
 
@@ -105,37 +132,30 @@ where
         let Some(connection) = request.extensions_mut().remove::<Connection>() else {
             return Box::pin(self.0.call(request));
         };
-        if let Some(over) = connection.refused {
-            let refusal = Status::resource_exhausted(&*over).into_http();
-            return Box::pin(std::future::ready(Ok(refusal)));
-        }
         request.extensions_mut().insert(connection.peer);
         let call = Arc::new(CallGuard {
             calls: connection.calls,
             is_complete: AtomicBool::new(false),
         });
-        let has_streams = connection.has_streams;
-        let request = request.map(|body| Body::new(TrackedBody::new(body, call.clone())));
+        let request = request.map(|body| Body::new(RequestBody::new(body, call.clone())));
         let answer = self.0.call(request);
         Box::pin(async move {
             let answer = answer.await?;
-            // An answer may come before the end of the question; then that is all that there is.
+            // A service may answer before the end of the request, and then ignores the rest.
             call.mark_complete();
-            if !has_streams {
-                return Ok(answer);
-            }
-            Ok(answer.map(|body| Body::new(TrackedBody::new(body, call))))
+            call.calls.limit.refund_call();
+            Ok(answer.map(|body| Body::new(ResponseBody { body, _call: call })))
         })
     }
 }
 
-/// A body of a call; once its end was seen, the request is whole.
-struct TrackedBody {
+/// The body of a request. At its end the request is complete.
+struct RequestBody {
     body: Body,
     call: Arc<CallGuard>,
 }
 
-impl TrackedBody {
+impl RequestBody {
     fn new(body: Body, call: Arc<CallGuard>) -> Self {
         if body.is_end_stream() {
             call.mark_complete();
@@ -144,7 +164,7 @@ impl TrackedBody {
     }
 }
 
-impl HttpBody for TrackedBody {
+impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -153,10 +173,39 @@ impl HttpBody for TrackedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
+            self.call.calls.limit.refund_data(data.len());
+        }
         if frame.is_none() || self.body.is_end_stream() {
             self.call.mark_complete();
         }
         Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of an answer. Its call is in flight until the body is dropped.
+struct ResponseBody {
+    body: Body,
+    _call: Arc<CallGuard>,
+}
+
+impl HttpBody for ResponseBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -1,9 +1,9 @@
 //! A gRPC channel over one connection, which never reconnects.
 //!
-//! It is that of `h2`, without hyper's and tonic's around it. Those keep calls in queues, each of which wakes one task more, and
-//! send a request's body in a task of its own, behind its head: the peer is woken twice for one small question. tonic's
-//! connects again by itself, and answers calls that lose their connection with `UNKNOWN` or `CANCELLED`. Here a request goes
-//! out as a whole, and the status says what happened, for answers and for streams:
+//! It uses `h2` without hyper's and tonic's channels. Those keep calls in queues, each of which wakes one more task. They
+//! send the body of a request in a separate task after its headers, so a small request wakes the peer twice. tonic's channel
+//! also reconnects by itself, and calls that lose their connection end with `UNKNOWN` or `CANCELLED`. Here a request is sent
+//! as a whole, and the status says what happened, for answers and for streams:
 //!
 //! | what happened | status |
 //! | --- | --- |
@@ -29,29 +29,32 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::Service;
 
+use crate::read_limit::ReadLimit;
+
 /// HTTP/2 window of one stream, large enough for a list of devices to arrive in one go.
 pub const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
 
 /// HTTP/2 window of a whole connection.
 pub const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 
-/// What a peer sees of who calls.
+/// The `user-agent` header.
 const CALLER: HeaderValue = HeaderValue::from_static(concat!("devlet/", env!("CARGO_PKG_VERSION")));
 const TIMEOUT: &str = "grpc-timeout";
 
-/// Maximum bytes of an answer's headers or trailers. Error texts are in there: with a lower limit, a peer with a long one
-/// loses its call, or its connection, and the text with it. Callers shorten it.
+/// Maximum bytes of an answer's headers or trailers. They contain error texts: with a lower limit, a long text would end
+/// the call or the connection, and get lost. Callers shorten it.
 const LONGEST_HEAD: u32 = 1 << 20;
 
-/// How many calls there may be before the peer has said how many it takes.
+/// Maximum number of concurrent calls until the peer has sent its own.
 const FIRST_CALLS: usize = 100;
 
-/// For generated clients; see the module.
+/// A channel for generated clients.
 #[derive(Debug, Clone)]
 pub struct Channel {
     requests: SendRequest<Bytes>,
     path: Arc<Path>,
     pings: Arc<Mutex<Option<PingPong>>>,
+    limit: Option<Arc<ReadLimit>>,
 }
 
 /// Error: the connection of a channel has ended. It is the source of the [`Status`] of calls that lost their connection,
@@ -82,10 +85,19 @@ pub fn is_ended(status: &Status) -> bool {
 }
 
 impl Channel {
-    /// Speaks HTTP/2 on a connection to `path`, until that ends, or this, all its clones and all calls have.
+    /// Starts HTTP/2 on a connection to `path`. The connection ends with the last clone of the channel and the last call.
     pub async fn open(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         path: &Path,
+    ) -> Result<Self, h2::Error> {
+        Self::open_limited(stream, path, None).await
+    }
+
+    /// Opens a channel that refunds the data of answers to `limit`.
+    pub(crate) async fn open_limited(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        path: &Path,
+        limit: Option<Arc<ReadLimit>>,
     ) -> Result<Self, h2::Error> {
         let mut builder = Builder::new();
         builder
@@ -97,13 +109,14 @@ impl Channel {
         let (requests, mut connection) = builder.handshake(stream).await?;
         let pings = Arc::new(Mutex::new(connection.ping_pong()));
         tokio::spawn(async move {
-            // Whoever calls is told why it ended.
+            // The calls report why it ended.
             let _ = connection.await;
         });
         Ok(Self {
             requests,
             path: path.into(),
             pings,
+            limit,
         })
     }
 
@@ -124,12 +137,12 @@ impl Channel {
         }
     }
 
-    /// The socket behind which the peer is.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Sends a request as a whole; the answer, without its body.
+    /// Sends a request as a whole, and returns the answer without its body.
     async fn ask(self, request: http::Request<Body>) -> Result<http::Response<RecvStream>, Status> {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
@@ -145,12 +158,12 @@ impl Channel {
         let mut requests = self.requests.clone().ready().await.map_err(not_sent)?;
         let request = http::Request::from_parts(head, ());
         let (answer, mut rest) = requests.send_request(request, false).map_err(not_sent)?;
-        // If it does not take it, the answer says why.
+        // If this fails, the answer says why.
         let _ = rest.send_data(body, true);
         answer
             .await
             .map_err(|error| match error.is_go_away() && error.is_remote() {
-                // Nor has the peer looked at it.
+                // The peer did not process it.
                 true => not_sent(error),
                 false => status(error, path),
             })
@@ -163,7 +176,7 @@ impl Service<http::Request<Body>> for Channel {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Status>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        // A connection that has ended is told by the call: generated clients turn what is told here into `UNKNOWN`.
+        // The call reports that the connection has ended: generated clients turn an error here into `UNKNOWN`.
         Poll::Ready(Ok(()))
     }
 
@@ -180,7 +193,7 @@ impl Service<http::Request<Body>> for Channel {
         }
         request.headers_mut().insert(USER_AGENT, CALLER);
         let time = time_of(request.headers());
-        let path = self.path.clone();
+        let (path, limit) = (self.path.clone(), self.limit.clone());
         let answer = self.clone().ask(request);
         Box::pin(async move {
             let answer = match time {
@@ -189,7 +202,11 @@ impl Service<http::Request<Body>> for Channel {
                     .map_err(|_| Status::deadline_exceeded("no answer in time"))?,
                 None => answer.await,
             };
-            Ok(answer?.map(|stream| Body::new(Answer { stream, path })))
+            let answer = answer?;
+            if let Some(limit) = &limit {
+                limit.refund_call();
+            }
+            Ok(answer.map(|stream| Body::new(Answer { stream, path, limit })))
         })
     }
 }
@@ -198,6 +215,7 @@ impl Service<http::Request<Body>> for Channel {
 struct Answer {
     stream: RecvStream,
     path: Arc<Path>,
+    limit: Option<Arc<ReadLimit>>,
 }
 
 impl HttpBody for Answer {
@@ -210,7 +228,10 @@ impl HttpBody for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = match ready!(self.stream.poll_data(cx)) {
             Some(Ok(data)) => {
-                // What was taken makes room; if the stream has ended, nobody needs it.
+                if let Some(limit) = &self.limit {
+                    limit.refund_data(data.len());
+                }
+                // This fails if the stream has ended, and then the window does not matter.
                 let _ = self.stream.flow_control().release_capacity(data.len());
                 Some(Ok(Frame::data(data)))
             }
@@ -231,7 +252,7 @@ impl HttpBody for Answer {
     }
 }
 
-/// How long a call may take, as the peer is told: digits and a unit.
+/// Parses the `grpc-timeout` header: digits and a unit.
 fn time_of(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(TIMEOUT)?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -247,7 +268,7 @@ fn time_of(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// What an error of the transport means to the caller.
+/// Converts an error of the transport.
 fn status(error: h2::Error, path: &Arc<Path>) -> Status {
     match error.is_io() || error.is_go_away() {
         true => {
@@ -273,13 +294,13 @@ mod tests {
     use super::*;
 
     const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
-    /// Without an error; the last stream that was looked at is 0, which is none.
+    /// Without an error; the last processed stream is 0, which is not a stream.
     const GOAWAY: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    /// Of the first call.
+    /// RST_STREAM of the first call.
     const CANCEL: &[u8] = &[0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 8];
     const HEADERS: u8 = 1;
 
-    /// What a call ends with if this is the answer to it.
+    /// Returns the status of a call that the peer answers with these bytes.
     async fn answered(answer: &[u8]) -> Status {
         let (ours, mut theirs) = tokio::io::duplex(1 << 16);
         let channel = Channel::open(ours, Path::new("/run/peer.sock")).await.unwrap();
@@ -319,14 +340,14 @@ mod tests {
             answered = channel.ping() => answered.unwrap(),
             _ = peer.accept() => panic!("there is no call"),
         }
-        // The peer does not answer this one, and the next one is asked meanwhile.
+        // The peer does not answer this one, and the next one is sent meanwhile.
         assert!(channel.ping().now_or_never().is_none());
         let (ended, ()) = tokio::join!(channel.ping(), async { drop(peer) });
         assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
     }
 
     #[tokio::test]
-    async fn what_the_peer_did_not_look_at_was_not_sent() {
+    async fn a_request_that_the_peer_did_not_process_was_not_sent() {
         let status = answered(GOAWAY).await;
         assert!(is_ended(&status), "{status:?}");
     }
@@ -341,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_that_the_peer_resets_is_what_the_peer_says() {
+    async fn a_reset_stream_has_the_status_of_the_reset() {
         let status = answered(CANCEL).await;
         assert_eq!(status.code(), Code::Cancelled, "{status:?}");
     }

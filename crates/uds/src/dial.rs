@@ -19,9 +19,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::abortable::Abortable;
 use crate::channel::Channel;
-use crate::chatter::{Chatter, ReadLimit};
 use crate::peer::PeerCred;
 use crate::publish::proc_fd_path;
+use crate::read_limit::{ReadLimits, ReadThrottle};
 
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_millis(250);
@@ -96,38 +96,38 @@ impl ClosedSignal {
 
 /// Connects to the process that listens on `path`; waits for the process until `deadline`.
 pub async fn connect(path: impl AsRef<Path>, deadline: Instant) -> Result<PeerConnection, DialError> {
-    let limit = ReadLimit::new(u32::MAX, Arc::new(|| {}));
-    connect_limited(path, deadline, &limit).await
+    let path = path.as_ref();
+    open(path, dial(path, deadline).await?, None).await
 }
 
 /// Connects as [`connect`] does, and limits the bytes that the process may send besides its answers.
 pub async fn connect_limited(
     path: impl AsRef<Path>,
     deadline: Instant,
-    limit: &ReadLimit,
+    limits: &ReadLimits,
 ) -> Result<PeerConnection, DialError> {
     let path = path.as_ref();
-    open(path, dial(path, deadline).await?, limit).await
+    open(path, dial(path, deadline).await?, Some(limits)).await
 }
 
 /// Connects as [`connect_limited`] does, but fails at once if no process accepts connections.
 pub async fn connect_once_limited(
     path: &Path,
     deadline: Instant,
-    limit: &ReadLimit,
+    limits: &ReadLimits,
 ) -> Result<PeerConnection, DialError> {
     let connected = tokio::time::timeout_at(deadline, attempt(path)).await;
     let connected = connected.map_err(|_| DialError::TimedOut {
         path: path.to_owned(),
     });
-    open(path, connected??, limit).await
+    open(path, connected??, Some(limits)).await
 }
 
 /// Starts HTTP/2 on a connection to a socket of this owner.
 async fn open(
     path: &Path,
     (stream, owner): (UnixStream, u32),
-    limit: &ReadLimit,
+    limits: Option<&ReadLimits>,
 ) -> Result<PeerConnection, DialError> {
     let failed = |problem| DialError::Io {
         path: path.to_owned(),
@@ -135,9 +135,10 @@ async fn open(
     };
     let peer = PeerCred::of(&stream).map_err(failed)?;
     let (abort, closed) = (CancellationToken::new(), CancellationToken::new());
-    let chatter = Chatter::dialed(&peer, limit);
-    let stream = Abortable::new(stream, abort.clone(), closed.clone(), chatter);
-    let opened = Channel::open(stream, path).await;
+    let limit = limits.map(|limits| limits.for_connection(&peer));
+    let throttle = limit.clone().map(ReadThrottle::new);
+    let stream = Abortable::new(stream, abort.clone(), closed.clone(), throttle);
+    let opened = Channel::open_limited(stream, path, limit).await;
     let channel = opened.map_err(|error| failed(io::Error::other(error)))?;
     Ok(PeerConnection {
         channel,

@@ -101,6 +101,19 @@ impl<K: Eq + Hash> KeyedRateLimiter<K> {
         self.charge_time(key, interval.saturating_mul(count), now)
     }
 
+    /// Takes back `count` events that were charged.
+    pub fn refund(&self, key: &K, count: u32) {
+        let mut limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(limiter) = limiters.by_key.get_mut(key) {
+            let time = limiter.interval.saturating_mul(count);
+            // Later charges begin now at the earliest, so the burst does not grow.
+            limiter.arrival_time = limiter
+                .arrival_time
+                .checked_sub(time)
+                .unwrap_or(limiter.arrival_time);
+        }
+    }
+
     /// Charges `extra` time unconditionally; returns when the key is allowed again, at most two periods from now.
     pub fn charge_time(&self, key: K, extra: Duration, now: Instant) -> Option<Instant> {
         self.with(key, now, |limiter| {
@@ -203,6 +216,17 @@ mod tests {
         assert!(limiter.next_allowed_at(&1, start).is_some() && limiter.next_allowed_at(&2, start).is_none());
         assert_eq!(limiter.next_allowed_at(&1, start + SECOND / 4), None);
         assert_eq!(limiter.charge(1, 1_000_000, start), Some(start + 2 * SECOND));
+    }
+
+    #[test]
+    fn refunds_do_not_exceed_the_burst() {
+        let start = Instant::now();
+        let limiter = KeyedRateLimiter::new(4, SECOND);
+        assert!(limiter.charge(1, 6, start).is_some());
+        limiter.refund(&1, 2);
+        assert_eq!(limiter.next_allowed_at(&1, start), None);
+        limiter.refund(&1, 100);
+        assert_eq!((0..10).filter(|_| limiter.try_acquire(1, start)).count(), 4);
     }
 
     #[test]

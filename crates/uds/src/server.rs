@@ -1,85 +1,84 @@
-//! Serving gRPC on a unix socket to peers that may be old, slow or hostile.
+//! Serves gRPC on a unix socket to peers that may be old, slow or hostile.
 //!
-//! tonic does the serving; this module decides who gets in, and when a connection ends:
+//! tonic serves; this module decides which connections are accepted, and `connection.rs` when they end:
 //!
 //! ```text
-//!             admitted, below the limit          heard in time
-//!   accepted ───────────────────────────► silent ───────────────► serving
-//!      │ over the limit                      │                       │ shutdown: GOAWAY, drain,
-//!      ├──────► told why ──────► dropped ◄───┴───────────────────────┘ then cut
-//!      └── not admitted ────────────▲
+//!             admitted, below the limits            first request in time
+//!   accepted ────────────────────────────► waiting ──────────────────────► serving
+//!      │                                      │                               │ idle for too long, or
+//!      └──────────────► closed ◄──────────────┴───────────────────────────────┘ shutdown: GOAWAY, drain, abort
 //! ```
 //!
 //! Invariants:
-//! - a peer that is not admitted is dropped before a byte of it is read;
+//! - a peer that is not admitted is closed before a byte of it is read;
+//! - a user has at most [`ServerLimits::connections_per_uid`] connections, and opens at most [`ACCEPTS`] in each
+//!   [`ACCEPT_PERIOD`]; further ones are closed at once, reported and logged;
 //! - where a call is expected, a connection without a whole request ends in time, whatever else it sends;
-//! - at the limit, a connection makes room that never had a call, or where calls are expected has none under way; and a
-//!   process that has most of its user's connections makes room for other processes of that user;
-//! - who is over the limit all the same is answered why, a few at a time and for a moment; more of them get GOAWAY;
-//! - [`serve`] returns at most [`ServerLimits::drain`] and a moment after `shutdown`, whatever the peers do;
+//! - a connection without a call in flight ends after [`ServerLimits::idle`];
+//! - a process can send as much data in calls as it likes, but few bytes besides (`read_limit.rs`);
+//! - streams that are opened and reset at once are limited by `h2`, which ends the connection;
+//! - [`serve`] returns at most [`ServerLimits::drain`] and one second after `shutdown`, whatever the peers do;
 //! - when [`serve`] has returned or was dropped, its connections are closed and its socket is removed.
 //!
-//! Streams that never end keep a connection busy: end them first, or they are cut after
-//! [`ServerLimits::drain`].
+//! Streams that never end keep a connection busy: end them first, or they are aborted after [`ServerLimits::drain`].
 
-use std::collections::{BTreeMap, HashMap};
-use std::io::{self, IoSlice};
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::transport::server::Connected;
 
-use crate::abortable::Abortable;
-use crate::authority::AuthorityRewriter;
-use crate::call_tracking::{Calls, Connection, TrackCallsLayer};
+use crate::call_tracking::TrackCallsLayer;
 use crate::channel::{CONNECTION_WINDOW, STREAM_WINDOW};
-use crate::chatter::{Chatter, Speakers};
+use crate::connection::{Accepted, ConnectionSlot, Deadlines};
 use crate::listen::{Checked, Listener};
 use crate::peer::PeerCred;
-use crate::rate_limit::LogThrottle;
+use crate::rate_limit::{KeyedRateLimiter, LogThrottle};
+use crate::read_limit::ReadLimits;
 
-/// How many bytes of a client come before anything that means something.
-const PREFACE_LENGTH: usize = 24;
+/// Connections that one user may open in each [`ACCEPT_PERIOD`].
+pub const ACCEPTS: u32 = 1024;
+pub const ACCEPT_PERIOD: Duration = Duration::from_secs(4);
 
-/// How long to wait when the system has no descriptor or memory left for another connection.
+/// Maximum number of streams of a connection that were reset before a handler saw them.
+const PENDING_RESETS: usize = 20;
+/// Maximum number of streams of a connection that were reset because of the peer's errors. tonic does not have a limit by default.
+const ERROR_RESETS: usize = 1024;
+
+/// Pause after an error of `accept`: the system does not have a descriptor or memory for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Pause between two checks that the socket is in place; longer if it could not be made again, because each attempt
-/// disturbs another process that may listen there.
+/// Interval between checks that the socket path is still ours. It is longer after a check that failed, because each
+/// attempt disturbs another process that may listen there.
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
 const FAILED_CHECK_PAUSE: Duration = Duration::from_secs(5);
 
-/// How many connections over the limit a user may have to be told so, and for how long.
-const TOLD_PER_UID: usize = 8;
-const TOLD_TIME: Duration = Duration::from_secs(2);
+/// Time for connections to end after they were aborted.
+const ABORT_TIME: Duration = Duration::from_secs(1);
 
-/// How long cut connections get to notice.
-const CUT_TIME: Duration = Duration::from_secs(1);
-
-/// What a server puts up with.
+/// Limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Connections that one user may have at a time. Default: 256.
+    /// Connections of one user. Default: 256.
     pub connections_per_uid: usize,
-    /// Calls that one connection may have under way. Default: 256.
+    /// Calls in flight on one connection. Default: 256.
     pub streams_per_connection: u32,
-    /// HTTP/2 frames that one process may send besides its calls: so many at once, and as many a second. A connection
-    /// without a call counts for 64. Default: 10,000.
-    pub frames_per_second: u32,
-    /// How long a peer may take to send the HTTP/2 preface. Default: 10 s.
+    /// Time for a peer to send the HTTP/2 preface. Default: 10 s.
     pub preface: Duration,
-    /// Whether peers come to make a call, with a short answer: the first request must be whole by then, too. Default: no.
+    /// `true` if peers connect to make a call: the first request must be complete within `preface`, too. Default: `false`.
     pub expects_call: bool,
-    /// How long calls may go on after a shutdown. Default: 5 s.
+    /// Time after which a connection without a call in flight is closed. Default: never.
+    pub idle: Option<Duration>,
+    /// Time for calls to end after a shutdown. Default: 5 s.
     pub drain: Duration,
 }
 
@@ -88,22 +87,30 @@ impl Default for ServerLimits {
         Self {
             connections_per_uid: 256,
             streams_per_connection: 256,
-            frames_per_second: 10_000,
             preface: Duration::from_secs(10),
             expects_call: false,
+            idle: None,
             drain: Duration::from_secs(5),
         }
     }
 }
 
-/// Why a server refused a connection.
+/// Reason why a server closed a connection at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Refusal {
     /// The user has [`ServerLimits::connections_per_uid`] connections.
     TooManyConnections,
-    /// The process sends too many frames besides calls.
-    TooManyFrames,
+    /// The user opened [`ACCEPTS`] connections within [`ACCEPT_PERIOD`].
+    TooManyAttempts,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooManyConnections => "the user has too many connections",
+            Self::TooManyAttempts => "the user opens connections too fast",
+        })
+    }
 }
 
 /// Called for each refusal, so that the user of a server can count them.
@@ -114,7 +121,7 @@ pub fn ignore_refusals() -> OnRefusal {
     Arc::new(|_| {})
 }
 
-/// Why a server ended on its own.
+/// Error: a server ended by itself.
 #[derive(Debug, thiserror::Error)]
 #[error("the gRPC server on {} failed: {problem}", path.display())]
 pub struct ServeError {
@@ -122,7 +129,7 @@ pub struct ServeError {
     problem: tonic::transport::Error,
 }
 
-/// Serves `routes` to everyone who connects to `listener`, until `shutdown` completes.
+/// Serves `routes` to the peers that connect to `listener`, until `shutdown` completes.
 ///
 /// Handlers find the caller as [`PeerCred`] among the extensions of the request.
 pub async fn serve(
@@ -137,28 +144,30 @@ pub async fn serve(
         path: path.clone(),
         problem,
     };
-    let cut = CancellationToken::new();
+    let abort = CancellationToken::new();
     // For when this future is dropped.
-    let _cut_all = cut.clone().drop_guard();
+    let _abort_all = abort.clone().drop_guard();
     let closing = CancellationToken::new();
     let drain = limits.drain;
     let server = Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(limits.streams_per_connection)
+        .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS))
+        .http2_max_local_error_reset_streams(Some(ERROR_RESETS))
         .layer(TrackCallsLayer)
         .add_routes(routes);
-    let speakers = Speakers::new(limits.frames_per_second);
     let incoming = Incoming {
         check: check_after(CHECK_PAUSE, &listener),
         listener,
-        speakers,
-        refusals: LogThrottle::new(Instant::now()),
         limits,
         on_refusal,
-        users: HashMap::new(),
+        users: UidConnections::default(),
+        accepts: KeyedRateLimiter::new(ACCEPTS, ACCEPT_PERIOD),
+        read_limits: ReadLimits::default(),
+        refusals: LogThrottle::new(Instant::now()),
         pause: None,
-        cut: cut.clone(),
+        abort: abort.clone(),
     };
     let mut serving = pin!(server.serve_with_incoming_shutdown(incoming, async {
         shutdown.await;
@@ -168,11 +177,11 @@ pub async fn serve(
         ended = &mut serving => return ended.map_err(failed),
         () = async { closing.cancelled().await; tokio::time::sleep(drain).await } => {}
     }
-    tracing::warn!(socket = %path.display(), ?drain, "calls still under way after a shutdown are cut");
-    cut.cancel();
-    match tokio::time::timeout(CUT_TIME, serving).await {
+    tracing::warn!(socket = %path.display(), ?drain, "calls still in flight after a shutdown are aborted");
+    abort.cancel();
+    match tokio::time::timeout(ABORT_TIME, serving).await {
         Ok(ended) => ended.map_err(failed),
-        // Nothing is read or written any more; what is left are tasks that have not been run.
+        // Reads and writes have ended; the remaining tasks have not run yet.
         Err(_) => Ok(()),
     }
 }
@@ -189,187 +198,84 @@ fn check_after(
     })
 }
 
-/// The peers that got in.
+/// The number of connections of each user.
+#[derive(Debug, Default)]
+struct UidConnections(HashMap<u32, ConnectionSlot>);
+
+impl UidConnections {
+    /// Counts one more connection of a user, unless the user has `max`.
+    fn reserve_slot(&mut self, uid: u32, max: usize) -> Option<ConnectionSlot> {
+        // The map itself has one reference.
+        self.0.retain(|_, slot| Arc::strong_count(slot) > 1);
+        let slot = self.0.entry(uid).or_default();
+        (Arc::strong_count(slot) <= max).then(|| Arc::clone(slot))
+    }
+}
+
+/// The accepted connections.
 struct Incoming {
     listener: Listener,
     limits: ServerLimits,
     on_refusal: OnRefusal,
-    users: HashMap<u32, User>,
-    speakers: Speakers,
+    users: UidConnections,
+    accepts: KeyedRateLimiter<u32>,
+    read_limits: ReadLimits,
     refusals: LogThrottle,
     pause: Option<Pin<Box<Sleep>>>,
     /// The next check that the socket is in place; `None` if it could not run.
     check: Pin<Box<dyn Future<Output = Option<Checked>> + Send>>,
-    cut: CancellationToken,
-}
-
-/// The connections of a user, the oldest first.
-#[derive(Default)]
-struct User {
-    seats: Vec<Seat>,
-    /// Those over the limit, who are being told.
-    told: Vec<Weak<()>>,
-}
-
-/// A connection of a user.
-struct Seat {
-    pid: Option<i32>,
-    cut: CancellationToken,
-    calls: Arc<Calls>,
-    /// Gone with the connection.
-    taken: Weak<()>,
-}
-
-impl User {
-    /// Forgets connections that are gone. Whether any is left.
-    fn is_there(&mut self) -> bool {
-        self.seats.retain(|seat| seat.taken.strong_count() > 0);
-        self.told.retain(|taken| taken.strong_count() > 0);
-        !self.seats.is_empty() || !self.told.is_empty()
-    }
+    abort: CancellationToken,
 }
 
 impl Incoming {
-    /// A connection for another peer of this user, and what cuts it; if there are too many, another one may have to go.
-    fn seat(&mut self, peer: &PeerCred, calls: &Arc<Calls>) -> Result<(Arc<()>, CancellationToken), String> {
-        self.users.retain(|_, user| user.is_there());
-        let frames = self.limits.frames_per_second;
-        if self.speakers.is_over(peer) {
-            (self.on_refusal)(Refusal::TooManyFrames);
-            return Err(format!(
-                "{peer} says too much besides its calls, limits.framesPerSecond allows {frames}"
-            ));
-        }
-        let most = self.limits.connections_per_uid;
-        let seats = &mut self.users.entry(peer.uid).or_default().seats;
-        if seats.len() >= most {
-            (self.on_refusal)(Refusal::TooManyConnections);
-            let place = place_to_give_up(seats, peer.pid, &self.limits)
-                .ok_or_else(|| format!("user {} has too many connections: {most} are possible", peer.uid))?;
-            seats.remove(place).cut.cancel();
-        }
-        let (taken, cut) = (Arc::new(()), self.cut.child_token());
-        seats.push(Seat {
-            pid: peer.pid,
-            cut: cut.clone(),
-            calls: calls.clone(),
-            taken: Arc::downgrade(&taken),
-        });
-        Ok((taken, cut))
-    }
-
-    fn on_frames(&self) -> crate::chatter::OnHit {
-        let on_refusal = self.on_refusal.clone();
-        Arc::new(move || on_refusal(Refusal::TooManyFrames))
-    }
-
-    /// A place for a moment, in which a peer over the limit is told so.
-    fn moment(&mut self, peer: &PeerCred) -> Option<Arc<()>> {
-        let told = &mut self.users.entry(peer.uid).or_default().told;
-        if told.len() >= TOLD_PER_UID {
-            return None;
-        }
-        let taken = Arc::new(());
-        told.push(Arc::downgrade(&taken));
-        Some(taken)
-    }
-
     fn receive(&mut self, stream: UnixStream) -> Option<Accepted> {
-        let path = self.listener.path();
+        let socket = self.listener.path().display();
         let peer = match PeerCred::of(&stream) {
             Ok(peer) => peer,
             Err(error) => {
-                tracing::warn!(socket = %path.display(), %error, "peer without credentials dropped");
+                tracing::warn!(%socket, %error, "peer without credentials dropped");
                 return None;
             }
         };
         if !self.listener.admits(&peer) {
-            tracing::warn!(socket = %path.display(), %peer, "peer not admitted");
+            tracing::warn!(%socket, %peer, "peer not admitted");
             return None;
         }
-        let calls = Arc::new(Calls::default());
-        let (seat, cut, refused) = match self.seat(&peer, &calls) {
-            Ok((seat, cut)) => (seat, cut, None),
-            Err(error) => {
+        let slot = match self.reserve_slot(&peer) {
+            Ok(slot) => slot,
+            Err(refusal) => {
+                (self.on_refusal)(refusal);
                 if let Some(suppressed) = self.refusals.try_acquire(Instant::now()) {
                     let socket = self.listener.path().display();
-                    tracing::warn!(%socket, %peer, %error, suppressed, "connection refused");
+                    let limit = self.limits.connections_per_uid;
+                    tracing::warn!(%socket, %peer, reason = %refusal, limit, suppressed, "connection refused");
                 }
-                let Some(seat) = self.moment(&peer) else {
-                    say_goodbye(stream, &error);
-                    return None;
-                };
-                (seat, self.cut.child_token(), Some(Arc::from(error)))
+                return None;
             }
         };
-        let mut chatter = Chatter::new(&peer, calls.clone(), &self.speakers, self.on_frames());
-        if refused.is_some() {
-            chatter.spare();
-        }
-        let preface = self.limits.preface;
-        let (until, time) = match &refused {
-            Some(_) => (Until::Never, preface.min(TOLD_TIME)),
-            None if self.limits.expects_call => (Until::Call, preface),
-            None => (Until::Preface, preface),
+        let deadlines = Deadlines {
+            preface: self.limits.preface,
+            expects_call: self.limits.expects_call,
+            idle: self.limits.idle,
         };
-        Some(Accepted {
-            stream: Abortable::new(
-                AuthorityRewriter::new(stream),
-                cut,
-                CancellationToken::new(),
-                chatter,
-            ),
-            connection: Connection {
-                peer,
-                calls,
-                has_streams: !self.limits.expects_call,
-                refused,
-            },
-            patience: Some(Patience {
-                until,
-                heard: 0,
-                timer: Box::pin(tokio::time::sleep(time)),
-            }),
-            _seat: seat,
-        })
+        let abort = self.abort.child_token();
+        Some(Accepted::new(
+            stream,
+            peer,
+            deadlines,
+            &self.read_limits,
+            abort,
+            slot,
+        ))
     }
-}
 
-/// Whose connection ends so that there is room for another one of the same user. The oldest that is of no use, first
-/// among those of a process that has most of all; else that process's newest, unless the newcomer is of it, too.
-///
-/// Plugins dial again when they have something to say. Callers who keep a connection count on it.
-fn place_to_give_up(seats: &[Seat], newcomer: Option<i32>, limits: &ServerLimits) -> Option<usize> {
-    let mut counts: BTreeMap<Option<i32>, usize> = BTreeMap::new();
-    for seat in seats {
-        *counts.entry(seat.pid).or_default() += 1;
-    }
-    let mut counts = counts.into_iter();
-    let greedy = counts.find(|(_, count)| count * 2 > limits.connections_per_uid);
-    let is_greedy = |seat: &Seat| greedy.is_some_and(|(pid, _)| pid == seat.pid);
-    let is_idle = |seat: &Seat| seat.calls.is_idle() && (limits.expects_call || !seat.calls.has_had_call());
-    let first = |is_right: &dyn Fn(&Seat) -> bool| seats.iter().position(is_right);
-    first(&|seat| is_idle(seat) && is_greedy(seat))
-        .or_else(|| first(&is_idle))
-        .or_else(|| {
-            seats
-                .iter()
-                .rposition(|seat| is_greedy(seat) && seat.pid != newcomer)
-        })
-}
-
-/// Says why a connection ends, as HTTP/2 does: empty settings, then GOAWAY with a text. A peer that cannot be told at
-/// once is not told.
-fn say_goodbye(stream: UnixStream, reason: &str) {
-    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-    const GOAWAY: u8 = 7;
-    const ENHANCE_YOUR_CALM: u32 = 11;
-    let last_stream = 0_u32.to_be_bytes();
-    let payload = [&last_stream, &ENHANCE_YOUR_CALM.to_be_bytes(), reason.as_bytes()].concat();
-    let length = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
-    let head = [&length[1..], &[GOAWAY, 0], &last_stream].concat();
-    if let Ok(mut stream) = stream.into_std() {
-        let _ = io::Write::write(&mut stream, &[&SETTINGS, &head[..], &payload].concat());
+    fn reserve_slot(&mut self, peer: &PeerCred) -> Result<ConnectionSlot, Refusal> {
+        if !self.accepts.try_acquire(peer.uid, Instant::now()) {
+            return Err(Refusal::TooManyAttempts);
+        }
+        let max = self.limits.connections_per_uid;
+        let slot = self.users.reserve_slot(peer.uid, max);
+        slot.ok_or(Refusal::TooManyConnections)
     }
 }
 
@@ -411,103 +317,19 @@ impl Stream for Incoming {
     }
 }
 
-/// A connection on which [`serve`] answers.
-struct Accepted {
-    stream: Abortable<AuthorityRewriter<UnixStream>>,
-    connection: Connection,
-    /// Until it has ended.
-    patience: Option<Patience>,
-    _seat: Arc<()>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// How long something is waited for.
-struct Patience {
-    until: Until,
-    heard: usize,
-    timer: Pin<Box<Sleep>>,
-}
-
-/// What a peer has to do.
-enum Until {
-    /// Say that it speaks HTTP/2.
-    Preface,
-    /// Make a call.
-    Call,
-    /// It has to go.
-    Never,
-}
-
-impl Accepted {
-    /// An error once the peer has taken too long. To be asked whenever something is read or written: a peer can keep us
-    /// from either.
-    fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(patience) = &mut self.patience else {
-            return Ok(());
-        };
-        let is_over = match patience.until {
-            Until::Preface => patience.heard >= PREFACE_LENGTH,
-            Until::Call => self.connection.calls.has_had_call(),
-            Until::Never => false,
-        };
-        if is_over {
-            self.patience = None;
-        } else if patience.timer.as_mut().poll(cx).is_ready() {
-            tracing::debug!(peer = %self.connection.peer, "peer dropped: it took too long");
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        Ok(())
-    }
-}
-
-impl Connected for Accepted {
-    type ConnectInfo = Connection;
-
-    fn connect_info(&self) -> Connection {
-        self.connection.clone()
-    }
-}
-
-impl AsyncRead for Accepted {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
-        if let Some(patience) = &mut this.patience {
-            patience.heard += buf.filled().len() - before;
-        }
-        this.in_time(cx)?;
-        polled
-    }
-}
-
-impl AsyncWrite for Accepted {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        this.in_time(cx)?;
-        Pin::new(&mut this.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        this.in_time(cx)?;
-        Pin::new(&mut this.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        this.in_time(cx)?;
-        Pin::new(&mut this.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+    #[test]
+    fn a_user_has_at_most_the_maximum_of_slots() {
+        let mut users = UidConnections::default();
+        let first = users.reserve_slot(1, 2);
+        let second = users.reserve_slot(1, 2);
+        assert!(first.is_some() && second.is_some());
+        assert!(users.reserve_slot(1, 2).is_none());
+        assert!(users.reserve_slot(2, 2).is_some());
+        drop(first);
+        assert!(users.reserve_slot(1, 2).is_some());
     }
 }

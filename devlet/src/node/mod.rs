@@ -206,7 +206,10 @@ fn no_answer(status: &Status) -> Option<anyhow::Error> {
     }
     Some(match source.downcast_ref::<ConnectionEnded>() {
         Some(ConnectionEnded { path, .. }) => {
-            anyhow::anyhow!("devlet at {} has stopped before it answered", path.display())
+            anyhow::anyhow!(
+                "devlet at {} has stopped before it answered, or this user has too many connections: see devlet's log",
+                path.display()
+            )
         }
         None => anyhow::anyhow!("the connection to devlet is lost: {}", status.message()),
     })

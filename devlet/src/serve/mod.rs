@@ -26,7 +26,6 @@ use devlet_agent::config::Config;
 use devlet_agent::store::{OpenReport, StopError};
 use devlet_client::locate;
 use devlet_uds::ListenError;
-use devlet_uds::ListenError;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};

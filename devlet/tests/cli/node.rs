@@ -141,7 +141,7 @@ fn a_devlet_that_ends_during_a_command_has_stopped() {
     std::fs::write(&file, "kind: Pod").unwrap();
     let (root, file) = (directory.path().to_str().unwrap(), file.to_str().unwrap());
     let expected = format!(
-        "error: devlet at {} has stopped before it answered\n",
+        "error: devlet at {} has stopped before it answered, or this user has too many connections: see devlet's log\n",
         socket.display()
     );
     for command in [

@@ -29,12 +29,13 @@ use crate::reconcile::orphans;
 pub use crate::reconcile::orphans::ActivePods;
 use crate::reconcile::slices::{self, ResourceSlices};
 use crate::store::{ForgetClaimError, OpenReport, StopError, Store, WriteError};
-use crate::workflow::admit::{self, AdmitError, RealCalls};
+use crate::workflow::admit::{self, AdmitError, GrpcPluginCalls};
 use crate::workflow::claims::Claims;
 use crate::workflow::remove;
 pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
-use devlet_uds::{Listener, Published, Unreachable};
+use devlet_uds::server::ServerLimits;
+use devlet_uds::{Listener, SocketHandle, SocketMissing};
 
 pub use start::StartError;
 
@@ -54,14 +55,14 @@ pub struct Agent {
 struct Inner {
     config: Arc<Config>,
     store: Store,
-    plugins: Plugins,
-    claims: Claims<Drivers>,
+    plugins: PluginClients,
+    claims: Claims<DriverClients>,
     metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
-    kubelet_socket: Published,
+    kubelet_socket: SocketHandle,
     registry: RegistryStatus,
-    api_socket: OnceLock<Published>,
+    api_socket: OnceLock<SocketHandle>,
     /// Set once everything has ended without an error.
     stopped: OnceCell<()>,
     /// Held while the node runs.
@@ -109,9 +110,9 @@ impl Agent {
     }
 
     /// Returns the sockets of the node that peers cannot dial. Sockets on a disk that hangs are among them.
-    pub async fn unreachable(&self) -> Vec<Unreachable> {
+    pub async fn unreachable(&self) -> Vec<SocketMissing> {
         let sockets = [Some(&self.inner.kubelet_socket), self.inner.api_socket.get()];
-        let checks = sockets.into_iter().flatten().map(Published::check);
+        let checks = sockets.into_iter().flatten().map(SocketHandle::check);
         join_all(checks)
             .await
             .into_iter()
@@ -127,7 +128,7 @@ impl Agent {
     /// Adds the socket of the API to the sockets of the node.
     pub(crate) fn serves_api_on(&self, listener: &Listener) {
         // Only one listener can have the path, so this is the first call.
-        let _ = self.inner.api_socket.set(listener.published());
+        let _ = self.inner.api_socket.set(listener.handle());
     }
 
     /// Completes when the node is asked to stop.
@@ -181,7 +182,7 @@ impl Agent {
             metrics,
             ..
         } = &*self.inner;
-        let calls = RealCalls {
+        let calls = GrpcPluginCalls {
             store,
             plugins,
             config,
@@ -291,7 +292,7 @@ impl Agent {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         // Calls are cancelled after the drain time. A task that still runs then waits for the disk.
-        let limit = self.inner.config.limits.server.drain.saturating_add(STOP_GRACE);
+        let limit = ServerLimits::default().drain.saturating_add(STOP_GRACE);
         if timeout(limit, self.inner.tasks.wait()).await.is_err() {
             tracing::warn!(?limit, "tasks still running after a stop");
         }

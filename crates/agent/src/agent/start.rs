@@ -7,6 +7,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
+use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
+use devlet_uds::server::{self, ServeError, ServerLimits};
+use devlet_uds::{ListenError, Listener, ReadLimits};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -19,11 +22,8 @@ use crate::device_plugin::clients::PluginClients;
 use crate::device_plugin::registration::RegistrationService;
 use crate::dra::clients::DriverClients;
 use crate::dra::registration::DriverRegistrar;
-use crate::grpc::oversize::Bounded;
-use crate::limits::Limit;
-use crate::limits::portions::Turns;
-use crate::limits::rate::{Mentions, Paces};
-use crate::limits::seats::Seats;
+use crate::limits::{Limit, MAX_SHORT_MESSAGE};
+use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
@@ -32,11 +32,12 @@ use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::reconcile::capacity;
 use crate::store::{self, OpenError, OpenReport, Store};
 use crate::workflow::claims::Claims;
-use crate::workflow::register_plugin::{Registrar, repetitions_per_minute};
-use devlet_uds::server::{self, ServeError, ServerLimits};
-use devlet_uds::{self, ListenError, Listener};
+use crate::workflow::register_plugin::Registrar;
 
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// Time after which a connection to `kubelet.sock` without a call in flight is closed.
+const REGISTRATION_IDLE: Duration = Duration::from_secs(10);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -99,8 +100,8 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
     let (lock, set_aside) = root::lock(&config)?;
     let old_sockets = plugin_sockets(&config);
     // Before any change: if a kubelet is running, its directory stays as it is.
-    let listener = uds::listen(config.kubelet_socket(), uds::DEFAULT_MODE)?;
-    let kubelet_socket = listener.published();
+    let listener = devlet_uds::listen(config.kubelet_socket(), devlet_uds::DEFAULT_MODE)?;
+    let kubelet_socket = listener.handle();
     let (store, mut report) = Store::open(open_options(&config)?)?;
     report.quarantined.extend(set_aside);
     // Only now: if the node does not start, plugins keep their sockets.
@@ -109,8 +110,8 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
     metrics.files_set_aside(report.quarantined.len());
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let registrar = registrar(&config, &store, &metrics, &tasks, &stop);
-    let plugins = registrar.plugins.clone();
-    let drivers = Drivers::new(Arc::clone(&config));
+    let plugins = registrar.clients.clone();
+    let drivers = DriverClients::new(Arc::clone(&config));
     let registry = watch_registry(registrar.clone(), drivers.clone())?;
     serve_registration(listener, registrar);
     tasks.spawn(capacity::end_graces(store.clone(), stop.clone()));
@@ -152,25 +153,38 @@ fn registrar(
     Registrar {
         config: Arc::clone(config),
         store: store.clone(),
-        plugins: Plugins::default(),
-        seats: Seats::default(),
+        clients: PluginClients::default(),
         metrics: metrics.clone(),
         tasks: tasks.clone(),
         stop: stop.clone(),
-        registrations: Arc::new(Paces::new(config.limits.registrations_per_minute, MINUTE)),
-        repetitions: Arc::new(Paces::new(repetitions_per_minute(&config.limits), MINUTE)),
-        decoding: Turns::new(stop.clone()),
-        refusals: Arc::new(Mentions::new(Instant::now())),
+        registrations: Arc::new(KeyedRateLimiter::new(
+            config.limits.registrations_per_minute,
+            MINUTE,
+        )),
+        decoder: LongDecoder::default(),
+        rejection_log: Arc::new(LogThrottle::new(Instant::now())),
+        read_limits: ReadLimits::default(),
     }
 }
 
 /// Starts to watch `plugins_registry`.
-fn watch_registry(registrar: Registrar, drivers: Drivers) -> Result<RegistryStatus, StartError> {
+fn watch_registry(registrar: Registrar, drivers: DriverClients) -> Result<RegistryStatus, StartError> {
     let config = &registrar.config;
     let watcher = Watcher::new(config.plugins_registry(), config.access.own_uid)?;
     let (tasks, stop) = (registrar.tasks.clone(), registrar.stop.clone());
     let handshake = Handshake {
-        drivers: DriverRegistrar::beside(&registrar, drivers),
+        drivers: DriverRegistrar {
+            config: Arc::clone(config),
+            store: registrar.store.clone(),
+            drivers,
+            metrics: registrar.metrics.clone(),
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+            registrations: Arc::clone(&registrar.registrations),
+            decoder: LongDecoder::default(),
+            rejection_log: Arc::clone(&registrar.rejection_log),
+            read_limits: registrar.read_limits.clone(),
+        },
         registrar,
     };
     let status = RegistryStatus::default();
@@ -193,21 +207,27 @@ fn serve_registration(listener: Listener, registrar: Registrar) {
         ..
     } = registrar.clone();
     let service = RegistrationService::new(registrar);
-    let (limit, max) = (Limit::REGISTRATION_BYTES, config.limits.registration_bytes);
     let v1beta1 = v1beta1::registration_server::RegistrationServer::new(service.clone());
-    let v1beta1 = v1beta1.max_decoding_message_size(max);
+    let v1beta1 = v1beta1.max_decoding_message_size(MAX_SHORT_MESSAGE);
     let v1alpha2 = v1alpha2::registration_server::RegistrationServer::new(service);
-    let v1alpha2 = v1alpha2.max_decoding_message_size(max);
-    let routes = Routes::new(Bounded::new(v1beta1, limit, max, &metrics))
-        .add_service(Bounded::new(v1alpha2, limit, max, &metrics));
+    let v1alpha2 = v1alpha2.max_decoding_message_size(MAX_SHORT_MESSAGE);
+    let routes = Routes::new(v1beta1).add_service(v1alpha2);
     let access = config.access.clone();
     let listener = listener.admit(move |peer| access.may_connect(peer.uid));
     // The only reason to connect here is to register.
     let limits = ServerLimits {
         expects_call: true,
-        ..config.limits.server.clone()
+        connections_per_uid: config.limits.connections_per_uid,
+        idle: Some(REGISTRATION_IDLE),
+        ..ServerLimits::default()
     };
-    let serving = server::serve(listener, routes, limits, metrics, stop.cancelled_owned());
+    let serving = server::serve(
+        listener,
+        routes,
+        limits,
+        metrics.on_refusal(Limit::CONNECTIONS_PER_UID),
+        stop.cancelled_owned(),
+    );
     tasks.spawn(report_end(serving));
 }
 

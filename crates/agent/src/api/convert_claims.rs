@@ -146,7 +146,7 @@ fn preparation(
         admin_access: device.admin_access,
     };
     let prepared = |device: &PreparedDevice| {
-        let (health, message) = node.device_health(driver, &device.place(), now);
+        let (health, message) = node.device_health(driver, &device.pool_device(), now);
         claim_device(device.clone(), health, message.to_owned())
     };
     let missing = preparation.missing_devices().filter(|_| is_used);

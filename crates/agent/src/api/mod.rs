@@ -21,44 +21,49 @@ mod service;
 mod status;
 mod watch;
 
+use std::time::Duration;
+
 use devlet_client::v1::devlet_server::DevletServer;
+use devlet_uds::ListenError;
+use devlet_uds::server::{self, ServerLimits};
 use tonic::service::Routes;
 
 use crate::agent::Agent;
-use crate::grpc::oversize::Bounded;
 use crate::limits::Limit;
 use crate::store::OpenReport;
-use devlet_uds::server::{self, ServerLimits};
-use devlet_uds::{self, ListenError};
 
 pub use lookup::{ClaimLookupError, NothingToAbandon, PodLookupError, UnknownDriver};
 pub use recovery::ForgetError;
 pub use service::{DevletService, NotAllowed};
 
+/// Time after which a connection to the API without a call in flight is closed.
+const IDLE: Duration = Duration::from_secs(300);
+
 /// Serves the API for a node until it stops.
 pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
-    let listener = uds::listen(agent.config().api_socket(), uds::DEFAULT_MODE)?;
+    let listener = devlet_uds::listen(agent.config().api_socket(), devlet_uds::DEFAULT_MODE)?;
     agent.serves_api_on(&listener);
     let limits = &agent.config().limits;
     let max_request = limits.request_bytes;
     let service = DevletServer::new(DevletService::new(agent.clone(), report));
     let service = service.max_decoding_message_size(max_request);
-    let routes = Routes::new(Bounded::new(
-        service,
-        Limit::REQUEST_BYTES,
-        max_request,
-        agent.metrics(),
-    ));
+    let routes = Routes::new(service);
     // A caller that waits for a plugin keeps a connection or a call open, and must not block other callers.
     let callers = limits.callers_per_uid;
     let limits = ServerLimits {
         connections_per_uid: callers,
-        connections_limit: Limit::CALLERS_PER_UID,
         streams_per_connection: u32::try_from(callers).unwrap_or(u32::MAX),
-        ..limits.server.clone()
+        idle: Some(IDLE),
+        ..ServerLimits::default()
     };
     let stopping = agent.stopping().cancelled_owned();
-    let serving = server::serve(listener, routes, limits, agent.metrics().clone(), stopping);
+    let serving = server::serve(
+        listener,
+        routes,
+        limits,
+        agent.metrics().on_refusal(Limit::CALLERS_PER_UID),
+        stopping,
+    );
     agent.spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, "devlet's own API stopped");

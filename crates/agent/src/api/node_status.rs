@@ -14,7 +14,7 @@ impl DevletService {
         let health = store.health();
         let mirror = store.mirror_failure();
         let id_file = store.id_failure();
-        let set_aside = store.set_aside();
+        let set_aside = store.quarantined();
         let unreachable = self.agent.unreachable().await;
         let resources = self.resources();
         let is_gone = |resource: &&v1::Resource| resource.state() == v1::ResourceState::Gone;

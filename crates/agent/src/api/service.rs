@@ -125,7 +125,7 @@ impl Devlet for DevletService {
         for conflict in &conflicts {
             let named = self.read(|node| NamedPod::of(node, &pod));
             tracing::warn!(
-                pod = %named.label(), uid = %pod, container, what = convert::contested(conflict.what), key = conflict.key,
+                pod = %named.label(), uid = %pod, container, what = convert::contested(conflict.kind), key = conflict.key,
                 kept = %conflict.kept, dropped = %conflict.dropped, "device plugins disagree"
             );
         }

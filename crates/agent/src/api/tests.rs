@@ -49,7 +49,7 @@ fn entries_that_were_lost_in_an_import_at_the_start_are_shown() {
         imported_claims,
         takeover: None,
         contested: Vec::new(),
-        set_aside: Vec::new(),
+        quarantined: Vec::new(),
         reboot: None,
         repaired: false,
         doubly_held: Vec::new(),

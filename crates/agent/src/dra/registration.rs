@@ -9,8 +9,8 @@ use std::sync::Arc;
 use devlet_core::dra::drivers::{self, DriverOffer, Refusal};
 use devlet_core::{ConnectionId, DriverName, Node, PluginIdentity, ProcessId};
 use devlet_kubelet_api::plugin_registration::PluginInfo;
-use devlet_uds::PeerCred;
 use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
+use devlet_uds::{PeerCred, ReadLimits};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -192,6 +192,8 @@ pub struct DriverRegistrar {
     pub(crate) decoder: LongDecoder,
     /// Limits log entries about rejections.
     pub(crate) rejection_log: Arc<LogThrottle>,
+    /// Limits on the bytes of processes that are dialled.
+    pub(crate) read_limits: ReadLimits,
 }
 
 impl DriverRegistrar {
@@ -279,7 +281,7 @@ impl DriverRegistrar {
         // Before the plugin is called, and again when it is added.
         self.store.read(check_quota)?;
         let is_alpha = candidate.services.node == NodeService::V1alpha3;
-        let dialed = match session::dial(&candidate, config, &self.metrics).await {
+        let dialed = match session::dial(&candidate, config, &self.read_limits).await {
             Ok(dialed) => Some(dialed),
             // It may listen in a moment.
             Err(ConnectError::Dial(_)) if !is_alpha => None,

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use devlet_core::{ConnectionId, ProcessId};
-use devlet_uds::{DialError, PeerConnection};
+use devlet_uds::{DialError, PeerConnection, ReadLimits};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,6 @@ use super::health;
 use super::registration::{Candidate, DriverRegistrar};
 use crate::backoff::Backoff;
 use crate::config::Config;
-use crate::metrics::Metrics;
 
 /// Deadline of a dial: a process that listens has a queue of connections.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(100);
@@ -63,7 +62,7 @@ pub(super) struct Plugin {
 pub(super) async fn dial(
     candidate: &Candidate,
     config: &Config,
-    metrics: &Metrics,
+    limits: &ReadLimits,
 ) -> Result<PeerConnection, ConnectError> {
     let Candidate {
         driver,
@@ -71,8 +70,7 @@ pub(super) async fn dial(
         process: ProcessId { uid, .. },
         ..
     } = candidate;
-    let limit = metrics.read_limit(&config.limits);
-    let dialed = devlet_uds::connect_limited(endpoint, Instant::now() + DIAL_TIMEOUT, &limit).await?;
+    let dialed = devlet_uds::connect_limited(endpoint, Instant::now() + DIAL_TIMEOUT, limits).await?;
     for owner in [dialed.owner, dialed.peer.uid] {
         if !config.access.may_name(*uid, owner, driver.as_str()) {
             return Err(ConnectError::SocketOwnerMismatch {
@@ -111,7 +109,7 @@ async fn keep_connected(registrar: &DriverRegistrar, plugin: &Plugin, first: Opt
 async fn dial_until_connected(registrar: &DriverRegistrar, plugin: &Plugin) -> PeerConnection {
     let (mut backoff, mut last) = (Backoff::new(MIN_PAUSE, MAX_DIAL_PAUSE), String::new());
     loop {
-        let error = match dial(&plugin.candidate, &registrar.config, &registrar.metrics).await {
+        let error = match dial(&plugin.candidate, &registrar.config, &registrar.read_limits).await {
             Ok(dialed) => return dialed,
             Err(error) => error.to_string(),
         };

@@ -78,7 +78,7 @@ pub enum InvalidManifest {
     #[error("{0} is missing")]
     Missing(&'static str),
     /// A name that Kubernetes rejects.
-    #[error("{field}: {} is not {rule}", shortened(.value))]
+    #[error("{field}: {} is not {rule}", truncate_quoted(.value))]
     Name {
         /// The field.
         field: String,
@@ -91,7 +91,7 @@ pub enum InvalidManifest {
     #[error("two containers are called {0}")]
     DuplicateContainer(String),
     /// A quantity that is not a number of devices.
-    #[error("container {container}: {resource}: {} is not a quantity: {problem}", shortened(.value))]
+    #[error("container {container}: {resource}: {} is not a quantity: {problem}", truncate_quoted(.value))]
     Quantity {
         /// The container.
         container: String,
@@ -105,7 +105,7 @@ pub enum InvalidManifest {
     /// A resource name that no plugin can serve.
     #[error(
         "container {container}: {} is not the name of a device resource, such as acme.com/gpu",
-        shortened(.resource)
+        truncate_quoted(.resource)
     )]
     Resource {
         /// The container.
@@ -117,7 +117,7 @@ pub enum InvalidManifest {
     #[error(
         "container {container}: {} is not a resource: those of devices have a domain, as in acme.com/gpu, and those \
          without one are cpu, memory, ephemeral-storage and hugepages-SIZE",
-        shortened(.resource)
+        truncate_quoted(.resource)
     )]
     Unqualified {
         /// The container.

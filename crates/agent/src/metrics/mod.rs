@@ -25,15 +25,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use devlet_core::ResourceName;
-use devlet_uds::ReadLimit;
-use devlet_uds::server::{OnRefusal, Refusal};
+use devlet_uds::server::OnRefusal;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::limits::{Limit, Limits};
+use crate::limits::Limit;
 
 pub use admission::{Admission, WaitGuard};
 pub use drivers::{ClaimOperation, DriverRpcs, OperationTimer};
@@ -266,20 +265,7 @@ impl Metrics {
     /// Returns a callback that counts the refusals of a server whose limit on connections is `connections`.
     pub fn on_refusal(&self, connections: Limit) -> OnRefusal {
         let metrics = self.clone();
-        Arc::new(move |refusal| {
-            let limit = match refusal {
-                Refusal::TooManyFrames => Limit::FIXED,
-                _ => connections,
-            };
-            metrics.limit_hit(limit.name());
-        })
-    }
-
-    /// Returns the limit on bytes of peers that are dialled.
-    pub(crate) fn read_limit(&self, limits: &Limits) -> ReadLimit {
-        let metrics = self.clone();
-        let on_hit = move || metrics.limit_hit(Limit::FIXED.name());
-        ReadLimit::new(10_000, Arc::new(on_hit))
+        Arc::new(move |_| metrics.limit_hit(connections.name()))
     }
 
     /// Counts a request or connection that a limit refused or delayed, named as in the configuration.

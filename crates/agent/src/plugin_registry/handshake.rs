@@ -147,8 +147,8 @@ impl Handshake {
     /// Asks a socket for its plugin, registers it, and notifies it of the outcome.
     pub(super) async fn attempt(&self, socket: &Path) -> Result<TakenIn, HandshakeError> {
         let deadlines = &self.registrar.config.deadlines;
-        let limit = self.registrar.metrics.read_limit(&self.registrar.config.limits);
-        let dialed = devlet_uds::connect_once_limited(socket, deadline::after(deadlines.dial), &limit)
+        let limits = &self.registrar.read_limits;
+        let dialed = devlet_uds::connect_once_limited(socket, deadline::after(deadlines.dial), limits)
             .await
             .map_err(|problem| HandshakeError::Dial {
                 socket: socket.to_owned(),

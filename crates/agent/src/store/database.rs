@@ -28,6 +28,7 @@ use super::row::Row;
 use super::state_file;
 use super::tables::{self, Snapshot};
 use super::wal::{self, Wal};
+use crate::metrics::statistics::Counters;
 
 /// Free bytes in the log below which a checkpoint is made. Most changes are smaller.
 const MIN_FREE_WAL: usize = 64 << 10;

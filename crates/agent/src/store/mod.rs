@@ -60,6 +60,7 @@ mod threads;
 mod wal;
 mod writer;
 
+use crate::metrics::statistics::Counters;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -70,6 +71,7 @@ use devlet_core::dra::claims::BeginForgetError;
 use devlet_core::{ClaimUid, Moment, Node, PodRequest, PodUid, Preferences, ReleaseError as ReleaseRefused};
 use tokio::sync::watch;
 
+pub use crate::config::OnReboot;
 pub use crate::metrics::statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
 pub use answer::answer;
 pub use clock::Clock;
@@ -84,9 +86,8 @@ pub use file_backend::Storage;
 pub use held::Held;
 pub use import_report::{Difference, ImportReport, Undecodable, UnreadableFile};
 pub use kubelet_files::MirrorError;
-pub use open_options::{OnReboot, OpenOptions};
+pub use open_options::OpenOptions;
 pub use open_report::{Contested, Found, OpenError, OpenReport, Quarantined, Reboot, Takeover};
-pub use statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
 
 use clock::MonotonicClock;
 use commit_queue::{PendingCommit, flatten_recv};

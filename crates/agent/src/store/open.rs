@@ -62,6 +62,7 @@ use super::record::BlockedRecord;
 use super::row::Row;
 use super::state_file::StateFileError;
 use super::threads::{self, RecordedProgress};
+use crate::metrics::statistics::Counters;
 
 pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenError> {
     let now = (options.clock)();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::clock::{Clock, system_time};
 use super::file_backend::Storage;
 use super::kubelet_file::KubeletFile;
+use crate::config::OnReboot;
 
 /// Default of [`OpenOptions::write_timeout`].
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -63,14 +64,4 @@ impl OpenOptions {
             KubeletFile::Claims => self.claims.as_deref(),
         }
     }
-}
-
-/// Treatment of pods from devlet's API after a reboot of the machine. Other pods are always kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnReboot {
-    /// They stay, marked as from before the reboot.
-    #[default]
-    Keep,
-    /// They are released.
-    Release,
 }

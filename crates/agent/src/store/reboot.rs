@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use devlet_core::Source;
 
 use super::open::Startup;
-use super::open_options::OnReboot;
 use super::open_report::Reboot;
 use super::persisted_state::PersistedState;
 use super::row::Row;
+use crate::config::OnReboot;
 
 impl Startup<'_> {
     /// Marks or releases pods if the machine has been rebooted. Returns the rows to write.

@@ -3,7 +3,7 @@
 use tonic::Code;
 
 use super::admit::AdmitError;
-use super::register::RegisterError;
+use super::register_plugin::RegisterError;
 use crate::dra::registration;
 use crate::dra::session::ConnectError;
 use crate::grpc::call::{CallError, InvalidAnswer};
@@ -17,7 +17,7 @@ impl From<&AdmitError> for Outcome {
             AdmitError::Refused(reason) => Self::new("refused", reason::of_reservation(reason)),
             AdmitError::TimedOut { reason, .. } => Self::new("timed_out", reason::of_reservation(reason)),
             AdmitError::Plugin { problem, .. } => failed(match problem {
-                CallError::TimedOut { .. } | CallError::CutShort { .. } => "plugin_silent",
+                CallError::TimedOut { .. } | CallError::CallerDeadline { .. } => "plugin_silent",
                 CallError::Gone { .. } => "plugin_gone",
                 CallError::Refused { .. } => "plugin_refused",
                 CallError::Invalid { .. } => "plugin_answer",
@@ -39,7 +39,7 @@ impl From<&RegisterError> for Reason {
             RegisterError::Dial(_) => "dial",
             RegisterError::Options(_) => "options",
             RegisterError::NotAllowed { .. } => "not_allowed",
-            RegisterError::NotTheirs { .. } => "not_theirs",
+            RegisterError::SocketOwnerMismatch { .. } => "not_theirs",
             RegisterError::Refused(_) => "other_user",
             RegisterError::LimitExceeded(_) => "over_limit",
             RegisterError::Superseded => "superseded",
@@ -51,8 +51,8 @@ impl From<&registration::RegisterError> for Reason {
     fn from(error: &registration::RegisterError) -> Self {
         use registration::RegisterError as Error;
         Self(match error {
-            Error::Link(LinkError::Dial(_)) => "dial",
-            Error::Link(LinkError::NotTheirs { .. }) => "not_theirs",
+            Error::Link(ConnectError::Dial(_)) => "dial",
+            Error::Link(ConnectError::SocketOwnerMismatch { .. }) => "not_theirs",
             Error::Asked { .. } => "options",
             Error::Services(_) => "services",
             Error::NotAllowed { .. } => "not_allowed",
@@ -70,7 +70,7 @@ impl From<&CallError> for CallFailure {
             limit: None,
         };
         match error {
-            CallError::TimedOut { method, .. } | CallError::CutShort { method, .. } => {
+            CallError::TimedOut { method, .. } | CallError::CallerDeadline { method, .. } => {
                 failure(method, Code::DeadlineExceeded)
             }
             CallError::Gone { method } => failure(method, Code::Unavailable),
@@ -79,7 +79,7 @@ impl From<&CallError> for CallFailure {
                 method,
                 code: None,
                 limit: match problem {
-                    InvalidAnswer::LimitExceeded(over) => Some(over.limit),
+                    InvalidAnswer::LimitExceeded(exceeded) => Some(exceeded.limit),
                     _ => None,
                 },
             },

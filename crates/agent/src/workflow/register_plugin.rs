@@ -7,8 +7,8 @@ use std::time::Duration;
 use devlet_core::device_plugin::inventory::Offer;
 use devlet_core::device_plugin::rejections::Rejection;
 use devlet_core::{ConnectError, ConnectionId, Node, PluginIdentity, ProcessId, ResourceName};
-use devlet_uds::DialError;
 use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
+use devlet_uds::{DialError, ReadLimits};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -106,6 +106,8 @@ pub struct Registrar {
     pub(crate) decoder: LongDecoder,
     /// Limits log entries about rejections.
     pub(crate) rejection_log: Arc<LogThrottle>,
+    /// Limits on the bytes of processes that are dialled.
+    pub(crate) read_limits: ReadLimits,
 }
 
 impl Registrar {
@@ -220,8 +222,7 @@ impl Registrar {
             });
         }
         let deadlines = &self.config.deadlines;
-        let limit = self.metrics.read_limit(&self.config.limits);
-        let dialed = devlet_uds::connect_limited(socket, deadline::after(deadlines.dial), &limit)
+        let dialed = devlet_uds::connect_limited(socket, deadline::after(deadlines.dial), &self.read_limits)
             .await
             .map_err(RegisterError::Dial)?;
         for owner in [dialed.owner, dialed.peer.uid] {

@@ -1,6 +1,6 @@
 //! Listening, dialling and serving on real sockets.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
@@ -18,9 +18,10 @@ use devlet_kubelet_api::device_plugin::v1beta1::{
     PreferredAllocationResponse, RegisterRequest,
 };
 use devlet_uds::channel::Channel;
-use devlet_uds::server::{ServeError, ServerLimits, ignore_refusals, serve};
+use devlet_uds::server::{OnRefusal, Refusal, ServeError, ServerLimits, ignore_refusals, serve};
 use devlet_uds::{
-    DEFAULT_MODE, DialError, ListenError, Listener, PATH_LIMIT, PeerConnection, PeerCred, connect, listen,
+    DEFAULT_MODE, DialError, ListenError, Listener, PATH_LIMIT, PeerConnection, PeerCred, ReadLimits,
+    connect, connect_limited, listen,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -86,6 +87,17 @@ struct Running {
 }
 
 fn run(listener: Listener, limits: ServerLimits) -> Running {
+    run_reporting(listener, limits, ignore_refusals())
+}
+
+/// Returns a callback for refusals, and the refusals.
+fn reported() -> (OnRefusal, mpsc::UnboundedReceiver<Refusal>) {
+    let (sender, refusals) = mpsc::unbounded_channel();
+    let on_refusal = Arc::new(move |refusal| _ = sender.send(refusal));
+    (on_refusal, refusals)
+}
+
+fn run_reporting(listener: Listener, limits: ServerLimits, on_refusal: OnRefusal) -> Running {
     let (sender, calls) = mpsc::unbounded_channel();
     let go_on = Arc::new(Notify::new());
     let (stop, stopped) = oneshot::channel::<()>();
@@ -94,7 +106,7 @@ fn run(listener: Listener, limits: ServerLimits) -> Running {
         go_on: go_on.clone(),
     };
     let routes = Routes::new(RegistrationServer::new(recorder).max_decoding_message_size(usize::MAX));
-    let ended = tokio::spawn(serve(listener, routes, limits, ignore_refusals(), async {
+    let ended = tokio::spawn(serve(listener, routes, limits, on_refusal, async {
         let _ = stopped.await;
     }));
     Running {
@@ -390,6 +402,37 @@ async fn a_peer_that_floods_and_does_not_read_does_not_keep_its_connection() {
 }
 
 #[tokio::test]
+async fn a_dialled_peer_that_floods_is_throttled() {
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    let directory = directory();
+    let listener = StdListener::bind(socket(&directory)).expect("listens");
+    let flood = std::thread::spawn(move || {
+        let (mut peer, _) = listener.accept().expect("accepts");
+        let mut answers = peer.try_clone().expect("a clone");
+        std::thread::spawn(move || while answers.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
+        peer.write_all(&SETTINGS).expect("is read");
+        peer.set_nonblocking(true).expect("does not block");
+        let pings = PING.repeat(1_000);
+        let (mut sent, end) = (0, Instant::now() + Duration::from_secs(3));
+        while Instant::now() < end {
+            sent += peer.write(&pings).unwrap_or_default();
+            std::thread::yield_now();
+        }
+        sent
+    });
+    let limits = ReadLimits::default();
+    let _dialed = connect_limited(socket(&directory), soon(), &limits)
+        .await
+        .expect("dials");
+    let sent = tokio::task::spawn_blocking(|| flood.join())
+        .await
+        .expect("runs")
+        .expect("ends");
+    assert!(sent < 6 << 20, "the flood is not throttled: {sent} bytes");
+}
+
+#[tokio::test]
 async fn hanging_up_ends_calls_under_way() {
     let directory = directory();
     let mut server = run_at(&socket(&directory));
@@ -534,92 +577,124 @@ async fn busy(directory: &TempDir, server: &mut Running) -> (PeerConnection, Joi
     (dialed, call)
 }
 
+/// Waits until the server accepts a connection again, and makes a call on it.
+async fn until_accepted(directory: &TempDir) -> PeerConnection {
+    loop {
+        let next = connect(socket(directory), soon()).await;
+        if let Ok(next) = next
+            && register(&next, "a").await.is_ok()
+        {
+            return next;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test]
-async fn connections_of_a_user_over_the_limit_are_refused_with_a_reason() {
+async fn connections_over_the_limit_of_a_user_are_closed_and_reported() {
     let directory = directory();
     let limits = ServerLimits {
         connections_per_uid: 2,
         ..ServerLimits::default()
     };
-    let mut server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+    let listener = listen(socket(&directory), DEFAULT_MODE).expect("listens");
+    let (on_refusal, mut refusals) = reported();
+    let mut server = run_reporting(listener, limits, on_refusal);
     let (first, _) = busy(&directory, &mut server).await;
     let (_second, second) = busy(&directory, &mut server).await;
 
-    // A few get an answer with a code and a text. Later ones get GOAWAY with the text.
-    let mut told = Vec::new();
-    for _ in 0..8 {
-        let next = connect(socket(&directory), soon()).await.expect("dials");
-        let refused = register(&next, "a").await.expect_err("over the limit");
-        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
-        assert!(
-            refused.message().contains("limits.connectionsPerUid allows 2"),
-            "{refused}"
-        );
-        told.push(next);
-    }
-    let mut silent = Vec::new();
     for _ in 0..20 {
-        silent.push(UnixStream::connect(socket(&directory)).await.expect("connects"));
-    }
-    let mut heard = Vec::new();
-    for mut each in silent {
-        let _ = each.read_to_end(&mut heard).await;
-    }
-    let heard = String::from_utf8_lossy(&heard);
-    assert!(heard.contains("limits.connectionsPerUid allows 2"), "{heard:?}");
-    // The server closes refused connections, though the peer keeps them open.
-    for each in &told {
-        let gone = each.closed();
-        let ended = tokio::time::timeout(LONG, gone.wait()).await;
-        ended.expect("told and let go");
+        let mut refused = UnixStream::connect(socket(&directory)).await.expect("connects");
+        let mut received = Vec::new();
+        // A reset is an end, too.
+        let _ = refused.read_to_end(&mut received).await;
+        assert!(received.is_empty(), "{received:?}");
+        assert_eq!(refusals.recv().await, Some(Refusal::TooManyConnections));
     }
 
     first.close();
     first.closed().wait().await;
-    // The server notices the closed connections later.
-    loop {
-        let next = connect(socket(&directory), soon()).await.expect("dials");
-        if register(&next, "a").await.is_ok() {
-            break;
-        }
-    }
+    until_accepted(&directory).await;
     server.go_on.notify_waiters();
-    second.await.expect("ends").expect("the second was still there");
+    second.await.expect("ends").expect("the second connection stays");
 }
 
 #[tokio::test]
-async fn at_the_limit_the_oldest_connection_that_waits_for_nothing_makes_room() {
+async fn a_user_that_opens_connections_too_fast_is_refused_and_others_stay() {
     let directory = directory();
-    let limits = ServerLimits {
-        connections_per_uid: 3,
-        expects_call: true,
-        ..ServerLimits::default()
-    };
-    let mut server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
-    let (_busy, call) = busy(&directory, &mut server).await;
-    let idle = connect(socket(&directory), soon()).await.expect("dials");
-    register(&idle, "a").await.expect("registers");
-    let mut half = half_a_request(&directory).await;
+    let listener = listen(socket(&directory), DEFAULT_MODE).expect("listens");
+    let (on_refusal, mut refusals) = reported();
+    let _server = run_reporting(listener, ServerLimits::default(), on_refusal);
+    let earlier = connect(socket(&directory), soon()).await.expect("dials");
+    register(&earlier, "a").await.expect("registers");
 
-    let next = connect(socket(&directory), soon()).await.expect("dials");
-    register(&next, "a").await.expect("there is room");
-    idle.closed().wait().await;
-    let last = connect(socket(&directory), soon()).await.expect("dials");
-    register(&last, "a").await.expect("there is room");
-    let _ = half.read_to_end(&mut Vec::new()).await;
-    register(&next, "a").await.expect("a newer one stays");
-    server.go_on.notify_waiters();
-    call.await.expect("ends").expect("a call under way goes on");
+    // Until the server has closed them, the connections also count against the limit of the user.
+    while refusals.try_recv() != Ok(Refusal::TooManyAttempts) {
+        drop(StdStream::connect(socket(&directory)));
+        tokio::task::yield_now().await;
+    }
+    register(&earlier, "a").await.expect("the connection stays");
+    until_accepted(&directory).await;
 }
 
-/// Opens a connection and sends an unfinished request.
-async fn half_a_request(directory: &TempDir) -> UnixStream {
-    let mut stream = UnixStream::connect(socket(directory)).await.expect("connects");
-    stream.write_all(&opening()).await.expect("writes");
-    stream.write_all(&head_of_a_call(0x4)).await.expect("writes");
-    // The server has answered the settings.
-    stream.read_exact(&mut [0; 9]).await.expect("reads");
-    stream
+#[tokio::test]
+async fn a_connection_without_a_call_in_flight_is_closed_after_a_while() {
+    let directory = directory();
+    for expects_call in [false, true] {
+        let limits = ServerLimits {
+            preface: Duration::from_millis(300),
+            idle: Some(Duration::from_millis(300)),
+            expects_call,
+            ..ServerLimits::default()
+        };
+        let mut server = run(listen(socket(&directory), DEFAULT_MODE).expect("listens"), limits);
+        let (busy, call) = busy(&directory, &mut server).await;
+        let idle = connect(socket(&directory), soon()).await.expect("dials");
+        let made = Instant::now();
+        register(&idle, "a").await.expect("registers");
+        idle.closed().wait().await;
+        assert!(
+            made.elapsed() >= Duration::from_millis(300),
+            "{:?}",
+            made.elapsed()
+        );
+        assert!(!busy.closed().is_closed());
+        server.go_on.notify_waiters();
+        call.await.expect("ends").expect("a call in flight continues");
+        busy.closed().wait().await;
+        server.stop.send(()).expect("stops");
+        server.ended.await.expect("ends").expect("serves");
+    }
+}
+
+#[tokio::test]
+async fn a_flood_is_throttled_also_while_a_call_is_in_flight() {
+    const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    let directory = directory();
+    let mut server = run_at(&socket(&directory));
+    let mut flood = UnixStream::connect(socket(&directory)).await.expect("connects");
+    flood.write_all(&opening()).await.expect("writes");
+    flood.write_all(&head_of_a_call(0x4)).await.expect("writes");
+    // "wait" as the endpoint, in a message with its length before it.
+    let message = [&[0, 0, 0, 0, 6, 0x12, 4][..], b"wait"].concat();
+    let data = [&[0, 0, message.len() as u8, 0, 1, 0, 0, 0, 1][..], &message].concat();
+    flood.write_all(&data).await.expect("writes");
+    server.calls.recv().await.expect("the call arrives");
+
+    let (mut answers, mut flood) = flood.into_split();
+    let drained =
+        tokio::spawn(async move { while answers.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {} });
+    let pings = PING.repeat(1_000);
+    let mut sent = 0;
+    let flooding = async {
+        loop {
+            sent += flood.write(&pings).await.expect("writes");
+        }
+    };
+    let ended: Result<(), _> = tokio::time::timeout(Duration::from_secs(3), flooding).await;
+    assert!(ended.is_err());
+    assert!(sent < 6 << 20, "the flood is not throttled: {sent} bytes");
+    drained.abort();
 }
 
 /// Returns the first bytes of a client: the preface and empty settings.

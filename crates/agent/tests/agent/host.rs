@@ -13,7 +13,6 @@ use devlet_client::v1::devlet_server::Devlet as _;
 use devlet_client::{Admission, Client, Code, Status, v1};
 use devlet_testkit::{Answer, Device, Fault, Options, PATIENCE, Plugin, Script};
 use devlet_uds::PeerCred;
-use devlet_uds::PeerCred;
 use tempfile::TempDir;
 use tokio_stream::StreamExt as _;
 use tonic::{Request, Response};
