@@ -57,8 +57,11 @@ pub enum ConnectError {
         /// What the system says.
         source: io::Error,
     },
-    /// The process behind the socket does not speak gRPC.
-    #[error("{} does not answer as devlet does: {source}", path.display())]
+    /// The process behind the socket closed the connection at once.
+    #[error(
+        "devlet at {} has stopped before it answered, or this user has too many connections ({source}): see devlet's log",
+        path.display()
+    )]
     Transport {
         /// The socket.
         path: PathBuf,
