@@ -50,8 +50,11 @@ pub enum ConnectError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The process behind the socket does not implement gRPC.
-    #[error("{} does not answer as devlet does: {source}", path.display())]
+    /// The process behind the socket closed the connection at once.
+    #[error(
+        "devlet at {} has stopped before it answered, or this user has too many connections ({source}): see devlet's log",
+        path.display()
+    )]
     Transport {
         path: PathBuf,
         /// The error of the HTTP/2 connection.

@@ -1,6 +1,6 @@
 //! Limits the bytes that a process sends besides the data of its calls.
 //!
-//! A peer can send pings, settings, resets and connections without end. Each costs time, and none has a purpose. So every byte that is
+//! A peer can send pings, settings and resets without end. Each costs time, and none serves a call. So every byte that is
 //! read counts against the sender's process, until it turns out to belong to a call:
 //!
 //! - data of a call is refunded when the handler (or, of an answer, the caller) reads it;
@@ -10,7 +10,7 @@
 //! does not grow. Processes that make calls never notice the limit, however many calls they make.
 //!
 //! The limit also holds while a call is in flight. Otherwise one open watch, or one answer that the peer does not read,
-//! would disable it. A plain limit on all bytes cannot be used instead: 16 MiB/s are few enough for data, but are a
+//! would disable it. A plain limit on all bytes cannot be used instead: 16 MiB/s are too few for data, and enough for a
 //! million pings per second, which take a whole core. Frames are not parsed: `h2` does that.
 //!
 //! One connection cannot keep a worker thread: tokio makes its task yield after 128 reads.

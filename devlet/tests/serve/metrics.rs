@@ -220,6 +220,8 @@ fn counters_exist_and_are_zero_before_the_first_event() {
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
     let limits: BTreeSet<String> = rows
         .filter_map(|row| quoted(row).next())
+        // tonic rejects such requests before devlet can count them.
+        .filter(|limit| *limit != "requestBytes")
         .map(str::to_owned)
         .collect();
     assert_eq!(series("devlet_limit_hits_total"), limits);
