@@ -19,7 +19,7 @@
 //! ```
 //!
 //! The messages, client and server under [`v1`] are generated from `proto/devlet/v1/devlet.proto`, which documents
-//! them, and checked in; `src/tests/generated.rs` generates them.
+//! them, and checked in; `src/tests.rs` generates them.
 
 mod admission;
 mod client;

@@ -212,7 +212,9 @@ mod tests {
         let limits = limits(16, usize::MAX);
         let mut take = |uid: u32, pid: i32| connect(&mut node, process(uid, pid), "acme.com/gpu", &limits);
         for uid in [1000, 1001, 1002] {
-            (0..4).for_each(|pid| drop(take(uid, pid).unwrap()));
+            for pid in 0..4 {
+                take(uid, pid).unwrap();
+            }
             let refused = take(uid, 4).unwrap_err();
             assert!(
                 refused.starts_with(&format!("4 plugins of user {uid} are connected")),
