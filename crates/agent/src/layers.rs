@@ -10,23 +10,26 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["api"],
     &["agent"],
-    &["reconcile", "workflow"],
-    &["plugin_registry"],
+    &["plugin_registry", "reconcile"],
+    &["workflow"],
     &["device_plugin", "dra"],
     &["manifest", "run_options", "store"],
     &["grpc"],
     &["config", "metrics"],
     &["limits"],
     &["access"],
-    &["deadline", "display", "peer_text", "resource_name"],
+    &[
+        "backoff",
+        "deadline",
+        "display",
+        "long_decode",
+        "peer_text",
+        "resource_name",
+    ],
 ];
 
 /// Edges against the direction that still exist. The list may only become shorter.
-const KNOWN: &[(&str, &str)] = &[
-    ("device_plugin", "workflow"),
-    ("dra", "workflow"),
-    ("plugin_registry", "workflow"),
-];
+const KNOWN: &[(&str, &str)] = &[("device_plugin", "workflow")];
 
 #[test]
 fn modules_use_only_lower_layers() {

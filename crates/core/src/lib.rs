@@ -38,7 +38,7 @@ pub use id::{
 pub use import::Importing;
 pub use node::{
     Blocked, CommitError, ConnectError, LastSeen, Node, PreferenceQuery, Preferences, PutError, ReleaseError,
-    ReserveError, Restored,
+    ReserveError, Reserved, Restored,
 };
 pub use pod::{
     Allocation, ClaimReference, ClaimRequest, ClaimUse, ContainerKind, ContainerRequest, Pod, PodClaim,

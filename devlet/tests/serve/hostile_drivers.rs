@@ -219,9 +219,9 @@ fn answers_that_are_none_are_refused_and_named() {
             "did not answer for ResourceClaim default/bad-2",
         ),
         (Fault::Raw(vec![0xff; 100]), "the answer is damaged"),
-        (Fault::LongName(2_000), "limits.idBytes allows 1024"),
+        (Fault::LongName(2_000), "devlet allows 1024"),
         (Fault::ManyDevices(3_000), "limits.claimBytes allows 131072"),
-        (Fault::ManyDevices(20_000), "limits.entriesPerAnswer allows 16384"),
+        (Fault::ManyDevices(20_000), "devlet allows 16384"),
         (Fault::ManyDevices(120_000), "limits.answerBytes allows 4194304"),
         (
             Fault::Refuse {

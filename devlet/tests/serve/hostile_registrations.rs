@@ -63,12 +63,8 @@ fn slowed_down_alone(api: Api) {
     );
     let named = |limit: &str| messages.iter().any(|message| message.contains(limit));
     assert!(named("limits.registrationsPerMinute allows 50"), "{messages:?}");
-    assert!(
-        named("registers evil.example/device more than 5 times a minute"),
-        "{messages:?}"
-    );
     assert!(neighbours.hits("registrationsPerMinute") > 0);
-    // Another plugin can still register.
+    // The plugin of another process can still register.
     let _other = Plugin::registered(&Script {
         resource: "acme.com/other".into(),
         ..neighbours.bad(1)

@@ -3,7 +3,6 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
 
 use devlet_testkit::{
     Babbler, Door, Event, PATIENCE, Plugin, Script, nonsense_of_a_client, nonsense_of_a_server,
@@ -78,42 +77,44 @@ fn until_end(mut stream: &UnixStream) -> Vec<u8> {
 
 #[test]
 fn connections_that_say_nothing_are_closed() {
-    let mut neighbours = Neighbourhood::configured("limits: {preface: 200ms}");
-    for socket in neighbours.sockets() {
-        let silent: Vec<UnixStream> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
-        neighbours.pods_go_on();
-        silent.iter().for_each(|stream| _ = until_end(stream));
-    }
+    let mut neighbours = Neighbourhood::new();
+    let connect = |socket: &std::path::PathBuf| UnixStream::connect(socket).unwrap();
+    let sockets = neighbours.sockets();
+    let silent: Vec<UnixStream> = sockets.iter().cycle().take(200).map(connect).collect();
+    neighbours.pods_go_on();
+    silent.iter().for_each(|stream| _ = until_end(stream));
     neighbours.unharmed();
 }
 
 #[test]
 fn a_caller_that_sends_a_byte_at_a_time_is_closed() {
-    let mut neighbours = Neighbourhood::configured("limits: {preface: 200ms}");
+    let mut neighbours = Neighbourhood::new();
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     // Settings, and the head of a request with 64 bytes.
     let head = [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 64, 1, 4, 0, 0, 0, 1];
     let [kubelet, own] = neighbours.sockets();
-    for (socket, at_once, slowly) in [
+    let request = [&head[..], &[0; 63]].concat();
+    let mut slow = [
         (&kubelet, &b""[..], &preface[..]),
         (&own, b"", preface),
-        (&kubelet, preface, &[&head[..], &[0; 63]].concat()),
-    ] {
+        (&kubelet, preface, &request),
+    ]
+    .map(|(socket, at_once, slowly)| {
         let mut stream = UnixStream::connect(socket).unwrap();
         stream.write_all(at_once).unwrap();
-        for byte in slowly {
-            if stream.write_all(&[*byte]).is_err() {
-                break;
-            }
-            // The pods take longer than the deadline.
-            neighbours.one_pod_goes_on();
-            stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-            if matches!(stream.read(&mut [0; 64]), Ok(0)) {
-                break;
+        (stream, slowly)
+    });
+    // Each connection still has bytes to send when its deadline is over.
+    let steps = slow.iter().map(|(_, slowly)| slowly.len()).max().unwrap();
+    for step in 0..steps - 1 {
+        for (stream, slowly) in &mut slow {
+            if let Some(byte) = slowly.get(step).filter(|_| step + 1 < slowly.len()) {
+                let _ = stream.write_all(&[*byte]);
             }
         }
-        until_end(&stream);
+        neighbours.one_pod_goes_on();
     }
+    slow.iter().for_each(|(stream, _)| _ = until_end(stream));
     neighbours.unharmed();
 }
 
@@ -150,7 +151,7 @@ fn a_plugin_whose_socket_becomes_something_else_is_lost_and_nothing_else_is_open
 
 #[test]
 fn a_file_in_place_of_our_socket_is_reported_and_left_alone() {
-    let mut neighbours = Neighbourhood::configured("limits: {drain: 100ms}");
+    let mut neighbours = Neighbourhood::new();
     let socket = neighbours.kubelet_socket();
     std::fs::remove_file(&socket).unwrap();
     std::fs::write(&socket, "mine").unwrap();

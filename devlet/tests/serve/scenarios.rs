@@ -340,7 +340,7 @@ fn a_plugin_that_does_not_listen_to_its_registration_serves_all_the_same() {
             }
         };
         assert!(
-            warning.contains("registered and does not want to know") && warning.contains(said),
+            warning.contains("plugin registered; NotifyRegistrationStatus failed") && warning.contains(said),
             "{warning}"
         );
         daemon.until_capacity(GPU, 1);

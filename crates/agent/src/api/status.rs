@@ -237,7 +237,7 @@ impl Coded for AdmitError {
 impl Coded for CommitError {
     fn code(&self) -> Code {
         match self {
-            Self::Ended(_) => Code::Aborted,
+            Self::Ended(_) | Self::Vanished { .. } => Code::Aborted,
             Self::Write(error) => error.code(),
         }
     }

@@ -136,7 +136,7 @@ mod tests {
             ),
             (
                 list(vec![named("a", &[0; 40_000])]),
-                "a device has 80017 bytes, devlet allows 65536",
+                "a device has 80016 bytes, devlet allows 65536",
             ),
             (
                 list(vec![named(&"x".repeat(1025), &[])]),

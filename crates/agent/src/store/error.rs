@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use devlet_core::dra::claims::{BeginForgetError, ClaimKey};
-use devlet_core::{PodUid, ReleaseError as ReleaseRefused, ReserveError};
+use devlet_core::{PodUid, ReleaseError as ReleaseRefused, ReserveError, ResourceName};
 
 use super::import_report::UnreadableFile;
 use super::kubelet_files::MirrorError;
@@ -60,6 +60,12 @@ pub enum CommitError {
     /// The reservation has ended, or the answers do not fit it.
     #[error(transparent)]
     Ended(#[from] devlet_core::CommitError),
+    /// A device has left its plugin's list, or is unhealthy, since it was reserved.
+    #[error("a device of {resource} vanished while its plugin was being called")]
+    Vanished {
+        /// The resource.
+        resource: ResourceName,
+    },
     /// It could not be written; the reservation is undone.
     #[error(transparent)]
     Write(#[from] WriteError),

@@ -1,8 +1,10 @@
 //! A reservation that undoes itself.
 
-use devlet_core::device_plugin::ledger::Reservation;
+use std::pin::Pin;
+
+use devlet_core::device_plugin::ledger::{Grant, Reservation};
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::{Pod, PodRequest, ReservationId};
+use devlet_core::{Node, PluginView, Pod, PodRequest, PreferenceQuery, ReservationId, ResourceName};
 
 #[cfg(doc)]
 use super::answer;
@@ -19,12 +21,31 @@ pub struct Held {
     pub(super) store: Store,
     pub(super) id: ReservationId,
     pub(super) reservation: Reservation,
+    pub(super) plugins: Option<Vec<PluginView>>,
+    /// `true` until the commit has begun: from then on the writer ends the reservation.
+    pub(super) is_armed: bool,
+}
+
+/// The result of [`Store::hold_or_query`].
+#[derive(Debug)]
+pub enum Hold {
+    /// A plugin has to be asked for its preference first. Nothing is reserved.
+    Query(PreferenceQuery),
+    /// The pod has everything, on disk.
+    Complete(Box<Pod>),
+    /// The pod's devices and claims are reserved.
+    Held(Box<Held>),
 }
 
 impl Held {
     /// Returns the reserved devices and claims.
     pub fn reservation(&self) -> &Reservation {
         &self.reservation
+    }
+
+    /// Returns the plugin to call for each grant; `None` if one of them was not connected.
+    pub fn plugins(&self) -> Option<&[PluginView]> {
+        self.plugins.as_deref()
     }
 
     /// Returns the ID of the reservation.
@@ -60,22 +81,64 @@ impl Held {
         request: &PodRequest,
         answers: Vec<(Answer, bool)>,
     ) -> Result<Pod, CommitError> {
-        let mut pod = None;
+        self.commit_with(request, answers, |written| written).await
+    }
+
+    /// Commits like [`Held::commit`], and waits for the write as long as `wait` does. The write is carried out even if
+    /// `wait` gives up.
+    pub(crate) async fn commit_with<F>(
+        mut self,
+        request: &PodRequest,
+        answers: Vec<(Answer, bool)>,
+        wait: impl FnOnce(PendingWrite) -> F,
+    ) -> Result<Pod, CommitError>
+    where
+        F: Future<Output = Result<(), WriteError>>,
+    {
+        let (mut pod, mut recorded) = (None, None);
         let written = self.store.begin(|state| {
-            let commit = state.node.begin_commit(self.id, request, answers)?;
+            let node = &mut state.node;
+            if let Some(resource) = vanished(node, &self.reservation.grants) {
+                return Err(CommitError::Vanished { resource });
+            }
+            if node.has_everything(self.id) {
+                recorded = node.pod(&request.uid).cloned();
+            }
+            let commit = node.begin_commit(self.id, request, answers)?;
+            self.is_armed = false;
             let mut rows: Vec<Row> = commit.claims.iter().map(Row::claim).collect();
             rows.push(Row::pod(&commit.pod));
             pod = Some(commit.pod);
-            Ok::<_, devlet_core::CommitError>(Some((rows, Completion::Commit(self.id))))
+            Ok(Some((rows, Completion::Commit(self.id))))
         })?;
-        done(written).await?;
-        Ok(pod.ok_or(devlet_core::CommitError::Ended)?)
+        match wait(Box::pin(done(written))).await {
+            Ok(()) => Ok(pod.ok_or(devlet_core::CommitError::Ended)?),
+            // A pod that holds everything is admitted even if a change of its record cannot be written.
+            Err(error) => recorded.ok_or(CommitError::Write(error)),
+        }
     }
+}
+
+/// A write that a commit waits for.
+pub(crate) type PendingWrite = Pin<Box<dyn Future<Output = Result<(), WriteError>> + Send>>;
+
+/// Returns a resource of which a granted device has left the list or is unhealthy, while its plugin is connected.
+fn vanished(node: &Node, grants: &[Grant]) -> Option<ResourceName> {
+    let is_vanished = |grant: &&Grant| {
+        let mut devices = grant.devices.iter();
+        node.serving(&grant.resource).is_some()
+            && devices.any(|device| !node.is_healthy(&grant.resource, device))
+    };
+    grants
+        .iter()
+        .find(is_vanished)
+        .map(|grant| grant.resource.clone())
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Does nothing once the commit has begun.
-        self.store.shared.update(|node| node.abort(self.id));
+        if self.is_armed {
+            self.store.shared.update(|node| node.abort(self.id));
+        }
     }
 }

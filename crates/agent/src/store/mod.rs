@@ -67,8 +67,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use devlet_core::device_plugin::ledger::Grant;
 use devlet_core::dra::claims::BeginForgetError;
-use devlet_core::{ClaimUid, Moment, Node, PodRequest, PodUid, Preferences, ReleaseError as ReleaseRefused};
+use devlet_core::{
+    ClaimUid, Moment, Node, PodRequest, PodUid, Preferences, ReleaseError as ReleaseRefused, ReserveError,
+    Reserved,
+};
 use tokio::sync::watch;
 
 pub use crate::config::OnReboot;
@@ -83,7 +87,7 @@ pub use error::{
     StopError, WriteError,
 };
 pub use file_backend::Storage;
-pub use held::Held;
+pub use held::{Held, Hold};
 pub use import_report::{Difference, ImportReport, Undecodable, UnreadableFile};
 pub use kubelet_files::MirrorError;
 pub use open_options::OpenOptions;
@@ -130,6 +134,9 @@ pub(crate) struct Shared {
     /// The writer has been notified of changed metadata of resources.
     resources_dirty: AtomicBool,
     counters: Arc<Counters>,
+    /// Number of times that the lock was taken.
+    #[cfg(test)]
+    pub(crate) locks: std::sync::atomic::AtomicUsize,
 }
 
 impl Shared {
@@ -147,6 +154,8 @@ impl Shared {
             write_timeout,
             resources_dirty: AtomicBool::new(false),
             counters,
+            #[cfg(test)]
+            locks: std::sync::atomic::AtomicUsize::new(0),
         }
     }
 
@@ -164,6 +173,8 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
+        #[cfg(test)]
+        self.locks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         // Transitions check before they change, so a panic in a closure does not leave a partial change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -283,6 +294,12 @@ impl Store {
         quarantined.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns how often the state lock was taken.
+    #[cfg(test)]
+    pub(crate) fn locks(&self) -> usize {
+        self.shared.locks.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     /// Returns counters since the store was opened.
     pub fn statistics(&self) -> Statistics {
         self.shared.counters.snapshot()
@@ -291,28 +308,62 @@ impl Store {
     /// Reserves every device and claim that the pod needs, or nothing. Returns `None` if the pod has all of them on disk.
     ///
     /// While writes fail, nothing is reserved: a plugin must not be called for an allocation that cannot be written.
-    pub fn hold(&self, request: &PodRequest, advice: &Preferences) -> Result<Option<Held>, HoldError> {
-        let reserved = self.shared.change(|state| {
-            let Some(id) = state.node.reserve(request, advice)? else {
-                return Ok(None);
+    pub fn hold(&self, request: &PodRequest, preferences: &Preferences) -> Result<Option<Held>, HoldError> {
+        let held = self.hold_with(request, |node| {
+            let reserved = node.reserve(request, preferences)?;
+            Ok(reserved.map_or(Reserved::Complete, Reserved::Reservation))
+        })?;
+        Ok(match held {
+            Hold::Held(held) => Some(*held),
+            Hold::Complete(_) | Hold::Query(_) => None,
+        })
+    }
+
+    /// Reserves like [`Store::hold`], unless a plugin has to be asked for its preference first.
+    pub fn hold_or_query(&self, request: &PodRequest, preferences: &Preferences) -> Result<Hold, HoldError> {
+        self.hold_with(request, |node| node.reserve_or_query(request, preferences))
+    }
+
+    fn hold_with(
+        &self,
+        request: &PodRequest,
+        reserve: impl FnOnce(&mut Node) -> Result<Reserved, ReserveError>,
+    ) -> Result<Hold, HoldError> {
+        let health = self.health();
+        self.shared.change(|state| {
+            let node = &mut state.node;
+            let complete = |node: &Node| {
+                let pod = node.pod(&request.uid).cloned();
+                pod.map(|pod| Hold::Complete(Box::new(pod)))
+                    .ok_or(HoldError::Refused(ReserveError::InFlight))
             };
-            if let Err(error) = self.health() {
-                let has_everything = state.node.has_everything(id);
-                state.node.abort(id);
+            let id = match (reserve(node)?, &health) {
+                (Reserved::Query(_), Err(error)) => return Err(HoldError::Write(error.clone())),
+                (Reserved::Query(query), Ok(())) => return Ok(Hold::Query(query)),
+                (Reserved::Complete, _) => return complete(node),
+                (Reserved::Reservation(id), _) => id,
+            };
+            if let Err(error) = health {
+                let has_everything = node.has_everything(id);
+                node.abort(id);
                 // A pod that holds everything is admitted even if a write is pending for it.
-                return if has_everything {
-                    Ok(None)
-                } else {
-                    Err(HoldError::Write(error))
+                return match has_everything {
+                    true => complete(node),
+                    false => Err(HoldError::Write(error)),
                 };
             }
-            Ok(state.node.reservation(id).cloned().map(|each| (id, each)))
-        })?;
-        Ok(reserved.map(|(id, reservation)| Held {
-            store: self.clone(),
-            id,
-            reservation,
-        }))
+            let reservation = node.reservation(id).cloned();
+            let reservation = reservation.ok_or(HoldError::Refused(ReserveError::InFlight))?;
+            let plugin = |grant: &Grant| node.plugin(node.serving(&grant.resource)?);
+            let plugins = reservation.grants.iter().map(plugin).collect();
+            Ok(Hold::Held(Box::new(Held {
+                store: self.clone(),
+                id,
+                reservation,
+                plugins,
+                is_armed: true,
+            })))
+        })
     }
 
     /// Releases the devices and claims of a pod. Returns when that is on disk.

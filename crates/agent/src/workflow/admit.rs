@@ -20,9 +20,7 @@ use std::time::Duration;
 
 use devlet_core::device_plugin::ledger::Grant;
 use devlet_core::device_plugin::run_options::Answer;
-use devlet_core::{
-    ConnectionId, PluginView, Pod, PodRequest, PreferenceQuery, Preferences, ReserveError, ResourceName,
-};
+use devlet_core::{ConnectionId, Pod, PodRequest, PreferenceQuery, Preferences, ReserveError, ResourceName};
 use devlet_kubelet_files::device_plugin::response::InvalidResponse;
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout_at};
@@ -37,7 +35,7 @@ use crate::dra::DriverCalls;
 use crate::grpc::call::{CallDeadline, CallError, InvalidAnswer, MIN_CALL_TIME, seconds};
 use crate::limits;
 use crate::metrics::Metrics;
-use crate::store::{self, CommitError, Held, HoldError, Store};
+use crate::store::{self, CommitError, Held, Hold, HoldError, Store};
 
 /// How often devices that vanish while a plugin is being called are chosen anew.
 const ATTEMPTS: usize = 5;
@@ -178,7 +176,7 @@ pub async fn admit<W>(
     let started = Instant::now();
     let mut changes = store.subscribe();
     let mut vanished = 0;
-    let mut silent = BTreeSet::new();
+    let mut unresponsive = BTreeSet::new();
     loop {
         // What changes from here on is not missed.
         changes.borrow_and_update();
@@ -186,28 +184,22 @@ pub async fn admit<W>(
             // What was given up before it began changes nothing.
             biased;
             () = give_up.cancelled() => return Err(AdmitError::GivenUp),
-            attempted = attempt(store, calls, claims, request, deadline, &mut silent, &mut waiting) => attempted?,
+            attempted = attempt(store, calls, claims, request, deadline, &mut unresponsive, &mut waiting) => attempted?,
         };
         let reason = match attempted {
             Attempt::Admitted(pod) => return Ok(*pod),
             Attempt::Agreed { held, answers } => {
-                let has_everything = store.read(|node| node.has_everything(held.id()));
-                let committed = written(deadline, held.commit(request, answers)).await;
-                return match committed {
-                    // Who holds everything is not refused because something about it cannot be noted.
-                    Err(CommitError::Write(error)) if has_everything => {
-                        let pod = store.read(|node| node.pod(&request.uid).cloned());
-                        pod.ok_or_else(|| CommitError::Write(error).into())
+                let committed = held.commit_with(request, answers, |write| written(deadline, write));
+                match committed.await {
+                    Err(CommitError::Vanished { resource }) => {
+                        vanished += 1;
+                        if vanished == ATTEMPTS {
+                            return Err(AdmitError::Vanishing { resource });
+                        }
+                        continue;
                     }
-                    committed => Ok(committed?),
-                };
-            }
-            Attempt::Vanished(resource) => {
-                vanished += 1;
-                if vanished == ATTEMPTS {
-                    return Err(AdmitError::Vanishing { resource });
+                    committed => return Ok(committed?),
                 }
-                continue;
             }
             Attempt::Unprepared(reason) => {
                 let waited = started.elapsed();
@@ -249,7 +241,6 @@ enum Attempt {
     Wait(ReserveError),
     /// Its claims are not prepared, and there is no time left.
     Unprepared(ReserveError),
-    Vanished(ResourceName),
 }
 
 /// Why what was set aside is given back.
@@ -264,32 +255,22 @@ async fn attempt<W>(
     claims: &Claims<impl DriverCalls + 'static>,
     request: &PodRequest,
     deadline: Instant,
-    silent: &mut BTreeSet<ConnectionId>,
+    unresponsive: &mut BTreeSet<ConnectionId>,
     waiting: &mut impl FnMut(&ReserveError) -> W,
 ) -> Result<Attempt, AdmitError> {
-    let advice = ask(store, calls, request, deadline, silent).await;
-    let held = match store.hold(request, &advice) {
-        Ok(Some(held)) => held,
-        Ok(None) => {
-            // It has everything already.
-            let pod = store.read(|node| node.pod(&request.uid).cloned());
-            return Ok(pod.map_or(Attempt::Wait(ReserveError::InFlight), |pod| {
-                Attempt::Admitted(Box::new(pod))
-            }));
-        }
+    let held = match hold(store, calls, request, deadline, unresponsive).await {
+        Ok(Hold::Held(held)) => held,
+        Ok(Hold::Complete(pod)) => return Ok(Attempt::Admitted(pod)),
+        Ok(Hold::Query(_)) => return Ok(Attempt::Wait(ReserveError::InFlight)),
         Err(HoldError::Refused(reason)) if reason.waiting_helps() => return Ok(Attempt::Wait(reason)),
         Err(HoldError::Refused(refused)) => return Err(AdmitError::Refused(refused)),
         Err(HoldError::Write(error)) => return Err(CommitError::Write(error).into()),
     };
-    let grants = held.reservation().grants.clone();
-    let plugins: Option<Vec<PluginView>> = store.read(|node| {
-        let plugin = |grant: &Grant| node.plugin(node.serving(&grant.resource)?);
-        grants.iter().map(plugin).collect()
-    });
-    let Some(plugins) = plugins else {
+    let grants = &held.reservation().grants;
+    let Some(plugins) = held.plugins() else {
         return Ok(Attempt::Wait(ReserveError::InFlight));
     };
-    let allocating = try_join_all(grants.iter().zip(&plugins).map(async |(grant, plugin)| {
+    let allocating = try_join_all(grants.iter().zip(plugins).map(async |(grant, plugin)| {
         let answer = calls.allocate(plugin.connection, grant, deadline).await;
         let named = |problem| AdmitError::Plugin {
             resource: grant.resource.clone(),
@@ -320,58 +301,40 @@ async fn attempt<W>(
         }
         Err(Stopped::Failed(error)) => return Err(error),
     };
-    if let Some(resource) = store.read(|node| vanished(node, &grants)) {
-        return Ok(Attempt::Vanished(resource));
-    }
-    Ok(Attempt::Agreed {
-        held: Box::new(held),
-        answers,
-    })
+    Ok(Attempt::Agreed { held, answers })
 }
 
-/// Asks plugins for advice. One that does not answer well gives none, and one that does not answer at all joins the
-/// `silent`, which are not asked.
-async fn ask(
+/// Reserves the pod's devices and claims, after the plugins that want to be asked have returned their preferences. A plugin
+/// that returns an error has no preference. One that does not answer becomes `unresponsive`, and is not asked again.
+async fn hold(
     store: &Store,
     calls: &impl PluginCalls,
     request: &PodRequest,
     deadline: Instant,
-    silent: &mut BTreeSet<ConnectionId>,
-) -> Preferences {
-    let mut advice = Preferences::new();
-    // Nobody is asked about what cannot be written down.
-    while store.health().is_ok()
-        && let Some(question) = store.read(|node| node.preference_query(request, &advice))
-    {
+    unresponsive: &mut BTreeSet<ConnectionId>,
+) -> Result<Hold, HoldError> {
+    let mut preferences = Preferences::new();
+    loop {
+        let query = match store.hold_or_query(request, &preferences)? {
+            Hold::Query(query) => query,
+            hold => return Ok(hold),
+        };
         let mut preferred = Vec::new();
-        if !silent.contains(&question.connection) {
-            // Advice can be done without, so there must be time left for the rest.
+        if !unresponsive.contains(&query.connection) {
+            // Half of the time that is left, because an admission does not depend on preferences.
             let left = deadline.saturating_duration_since(Instant::now());
-            match calls.preferred(&question, Instant::now() + left / 2).await {
+            match calls.preferred(&query, Instant::now() + left / 2).await {
                 Ok(devices) => preferred = devices,
                 Err(error) => {
-                    tracing::warn!(resource = %question.resource, %error, "device plugin gives no advice");
+                    tracing::warn!(resource = %query.resource, %error, "GetPreferredAllocation failed");
                     if error.is_timeout() {
-                        silent.insert(question.connection);
+                        unresponsive.insert(query.connection);
                     }
                 }
             }
         }
-        advice.insert((question.container, question.resource), preferred);
+        preferences.insert((query.container, query.resource), preferred);
     }
-    advice
-}
-
-/// A resource of which a granted device has left the list, or fallen ill, while its plugin serves.
-fn vanished(node: &devlet_core::Node, grants: &[Grant]) -> Option<ResourceName> {
-    let lost = |grant: &&Grant| {
-        node.serving(&grant.resource).is_some()
-            && grant
-                .devices
-                .iter()
-                .any(|device| !node.is_healthy(&grant.resource, device))
-    };
-    grants.iter().find(lost).map(|grant| grant.resource.clone())
 }
 
 #[cfg(test)]
@@ -448,6 +411,34 @@ mod tests {
         let drivers = DriverClients::new(Arc::new(Config::new("")));
         let metrics = Metrics::default();
         Claims::new(store.clone(), drivers, metrics, tasks, stop, usize::MAX)
+    }
+
+    /// A plugin that answers.
+    struct Answering;
+
+    impl PluginCalls for Answering {
+        async fn preferred(&self, _: &PreferenceQuery, _: Instant) -> Result<Vec<DeviceId>, CallError> {
+            panic!("the plugin does not want to be asked")
+        }
+
+        async fn allocate(&self, _: ConnectionId, _: &Grant, _: Instant) -> Result<Answer, CallError> {
+            Ok(store::answer(&b""[..]).unwrap())
+        }
+    }
+
+    #[tokio::test]
+    async fn an_admission_takes_the_state_lock_three_times() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = node_with_one_gpu(&directory);
+        let request = wants_a_gpu("a");
+        let (claims, give_up) = (no_drivers(&store), CancellationToken::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let before = store.locks();
+        let admitted = admit(&store, &Answering, &claims, &request, deadline, &give_up, |_| {}).await;
+        // To reserve, to begin the commit, and to finish it. The API reads the pod once more for its answer.
+        let locks = store.locks() - before;
+        admitted.unwrap();
+        assert_eq!(locks, 3);
     }
 
     /// A plugin that gives up for its caller when it is called, and then answers or not.

@@ -22,7 +22,9 @@ impl From<&AdmitError> for Outcome {
                 CallError::Refused { .. } => "plugin_refused",
                 CallError::Invalid { .. } => "plugin_answer",
             }),
-            AdmitError::Vanishing { .. } => failed("devices_vanished"),
+            AdmitError::Vanishing { .. } | AdmitError::Commit(CommitError::Vanished { .. }) => {
+                failed("devices_vanished")
+            }
             AdmitError::Commit(CommitError::Ended(_)) => failed("reservation_ended"),
             AdmitError::Commit(CommitError::Write(
                 WriteError::Disk { .. } | WriteError::Hangs { .. } | WriteError::TimedOut { .. },

@@ -8,7 +8,7 @@ use super::{CommitError, Node, ReserveError};
 use crate::device_plugin::ledger::{Commit, Reservation};
 use crate::device_plugin::run_options::Answer;
 use crate::id::{ClaimUid, ConnectionId, DeviceId, PodUid, ReservationId, ResourceName};
-use crate::plan::{claim_uses, pod_claims};
+use crate::plan::{Plan, PlannedClaims, claim_uses, pod_claims};
 use crate::pod::{Allocation, Pod, PodMetadata, PodRequest};
 
 /// Answers of `GetPreferredAllocation`: for each container (by its index in the request) and resource, the devices in
@@ -32,7 +32,39 @@ pub struct PreferenceQuery {
     pub size: usize,
 }
 
+/// The result of [`Node::reserve_or_query`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reserved {
+    /// A plugin has to be asked for its preference first. Nothing is reserved.
+    Query(PreferenceQuery),
+    /// The pod holds everything already, and its record is complete.
+    Complete,
+    /// The pod's devices and claims are reserved.
+    Reservation(ReservationId),
+}
+
 impl Node {
+    /// Reserves like [`Node::reserve`], unless a plugin has to be asked for its preference first. Plans once in the common
+    /// case, in which no plugin wants to be asked.
+    pub fn reserve_or_query(
+        &mut self,
+        request: &PodRequest,
+        preferences: &Preferences,
+    ) -> Result<Reserved, ReserveError> {
+        let mut planned = self.plan(request, preferences, true);
+        let query = planned.as_mut().ok().and_then(|(plan, _)| plan.query.take());
+        if query.is_some() || planned.is_err() {
+            // Without preferences: a plugin is not asked for a request that cannot be granted.
+            planned = self.plan(request, preferences, false);
+        }
+        let (plan, claims) = planned?;
+        if let Some(query) = query {
+            return Ok(Reserved::Query(query));
+        }
+        let reserved = self.reserve_planned(request, plan, claims);
+        Ok(reserved.map_or(Reserved::Complete, Reserved::Reservation))
+    }
+
     /// Returns the next query for this request, given the preferences that plugins have returned so far. Returns `None`
     /// for a request that cannot be granted: [`Node::reserve`] returns the reason.
     pub fn preference_query(
@@ -56,6 +88,15 @@ impl Node {
         preferences: &Preferences,
     ) -> Result<Option<ReservationId>, ReserveError> {
         let (plan, claims) = self.plan(request, preferences, false)?;
+        Ok(self.reserve_planned(request, plan, claims))
+    }
+
+    fn reserve_planned(
+        &mut self,
+        request: &PodRequest,
+        plan: Plan,
+        claims: PlannedClaims<'_>,
+    ) -> Option<ReservationId> {
         let is_recorded = self.ledger.pods.get(&request.uid).is_some_and(|pod| {
             pod.source == request.source
                 && pod.name == request.name
@@ -65,7 +106,7 @@ impl Node {
         });
         if plan.grants.is_empty() && is_recorded && self.has_its_claims(request) {
             self.admitted(&request.uid);
-            return Ok(None);
+            return None;
         }
         let id = ReservationId(self.next_reservation);
         self.next_reservation += 1;
@@ -89,7 +130,7 @@ impl Node {
         self.ledger.in_flight.insert(request.uid.clone(), id);
         self.ledger.reservations.insert(id, reservation);
         self.changes += 1;
-        Ok(Some(id))
+        Some(id)
     }
 
     fn admitted(&mut self, pod: &PodUid) {

@@ -10,7 +10,7 @@ mod removal;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-pub use admission::{PreferenceQuery, Preferences};
+pub use admission::{PreferenceQuery, Preferences, Reserved};
 pub(crate) use error::listed;
 pub use error::{Blocked, CommitError, ConnectError, LastSeen, PutError, ReleaseError, ReserveError};
 

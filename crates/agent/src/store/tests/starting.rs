@@ -105,10 +105,10 @@ async fn a_first_start_imports_a_file_of_any_version() {
         }
         assert!(store.read(|node| !node.known_resources().is_empty()));
         // The hash of the file is known before the first mirror is written.
-        drop(store);
         let after = Root::new();
         std::fs::copy(root.database(), after.database()).unwrap();
         std::fs::copy(root.checkpoint(), after.checkpoint()).unwrap();
+        drop(store);
         let (_, report) = after.open_with_report();
         assert_eq!(report.found, Found::Database);
         assert!(report.takeover.is_none());
