@@ -91,7 +91,7 @@ impl Bench {
             empty_all.summary(),
             "four bare round trips and three syncs",
             bare_all.summary(),
-            Some(Bar::AtMost(2.0)),
+            Some(Bar::AtMost(1.8)),
         ));
         Ok(())
     }

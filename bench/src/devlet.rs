@@ -249,7 +249,7 @@ fn name(number: usize) -> String {
     format!("job-{number}")
 }
 
-fn manifest(number: usize, resource: &str) -> String {
+pub(crate) fn manifest(number: usize, resource: &str) -> String {
     let limits = serde_json::json!({ "limits": { resource: "1" } });
     let pod = serde_json::json!({
         "apiVersion": "v1",

@@ -7,6 +7,7 @@ mod claims;
 mod clock;
 mod devlet;
 mod driver;
+mod embedded;
 mod kubelet;
 mod noise;
 mod plugin;
@@ -37,6 +38,15 @@ enum Command {
     Compare(Compare),
     /// Run the device plugin of both sides
     Plugin,
+    /// Run devlet's agent as a library
+    Agent {
+        /// Root directory of the node
+        #[arg(long)]
+        root: PathBuf,
+        /// Resource of its pods
+        #[arg(long)]
+        resource: String,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -79,12 +89,20 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<u8> {
-    // One thread each for the caller and the plugin, on both sides: wakeups of other threads in them are not to be
-    // measured.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = match command {
+        // As many as `devlet serve` has.
+        Command::Agent { .. } => tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(std::thread::available_parallelism().map_or(2, |count| count.get().max(2)))
+            .enable_all()
+            .build()?,
+        // One thread each for the caller and the plugin, on both sides: wakeups of other threads in them are not to
+        // be measured.
+        Command::Compare(_) | Command::Plugin => tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?,
+    };
     match command {
+        Command::Agent { root, resource } => runtime.block_on(embedded::run(root, &resource)).map(|()| 0),
         Command::Plugin => runtime.block_on(plugin::run()).map(|()| 0),
         Command::Compare(args) => runtime.block_on(compare(&args)),
     }

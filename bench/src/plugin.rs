@@ -4,7 +4,6 @@
 //! a round trip and a list without devlet or the kubelet in between.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,6 +24,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
+use crate::process::answer_lines;
 use crate::{clock, driver};
 
 /// A command to the plugin process.
@@ -96,29 +96,15 @@ fn list(count: usize) -> ListAndWatchResponse {
 
 /// Runs the plugin process until its standard input ends.
 pub(crate) async fn run() -> anyhow::Result<()> {
-    let (sender, mut lines) = mpsc::channel(1);
-    std::thread::spawn(move || {
-        let lines = std::io::stdin().lock().lines().map_while(Result::ok);
-        for line in lines {
-            if sender.blocking_send(line).is_err() {
-                return;
-            }
-        }
-    });
     let mut offers = HashMap::new();
-    while let Some(line) = lines.recv().await {
-        let answer = match carry_out(serde_json::from_str(&line)?, &mut offers).await {
-            Ok(at) => Answer { at, error: None },
-            Err(error) => Answer {
-                at: 0,
-                error: Some(format!("{error:#}")),
-            },
-        };
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
-        out.flush()?;
-    }
-    Ok(())
+    answer_lines(async |command| match carry_out(command, &mut offers).await {
+        Ok(at) => Answer { at, error: None },
+        Err(error) => Answer {
+            at: 0,
+            error: Some(format!("{error:#}")),
+        },
+    })
+    .await
 }
 
 /// The services of one socket.

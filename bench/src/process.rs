@@ -1,6 +1,7 @@
 //! Processes that read a command per line and answer with a line.
 
 use std::fs::File;
+use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -9,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::mpsc;
 
 /// A child process. Killed when dropped.
 pub(crate) struct Process {
@@ -65,6 +67,28 @@ impl Process {
         self.child.kill().await?;
         Ok(())
     }
+}
+
+/// In such a process: answers each line of standard input, until its end.
+pub(crate) async fn answer_lines<C: DeserializeOwned, A: Serialize>(
+    mut carry_out: impl AsyncFnMut(C) -> A,
+) -> anyhow::Result<()> {
+    let (sender, mut lines) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let lines = std::io::stdin().lock().lines().map_while(Result::ok);
+        for line in lines {
+            if sender.blocking_send(line).is_err() {
+                return;
+            }
+        }
+    });
+    while let Some(line) = lines.recv().await {
+        let answer = carry_out(serde_json::from_str(&line)?).await;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
+        out.flush()?;
+    }
+    Ok(())
 }
 
 pub(crate) fn append(log: &Path) -> anyhow::Result<File> {

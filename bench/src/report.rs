@@ -115,7 +115,7 @@ impl Report {
 
     /// Returns the table and its legend, as Markdown that is readable in a terminal.
     pub(crate) fn table(&self) -> String {
-        let header = ["case", "devlet", "compared with", "ratio", "bar", ""].map(str::to_owned);
+        let header = ["case", "devlet", "compared with", "ratio", "bar", "verdict"].map(str::to_owned);
         let mut lines = vec![header];
         lines.extend(self.rows.iter().map(|row| self.line(row)));
         let width = |column: usize| {

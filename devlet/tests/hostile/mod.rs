@@ -232,7 +232,24 @@ impl Neighbourhood {
         self.unharmed_within(ROOM_MIB);
     }
 
+    /// Like [`Neighbourhood::unharmed`], with another limit of memory in MiB.
     pub(crate) fn unharmed_within(&mut self, mib: u64) {
+        self.intact();
+        let (before, grown) = (self.before, self.grown_mib());
+        assert!(
+            grown < mib,
+            "memory grew by {grown} MiB from {before:?} to {:?}",
+            self.usage()
+        );
+    }
+
+    /// Returns the growth of the daemon's memory.
+    pub(crate) fn grown_mib(&self) -> u64 {
+        self.usage().mib.saturating_sub(self.before.mib)
+    }
+
+    /// Checks that the daemon is ready, has lost and duplicated nothing, and has closed its descriptors.
+    pub(crate) fn intact(&mut self) {
         self.pods_go_on();
         assert!(
             http_get(&self.address, "/readyz").ends_with("\r\n\r\nok"),
@@ -257,12 +274,6 @@ impl Neighbourhood {
             );
             self.one_pod_goes_on();
         }
-        let after = self.usage();
-        assert!(
-            after.mib < self.before.mib + mib,
-            "memory grew from {:?} to {after:?}",
-            self.before
-        );
     }
 }
 
