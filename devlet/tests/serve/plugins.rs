@@ -307,7 +307,10 @@ fn a_plugin_that_refuses_leaves_the_devices_free() {
     assert!(refused.contains("try later"), "{refused}");
     plugin.fault("Allocate", Some(&Fault::NoContainers));
     let refused = daemon.refused(&["admit", "--name", "job1", "--limit", "acme.com/gpu=1"]);
-    assert!(refused.contains("answered for no container"), "{refused}");
+    assert!(
+        refused.contains("does not contain a response for the container"),
+        "{refused}"
+    );
     plugin.fault("Allocate", None);
     assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["gpu0"]);
 }
