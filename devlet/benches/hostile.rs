@@ -209,7 +209,7 @@ const BEHAVIOURS: &[Behaviour] = &[
         let file = neighbours.root().join("plugins_registry/file");
         again_and_again(move || touch(&file))
     }),
-    ("deletes the registry and makes it anew", |neighbours| {
+    ("deletes and recreates the registry", |neighbours| {
         let registry = neighbours.root().join("plugins_registry");
         again_and_again(move || {
             std::fs::remove_dir_all(&registry).unwrap();
