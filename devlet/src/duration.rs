@@ -5,7 +5,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use devlet_agent::deadline::LONGEST;
+use devlet_agent::deadline::MAX_DURATION;
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -43,7 +43,7 @@ impl std::str::FromStr for Span {
 
 impl Span {
     fn capped(time: Duration) -> Self {
-        Self(time.min(LONGEST))
+        Self(time.min(MAX_DURATION))
     }
 }
 
@@ -106,12 +106,12 @@ mod tests {
     #[test]
     fn durations_are_capped_at_a_year() {
         for text in ["18446744073709551615", "9223372036854775807s", "876000h"] {
-            assert_eq!(text.parse(), Ok(Span(LONGEST)), "{text}");
+            assert_eq!(text.parse(), Ok(Span(MAX_DURATION)), "{text}");
             let span: Span = serde_json::from_str(&format!("{text:?}")).unwrap();
-            assert_eq!(span, Span(LONGEST), "{text}");
+            assert_eq!(span, Span(MAX_DURATION), "{text}");
         }
         let span: Span = serde_saphyr::from_str("18446744073709551615").unwrap();
-        assert_eq!(span, Span(LONGEST));
+        assert_eq!(span, Span(MAX_DURATION));
         assert_eq!(span.to_string().parse(), Ok(span));
     }
 

@@ -1,7 +1,7 @@
-//! Serves `Registration` on a unix socket to whoever dials it, and counts the calls.
+//! Serves `Registration` on a unix socket to all processes that dial it, and counts the calls.
 //!
 //! `accept_any_authority SOCKET` serves until it is terminated, and then prints the count. With
-//! `STOCK=1` in its environment it serves as tonic alone does, which refuses clients that send a path as
+//! `STOCK=1` in its environment it serves as tonic alone does, which rejects clients that send a path as
 //! `:authority`.
 
 use std::error::Error;
@@ -26,7 +26,7 @@ struct Counting {
 impl Registration for Counting {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         if !self.is_stock && request.extensions().get::<PeerCred>().is_none() {
-            return Err(Status::internal("the caller is not known"));
+            return Err(Status::internal("the caller is unknown"));
         }
         if request.get_ref().version != "v1beta1" {
             return Err(Status::invalid_argument("not a registration of v1beta1"));

@@ -1,7 +1,7 @@
 //! A node inside another program: `cargo run -p devlet-agent --example embed`.
 //!
-//! The program knows which pods there are, follows the node's capacity, admits a pod, starts its container, and
-//! lets the pod go. The device plugin is a process of its own, as real ones are: this program, started again.
+//! The program lists its pods, watches the node's capacity, admits a pod, starts its container, and removes the pod. The
+//! device plugin is a separate process, as real ones are: this program, started again.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -40,7 +40,7 @@ async fn embed() -> Result<(), Box<dyn Error>> {
     let (agent, report) = Agent::start(Config::new(root.path())).await?;
     println!("the node runs on {}: {report:?}", root.path().display());
 
-    // As long as this program does not know its pods, nothing is released: not even what a kubelet left.
+    // The node does not release anything until this program lists its pods, not even pods of a kubelet.
     let pods = Pods::default();
     agent.follow_pods(source(&pods), Duration::from_secs(10));
     agent.on_capacity(print_capacities);
@@ -56,7 +56,7 @@ async fn embed() -> Result<(), Box<dyn Error>> {
     let plugin = Plugin::start(&gpus(root.path()));
     let deadline = || Instant::now() + Duration::from_secs(60);
     let waiting = |reason: &devlet_core::ReserveError| println!("waiting: {reason}");
-    // It is on the list before it is admitted: from then on the list speaks for it.
+    // The pod must be listed before it is admitted, because pods that are not listed are removed.
     lock(&pods).get_or_insert_default().insert(pod.uid.clone());
     let admitted = agent.admit(&pod, deadline(), waiting).await?;
     for allocation in &admitted.allocations {
@@ -72,7 +72,7 @@ async fn embed() -> Result<(), Box<dyn Error>> {
     let removed = agent.reconcile(&source(&pods)).await;
     println!("pods that are gone: {removed:?}");
 
-    // The pod has ended: either it is removed by name, or the next list does not have it.
+    // When a pod has ended, this program removes it, or omits it from the next list.
     agent.remove(&admitted.uid, deadline()).await?;
     println!("pod {} is removed, its devices are free", admitted.uid);
     let again = agent.admit(&pod, deadline(), waiting).await?;

@@ -20,7 +20,7 @@ pub struct RegisterRule {
     pub resource: String,
     /// The users.
     pub uids: Vec<u32>,
-    /// `true` if they may serve them beside a plugin of another user.
+    /// `true` if the users may serve the resource beside a plugin of another user.
     pub share: bool,
 }
 

@@ -36,7 +36,7 @@ impl Backoff {
         self.pauses = self.builder.build();
     }
 
-    /// Starts from the minimum again if a connection has lasted.
+    /// Resets the backoff if a connection lasted longer than [`STABLE_AFTER`].
     pub(crate) fn reset_after(&mut self, lasted: Duration) {
         if lasted > STABLE_AFTER {
             self.reset();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Maximum duration. Longer ones are reduced to it, since an `Instant` plus a longer one may overflow and panic.
-pub const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+pub const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Returns the instant `time` from now.
 pub(crate) fn after(time: Duration) -> Instant {
@@ -14,7 +14,7 @@ pub(crate) fn after(time: Duration) -> Instant {
 
 /// Returns the instant `time` after `start`.
 pub(crate) fn after_start(start: Instant, time: Duration) -> Instant {
-    start + time.min(LONGEST)
+    start + time.min(MAX_DURATION)
 }
 
 #[cfg(test)]
@@ -25,7 +25,7 @@ mod tests {
     fn the_maximum_duration_does_not_overflow() {
         let (start, soon) = (Instant::now(), Duration::from_secs(60));
         assert_eq!(after_start(start, soon), start + soon);
-        assert_eq!(after_start(start, Duration::MAX), start + LONGEST);
+        assert_eq!(after_start(start, Duration::MAX), start + MAX_DURATION);
         assert!(after(Duration::MAX) > start + soon);
     }
 }

@@ -44,7 +44,7 @@ impl fmt::Display for NamedPod {
     }
 }
 
-/// Maximum names in a text.
+/// Maximum number of names in a text.
 const MAX_NAMED: usize = 10;
 
 /// Returns the first names, separated by commas.
@@ -59,7 +59,7 @@ pub(crate) fn first<T: fmt::Display>(names: impl IntoIterator<Item = T>) -> Stri
     shown.join(", ") + more
 }
 
-/// Returns `before` and a time; nothing for a time that is out of range.
+/// Returns `before` and a time; an empty text for a time that is out of range.
 pub(crate) fn format_since(before: &str, since: Moment) -> String {
     let moment = i64::try_from(since.0).ok();
     let moment = moment.and_then(|milliseconds| jiff::Timestamp::from_millisecond(milliseconds).ok());

@@ -24,8 +24,8 @@ impl Default for LongDecoder {
 }
 
 impl LongDecoder {
-    /// Runs `decode` to its end, even if the caller leaves. Returns its result, and how long the caller must not read
-    /// the sender's next message.
+    /// Runs `decode` to its end, even if the caller is dropped. Returns its result and the sender's cooldown, during which the
+    /// caller must not read the next message.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         decode: impl FnOnce() -> T + Send + 'static,
@@ -51,13 +51,13 @@ mod tests {
     async fn decodes_run_one_at_a_time_and_to_their_end() {
         let decoder = LongDecoder::default();
         let (enter, entered) = mpsc::channel();
-        let (go_on, until) = mpsc::channel::<()>();
+        let (proceed, may_proceed) = mpsc::channel::<()>();
         let first = tokio::spawn({
             let (decoder, enter) = (decoder.clone(), enter.clone());
             async move {
                 let decode = move || {
                     enter.send(1).unwrap();
-                    until.recv().unwrap();
+                    may_proceed.recv().unwrap();
                 };
                 decoder.run(decode).await
             }
@@ -76,7 +76,7 @@ mod tests {
             futures_util::poll!(&mut second).is_pending(),
             "the first has not ended"
         );
-        go_on.send(()).unwrap();
+        proceed.send(()).unwrap();
         second.await.unwrap();
     }
 }

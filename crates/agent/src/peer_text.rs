@@ -8,15 +8,15 @@ use std::fmt::Display;
 use tonic::Status;
 
 /// Maximum bytes of a text from a peer.
-const LONGEST: usize = 1024;
+const MAX_TEXT_BYTES: usize = 1024;
 
 /// Maximum bytes of a status message that devlet sends. Percent-encoded it takes up to three times as many, and clients
 /// accept 16 KiB of headers.
-const LONGEST_STATUS: usize = 4 * 1024;
+const MAX_STATUS_BYTES: usize = 4 * 1024;
 
 /// Returns the message of a status that devlet sends.
 pub(crate) fn status_message(error: impl Display) -> String {
-    shorten_to(LONGEST_STATUS, error.to_string())
+    shorten_to(MAX_STATUS_BYTES, error.to_string())
 }
 
 /// Returns the status for a device plugin. A kubelet returns plain Go errors, which arrive as `UNKNOWN` with their text.
@@ -26,14 +26,14 @@ pub(crate) fn refusal(error: impl Display) -> Status {
 
 /// Shortens a text from a peer.
 pub(crate) fn shorten(text: String) -> String {
-    shorten_to(LONGEST, text)
+    shorten_to(MAX_TEXT_BYTES, text)
 }
 
-/// Shortens a text to `most` bytes. A shortened text ends with the number of bytes that it had.
-fn shorten_to(most: usize, mut text: String) -> String {
-    if text.len() > most {
+/// Shortens a text to `max` bytes. A shortened text ends with its original length in bytes.
+fn shorten_to(max: usize, mut text: String) -> String {
+    if text.len() > max {
         let end = format!("… ({} bytes)", text.len());
-        text.truncate(text.floor_char_boundary(most.saturating_sub(end.len())));
+        text.truncate(text.floor_char_boundary(max.saturating_sub(end.len())));
         text.push_str(&end);
     }
     text
@@ -49,14 +49,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_texts_keep_their_beginning_and_their_length() {
-        for text in ["", "busy", &"x".repeat(LONGEST)] {
+    fn shortened_texts_keep_their_beginning_and_end_with_their_length() {
+        for text in ["", "busy", &"x".repeat(MAX_TEXT_BYTES)] {
             assert_eq!(shorten(text.to_owned()), text);
         }
-        for text in ["x".repeat(LONGEST + 1), "ü".repeat(50_000)] {
+        for text in ["x".repeat(MAX_TEXT_BYTES + 1), "ü".repeat(50_000)] {
             let short = shorten(text.clone());
             assert!(
-                short.len() <= LONGEST && short.len() > LONGEST - 4,
+                short.len() <= MAX_TEXT_BYTES && short.len() > MAX_TEXT_BYTES - 4,
                 "{}",
                 short.len()
             );

@@ -46,7 +46,7 @@ pub enum InvalidName {
         path: String,
     },
     /// A part or its separator is missing.
-    #[error("{text:?} has no {part}, a device name is like \"vendor.com/class=name\"")]
+    #[error("{text:?} does not have a {part}, a device name is like \"vendor.com/class=name\"")]
     Missing {
         /// The text as given.
         text: String,

@@ -121,6 +121,9 @@ async fn execute(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Resul
     Ok(())
 }
 
+/// Maximum time for an answer to `Register`: longer than any deadline of a test.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(90);
+
 /// Registers repeatedly, each time on a new connection and without waiting for the previous one.
 async fn register_often(script: &Script, count: u32, per_second: u32) -> Event {
     let directory = script.root.join("device-plugins");
@@ -195,7 +198,14 @@ fn outcome(registered: Result<(), Status>) -> Event {
     }
 }
 
+/// Registers, and fails if the kubelet does not answer in time.
 async fn register(directory: &Path, script: &Script, endpoint: &str) -> Result<(), Status> {
+    let registering = register_once(directory, script, endpoint);
+    let registered = tokio::time::timeout(REGISTER_TIMEOUT, registering).await;
+    registered.unwrap_or_else(|_| Err(Status::deadline_exceeded("Register was not answered in time")))
+}
+
+async fn register_once(directory: &Path, script: &Script, endpoint: &str) -> Result<(), Status> {
     let channel = dial(directory.join(v1beta1::KUBELET_SOCKET))
         .await
         .map_err(|error| Status::unavailable(error.to_string()))?;

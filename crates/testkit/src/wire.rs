@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use devlet_kubelet_api::device_plugin::v1beta1;
+use http_body::Frame;
 use http_body_util::StreamBody;
-use hyper::body::Frame;
 use prost::Message as _;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc::{Sender, channel};

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use http::{Request, Response};
-use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use h2::{Ping, PingPong, RecvStream};
 use http::header::{HeaderMap, HeaderValue, USER_AGENT};
 use http::uri::{Authority, Scheme, Uri};
+use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt as _;
-use hyper::body::{Body as HttpBody, Bytes, Frame};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 use tonic::Status;

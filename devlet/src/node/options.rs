@@ -104,7 +104,9 @@ fn chosen(pod: &v1::Pod, name: Option<&str>, format: Format) -> Result<Vec<v1::C
         let names = &pod.container_names;
         if known.is_none() && !names.is_empty() && !names.iter().any(|each| each == name) {
             let names = names.join(", ");
-            return Err(format!("the pod has no container {name:?}; it has {names}"));
+            return Err(format!(
+                "the pod does not have a container {name:?}; it has {names}"
+            ));
         }
         // A container without devices does not need options.
         let container = known.cloned().unwrap_or_else(|| v1::Container {
@@ -221,7 +223,10 @@ mod tests {
         pod.container_names = vec!["main".into(), "log".into()];
         assert_eq!(name(&pod, "log").as_deref(), Some("log"));
         let refused = chosen(&pod, Some("typo"), Format::Env).unwrap_err();
-        assert_eq!(refused, "the pod has no container \"typo\"; it has main, log");
+        assert_eq!(
+            refused,
+            "the pod does not have a container \"typo\"; it has main, log"
+        );
     }
 
     #[test]

@@ -314,7 +314,7 @@ fn a_driver_that_is_gone_for_good_is_named_and_can_be_given_up_on() {
     let typo = daemon.refused(&["remove", "job", "--abandon-driver", "gpu.acme.org"]);
     assert!(
         typo.contains(
-            "pod default/job (uid-job) has no claim with devices of driver gpu.acme.org, only of gpu.acme.com"
+            "pod default/job (uid-job) does not have a claim with devices of driver gpu.acme.org, only of gpu.acme.com"
         ),
         "{typo}"
     );
@@ -684,7 +684,7 @@ fn a_claim_of_a_kubelets_file_without_a_pod_can_be_given_up_on() {
     let typo = daemon.refused(&["remove", "--claim", "left", "--abandon-driver", "gpu.acme.org"]);
     assert!(
         typo.contains(
-            "ResourceClaim default/left has no devices of driver gpu.acme.org, only of gpu.acme.com, nic.acme.com"
+            "ResourceClaim default/left does not have devices of driver gpu.acme.org, only of gpu.acme.com, nic.acme.com"
         ),
         "{typo}"
     );

@@ -105,7 +105,10 @@ fn a_container_that_the_command_line_has_to_name_is_wrong_usage() {
     );
     // A container that the pod does not have is not wrong usage.
     let unknown = daemon.refused(&["options", "two", "c", "--format", "env"]);
-    assert_eq!(unknown, "error: the pod has no container \"c\"; it has a, b\n");
+    assert_eq!(
+        unknown,
+        "error: the pod does not have a container \"c\"; it has a, b\n"
+    );
 }
 
 #[test]

@@ -141,8 +141,14 @@ fn an_allocation_without_an_answer_fails_and_frees_its_device() {
     let mut plugin = Plugin::registered(&neighbours.bad(1));
     neighbours.until_capacity(BAD, 1);
     for (fault, problem) in [
-        (Fault::NoContainers, "the plugin answered for no container"),
-        (Fault::Raw(Vec::new()), "the plugin answered for no container"),
+        (
+            Fault::NoContainers,
+            "the answer does not contain a response for the container",
+        ),
+        (
+            Fault::Raw(Vec::new()),
+            "the answer does not contain a response for the container",
+        ),
         (Fault::Raw(vec![0x0a, 200, 1]), "the answer is damaged"),
         // AllocateResponse { container_responses: [{ envs: {"\xff": ""} }] }
         (

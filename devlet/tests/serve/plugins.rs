@@ -69,7 +69,10 @@ fn a_plugin_that_takes_the_path_of_one_that_ended_is_not_taken_for_it() {
     daemon.until_capacity("acme.com/nic", 1);
 
     let said = log.until(&["device plugin gone resource", "device plugin reconnected"]);
-    assert!(said.contains("device plugin gone") && said.contains(GPU), "{said}");
+    assert!(
+        said.contains("device plugin gone") && said.contains(GPU),
+        "{said}"
+    );
     let plugins = daemon.json(&["get", "plugins"]);
     let resources: Vec<_> = items(&plugins)
         .iter()
@@ -307,7 +310,10 @@ fn a_plugin_that_refuses_leaves_the_devices_free() {
     assert!(refused.contains("try later"), "{refused}");
     plugin.fault("Allocate", Some(&Fault::NoContainers));
     let refused = daemon.refused(&["admit", "--name", "job1", "--limit", "acme.com/gpu=1"]);
-    assert!(refused.contains("answered for no container"), "{refused}");
+    assert!(
+        refused.contains("does not contain a response for the container"),
+        "{refused}"
+    );
     plugin.fault("Allocate", None);
     assert_eq!(daemon.admit("job1", "acme.com/gpu=1"), ["gpu0"]);
 }

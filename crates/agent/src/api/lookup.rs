@@ -79,7 +79,7 @@ pub struct UnknownDriver {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NothingToAbandon {
     /// The pod does not have a claim with devices of the driver.
-    #[error("pod {pod} has no claim with devices of driver {driver}{}", those(.drivers))]
+    #[error("pod {pod} does not have a claim with devices of driver {driver}{}", those(.drivers))]
     ByPod {
         /// The pod.
         pod: NamedPod,
@@ -89,7 +89,7 @@ pub enum NothingToAbandon {
         drivers: BTreeSet<DriverName>,
     },
     /// The claim does not have devices of the driver.
-    #[error("ResourceClaim {claim} has no devices of driver {driver}{}", those(.drivers))]
+    #[error("ResourceClaim {claim} does not have devices of driver {driver}{}", those(.drivers))]
     ByClaim {
         /// The claim.
         claim: ClaimKey,

@@ -1,9 +1,13 @@
-//! Whether a plugin's answer to `Allocate` can be carried out by any container runtime.
+//! Rejects answers to `Allocate` that container runtimes cannot carry out.
 //!
-//! A kubelet passes answers on unchecked, and the runtime then fails to start the container. Only answers that no
-//! runtime can carry out are refused here, and paths on the host that depend on the runtime's working directory. Accepted,
-//! because runtimes accept them: device nodes without a path in the container (it is the path on the host) or without
-//! permissions (all of them), repeated permissions, relative paths in the container (they begin at its root).
+//! A kubelet passes answers on unchecked, and the runtime then fails to start the container. Rejected are answers that no
+//! runtime can carry out, and relative paths on the host, which depend on the runtime's working directory.
+//!
+//! Runtimes accept the following, and so does devlet:
+//! - device nodes without a path in the container, which means the path on the host;
+//! - device nodes without permissions, which means all permissions;
+//! - repeated permissions;
+//! - relative paths in the container, which start at its root.
 
 use devlet_cdi::annotations::{self, InvalidAnnotation};
 use devlet_cdi::{InvalidName, QualifiedName};
@@ -11,53 +15,53 @@ use devlet_core::device_plugin::run_options::RunOptions;
 
 use crate::limits::truncate_quoted;
 
-/// Why no container runtime can carry out an answer.
+/// Reason why a container runtime cannot carry out an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImpossibleAnswer {
-    /// No process can have such a variable.
+    /// The name of an environment variable is invalid.
     #[error("environment variable {} is impossible: a name is not empty and contains neither \"=\" nor NUL", truncate_quoted(.0))]
     EnvName(String),
-    /// No process can have such a value.
+    /// The value of an environment variable is invalid.
     #[error("the value of environment variable {} is impossible: it contains NUL", truncate_quoted(.0))]
     EnvValue(String),
-    /// No file can have such a path.
-    #[error("{what} {} is impossible: a path is not empty and does not contain NUL", truncate_quoted(.path))]
+    /// A path is invalid.
+    #[error("{subject} {} is impossible: a path is not empty and does not contain NUL", truncate_quoted(.path))]
     Path {
-        /// Whose path it is.
-        what: &'static str,
+        /// The kind of path.
+        subject: &'static str,
         /// The path.
         path: String,
     },
-    /// The file depends on the working directory of the runtime.
-    #[error("{what} {} is impossible: a path on the host begins with \"/\"", truncate_quoted(.path))]
+    /// A path on the host is relative.
+    #[error("{subject} {} is impossible: a path on the host begins with \"/\"", truncate_quoted(.path))]
     Relative {
-        /// Whose path it is.
-        what: &'static str,
+        /// The kind of path.
+        subject: &'static str,
         /// The path.
         path: String,
     },
-    /// No runtime can have such an annotation.
+    /// The key of an annotation is invalid.
     #[error("annotation {} is impossible: a key is not empty and does not contain control characters", truncate_quoted(.0))]
     AnnotationKey(String),
-    /// No runtime can have such a value.
+    /// The value of an annotation is invalid.
     #[error("the value of annotation {} is impossible: it contains NUL", truncate_quoted(.0))]
     AnnotationValue(String),
-    /// Runtimes know `r`, `w` and `m`.
+    /// Permissions other than `r`, `w` and `m`.
     #[error(
         "device node {} has the impossible permissions {}: they consist of \"r\", \"w\" and \"m\"",
         truncate_quoted(.path),
         truncate_quoted(.permissions)
     )]
     Permissions {
-        /// The device node on the host.
+        /// Path of the device node on the host.
         path: String,
-        /// Its permissions.
+        /// The permissions.
         permissions: String,
     },
-    /// No CDI device can have such a name.
+    /// The name of a CDI device is invalid.
     #[error("CDI device is impossible: {0}")]
     CdiDevice(#[from] InvalidName),
-    /// The same in an annotation.
+    /// An annotation that lists CDI devices is invalid.
     #[error("CDI devices are impossible: {0}")]
     CdiAnnotation(#[from] InvalidAnnotation),
 }
@@ -106,19 +110,19 @@ pub(crate) fn check(options: &RunOptions) -> Result<(), ImpossibleAnswer> {
     Ok(())
 }
 
-fn check_host_path(what: &'static str, path: &str) -> Result<(), ImpossibleAnswer> {
-    check_path(what, path)?;
+fn check_host_path(subject: &'static str, path: &str) -> Result<(), ImpossibleAnswer> {
+    check_path(subject, path)?;
     if !path.starts_with('/') {
         let path = path.to_owned();
-        return Err(ImpossibleAnswer::Relative { what, path });
+        return Err(ImpossibleAnswer::Relative { subject, path });
     }
     Ok(())
 }
 
-fn check_path(what: &'static str, path: &str) -> Result<(), ImpossibleAnswer> {
+fn check_path(subject: &'static str, path: &str) -> Result<(), ImpossibleAnswer> {
     if path.is_empty() || path.contains('\0') {
         let path = path.to_owned();
-        return Err(ImpossibleAnswer::Path { what, path });
+        return Err(ImpossibleAnswer::Path { subject, path });
     }
     Ok(())
 }
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_no_runtime_can_carry_out_is_refused() {
+    fn an_answer_that_no_runtime_can_carry_out_is_rejected() {
         for (options, reason) in [
             (env("", "x"), "environment variable \"\" is impossible"),
             (env("A=B", "x"), "environment variable \"A=B\" is impossible"),
@@ -220,18 +224,15 @@ mod tests {
             ),
             (
                 cdi("acme.com/gpu"),
-                "CDI device is impossible: \"acme.com/gpu\" has no device name",
+                "CDI device is impossible: \"acme.com/gpu\" does not have a device name",
             ),
             (
                 annotation("cdi.k8s.io/gpu", ""),
                 "CDI devices are impossible: annotation \"cdi.k8s.io/gpu\"",
             ),
         ] {
-            let refused = check(&options).unwrap_err().to_string();
-            assert!(
-                refused.starts_with(reason) || refused.contains(reason),
-                "{refused}"
-            );
+            let error = check(&options).unwrap_err().to_string();
+            assert!(error.starts_with(reason) || error.contains(reason), "{error}");
         }
     }
 

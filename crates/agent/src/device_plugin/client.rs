@@ -1,7 +1,7 @@
-//! What is called on a device plugin.
+//! Client of one connected device plugin.
 //!
-//! Every call but the endless one has a deadline. The answer to `Allocate` is kept as the bytes that came: it is
-//! stored, handed to a kubelet one day, and may have fields that we do not know.
+//! Every call has a deadline, except `ListAndWatch`. The answer to `Allocate` stays encoded, because it may have unknown
+//! fields: it is stored, and a kubelet that takes over reads it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,16 +26,16 @@ use crate::limits::{Limit, LimitExceeded, Limits, MAX_SHORT_MESSAGE};
 use crate::metrics::Calls;
 use crate::peer_text::shorten_status;
 
-/// Which generation of the protocol a plugin speaks.
+/// The version of the protocol that a plugin uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Api {
-    /// Today's.
+    /// The current version.
     V1beta1,
-    /// Of 2017: no options, no advice, no call before the start.
+    /// The version of 2017: without options, `GetPreferredAllocation` and `PreStartContainer`.
     V1alpha2,
 }
 
-/// A way to call one connected plugin.
+/// Calls one connected plugin.
 #[derive(Debug, Clone)]
 pub struct PluginClient {
     dialed: PeerConnection,
@@ -45,7 +45,7 @@ pub struct PluginClient {
 }
 
 impl PluginClient {
-    /// `calls` measures the calls.
+    /// Creates a client. `calls` measures its calls.
     pub(crate) fn new(dialed: &PeerConnection, api: Api, calls: Calls, limits: &Limits) -> Self {
         Self {
             dialed: dialed.clone(),
@@ -55,32 +55,32 @@ impl PluginClient {
         }
     }
 
-    fn client(&self, (_, largest): (Limit, usize)) -> DevicePluginClient<Channel> {
-        DevicePluginClient::new(self.dialed.channel.clone()).max_decoding_message_size(largest)
+    fn client(&self, (_, max_bytes): (Limit, usize)) -> DevicePluginClient<Channel> {
+        DevicePluginClient::new(self.dialed.channel.clone()).max_decoding_message_size(max_bytes)
     }
 
-    /// The limit of short answers.
-    fn short(&self) -> (Limit, usize) {
+    /// Returns the limit of short answers.
+    fn short_limit(&self) -> (Limit, usize) {
         (Limit::FIXED, MAX_SHORT_MESSAGE)
     }
 
-    /// The limit of answers that name devices.
-    fn long(&self) -> (Limit, usize) {
+    /// Returns the limit of answers that name devices.
+    fn long_limit(&self) -> (Limit, usize) {
         (Limit::LIST_BYTES, self.limits.list_bytes)
     }
 
-    /// What the plugin wants to be asked.
+    /// Calls `GetDevicePluginOptions`.
     pub async fn options(&self, deadline: Duration) -> Result<PluginOptions, CallError> {
         if self.api == Api::V1alpha2 {
             return Ok(PluginOptions::default());
         }
-        let mut client = self.client(self.short());
+        let mut client = self.client(self.short_limit());
         let call = client.get_device_plugin_options(v1beta1::Empty {});
         let options = self
-            .within(
+            .call_with_deadline(
                 "GetDevicePluginOptions",
                 CallDeadline::of(deadline),
-                self.short(),
+                self.short_limit(),
                 call,
             )
             .await?;
@@ -90,12 +90,12 @@ impl PluginClient {
         })
     }
 
-    /// Measures what is called.
+    /// Returns the measurements of the calls.
     pub(crate) fn calls(&self) -> &Calls {
         &self.calls
     }
 
-    /// The plugin's device lists, as they come.
+    /// Calls `ListAndWatch`.
     pub async fn lists(&self) -> Result<Lists, ListError> {
         let path = match self.api {
             Api::V1beta1 => "/v1beta1.DevicePlugin/ListAndWatch",
@@ -110,23 +110,23 @@ impl PluginClient {
         })
     }
 
-    /// Which devices the plugin would choose.
+    /// Calls `GetPreferredAllocation`. Returns the devices that the plugin prefers.
     pub async fn preferred(
         &self,
-        question: &PreferenceQuery,
-        patience: CallDeadline,
+        query: &PreferenceQuery,
+        deadline: CallDeadline,
     ) -> Result<Vec<DeviceId>, CallError> {
         let request = v1beta1::PreferredAllocationRequest {
             container_requests: vec![v1beta1::ContainerPreferredAllocationRequest {
-                available_device_ids: texts(&question.available),
-                must_include_device_ids: texts(&question.must_include),
-                allocation_size: i32::try_from(question.size).unwrap_or(i32::MAX),
+                available_device_ids: texts(&query.available),
+                must_include_device_ids: texts(&query.must_include),
+                allocation_size: i32::try_from(query.size).unwrap_or(i32::MAX),
             }],
         };
-        let mut client = self.client(self.long());
+        let mut client = self.client(self.long_limit());
         let call = client.get_preferred_allocation(request);
         let answer = self
-            .within("GetPreferredAllocation", patience, self.long(), call)
+            .call_with_deadline("GetPreferredAllocation", deadline, self.long_limit(), call)
             .await?;
         let first = answer.container_responses.into_iter().next();
         Ok(first
@@ -136,8 +136,8 @@ impl PluginClient {
             .collect())
     }
 
-    /// Hands devices to a container; the answer as bytes of a `ContainerAllocateResponse`.
-    pub async fn allocate(&self, devices: &[DeviceId], patience: CallDeadline) -> Result<Bytes, CallError> {
+    /// Calls `Allocate` for a container. Returns its encoded `ContainerAllocateResponse`.
+    pub async fn allocate(&self, devices: &[DeviceId], deadline: CallDeadline) -> Result<Bytes, CallError> {
         const METHOD: &str = "Allocate";
         let (path, request) = match self.api {
             Api::V1beta1 => {
@@ -159,7 +159,7 @@ impl PluginClient {
         let limit = (Limit::ANSWER_BYTES, self.limits.answer_bytes);
         let request = Request::new(Bytes::from(request));
         let call = call::unary(&self.dialed.channel, path, request, limit.1);
-        let answer = self.within(METHOD, patience, limit, call).await?;
+        let answer = self.call_with_deadline(METHOD, deadline, limit, call).await?;
         if self.api == Api::V1alpha2 {
             return Ok(answer);
         }
@@ -181,29 +181,29 @@ impl PluginClient {
         })
     }
 
-    /// Tells the plugin that a container is about to start.
-    pub async fn pre_start(&self, devices: &[DeviceId], patience: CallDeadline) -> Result<(), CallError> {
+    /// Calls `PreStartContainer`.
+    pub async fn pre_start(&self, devices: &[DeviceId], deadline: CallDeadline) -> Result<(), CallError> {
         if self.api == Api::V1alpha2 {
             return Ok(());
         }
-        let mut client = self.client(self.short());
+        let mut client = self.client(self.short_limit());
         let request = v1beta1::PreStartContainerRequest {
             devices_ids: texts(devices),
         };
         let call = client.pre_start_container(request);
-        self.within("PreStartContainer", patience, self.short(), call)
+        self.call_with_deadline("PreStartContainer", deadline, self.short_limit(), call)
             .await?;
         Ok(())
     }
 
-    async fn within<T>(
+    async fn call_with_deadline<T>(
         &self,
         method: &'static str,
-        patience: CallDeadline,
+        deadline: CallDeadline,
         limit: (Limit, usize),
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, CallError> {
-        let (took, ended) = call::call_with_deadline(method, patience, limit, &self.dialed, call).await;
+        let (took, ended) = call::call_with_deadline(method, deadline, limit, &self.dialed, call).await;
         self.calls.took(method, took);
         ended.inspect_err(|error| self.calls.failed(error))
     }
@@ -213,16 +213,16 @@ fn texts(devices: &[DeviceId]) -> Vec<String> {
     devices.iter().map(ToString::to_string).collect()
 }
 
-/// Why there are no more lists.
+/// Reason why a stream of lists has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
-    /// The plugin, or the way to it, says so.
+    /// The plugin ended the stream, or the connection was lost.
     #[error("{} ({:?})", .0.message(), .0.code())]
     Ended(#[source] Status),
-    /// The list is none.
+    /// A list cannot be decoded.
     #[error("the list is damaged: {0}")]
     Damaged(#[from] WireError),
-    /// It exceeds a limit.
+    /// A list exceeds a limit.
     #[error(transparent)]
     LimitExceeded(#[from] LimitExceeded),
 }
@@ -252,12 +252,12 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// The next list, not looked into yet; `None` at the end.
+    /// Returns the next list, still encoded; `None` at the end of the stream.
     pub async fn next(&mut self) -> Result<Option<RawList>, ListError> {
         let message = self.stream.message().await.map_err(|status| {
             if is_too_large(&status) {
-                let most = self.limits.list_bytes;
-                return Limit::LIST_BYTES.exceeded("the list is too large", most).into();
+                let max = self.limits.list_bytes;
+                return Limit::LIST_BYTES.exceeded("the list is too large", max).into();
             }
             ListError::from(status)
         })?;
@@ -269,7 +269,7 @@ impl Lists {
     }
 }
 
-/// A list as it came.
+/// An encoded list.
 #[derive(Debug)]
 pub struct RawList {
     bytes: Bytes,
@@ -278,7 +278,7 @@ pub struct RawList {
 }
 
 impl RawList {
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
@@ -294,7 +294,7 @@ impl RawList {
     }
 }
 
-/// `AllocateResponse` with the containers' parts left as bytes: on the wire there is no difference.
+/// `AllocateResponse` with the containers' parts still encoded; both are the same on the wire.
 #[derive(Clone, PartialEq, prost::Message)]
 struct AllocateAnswer {
     #[prost(bytes = "bytes", repeated, tag = "1")]

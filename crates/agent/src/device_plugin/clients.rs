@@ -1,7 +1,7 @@
 //! The clients of connected plugins, by connection.
 //!
-//! The node decides which connection to call; this map leads from its number to the client. It holds no state of the node: an
-//! entry lives as long as the task of its connection.
+//! The node decides which connection to call; this map finds the client of that connection. It does not hold state of the
+//! node: an entry lives as long as the task of its connection.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};

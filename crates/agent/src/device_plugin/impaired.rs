@@ -1,4 +1,4 @@
-//! Logs what happens to devices that pods hold when a plugin leaves or lists them otherwise, once per change.
+//! Logs changes of devices that pods hold: the plugin is gone, or no longer lists them, or lists them as unhealthy.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use devlet_core::{DeviceId, Node, ResourceName};
 use crate::display::{NamedPod, first};
 use crate::store::Store;
 
-/// Applies a change of a plugin's state, and logs what it means for devices that pods hold.
+/// Applies a change of a plugin's state, and logs newly impaired devices that pods hold.
 pub(crate) fn update<T>(store: &Store, resource: &ResourceName, change: impl FnOnce(&mut Node) -> T) -> T {
     let (changed, lines) = store.update(|node| {
         let before = node.impaired(resource);
@@ -36,7 +36,7 @@ struct Line {
 }
 
 impl Line {
-    /// What is new in a group; `None` if nothing is.
+    /// Returns the entry for devices that are new in a group; `None` without new devices.
     fn new(node: &Node, group: &Impaired, before: &[Impaired]) -> Option<Self> {
         let before = before.iter().find(|each| each.impairment == group.impairment);
         let known = before.map(|before| &before.devices);

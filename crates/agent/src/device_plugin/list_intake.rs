@@ -2,7 +2,7 @@
 //!
 //! Lists are limited to `limits.listsPerSecond`. Long ones are decoded one at a time on a blocking thread, with a cooldown
 //! ([`LongDecoder`]). While a plugin waits for either, its stream is not read: HTTP/2 flow control slows the plugin down.
-//! Then the newest list that has arrived counts.
+//! Afterwards only the newest list that has arrived is decoded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,9 +36,9 @@ pub(crate) struct ListIntake<'a> {
 
 /// The effect of a list.
 struct ListOutcome {
-    /// Whether the node has changed.
+    /// `true` if the node has changed.
     changed: bool,
-    /// Entries that name a device again.
+    /// Number of entries that repeat a device.
     repeated: usize,
 }
 
@@ -100,7 +100,7 @@ impl ListIntake<'_> {
     }
 }
 
-/// Decodes a list and hands it to the node. A list of a connection that was lost changes nothing.
+/// Decodes a list and hands it to the node. The list of a lost connection is ignored.
 fn apply(
     list: RawList,
     store: &Store,
@@ -110,7 +110,7 @@ fn apply(
 ) -> Result<ListOutcome, ListError> {
     let (list, repeated) = list.decode()?;
     let list = Arc::new(list);
-    // Lists are compared and freed outside of the lock, because both take a while if they are long.
+    // Long lists take a while to compare and to free, so both happen outside of the lock.
     let known = store.read(|node| node.lists_before(connection));
     let same = known.iter().find(|known| ***known == *list);
     let current: Arc<DeviceList> = Arc::clone(same.unwrap_or(&list));

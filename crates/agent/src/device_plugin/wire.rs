@@ -13,7 +13,7 @@ use crate::limits::{Limit, Limits, check_name};
 /// Maximum length in bytes of a device's entry: its id, health and NUMA nodes.
 const MAX_ENTRY_BYTES: usize = 64 << 10;
 
-/// The field of the devices in a list, in every version, and the only one.
+/// Number of the field with the devices in a list, in every version.
 const DEVICES: u32 = 1;
 
 /// Decodes the devices of a list with `device`, and checks them against `limits`. The number and size of the entries are
@@ -91,45 +91,44 @@ mod tests {
         }
     }
 
-    // What is decoded entry by entry is what the generated code makes of the whole.
     #[test]
-    fn damaged_or_not_a_list_says_what_its_message_does() {
+    fn entries_decode_as_in_the_whole_message_even_if_damaged() {
         let bytes = list(vec![named("a", &[0, -5]), named("", &[]), named("b", &[64])]);
-        let spoilt = (0..bytes.len()).flat_map(|place| {
+        let damaged = (0..bytes.len()).flat_map(|place| {
             let bytes = &bytes;
             let cut = std::iter::once(bytes[..place].to_vec());
             cut.chain((0..8).map(move |bit| {
-                let mut spoilt = bytes.clone();
-                spoilt[place] ^= 1 << bit;
-                spoilt
+                let mut damaged = bytes.clone();
+                damaged[place] ^= 1 << bit;
+                damaged
             }))
         });
-        let mut damaged = 0;
-        for bytes in spoilt.chain([bytes.clone()]) {
+        let mut rejected = 0;
+        for bytes in damaged.chain([bytes.clone()]) {
             let whole = v1beta1::ListAndWatchResponse::decode(&*bytes);
             let wanted = whole.ok().map(|whole| {
                 let entry = |each: &v1beta1::Device| device(each.encode_to_vec().into()).unwrap();
                 whole.devices.iter().map(entry).collect::<Vec<_>>()
             });
-            damaged += usize::from(wanted.is_none());
+            rejected += usize::from(wanted.is_none());
             let found = all(bytes.clone().into(), &Limits::default());
             assert_eq!(found.ok(), wanted, "{bytes:?}");
         }
-        assert!(damaged > 100, "{damaged}");
+        assert!(rejected > 100, "{rejected}");
     }
 
     #[test]
-    fn a_list_of_too_much_is_refused_before_it_is_decoded() {
+    fn a_list_over_a_limit_is_rejected_before_it_is_decoded() {
         let limits = Limits {
             devices_per_resource: 2,
             ..Limits::default()
         };
-        let too_much = [
+        let over_limit = [
             (
                 list(vec![named("a", &[]); 3]),
                 "the list has 3 devices or more, limits.devicesPerResource allows 2",
             ),
-            // Numbers that mean nothing.
+            // Unknown fields that are numbers.
             (
                 vec![0x10, 1, 0x10, 2, 0x10, 3],
                 "the list has 3 devices or more, limits.devicesPerResource allows 2",
@@ -146,7 +145,7 @@ mod tests {
                 ),
             ),
         ];
-        for (list, wanted) in too_much {
+        for (list, wanted) in over_limit {
             let error = all(list.into(), &limits).unwrap_err();
             assert_eq!(error.to_string(), wanted);
         }

@@ -1,4 +1,4 @@
-//! What is called on a plugin of a driver.
+//! Client of one connected plugin of a driver.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::metrics::DriverRpcs;
 const PREPARE: &str = "NodePrepareResources";
 const UNPREPARE: &str = "NodeUnprepareResources";
 
-/// A way to call one connected plugin of a driver.
+/// Calls one connected plugin of a driver.
 #[derive(Debug, Clone)]
 pub struct DriverClient {
     dialed: PeerConnection,
@@ -32,7 +32,7 @@ pub struct DriverClient {
 }
 
 impl DriverClient {
-    /// `rpcs` measures what is called.
+    /// Creates a client. `rpcs` measures its calls.
     pub fn new(dialed: &PeerConnection, services: &Services, rpcs: DriverRpcs, limits: &Limits) -> Self {
         Self {
             dialed: dialed.clone(),
@@ -43,40 +43,40 @@ impl DriverClient {
         }
     }
 
-    /// Measures what is called.
+    /// Returns the measurements of the calls.
     pub(crate) fn rpcs(&self) -> &DriverRpcs {
         &self.rpcs
     }
 
-    /// Has claims prepared.
+    /// Calls `NodePrepareResources`.
     pub async fn prepare(
         &self,
         claims: &[(ClaimUid, ClaimKey)],
-        patience: CallDeadline,
+        deadline: CallDeadline,
     ) -> Result<Prepared, CallError> {
         let (took, answer) = self
-            .call(PREPARE, self.service.prepare(), claims, patience)
+            .call(PREPARE, self.service.prepare(), claims, deadline)
             .await?;
-        let read = wire::prepared(answer, self.service, claims.len(), &self.limits);
-        self.understood(PREPARE, took, read)
+        let decoded = wire::decode_prepared(answer, self.service, claims.len(), &self.limits);
+        self.record_answer(PREPARE, took, decoded)
     }
 
-    /// Has that undone.
+    /// Calls `NodeUnprepareResources`.
     pub async fn unprepare(
         &self,
         claims: &[(ClaimUid, ClaimKey)],
-        patience: CallDeadline,
+        deadline: CallDeadline,
     ) -> Result<Unprepared, CallError> {
         let (took, answer) = self
-            .call(UNPREPARE, self.service.unprepare(), claims, patience)
+            .call(UNPREPARE, self.service.unprepare(), claims, deadline)
             .await?;
-        self.understood(UNPREPARE, took, wire::unprepared(answer, claims.len()))
+        self.record_answer(UNPREPARE, took, wire::decode_unprepared(answer, claims.len()))
     }
 
-    /// Whether the plugin has the service at all: it is asked to unprepare nothing.
-    pub async fn has_service(&self, patience: Duration) -> Result<bool, CallError> {
+    /// Returns `true` if the plugin implements the service. Calls `NodeUnprepareResources` without claims to find out.
+    pub async fn has_service(&self, deadline: Duration) -> Result<bool, CallError> {
         let path = self.service.unprepare();
-        match self.call(UNPREPARE, path, &[], CallDeadline::of(patience)).await {
+        match self.call(UNPREPARE, path, &[], CallDeadline::of(deadline)).await {
             Ok((took, _)) => {
                 call::log_answer(UNPREPARE, self.dialed.channel.path(), took, None);
                 Ok(true)
@@ -86,7 +86,7 @@ impl DriverClient {
         }
     }
 
-    /// What the plugin says about its devices, as it comes; `None` if it does not offer to.
+    /// Opens the stream of health reports. Returns `None` if the plugin does not list a health service.
     pub(crate) async fn watch(&self) -> Option<Result<Streaming<Bytes>, Status>> {
         let path = self.health?.watch();
         let request = Request::new(Bytes::new());
@@ -98,32 +98,32 @@ impl DriverClient {
         method: &'static str,
         path: &'static str,
         claims: &[(ClaimUid, ClaimKey)],
-        patience: CallDeadline,
+        deadline: CallDeadline,
     ) -> Result<(Duration, Bytes), CallError> {
-        let mut request = Request::new(wire::request(claims));
-        request.set_timeout(patience.end().saturating_duration_since(Instant::now()));
-        let largest = self.limits.answer_bytes;
-        let call = call::unary(&self.dialed.channel, path, request, largest);
-        let limit = (Limit::ANSWER_BYTES, largest);
+        let mut request = Request::new(wire::encode_request(claims));
+        request.set_timeout(deadline.end().saturating_duration_since(Instant::now()));
+        let max_bytes = self.limits.answer_bytes;
+        let call = call::unary(&self.dialed.channel, path, request, max_bytes);
+        let limit = (Limit::ANSWER_BYTES, max_bytes);
         let (took, ended) =
-            call::call_with_deadline_unlogged(method, patience, limit, &self.dialed, call).await;
+            call::call_with_deadline_unlogged(method, deadline, limit, &self.dialed, call).await;
         self.rpcs.took(path, took, &ended);
         Ok((took, ended?))
     }
 
-    /// Counts and logs an answer. A driver may fail for some of the claims of a call.
-    fn understood<T>(
+    /// Counts and logs an answer. It may contain errors for some of the claims.
+    fn record_answer<T>(
         &self,
         method: &'static str,
         took: Duration,
-        read: Result<BTreeMap<ClaimUid, Result<T, String>>, call::InvalidAnswer>,
+        decoded: Result<BTreeMap<ClaimUid, Result<T, String>>, call::InvalidAnswer>,
     ) -> Result<BTreeMap<ClaimUid, Result<T, String>>, CallError> {
-        let read = read.map_err(|problem| CallError::Invalid { method, problem });
-        let error = match &read {
+        let decoded = decoded.map_err(|problem| CallError::Invalid { method, problem });
+        let error = match &decoded {
             Ok(results) => results.values().find_map(|each| each.as_ref().err().cloned()),
             Err(error) => Some(error.to_string()),
         };
         call::log_answer(method, self.dialed.channel.path(), took, error.as_deref());
-        read.inspect_err(|error| self.rpcs.failed(error))
+        decoded.inspect_err(|error| self.rpcs.failed(error))
     }
 }

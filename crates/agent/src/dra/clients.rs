@@ -1,7 +1,7 @@
 //! The clients of registered plugins of drivers, by connection.
 //!
-//! The node decides which connection to call; this map leads from its number to the client. It holds no state of the node: an
-//! entry lives as long as the registration of its plugin.
+//! The node decides which connection to call; this map finds the client of that connection. It does not hold state of the
+//! node: an entry lives as long as the registration of its plugin.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -23,7 +23,7 @@ pub struct DriverClients {
     plugins: Arc<RwLock<HashMap<ConnectionId, Entry>>>,
 }
 
-/// A plugin that is registered, and its client while it is connected.
+/// A registered plugin, and its client while it is connected.
 #[derive(Debug)]
 struct Entry {
     client: Option<DriverClient>,
@@ -31,7 +31,7 @@ struct Entry {
 }
 
 impl DriverClients {
-    /// `config` has the deadlines of drivers.
+    /// Creates an empty map. `config` has the deadlines of drivers.
     pub fn new(config: Arc<Config>) -> Self {
         Self {
             config,

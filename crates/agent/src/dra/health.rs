@@ -32,13 +32,13 @@ const BYTES_PER_REPORT: usize = 256;
 /// Maximum number of reports handed to the node under one lock.
 const BATCH: usize = 64;
 
-/// Why a stream has ended.
+/// Reason why a stream has ended.
 #[derive(Debug, thiserror::Error)]
 enum WatchError {
-    /// The plugin, or the way to it, says so.
+    /// The plugin ended the stream, or the connection was lost.
     #[error("{} ({:?})", .0.message(), .0.code())]
     Ended(#[source] Status),
-    /// It sent something that is no message, or too much of one.
+    /// A message cannot be decoded, or exceeds a limit.
     #[error(transparent)]
     Invalid(#[from] InvalidAnswer),
 }
@@ -59,7 +59,7 @@ impl WatchError {
     }
 }
 
-/// Receives reports, and opens the stream again when it ends. Does not end.
+/// Receives reports, and opens the stream again when it ends. Runs until it is dropped.
 pub(super) async fn run(
     registrar: &DriverRegistrar,
     id: ConnectionId,
@@ -68,7 +68,7 @@ pub(super) async fn run(
 ) {
     let mut backoff = Backoff::new(MIN_PAUSE, MAX_PAUSE);
     loop {
-        let began = Instant::now();
+        let started = Instant::now();
         let ended = listen(registrar, id, driver, client).await;
         registrar.store.update(|node| node.health_stream_ended(id));
         match ended {
@@ -87,7 +87,7 @@ pub(super) async fn run(
                 tracing::warn!(%driver, conn = %id, %error, "NodeWatchResources ended");
             }
         }
-        backoff.reset_after(began.elapsed());
+        backoff.reset_after(started.elapsed());
         backoff.wait().await;
     }
 }
@@ -105,7 +105,7 @@ async fn listen(
     let mut stream = stream?;
     let limits = &registrar.config.limits;
     let mut rate = RateLimiter::new(REPORTS_PER_SECOND, Duration::from_secs(1), Instant::now());
-    let mut complained = false;
+    let mut warned = false;
     let too_large = |status: Status| match is_too_large(&status) {
         true => {
             let exceeded = Limit::ANSWER_BYTES.exceeded("the message is too large", limits.answer_bytes);
@@ -119,24 +119,24 @@ async fn listen(
             let _ = rate.try_acquire(Instant::now());
         }
         let size = message.len();
-        let (taken, cooldown) = decode(registrar, id, message).await?;
-        let reports = taken.reports.max(size / BYTES_PER_REPORT);
+        let (outcome, cooldown) = decode(registrar, id, message).await?;
+        let reports = outcome.reports.max(size / BYTES_PER_REPORT);
         let reports = u32::try_from(reports).unwrap_or(u32::MAX);
         rate.charge(
             Duration::from_secs(1) / REPORTS_PER_SECOND * reports,
             Instant::now(),
         );
-        registrar.metrics.health_reported(driver, taken.changed > 0);
+        registrar.metrics.health_reported(driver, outcome.changed > 0);
         tokio::time::sleep(cooldown).await;
-        if taken.nameless + taken.left_out > 0 && !complained {
+        if outcome.nameless + outcome.dropped > 0 && !warned {
             let Outcome {
-                nameless, left_out, ..
-            } = taken;
+                nameless, dropped, ..
+            } = outcome;
             tracing::warn!(
-                %driver, conn = %id, nameless, left_out,
+                %driver, conn = %id, nameless, dropped,
                 "health reports ignored: devices without a name, or too many devices"
             );
-            complained = true;
+            warned = true;
         }
     }
     Ok(Some(()))
@@ -151,8 +151,8 @@ struct Outcome {
     changed: usize,
     /// Reports about devices without a name.
     nameless: usize,
-    /// Reports about devices over the limit of the node.
-    left_out: usize,
+    /// Reports about devices beyond the node's limit.
+    dropped: usize,
 }
 
 /// Decodes a message and hands it to the node. Returns the cooldown of the plugin.
@@ -173,7 +173,7 @@ async fn decode(
 }
 
 fn apply(message: Bytes, limits: &Limits, store: &Store, id: ConnectionId) -> Result<Outcome, InvalidAnswer> {
-    let (mut reports, nameless) = wire::reports(message, limits)?;
+    let (mut reports, nameless) = wire::decode_reports(message, limits)?;
     let mut outcome = Outcome {
         reports: reports.len() + nameless,
         nameless,
@@ -185,7 +185,7 @@ fn apply(message: Bytes, limits: &Limits, store: &Store, id: ConnectionId) -> Re
         let now = store.now();
         let change = store.update(|node| node.health_reported(id, batch, now));
         outcome.changed += change.devices.len();
-        outcome.left_out += change.dropped;
+        outcome.dropped += change.dropped;
     }
     Ok(outcome)
 }

@@ -19,38 +19,38 @@ use tokio::time::Instant;
 
 use crate::grpc::call::CallError;
 
-/// What a driver prepared, claim by claim, or why not.
+/// The devices that a driver prepared for each claim, or the driver's error.
 pub type Prepared = BTreeMap<ClaimUid, Result<Vec<PreparedDevice>, String>>;
 
-/// Which claims a driver has unprepared, or why not.
+/// The claims that a driver has unprepared, or the driver's error for each.
 pub type Unprepared = BTreeMap<ClaimUid, Result<(), String>>;
 
-/// Why a driver has not answered.
+/// Error of a call on a driver.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DriverCallError {
-    /// The plugin that was to be called is gone.
+    /// The plugin is not connected.
     #[error("the plugin of driver {driver} is not connected")]
     NotConnected {
         /// The driver.
         driver: DriverName,
     },
-    /// It was called.
+    /// The call failed.
     #[error(transparent)]
     Call(#[from] CallError),
 }
 
-/// The calls on drivers. None lasts longer than the driver may take, nor beyond `deadline`.
+/// Calls on drivers. A call ends at the driver's own deadline or at `deadline`, whichever is earlier.
 ///
-/// Answers are as they came: the node knows which claims it asked about, and what is wrong with an answer.
+/// Answers are returned unchecked: the node knows the claims of the call, and checks the answer.
 pub trait DriverCalls: Send + Sync {
-    /// `NodePrepareResources`.
+    /// Calls `NodePrepareResources`.
     fn prepare(
         &self,
         call: &Call,
         deadline: Instant,
     ) -> impl Future<Output = Result<Prepared, DriverCallError>> + Send;
 
-    /// `NodeUnprepareResources`.
+    /// Calls `NodeUnprepareResources`.
     fn unprepare(
         &self,
         call: &Call,

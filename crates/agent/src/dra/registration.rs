@@ -1,12 +1,12 @@
-//! Registers a plugin of a DRA driver: checks what it sends, chooses the service, tells the node, and starts its session.
+//! Registers a plugin of a DRA driver: checks its answer, chooses the service, adds it to the node, and starts its session.
 //!
-//! A plugin is registered until its socket in `plugins_registry` goes, or another plugin of the same driver registers
-//! the same endpoint. A plugin whose endpoint does not accept connections yet is registered, and not connected.
+//! A plugin is registered until its socket in `plugins_registry` is removed, or another plugin of the same driver registers
+//! the same endpoint. A plugin can be registered before its endpoint accepts connections.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use devlet_core::dra::drivers::{self, DriverOffer, Refusal};
+use devlet_core::dra::drivers::{DriverConflict, DriverOffer, Refusal};
 use devlet_core::{ConnectionId, DriverName, Node, PluginIdentity, ProcessId};
 use devlet_kubelet_api::plugin_registration::PluginInfo;
 use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use super::client::DriverClient;
 use super::clients::DriverClients;
-use super::services::{self, NoService, NodeService, Services};
+use super::services::{self, NodeService, Services, UnsupportedServices};
 use super::session::{self, ConnectError};
 use crate::config::Config;
 use crate::grpc::call::CallError;
@@ -26,22 +26,22 @@ use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
-/// The longest name that a driver can have in Kubernetes.
-const LONGEST_NAME: usize = 63;
+/// Maximum length of a driver's name in Kubernetes.
+const MAX_NAME_CHARS: usize = 63;
 
-/// A plugin that cannot be what it says.
+/// Reason why a driver's answer to `GetInfo` is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidDriver {
-    /// No claim could name it. The text is the kubelet's.
+pub enum InvalidDriverInfo {
+    /// The name is empty. The text is the kubelet's.
     #[error("DRA driver name is empty")]
     NoName,
-    /// No claim could name it.
-    #[error("the DRA driver name {} is not a DNS name of at most {LONGEST_NAME} characters", truncate_quoted(.0))]
+    /// The name is not a valid driver name, so that claims cannot contain it.
+    #[error("the DRA driver name {} is not a DNS name of at most {MAX_NAME_CHARS} characters", truncate_quoted(.0))]
     Name(String),
-    /// It names a socket relative to nothing.
+    /// The endpoint is a relative path.
     #[error("the endpoint {} is not an absolute path", truncate_quoted(.0))]
     Endpoint(String),
-    /// It speaks nothing that is spoken here. The text is the kubelet's.
+    /// devlet cannot call any of the driver's services. The text is the kubelet's.
     #[error(
         "invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {}: {problem}",
         endpoint.display()
@@ -49,48 +49,48 @@ pub enum InvalidDriver {
     Services {
         /// The driver.
         driver: DriverName,
-        /// Where it answers.
+        /// The socket of the driver.
         endpoint: PathBuf,
-        /// What is wrong.
-        problem: NoService,
+        /// The reason.
+        problem: UnsupportedServices,
     },
 }
 
-/// A well-formed wish to serve a driver.
+/// A plugin that is about to be registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
+pub struct DriverCandidate {
     /// The driver.
     pub driver: DriverName,
-    /// Where the plugin answers.
+    /// The socket of the plugin.
     pub endpoint: PathBuf,
-    /// What is spoken with it.
+    /// The services that are called.
     pub services: Services,
-    /// What it lists, in short.
+    /// The services that it lists, shortened for errors.
     pub listed: String,
     /// The process that registers it.
     pub process: ProcessId,
 }
 
-impl Candidate {
-    /// What the plugin behind `socket` says. Without an endpoint of its own it answers there.
-    pub fn new(info: &PluginInfo, socket: &Path, peer: &PeerCred) -> Result<Self, InvalidDriver> {
+impl DriverCandidate {
+    /// Checks the answer to `GetInfo`. Without an endpoint in the answer, the plugin serves on `socket`.
+    pub fn new(info: &PluginInfo, socket: &Path, peer: &PeerCred) -> Result<Self, InvalidDriverInfo> {
         if info.name.is_empty() {
-            return Err(InvalidDriver::NoName);
+            return Err(InvalidDriverInfo::NoName);
         }
         if !is_driver_name(&info.name) {
-            return Err(InvalidDriver::Name(info.name.clone()));
+            return Err(InvalidDriverInfo::Name(info.name.clone()));
         }
         let endpoint = match info.endpoint.as_str() {
             "" => socket,
             endpoint => Path::new(endpoint),
         };
         if !endpoint.is_absolute() {
-            return Err(InvalidDriver::Endpoint(info.endpoint.clone()));
+            return Err(InvalidDriverInfo::Endpoint(info.endpoint.clone()));
         }
         let driver = DriverName::from(info.name.as_str());
         let services = services::choose(&info.supported_versions).map_err(|problem| {
             let (driver, endpoint) = (driver.clone(), endpoint.to_owned());
-            InvalidDriver::Services {
+            InvalidDriverInfo::Services {
                 driver,
                 endpoint,
                 problem,
@@ -109,7 +109,7 @@ impl Candidate {
     }
 }
 
-/// As Kubernetes has it: a DNS name, in which case does not matter.
+/// Returns `true` for a DNS name in upper or lower case, as Kubernetes requires.
 fn is_driver_name(text: &str) -> bool {
     let is_label = |label: &str| {
         let bytes = label.as_bytes();
@@ -117,13 +117,13 @@ fn is_driver_name(text: &str) -> bool {
         let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
         bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
     };
-    text.len() <= LONGEST_NAME && text.split('.').all(is_label)
+    text.len() <= MAX_NAME_CHARS && text.split('.').all(is_label)
 }
 
-/// Why a plugin is not taken in.
+/// Reason why a driver's plugin is rejected.
 #[derive(Debug, thiserror::Error)]
-pub enum RegisterError {
-    /// Its user may not serve the driver.
+pub enum RegisterDriverError {
+    /// Access rules do not allow the user to serve the driver.
     #[error("user {uid} may not serve {driver}; allow it under access.register in devlet's configuration")]
     NotAllowed {
         /// The user.
@@ -131,53 +131,53 @@ pub enum RegisterError {
         /// The driver.
         driver: DriverName,
     },
-    /// It cannot be reached, or must not be.
+    /// The plugin is not connected.
     #[error(transparent)]
-    Link(#[from] ConnectError),
-    /// It does not say whether it has the one service that may be left.
+    Connect(#[from] ConnectError),
+    /// The call that checks for the alpha service failed.
     #[error("cannot tell whether the plugin has the service {}: {problem}", NodeService::V1alpha3.name())]
-    Asked {
-        /// What it said instead.
+    ServiceProbe {
+        /// The error of the call.
         problem: CallError,
     },
-    /// It has no service that is spoken here.
+    /// devlet cannot call any of the driver's services.
     #[error(transparent)]
-    Services(InvalidDriver),
-    /// It asks for too much.
+    Services(InvalidDriverInfo),
+    /// The registration exceeds a limit.
     #[error(transparent)]
     LimitExceeded(#[from] LimitExceeded),
-    /// The node does not want it.
+    /// A plugin of another user serves the driver.
     #[error("{0}; a rule under access.register in devlet's configuration allows it with share: true")]
-    Refused(#[from] drivers::RegisterError),
+    Refused(#[from] DriverConflict),
 }
 
-impl InvalidDriver {
-    /// What to do about it, where the text does not say.
+impl InvalidDriverInfo {
+    /// Returns advice for the operator; empty if the error text contains it.
     fn hint(&self) -> &'static str {
         match self {
-            Self::NoName | Self::Name(_) => "have the driver register under the name that claims have for it",
-            Self::Endpoint(_) => "have the driver register the absolute path of its socket, or none",
+            Self::NoName | Self::Name(_) => "register the driver under the name that claims use",
+            Self::Endpoint(_) => {
+                "register the absolute path of the driver's socket, or leave the endpoint empty"
+            }
             Self::Services { .. } => "use a release of the driver for Kubernetes 1.31 or later",
         }
     }
 }
 
-impl RegisterError {
-    /// What to do about it, where the text does not say.
+impl RegisterDriverError {
+    /// Returns advice for the operator; empty if the error text contains it.
     fn hint(&self) -> &'static str {
         match self {
             Self::Services(problem) => problem.hint(),
-            Self::Link(_) => "see whether the driver runs, and who owns its socket",
-            Self::Asked { .. } => "see the driver's log",
-            Self::LimitExceeded(_) => {
-                "the limit can be raised in devlet's configuration, if the driver is not at fault"
-            }
+            Self::Connect(_) => "check that the driver runs, and which user owns its socket",
+            Self::ServiceProbe { .. } => "check the driver's log",
+            Self::LimitExceeded(_) => "check the driver, or raise the limit in devlet's configuration",
             Self::NotAllowed { .. } | Self::Refused(_) => "",
         }
     }
 }
 
-/// Takes plugins of drivers in.
+/// Registers plugins of drivers.
 #[derive(Debug, Clone)]
 pub struct DriverRegistrar {
     pub(crate) config: Arc<Config>,
@@ -188,43 +188,44 @@ pub struct DriverRegistrar {
     pub(crate) stop: CancellationToken,
     /// Registrations of each process, of device plugins and DRA drivers.
     pub(crate) registrations: Arc<KeyedRateLimiter<ProcessId>>,
-    /// For long reports of health, which do not wait for plugins' lists.
+    /// Decodes long health reports, separately from device lists.
     pub(crate) decoder: LongDecoder,
     /// Limits log entries about rejections.
     pub(crate) rejection_log: Arc<LogThrottle>,
-    /// Limits on the bytes of processes that are dialled.
+    /// Limits on the bytes that are read from dialled processes.
     pub(crate) read_limits: ReadLimits,
 }
 
 impl DriverRegistrar {
-    /// Takes a plugin in; it stays until the answer is dropped.
-    pub async fn register(&self, candidate: Candidate) -> Result<Registered, RegisterError> {
-        let registered = self.take_in(candidate).await;
+    /// Registers a plugin until the returned value is dropped.
+    pub async fn register(&self, candidate: DriverCandidate) -> Result<Registered, RegisterDriverError> {
+        let registered = self.try_register(candidate).await;
         self.metrics.driver_registered(&registered);
-        if let Err(RegisterError::LimitExceeded(over)) = &registered {
+        if let Err(RegisterDriverError::LimitExceeded(over)) = &registered {
             self.metrics.limit_hit(over.limit.name());
         }
         registered
     }
 
-    /// A plugin says something impossible.
-    pub(crate) fn invalid(&self, name: &str, socket: &Path, peer: &PeerCred, problem: &InvalidDriver) {
-        self.note(name, socket, peer, &problem.to_string(), problem.hint());
+    /// Records that a driver's answer to `GetInfo` was rejected.
+    pub(crate) fn invalid(&self, name: &str, socket: &Path, peer: &PeerCred, problem: &InvalidDriverInfo) {
+        self.record_rejection(name, socket, peer, &problem.to_string(), problem.hint());
     }
 
-    /// Records that a plugin was rejected, for `devlet get drivers` and, the first time, for the log.
-    pub(crate) fn refused(&self, name: &str, socket: &Path, peer: &PeerCred, error: &RegisterError) {
-        self.note(name, socket, peer, &error.to_string(), error.hint());
+    /// Records that a plugin was rejected.
+    pub(crate) fn refused(&self, name: &str, socket: &Path, peer: &PeerCred, error: &RegisterDriverError) {
+        self.record_rejection(name, socket, peer, &error.to_string(), error.hint());
     }
 
-    fn note(&self, name: &str, socket: &Path, peer: &PeerCred, reason: &str, hint: &str) {
+    /// Records a rejection for `devlet get drivers`. Logs it if it differs from the last one of the socket.
+    fn record_rejection(&self, name: &str, socket: &Path, peer: &PeerCred, reason: &str, hint: &str) {
         let refusal = Refusal {
             driver: name.to_owned(),
             reason: reason.to_owned(),
             hint: hint.to_owned(),
         };
         let (socket, now) = (socket.display().to_string(), self.store.now());
-        let is_news = self.store.update(|node| {
+        let is_new = self.store.update(|node| {
             let last = |node: &Node| {
                 let mut refused = node.refused_drivers();
                 let known = refused.find(|(known, _)| *known == socket);
@@ -234,7 +235,7 @@ impl DriverRegistrar {
             node.driver_refused(&socket, refusal, now);
             last(node) != before
         });
-        if is_news && let Some(suppressed) = self.rejection_log.try_acquire(Instant::now()) {
+        if is_new && let Some(suppressed) = self.rejection_log.try_acquire(Instant::now()) {
             let PeerCred { uid, pid, .. } = peer;
             tracing::warn!(
                 driver = name,
@@ -248,7 +249,7 @@ impl DriverRegistrar {
         }
     }
 
-    /// The plugin at a socket was taken in, or the socket is gone.
+    /// Forgets the rejection of a socket, when its plugin is registered or the socket is removed.
     pub(crate) fn refusal_ended(&self, socket: &Path) {
         let socket = socket.display().to_string();
         let is_known = |node: &Node| node.refused_drivers().any(|(known, _)| known == socket);
@@ -257,11 +258,11 @@ impl DriverRegistrar {
         }
     }
 
-    async fn take_in(&self, candidate: Candidate) -> Result<Registered, RegisterError> {
+    async fn try_register(&self, candidate: DriverCandidate) -> Result<Registered, RegisterDriverError> {
         let (config, driver) = (&self.config, &candidate.driver);
-        self.in_time(&candidate)?;
+        self.check_rate(&candidate)?;
         if !config.access.may_register(candidate.process.uid, driver.as_str()) {
-            return Err(RegisterError::NotAllowed {
+            return Err(RegisterDriverError::NotAllowed {
                 uid: candidate.process.uid,
                 driver: driver.clone(),
             });
@@ -278,24 +279,24 @@ impl DriverRegistrar {
                 node.check_plugin_quota(plugin, &limits.plugin_limits(), |uid| access.is_trusted(uid));
             checked.map_err(|error| limits.quota_exceeded(&error))
         };
-        // Before the plugin is called, and again when it is added.
+        // Checked here to avoid useless calls, and again under the lock that adds the plugin.
         self.store.read(check_quota)?;
         let is_alpha = candidate.services.node == NodeService::V1alpha3;
         let dialed = match session::dial(&candidate, config, &self.read_limits).await {
             Ok(dialed) => Some(dialed),
-            // It may listen in a moment.
+            // The plugin may listen later: its session dials again.
             Err(ConnectError::Dial(_)) if !is_alpha => None,
             Err(error) => return Err(error.into()),
         };
         if let (Some(dialed), true) = (&dialed, is_alpha) {
             let rpcs = self.metrics.driver(driver);
             let client = DriverClient::new(dialed, &candidate.services, rpcs, &config.limits);
-            let asked = client.has_service(config.deadlines.options).await;
-            if !asked.map_err(|problem| RegisterError::Asked { problem })? {
-                return Err(RegisterError::Services(InvalidDriver::Services {
+            let implemented = client.has_service(config.deadlines.options).await;
+            if !implemented.map_err(|problem| RegisterDriverError::ServiceProbe { problem })? {
+                return Err(RegisterDriverError::Services(InvalidDriverInfo::Services {
                     driver: driver.clone(),
                     endpoint: candidate.endpoint,
-                    problem: NoService::Unknown {
+                    problem: UnsupportedServices::Unknown {
                         listed: candidate.listed,
                     },
                 }));
@@ -319,7 +320,7 @@ impl DriverRegistrar {
         let now = self.store.now();
         let (id, replaced) = self.store.update(|node| {
             check_quota(node)?;
-            Ok::<_, RegisterError>(node.driver_registered(offer, now)?)
+            Ok::<_, RegisterDriverError>(node.driver_registered(offer, now)?)
         })?;
         if let Some(replaced) = replaced {
             self.drivers.cancel(replaced);
@@ -345,17 +346,17 @@ impl DriverRegistrar {
         Ok(registered)
     }
 
-    /// Whether its process may register again already.
-    fn in_time(&self, candidate: &Candidate) -> Result<(), LimitExceeded> {
+    /// Checks the registration rate of the process.
+    fn check_rate(&self, candidate: &DriverCandidate) -> Result<(), LimitExceeded> {
         if self.registrations.try_acquire(candidate.process, Instant::now()) {
             return Ok(());
         }
-        let most = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
-        Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", most))
+        let max = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
+        Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", max))
     }
 }
 
-/// A plugin that is registered.
+/// A registered plugin.
 #[derive(Debug)]
 #[must_use = "dropping it deregisters the plugin"]
 pub struct Registered {
@@ -368,11 +369,11 @@ impl Drop for Registered {
     fn drop(&mut self) {
         let registrar = &self.registrar;
         let now = registrar.store.now();
-        let news = registrar
+        let changed = registrar
             .store
             .update(|node| node.driver_deregistered(self.id, now));
         registrar.drivers.cancel(self.id);
-        if news {
+        if changed {
             let (driver, conn) = (&self.driver, self.id);
             tracing::info!(%driver, %conn, "DRA driver deregistered");
         }
@@ -398,27 +399,27 @@ mod tests {
         }
     }
 
-    fn candidate(info: &PluginInfo) -> Result<Candidate, String> {
+    fn candidate(info: &PluginInfo) -> Result<DriverCandidate, String> {
         let socket = Path::new("/registry/x.sock");
-        Candidate::new(info, socket, &PEER).map_err(|error| error.to_string())
+        DriverCandidate::new(info, socket, &PEER).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn a_driver_answers_at_its_endpoint_or_where_it_registers() {
-        let there = candidate(&info("gpu.acme.com", "/plugins/dra.sock", &["v1.DRAPlugin"])).unwrap();
-        assert_eq!(there.endpoint, Path::new("/plugins/dra.sock"));
-        assert_eq!((there.process.uid, there.process.pid), (7, Some(9)));
-        let here = candidate(&info("gpu.acme.com", "", &["v1.DRAPlugin"])).unwrap();
-        assert_eq!(here.endpoint, Path::new("/registry/x.sock"));
-        let nowhere = candidate(&info("gpu.acme.com", "dra.sock", &["v1.DRAPlugin"]));
+    fn a_driver_serves_at_its_endpoint_or_else_at_the_socket_in_the_registry() {
+        let absolute = candidate(&info("gpu.acme.com", "/plugins/dra.sock", &["v1.DRAPlugin"])).unwrap();
+        assert_eq!(absolute.endpoint, Path::new("/plugins/dra.sock"));
+        assert_eq!((absolute.process.uid, absolute.process.pid), (7, Some(9)));
+        let empty = candidate(&info("gpu.acme.com", "", &["v1.DRAPlugin"])).unwrap();
+        assert_eq!(empty.endpoint, Path::new("/registry/x.sock"));
+        let relative = candidate(&info("gpu.acme.com", "dra.sock", &["v1.DRAPlugin"]));
         assert_eq!(
-            nowhere.unwrap_err(),
+            relative.unwrap_err(),
             r#"the endpoint "dra.sock" is not an absolute path"#
         );
     }
 
     #[test]
-    fn names_that_no_claim_can_have_are_refused() {
+    fn invalid_driver_names_are_rejected() {
         let named = |name: &str| candidate(&info(name, "", &["v1.DRAPlugin"]));
         let longest = format!("{}.com", "a".repeat(59));
         for name in ["gpu.acme.com", "GPU.acme.com", "a", "1-2.x", &longest] {
@@ -437,17 +438,17 @@ mod tests {
             "<any>",
             &long,
         ] {
-            let said = named(name).unwrap_err();
+            let error = named(name).unwrap_err();
             assert!(
-                said.ends_with("is not a DNS name of at most 63 characters"),
-                "{said}"
+                error.ends_with("is not a DNS name of at most 63 characters"),
+                "{error}"
             );
         }
     }
 
     // TestRegistrationHandler/no-services
     #[test]
-    fn a_driver_without_services_is_told_so_in_the_kubelets_words() {
+    fn a_driver_without_services_is_rejected_with_the_kubelets_text() {
         assert_eq!(
             candidate(&info("gpu.acme.com", "/dra.sock", &[])).unwrap_err(),
             "invalid supported gRPC versions of DRA driver plugin gpu.acme.com at endpoint /dra.sock: empty list of \

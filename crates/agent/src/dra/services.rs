@@ -1,25 +1,25 @@
-//! Which services are spoken with a driver: the newest that it lists, whatever their order.
+//! The services of a driver: the newest that it lists is used, in whatever order it lists them.
 //!
-//! Drivers of 1.31 to 1.33 list the alpha service under a name that nobody knows, or just say `1.0.0`: if a driver
-//! lists nothing that is known, it is asked whether it has that one.
+//! Drivers for Kubernetes 1.31 to 1.33 list the alpha service under a name of their own, or only as `1.0.0`. A driver that
+//! does not list a known service is therefore called to find out whether it implements the alpha service.
 
 use devlet_kubelet_api::{dra, dra_health};
 
 use crate::limits::truncate_quoted;
 
-/// How claims are prepared. On the wire all three are alike, but for the share of a device.
+/// The service that prepares claims. The three versions differ on the wire only in the share of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeService {
-    /// Of 1.34 and later.
+    /// Kubernetes 1.34 and later.
     V1,
-    /// Of 1.32 and later.
+    /// Kubernetes 1.32 and later.
     V1beta1,
-    /// Of 1.31 to 1.33.
+    /// Kubernetes 1.31 to 1.33.
     V1alpha3,
 }
 
 impl NodeService {
-    /// As drivers list it; the last one by the name that it has on the wire.
+    /// Returns the name that drivers list; for the alpha service, its name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::V1 => dra::v1::SERVICE,
@@ -28,7 +28,7 @@ impl NodeService {
         }
     }
 
-    /// The method that prepares.
+    /// Returns the path of `NodePrepareResources`.
     pub fn prepare(self) -> &'static str {
         match self {
             Self::V1 => "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
@@ -37,7 +37,7 @@ impl NodeService {
         }
     }
 
-    /// The method that undoes it.
+    /// Returns the path of `NodeUnprepareResources`.
     pub fn unprepare(self) -> &'static str {
         match self {
             Self::V1 => "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources",
@@ -46,23 +46,23 @@ impl NodeService {
         }
     }
 
-    /// Whether a driver can say which share of a device it prepared.
+    /// Returns `true` if an answer can name the share of a device that was prepared.
     pub fn has_shares(self) -> bool {
         self == Self::V1
     }
 }
 
-/// How a driver tells how its devices are. On the wire both are alike.
+/// The service that reports the health of devices. Both versions are the same on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthService {
-    /// Of 1.37 and later.
+    /// Kubernetes 1.37 and later.
     V1,
-    /// Of 1.34 and later.
+    /// Kubernetes 1.34 and later.
     V1alpha1,
 }
 
 impl HealthService {
-    /// As drivers list it.
+    /// Returns the name that drivers list.
     pub fn name(self) -> &'static str {
         match self {
             Self::V1 => dra_health::v1::SERVICE,
@@ -70,7 +70,7 @@ impl HealthService {
         }
     }
 
-    /// The stream.
+    /// Returns the path of `NodeWatchResources`.
     pub fn watch(self) -> &'static str {
         match self {
             Self::V1 => "/v1.DRAResourceHealth/NodeWatchResources",
@@ -79,38 +79,38 @@ impl HealthService {
     }
 }
 
-/// What is spoken with a driver.
+/// The services of a driver that devlet calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Services {
-    /// To prepare claims.
+    /// The service that prepares claims.
     pub node: NodeService,
-    /// Why that one, for people.
+    /// The reason for that service, as text for people.
     pub why: String,
-    /// To hear of its devices.
+    /// The service that reports health, if the driver lists one.
     pub health: Option<HealthService>,
 }
 
-/// A driver with which nothing can be spoken. The texts are the kubelet's, known to authors of drivers.
+/// The services that a driver lists cannot be used. The texts are the kubelet's, which authors of drivers know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoService {
-    /// It lists nothing.
+pub enum UnsupportedServices {
+    /// The list is empty.
     #[error("empty list of supported gRPC services (aka supported versions)")]
     Empty,
-    /// It lists nothing that is known here, and has no alpha service either.
+    /// None of the listed services is known, and the driver does not implement the alpha service.
     #[error(
         "none of services supported by the plugin ([{listed}]) are supported by the kubelet ([\"{}\" \"{}\" \"{}\"])",
         NodeService::V1.name(), NodeService::V1beta1.name(), NodeService::V1alpha3.name()
     )]
     Unknown {
-        /// What it lists.
+        /// The listed services.
         listed: String,
     },
 }
 
-/// Chooses among the services that a driver lists. Whether it has the alpha service is not known yet.
-pub fn choose(listed: &[String]) -> Result<Services, NoService> {
+/// Chooses among the services that a driver lists. The caller must check that the driver implements the alpha service.
+pub fn choose(listed: &[String]) -> Result<Services, UnsupportedServices> {
     if listed.is_empty() {
-        return Err(NoService::Empty);
+        return Err(UnsupportedServices::Empty);
     }
     let lists = |name: &str| listed.iter().any(|each| each == name);
     let newest = [NodeService::V1, NodeService::V1beta1];
@@ -129,23 +129,23 @@ pub fn choose(listed: &[String]) -> Result<Services, NoService> {
     })
 }
 
-/// The most services of a driver that are printed.
-const MOST: usize = 8;
+/// Maximum number of a driver's services that are printed.
+const MAX_LISTED: usize = 8;
 
-/// Returns what a driver lists as the kubelet would print it; long lists in part.
+/// Formats the services that a driver lists as the kubelet does; long lists in part.
 pub fn quoted(listed: &[String]) -> String {
     let mut texts: Vec<String> = listed
         .iter()
-        .take(MOST)
+        .take(MAX_LISTED)
         .map(|each| truncate_quoted(each))
         .collect();
-    if listed.len() > MOST {
-        texts.push(format!("and {} more", listed.len() - MOST));
+    if listed.len() > MAX_LISTED {
+        texts.push(format!("and {} more", listed.len() - MAX_LISTED));
     }
     texts.join(" ")
 }
 
-/// Returns what a driver lists for people; long lists, and long names, in part.
+/// Formats the services that a driver lists for people; long lists and long names in part.
 fn names(listed: &[String]) -> String {
     let name = |name: &String| {
         name.chars()
@@ -153,8 +153,8 @@ fn names(listed: &[String]) -> String {
             .flat_map(char::escape_debug)
             .collect::<String>()
     };
-    let names: Vec<String> = listed.iter().take(MOST).map(name).collect();
-    match listed.len().saturating_sub(MOST) {
+    let names: Vec<String> = listed.iter().take(MAX_LISTED).map(name).collect();
+    match listed.len().saturating_sub(MAX_LISTED) {
         0 => names.join(", "),
         more => format!("{} and {more} more", names.join(", ")),
     }
@@ -164,14 +164,14 @@ fn names(listed: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn chosen(listed: &[&str]) -> Result<Services, NoService> {
+    fn chosen(listed: &[&str]) -> Result<Services, UnsupportedServices> {
         let listed: Vec<String> = listed.iter().map(|each| (*each).to_owned()).collect();
         choose(&listed)
     }
 
     // TestRegistrationHandler/{current-service, two-services}
     #[test]
-    fn the_newest_service_is_chosen_whatever_the_order() {
+    fn the_newest_service_is_chosen_in_any_order() {
         for listed in [
             &["v1.DRAPlugin"][..],
             &["v1.DRAPlugin", "v1beta1.DRAPlugin"],
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_lists_nothing_known_may_have_the_alpha_service() {
+    fn a_driver_without_a_known_service_may_have_the_alpha_service() {
         for listed in [
             &["1.0.0"][..],
             &["v1alpha3.NodeService"],
@@ -199,7 +199,7 @@ mod tests {
 
     // TestRegistrationHandler/no-services
     #[test]
-    fn an_empty_list_is_refused_in_the_kubelets_words() {
+    fn an_empty_list_is_rejected_with_the_kubelets_text() {
         assert_eq!(
             chosen(&[]).unwrap_err().to_string(),
             "empty list of supported gRPC services (aka supported versions)"
@@ -208,7 +208,7 @@ mod tests {
 
     // TestPickHealthService
     #[test]
-    fn the_newest_health_service_is_chosen_and_none_need_be_listed() {
+    fn the_newest_health_service_is_chosen_and_none_is_required() {
         let health = |listed: &[&str]| chosen(listed).unwrap().health;
         let node = "v1.DRAPlugin";
         assert_eq!(health(&[node]), None);

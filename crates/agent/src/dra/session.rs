@@ -7,7 +7,7 @@
 //!        └───────────────────┴──── deregistered or replaced, or the node stops ──► end
 //! ```
 //!
-//! The end of a connection is noticed at once, without a call. All calls and the stream of health share the connection.
+//! The end of a connection is noticed at once, without a call. All calls and the health stream share the connection.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::client::DriverClient;
 use super::health;
-use super::registration::{Candidate, DriverRegistrar};
+use super::registration::{DriverCandidate, DriverRegistrar};
 use crate::backoff::Backoff;
 use crate::config::Config;
 
-/// Deadline of a dial: a process that listens has a queue of connections.
+/// Deadline of a dial. It is short, because the kernel queues connections for a process that listens.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(100);
 const MIN_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum pause between dials, which are cheap.
@@ -31,40 +31,40 @@ const MAX_DIAL_PAUSE: Duration = Duration::from_secs(2);
 /// Maximum pause after connections that did not last.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// Why a plugin is not connected.
+/// Reason why a plugin is not connected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// It cannot be reached.
+    /// The socket does not accept connections.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// Its socket belongs to another user.
+    /// The socket belongs to another user.
     #[error("the socket {} is of user {owner}, not of user {uid}, who registers it", socket.display())]
     SocketOwnerMismatch {
         /// The socket.
         socket: PathBuf,
-        /// Whose it is.
+        /// The user that owns it.
         owner: u32,
-        /// Who asks.
+        /// The user that registers it.
         uid: u32,
     },
 }
 
-/// A plugin that is registered.
+/// A registered plugin.
 #[derive(Debug)]
 pub(super) struct Plugin {
     pub(super) id: ConnectionId,
-    pub(super) candidate: Candidate,
+    pub(super) candidate: DriverCandidate,
     /// Cancelled when the plugin is deregistered or replaced, or the node stops.
     pub(super) cancelled: CancellationToken,
 }
 
-/// Dials a plugin once. The process that answers must be of the user that registered.
+/// Dials a plugin once. The socket and the process behind it must belong to the user that registered it.
 pub(super) async fn dial(
-    candidate: &Candidate,
+    candidate: &DriverCandidate,
     config: &Config,
     limits: &ReadLimits,
 ) -> Result<PeerConnection, ConnectError> {
-    let Candidate {
+    let DriverCandidate {
         driver,
         endpoint,
         process: ProcessId { uid, .. },
@@ -99,9 +99,9 @@ async fn keep_connected(registrar: &DriverRegistrar, plugin: &Plugin, first: Opt
             Some(dialed) => dialed,
             None => dial_until_connected(registrar, plugin).await,
         };
-        let began = Instant::now();
+        let started = Instant::now();
         serve(registrar, plugin, next).await;
-        backoff.reset_after(began.elapsed());
+        backoff.reset_after(started.elapsed());
         backoff.wait().await;
     }
 }
@@ -132,15 +132,15 @@ async fn serve(registrar: &DriverRegistrar, plugin: &Plugin, dialed: PeerConnect
         rpcs,
         &registrar.config.limits,
     );
-    let gone = dialed.closed();
+    let closed = dialed.closed();
     let _connected = ConnectedGuard::new(registrar, plugin, dialed, client.clone());
     tokio::select! {
-        () = gone.wait() => {}
+        () = closed.wait() => {}
         () = health::run(registrar, plugin.id, driver, &client) => {}
     }
 }
 
-/// A connected plugin. Dropping it tells the node that the connection is lost.
+/// A connected plugin. Dropping it reports the lost connection to the node.
 struct ConnectedGuard<'a> {
     registrar: &'a DriverRegistrar,
     plugin: &'a Plugin,
@@ -154,7 +154,7 @@ impl<'a> ConnectedGuard<'a> {
         dialed: PeerConnection,
         client: DriverClient,
     ) -> Self {
-        // Before the node is told: it may ask for a call at once.
+        // Must precede `link_up`, after which the node may request a call.
         registrar.drivers.set_client(plugin.id, Some(client));
         let now = registrar.store.now();
         if registrar.store.update(|node| node.link_up(plugin.id, now)) {
@@ -173,7 +173,7 @@ impl Drop for ConnectedGuard<'_> {
     fn drop(&mut self) {
         let (registrar, id) = (self.registrar, self.plugin.id);
         let now = registrar.store.now();
-        let news = registrar.store.update(|node| {
+        let changed = registrar.store.update(|node| {
             node.health_stream_ended(id);
             node.link_lost(id, now)
         });
@@ -181,7 +181,7 @@ impl Drop for ConnectedGuard<'_> {
         self.dialed.close();
         let driver = &self.plugin.candidate.driver;
         registrar.metrics.driver_lost(driver);
-        if news {
+        if changed {
             tracing::info!(%driver, conn = %id, "DRA driver disconnected");
         }
     }

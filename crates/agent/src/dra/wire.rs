@@ -1,7 +1,7 @@
-//! Between the wire and the core: what drivers answer, and what they say about their devices.
+//! Decodes answers and health reports of drivers from the wire into core types.
 //!
-//! A few bytes on the wire can stand for many times as much memory. So an answer is walked through part by part
-//! ([`FieldIter`]), and each part is looked at before it is decoded.
+//! A few bytes on the wire can become much more memory. Messages are therefore read field by field ([`FieldIter`]), and
+//! each field is checked before it is decoded.
 
 use std::collections::BTreeMap;
 
@@ -20,11 +20,11 @@ use crate::grpc::fields::FieldIter;
 use crate::limits::{Limit, Limits, check_entries, check_name, check_path, truncate_quoted};
 use crate::peer_text::shorten;
 
-/// What a device or a name takes besides its text, roughly.
+/// Estimated memory in bytes of a device or name, besides its text.
 const ENTRY_BYTES: usize = 64;
 
-/// How a driver is asked about claims; the other request is the same on the wire.
-pub(super) fn request(claims: &[(ClaimUid, ClaimKey)]) -> Bytes {
+/// Encodes a request for claims. Requests to prepare and to unprepare are the same on the wire.
+pub(super) fn encode_request(claims: &[(ClaimUid, ClaimKey)]) -> Bytes {
     let claim = |(uid, key): &(ClaimUid, ClaimKey)| v1::Claim {
         namespace: key.namespace.clone(),
         uid: uid.to_string(),
@@ -34,15 +34,15 @@ pub(super) fn request(claims: &[(ClaimUid, ClaimKey)]) -> Bytes {
     v1::NodePrepareResourcesRequest { claims }.encode_to_vec().into()
 }
 
-/// An answer to `NodePrepareResources` for so many claims.
-pub(super) fn prepared(
+/// Decodes an answer to `NodePrepareResources` for `requested` claims. Stops after one claim more than that.
+pub(super) fn decode_prepared(
     answer: Bytes,
     service: NodeService,
-    asked: usize,
+    requested: usize,
     limits: &Limits,
 ) -> Result<Prepared, InvalidAnswer> {
     let (mut all, mut count) = (BTreeMap::new(), 0);
-    for claim in Claims::of(answer) {
+    for claim in ClaimEntries::of(answer) {
         let (uid, about) = claim?;
         let (mut devices, mut entries, mut error) = (Vec::new(), 0, String::new());
         let bytes = about.len();
@@ -60,7 +60,7 @@ pub(super) fn prepared(
         let memory = bytes + (devices.len() + entries) * ENTRY_BYTES;
         Limit::CLAIM_BYTES.check(memory, limits.claim_bytes, || {
             format!(
-                "what is prepared for claim {} takes {memory} bytes of memory",
+                "the answer for claim {} takes {memory} bytes of memory",
                 truncate_quoted(uid.as_str())
             )
         })?;
@@ -69,17 +69,17 @@ pub(super) fn prepared(
             false => Err(error),
         };
         all.insert(uid, outcome);
-        if all.len() > asked {
+        if all.len() > requested {
             break;
         }
     }
     Ok(all)
 }
 
-/// An answer to `NodeUnprepareResources` for so many claims.
-pub(super) fn unprepared(answer: Bytes, asked: usize) -> Result<Unprepared, InvalidAnswer> {
+/// Decodes an answer to `NodeUnprepareResources` for `requested` claims. Stops after one claim more than that.
+pub(super) fn decode_unprepared(answer: Bytes, requested: usize) -> Result<Unprepared, InvalidAnswer> {
     let mut all = BTreeMap::new();
-    for claim in Claims::of(answer) {
+    for claim in ClaimEntries::of(answer) {
         let (uid, about) = claim?;
         let mut outcome = Ok(());
         for field in FieldIter::of(about, 1) {
@@ -89,14 +89,14 @@ pub(super) fn unprepared(answer: Bytes, asked: usize) -> Result<Unprepared, Inva
             }
         }
         all.insert(uid, outcome);
-        if all.len() > asked {
+        if all.len() > requested {
             break;
         }
     }
     Ok(all)
 }
 
-/// One device; `entries` counts what its claim has of names.
+/// Decodes a device. `entries` counts the names of its claim.
 fn prepared_device(
     device: Bytes,
     service: NodeService,
@@ -125,8 +125,11 @@ fn prepared_device(
     })
 }
 
-/// A message of `NodeWatchResources`, and how many devices it has without a name.
-pub(super) fn reports(message: Bytes, limits: &Limits) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
+/// Decodes a message of `NodeWatchResources`. The second value is the number of devices without a name.
+pub(super) fn decode_reports(
+    message: Bytes,
+    limits: &Limits,
+) -> Result<(Vec<HealthReport>, usize), InvalidAnswer> {
     let (mut all, mut nameless) = (Vec::new(), 0);
     for field in FieldIter::of(message, 1) {
         let (1, device) = field? else {
@@ -163,16 +166,16 @@ pub(super) fn reports(message: Bytes, limits: &Limits) -> Result<(Vec<HealthRepo
     Ok((all, nameless))
 }
 
-/// The entries of a map from the UIDs of claims to messages.
-struct Claims(FieldIter);
+/// Iterates over a map from the UIDs of claims to encoded messages.
+struct ClaimEntries(FieldIter);
 
-impl Claims {
+impl ClaimEntries {
     fn of(answer: Bytes) -> Self {
         Self(FieldIter::of(answer, 1))
     }
 }
 
-impl Iterator for Claims {
+impl Iterator for ClaimEntries {
     type Item = Result<(ClaimUid, Bytes), InvalidAnswer>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -244,7 +247,7 @@ mod tests {
     }
 
     fn read(answer: &Bytes, limits: &Limits) -> Result<Prepared, String> {
-        prepared(answer.clone(), SERVICE, 256, limits).map_err(|error| error.to_string())
+        decode_prepared(answer.clone(), SERVICE, 256, limits).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -267,9 +270,9 @@ mod tests {
             ("c".into(), Ok(Vec::new())),
         ];
         assert_eq!(read(&answer, &Limits::default()).unwrap(), BTreeMap::from(wanted));
-        // The services before had no shares.
+        // Answers of the older services do not contain shares.
         for service in [NodeService::V1beta1, NodeService::V1alpha3] {
-            let older = prepared(answer.clone(), service, 256, &Limits::default()).unwrap();
+            let older = decode_prepared(answer.clone(), service, 256, &Limits::default()).unwrap();
             let known = PreparedDevice {
                 share: None,
                 ..known.clone()
@@ -287,19 +290,20 @@ mod tests {
         let answer = v1::NodeUnprepareResourcesResponse {
             claims: [("a".to_owned(), v1::NodeUnprepareResourceResponse { error: long })].into(),
         };
-        let error = unprepared(answer.encode_to_vec().into(), 1).unwrap()[&ClaimUid::from("a")].clone();
+        let error =
+            decode_unprepared(answer.encode_to_vec().into(), 1).unwrap()[&ClaimUid::from("a")].clone();
         assert!(error.is_err_and(|error| error.len() <= 1024 && error.ends_with("(100000 bytes)")));
     }
 
     #[test]
-    fn a_claim_that_is_unprepared_has_no_error() {
+    fn an_empty_error_means_that_the_claim_is_unprepared() {
         let error = |error: &str| v1::NodeUnprepareResourceResponse { error: error.into() };
         let claims = [("a".to_owned(), error("")), ("b".to_owned(), error("busy"))];
         let answer = v1::NodeUnprepareResourcesResponse {
             claims: claims.into(),
         };
         let wanted = [("a".into(), Ok(())), ("b".into(), Err("busy".to_owned()))];
-        let read = unprepared(answer.encode_to_vec().into(), 2).unwrap();
+        let read = decode_unprepared(answer.encode_to_vec().into(), 2).unwrap();
         assert_eq!(read, BTreeMap::from(wanted));
     }
 
@@ -335,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_a_claim_is_limited() {
+    fn memory_for_the_answer_about_a_claim_is_limited() {
         let limits = Limits {
             claim_bytes: 400,
             ..Limits::default()
@@ -343,36 +347,40 @@ mod tests {
         let mut large = device();
         assert!(read(&answer(&[("a", devices(vec![large.clone()]))]), &limits).is_ok());
         large.cdi_device_ids = vec!["acme.com/gpu=0".into(); 3];
-        let said = read(&answer(&[("a", devices(vec![large]))]), &limits).unwrap_err();
+        let error = read(&answer(&[("a", devices(vec![large]))]), &limits).unwrap_err();
         assert!(
-            said.starts_with("what is prepared for claim \"a\" takes ")
-                && said.ends_with(", limits.claimBytes allows 400"),
-            "{said}"
+            error.starts_with("the answer for claim \"a\" takes ")
+                && error.ends_with(", limits.claimBytes allows 400"),
+            "{error}"
         );
     }
 
     #[test]
-    fn claims_that_nobody_asked_about_are_not_all_read() {
+    fn unrequested_claims_are_read_up_to_the_first() {
         let uids: Vec<String> = (0..100).map(|number| number.to_string()).collect();
         let claims: Vec<_> = uids.iter().map(|uid| (uid.as_str(), devices(vec![]))).collect();
-        let read = prepared(answer(&claims), SERVICE, 2, &Limits::default()).unwrap();
-        assert_eq!(read.len(), 3, "one more than asked about is enough to tell");
+        let read = decode_prepared(answer(&claims), SERVICE, 2, &Limits::default()).unwrap();
+        assert_eq!(
+            read.len(),
+            3,
+            "one more than requested shows that the answer is wrong"
+        );
     }
 
     #[test]
-    fn no_answer_makes_it_panic() {
+    fn damaged_answers_do_not_cause_a_panic() {
         let whole = answer(&[("a", devices(vec![device()])), ("b", failed("no"))]);
         let limits = Limits::default();
         for end in 0..whole.len() {
             let cut = read(&whole.slice(..end), &limits);
             assert!(cut.is_err() || cut.unwrap().len() <= 2, "{end}");
-            let mut spoiled = whole.to_vec();
+            let mut damaged = whole.to_vec();
             for byte in [0x00, 0x0c, 0x7f, 0x80, 0xff] {
-                spoiled[end] = byte;
-                let spoiled = Bytes::from(spoiled.clone());
-                let _ = read(&spoiled, &limits);
-                let _ = unprepared(spoiled.clone(), 2);
-                let _ = reports(spoiled, &limits);
+                damaged[end] = byte;
+                let damaged = Bytes::from(damaged.clone());
+                let _ = read(&damaged, &limits);
+                let _ = decode_unprepared(damaged.clone(), 2);
+                let _ = decode_reports(damaged, &limits);
             }
         }
         let error = read(&Bytes::from_static(&[0x0a, 0x7f, 0x00]), &limits).unwrap_err();
@@ -400,8 +408,8 @@ mod tests {
 
     // TestToDeviceHealthStatus, TestBuildDeviceHealth, TestConversionNilSafe
     #[test]
-    fn reports_say_how_a_device_is_and_for_how_long() {
-        let nobody = health::DeviceHealth {
+    fn reports_contain_the_health_of_a_device_and_its_lease() {
+        let unnamed = health::DeviceHealth {
             device: None,
             ..device_health("", 1, 0)
         };
@@ -410,9 +418,9 @@ mod tests {
             device_health("b", 2, 0),
             device_health("c", 0, -7),
             device_health("d", 99, i64::MAX),
-            nobody,
+            unnamed,
         ];
-        let (reports, nameless) = reports(message(sent), &Limits::default()).unwrap();
+        let (reports, nameless) = decode_reports(message(sent), &Limits::default()).unwrap();
         assert_eq!(nameless, 1);
         let short: Vec<_> = reports
             .iter()
@@ -429,13 +437,13 @@ mod tests {
     }
 
     #[test]
-    fn a_message_about_too_many_devices_is_refused() {
+    fn a_message_about_too_many_devices_is_rejected() {
         let limits = Limits {
             devices_per_resource: 2,
             ..Limits::default()
         };
         let sent = (0..3).map(|number| device_health(&number.to_string(), 1, 0));
-        let error = reports(message(sent.collect()), &limits).unwrap_err();
+        let error = decode_reports(message(sent.collect()), &limits).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the message has 3 devices or more, limits.devicesPerResource allows 2"

@@ -59,7 +59,7 @@ pub enum CallError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidAnswer {
     /// It does not contain a part for the container.
-    #[error("the plugin answered for no container")]
+    #[error("the answer does not contain a response for the container")]
     NoContainer,
     /// It cannot be decoded.
     #[error("the answer is damaged: {0}")]
@@ -73,8 +73,8 @@ pub enum InvalidAnswer {
 }
 
 impl From<WireError> for InvalidAnswer {
-    fn from(damage: WireError) -> Self {
-        Self::Damaged(damage.to_string())
+    fn from(error: WireError) -> Self {
+        Self::Damaged(error.to_string())
     }
 }
 
@@ -126,12 +126,12 @@ impl CallDeadline {
 /// Waits for an answer until the deadline, and logs the call, its duration and its outcome.
 pub(crate) async fn call_with_deadline<T>(
     method: &'static str,
-    patience: CallDeadline,
+    deadline: CallDeadline,
     limit: (Limit, usize),
     dialed: &PeerConnection,
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> (Duration, Result<T, CallError>) {
-    let (took, ended) = call_with_deadline_unlogged(method, patience, limit, dialed, call).await;
+    let (took, ended) = call_with_deadline_unlogged(method, deadline, limit, dialed, call).await;
     if ended.is_ok() {
         log_answer(method, dialed.channel.path(), took, None);
     }
@@ -150,13 +150,13 @@ pub(crate) fn log_answer(method: &'static str, peer: &Path, took: Duration, erro
 /// Waits as [`call_with_deadline`] does. The caller logs a successful answer with [`log_answer`].
 pub(crate) async fn call_with_deadline_unlogged<T>(
     method: &'static str,
-    patience: CallDeadline,
+    deadline: CallDeadline,
     limit: (Limit, usize),
     dialed: &PeerConnection,
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> (Duration, Result<T, CallError>) {
-    let CallDeadline { own, caller } = patience;
-    let (called, end) = (Instant::now(), patience.end());
+    let CallDeadline { own, caller } = deadline;
+    let (called, end) = (Instant::now(), deadline.end());
     let ended = timeout_at(end, call).await;
     let took = called.elapsed();
     if !matches!(ended, Ok(Ok(_))) {
@@ -214,11 +214,11 @@ async fn classify_failure(
     method: &'static str,
     status: Status,
     caller: Option<Instant>,
-    (limit, largest): (Limit, usize),
+    (limit, max_bytes): (Limit, usize),
     dialed: &PeerConnection,
 ) -> CallError {
     if is_too_large(&status) {
-        let problem = limit.exceeded("the answer is too large", largest).into();
+        let problem = limit.exceeded("the answer is too large", max_bytes).into();
         return CallError::Invalid { method, problem };
     }
     // The peer sent GOAWAY; only older streams keep the connection open.
@@ -238,32 +238,32 @@ async fn classify_failure(
     }
 }
 
-/// Makes a unary call; the answer has at most `largest` bytes.
+/// Makes a unary call; the answer has at most `max_bytes` bytes.
 pub(crate) async fn unary(
     channel: &Channel,
     path: &'static str,
     request: Request<Bytes>,
-    largest: usize,
+    max_bytes: usize,
 ) -> Result<Response<Bytes>, Status> {
-    let mut grpc = ready(channel, largest).await?;
+    let mut grpc = ready(channel, max_bytes).await?;
     grpc.unary(request, PathAndQuery::from_static(path), BytesCodec)
         .await
 }
 
-/// Makes a call that is answered with a stream; each message has at most `largest` bytes.
+/// Makes a call that is answered with a stream; each message has at most `max_bytes` bytes.
 pub(crate) async fn stream(
     channel: &Channel,
     path: &'static str,
     request: Request<Bytes>,
-    largest: usize,
+    max_bytes: usize,
 ) -> Result<Streaming<Bytes>, Status> {
-    let mut grpc = ready(channel, largest).await?;
+    let mut grpc = ready(channel, max_bytes).await?;
     let answer = grpc.server_streaming(request, PathAndQuery::from_static(path), BytesCodec);
     Ok(answer.await?.into_inner())
 }
 
-async fn ready(channel: &Channel, largest: usize) -> Result<Grpc<Channel>, Status> {
-    let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(largest);
+async fn ready(channel: &Channel, max_bytes: usize) -> Result<Grpc<Channel>, Status> {
+    let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(max_bytes);
     grpc.ready()
         .await
         .map_err(|error| Status::unavailable(error.to_string()))?;
@@ -324,8 +324,8 @@ mod tests {
 
     #[test]
     fn times_are_formatted_in_seconds_and_tenths() {
-        let said =
+        let texts =
             [0, 49, 300, 1_000, 1_940, 59_960, 60_020].map(|time| seconds(Duration::from_millis(time)));
-        assert_eq!(said, ["0 s", "0 s", "0.3 s", "1 s", "1.9 s", "60 s", "60 s"]);
+        assert_eq!(texts, ["0 s", "0 s", "0.3 s", "1 s", "1.9 s", "60 s", "60 s"]);
     }
 }

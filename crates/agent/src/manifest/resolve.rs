@@ -130,7 +130,7 @@ pub enum ResolveError {
     },
     /// A container refers to a request that the claim does not have.
     #[error(
-        "container {container}: ResourceClaim {claim} has no request {}; it has {}", truncate_quoted(.request),
+        "container {container}: ResourceClaim {claim} does not have a request {}; it has {}", truncate_quoted(.request),
         .known.join(", ")
     )]
     UnknownRequest {

@@ -23,7 +23,7 @@ use tonic::Status;
 
 use crate::deadline;
 use crate::device_plugin::client::Api;
-use crate::dra::registration::{self, DriverRegistrar, InvalidDriver, Registered};
+use crate::dra::registration::{self, DriverRegistrar, InvalidDriverInfo, Registered};
 use crate::grpc::call::log_call;
 use crate::grpc::oversize::is_too_large;
 use crate::limits::{Limit, LimitExceeded, MAX_SHORT_MESSAGE};
@@ -75,7 +75,7 @@ pub enum HandshakeError {
     Register(RegisterError),
     /// It is not taken in.
     #[error("plugin registration failed with err: {0}")]
-    RegisterDriver(registration::RegisterError),
+    RegisterDriver(registration::RegisterDriverError),
 }
 
 /// A plugin that cannot be what it says. The texts are the kubelet's, known to authors of plugins.
@@ -92,7 +92,7 @@ pub enum InvalidPlugin {
     Endpoint(String),
     /// It is no driver.
     #[error(transparent)]
-    Driver(InvalidDriver),
+    Driver(InvalidDriverInfo),
 }
 
 impl HandshakeError {
@@ -214,7 +214,7 @@ impl Handshake {
                     .map_err(HandshakeError::Register)
             }
             DRA_PLUGIN => {
-                let candidate = registration::Candidate::new(&info, socket, &dialed.peer)
+                let candidate = registration::DriverCandidate::new(&info, socket, &dialed.peer)
                     .inspect_err(|problem| self.drivers.invalid(&info.name, socket, &dialed.peer, problem))
                     .map_err(|problem| HandshakeError::Invalid(InvalidPlugin::Driver(problem)))?;
                 let registered = self.drivers.register(candidate).await;

@@ -49,13 +49,13 @@ impl From<&RegisterError> for Reason {
     }
 }
 
-impl From<&registration::RegisterError> for Reason {
-    fn from(error: &registration::RegisterError) -> Self {
-        use registration::RegisterError as Error;
+impl From<&registration::RegisterDriverError> for Reason {
+    fn from(error: &registration::RegisterDriverError) -> Self {
+        use registration::RegisterDriverError as Error;
         Self(match error {
-            Error::Link(ConnectError::Dial(_)) => "dial",
-            Error::Link(ConnectError::SocketOwnerMismatch { .. }) => "not_theirs",
-            Error::Asked { .. } => "options",
+            Error::Connect(ConnectError::Dial(_)) => "dial",
+            Error::Connect(ConnectError::SocketOwnerMismatch { .. }) => "not_theirs",
+            Error::ServiceProbe { .. } => "options",
             Error::Services(_) => "services",
             Error::NotAllowed { .. } => "not_allowed",
             Error::Refused(_) => "other_user",

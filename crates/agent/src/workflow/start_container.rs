@@ -25,7 +25,7 @@ pub enum StartContainerError {
     #[error(transparent)]
     Contested(Blocked),
     /// The pod has no such container.
-    #[error("the pod has no container {container:?}; it has {}", .containers.join(", "))]
+    #[error("the pod does not have a container {container:?}; it has {}", .containers.join(", "))]
     UnknownContainer {
         /// What was asked for.
         container: String,

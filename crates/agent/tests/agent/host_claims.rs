@@ -174,7 +174,7 @@ async fn a_pod_is_admitted_with_its_claims_shown_and_removed() {
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert_eq!(
         refused.message(),
-        "pod default/job (pod-1) has no claim with devices of driver nic.acme.com, only of gpu.acme.com"
+        "pod default/job (pod-1) does not have a claim with devices of driver nic.acme.com, only of gpu.acme.com"
     );
     node.remove("job", &[]).await.unwrap();
     assert!(!node.might_need_unprepare("pod-1").await);

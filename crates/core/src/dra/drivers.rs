@@ -49,9 +49,9 @@ pub struct DriverOffer {
     pub health_service: Option<String>,
 }
 
-/// Reasons why a plugin cannot register.
+/// The conflict with a registered plugin because of which another one is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RegisterError {
+pub enum DriverConflict {
     /// A plugin of another user serves the driver.
     #[error("{driver} is served by a plugin of user {first} at {endpoint}; user {uid} may not serve it too")]
     OtherUser {
@@ -154,12 +154,12 @@ impl Drivers {
         id: ConnectionId,
         offer: DriverOffer,
         now: Moment,
-    ) -> Result<Option<ConnectionId>, RegisterError> {
+    ) -> Result<Option<ConnectionId>, DriverConflict> {
         let known = self.drivers.get(&offer.driver);
         let mut plugins = known.into_iter().flat_map(|driver| driver.plugins.values());
         let other = plugins.find(|plugin| plugin.process.uid != offer.process.uid);
         if let (Some(other), false) = (other, offer.may_share) {
-            return Err(RegisterError::OtherUser {
+            return Err(DriverConflict::OtherUser {
                 first: other.process.uid,
                 endpoint: other.endpoint.clone(),
                 uid: offer.process.uid,

@@ -31,7 +31,7 @@ pub mod health;
 pub mod view;
 
 use claims::{BeginForgetError, Call, Claim, Claims, Failure, Intent, PreparedDevice, Record};
-use drivers::{DriverOffer, Drivers, Refusal, RegisterError};
+use drivers::{DriverConflict, DriverOffer, Drivers, Refusal};
 use health::{HealthReport, PoolDevice};
 
 /// Drivers and claims.
@@ -62,7 +62,7 @@ impl Node {
         &mut self,
         offer: DriverOffer,
         now: Moment,
-    ) -> Result<(ConnectionId, Option<ConnectionId>), RegisterError> {
+    ) -> Result<(ConnectionId, Option<ConnectionId>), DriverConflict> {
         let id = ConnectionId(self.next_connection);
         let replaced = self.dra.drivers.register(id, offer, now)?;
         self.next_connection += 1;

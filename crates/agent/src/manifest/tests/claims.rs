@@ -144,7 +144,7 @@ fn an_error_about_a_claim_has_the_place_of_the_claim_or_of_its_name_in_the_pod()
         (
             &unknown,
             &format!("{GPU}---{NIC}"),
-            vec!["pod.yaml:16:37: container main: ResourceClaim big has no request"],
+            vec!["pod.yaml:16:37: container main: ResourceClaim big does not have a request"],
         ),
         (
             &not_created,
@@ -347,7 +347,7 @@ fn a_container_names_requests_that_there_are() {
     let missing = POD.replace("request: small}, {name: nic}", "request: tiny}, {name: nic}");
     assert_eq!(
         said(&[&missing, GPU, NIC]),
-        "container proxy: ResourceClaim big has no request \"tiny\"; it has large, small"
+        "container proxy: ResourceClaim big does not have a request \"tiny\"; it has large, small"
     );
     // A request that only the allocation has is valid, too.
     let bare: String = GPU
