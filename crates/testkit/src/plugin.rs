@@ -122,7 +122,7 @@ async fn execute(line: &str, state: &Arc<State>, sockets: &mut Sockets) -> Resul
 }
 
 /// Maximum time for an answer to `Register`: longer than any deadline of a test.
-const REGISTER_TIMEOUT: Duration = Duration::from_secs(90);
+const REGISTER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(90);
 
 /// Registers repeatedly, each time on a new connection and without waiting for the previous one.
 async fn register_often(script: &Script, count: u32, per_second: u32) -> Event {
