@@ -28,7 +28,7 @@ use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
 use crate::plugin_registry::status::RegistryStatus;
 use crate::plugin_registry::watcher::{WatchError, Watcher};
-use crate::reconcile::capacity;
+use crate::reconcile::{self, capacity};
 use crate::registration::RegistrationService;
 use crate::store::{self, OpenError, OpenReport, Store};
 use crate::workflow::claims::Claims;
@@ -125,7 +125,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
         stop.clone(),
         config.limits.bytes_per_driver,
     );
-    tasks.spawn(claims.clone().run());
+    tasks.spawn(reconcile::claims::run(claims.clone(), stop.clone()));
     let inner = Inner {
         config,
         store,

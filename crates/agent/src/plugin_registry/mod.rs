@@ -27,6 +27,8 @@ use handshake::{Handshake, HandshakeError, TakenIn};
 use status::{RegistryStatus, Summary};
 use watcher::{Listing, Socket, WatchError, Watcher};
 
+use crate::deadline::sleep_until_some;
+
 /// Maximum attempts at a time on sockets of one owner.
 const ATTEMPTS_PER_OWNER: usize = 32;
 
@@ -81,20 +83,13 @@ pub async fn run(
                     registry.attempt_ended(ending);
                 }
             }
-            () = sleep_until(wake) => {}
+            () = sleep_until_some(wake) => {}
             () = stop.cancelled() => break,
         }
     }
     registry.tasks.close();
     registry.tasks.wait().await;
     Ok(())
-}
-
-async fn sleep_until(wake: Option<Instant>) {
-    match wake {
-        Some(wake) => tokio::time::sleep_until(wake).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// The sockets of the directory, and the attempts to register their plugins.

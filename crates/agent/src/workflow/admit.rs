@@ -28,7 +28,8 @@ use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::claims::{Claims, PrepareError};
+use super::claims::Claims;
+use super::prepare::PrepareError;
 use super::written;
 use crate::config::Config;
 use crate::device_plugin::answer;
@@ -217,7 +218,7 @@ pub async fn admit<W>(
         };
         let mut until = deadline;
         if reason.awaits_record() {
-            claims.hurry();
+            claims.wake();
             until = deadline.max(started + MIN_CALL_TIME);
         }
         let _waits = waiting(&reason);
