@@ -1,3 +1,5 @@
+//! Tests of the watcher on real directories.
+
 use std::os::unix::net::UnixListener;
 
 use super::*;
@@ -13,7 +15,7 @@ fn paths(listing: &Listing, root: &Path) -> Vec<String> {
 
 // TestPluginRegistrationAtKubeletStart
 #[tokio::test]
-async fn sockets_that_are_there_at_the_start_are_found_at_every_depth() {
+async fn existing_sockets_are_found_at_every_depth() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("a/b")).unwrap();
     let _sockets: Vec<UnixListener> = ["x.sock", "a/y.sock", "a/b/z.sock", ".hidden.sock"]
@@ -28,7 +30,7 @@ async fn sockets_that_are_there_at_the_start_are_found_at_every_depth() {
 
 // TestPluginRegistration, TestPluginReRegistration
 #[tokio::test]
-async fn sockets_that_come_go_and_are_made_anew_are_told() {
+async fn created_removed_and_recreated_sockets_are_reported() {
     let root = tempfile::tempdir().unwrap();
     let mut watcher = Watcher::new(root.path().to_owned(), own_uid()).unwrap();
     assert!(watcher.changed().await.unwrap().sockets.is_empty());
@@ -47,7 +49,7 @@ async fn sockets_that_come_go_and_are_made_anew_are_told() {
 }
 
 #[tokio::test]
-async fn a_socket_whose_mode_changes_is_the_same_one() {
+async fn a_socket_with_a_new_mode_keeps_its_identity() {
     let root = tempfile::tempdir().unwrap();
     let mut watcher = Watcher::new(root.path().to_owned(), own_uid()).unwrap();
     watcher.changed().await.unwrap();
@@ -65,7 +67,7 @@ async fn a_socket_whose_mode_changes_is_the_same_one() {
 }
 
 #[tokio::test]
-async fn sockets_in_a_directory_that_is_made_later_are_found() {
+async fn sockets_in_a_new_directory_are_found() {
     let root = tempfile::tempdir().unwrap();
     let mut watcher = Watcher::new(root.path().to_owned(), own_uid()).unwrap();
     watcher.changed().await.unwrap();
@@ -78,19 +80,19 @@ async fn sockets_in_a_directory_that_is_made_later_are_found() {
 #[tokio::test]
 async fn the_number_and_the_depth_of_directories_are_limited() {
     let root = tempfile::tempdir().unwrap();
-    for number in 0..MOST_DIRECTORIES + 10 {
+    for number in 0..MAX_DIRECTORIES + 10 {
         std::fs::create_dir(root.path().join(format!("{number}"))).unwrap();
     }
     let _socket = UnixListener::bind(root.path().join("x.sock")).unwrap();
     let mut watcher = Watcher::new(root.path().to_owned(), own_uid()).unwrap();
     let found = watcher.changed().await.unwrap();
     assert_eq!(paths(&found, root.path()), ["x.sock"]);
-    // The directory itself counts, too.
+    // The directory itself is counted.
     assert_eq!(found.skipped_directories, 11);
-    assert_eq!(watcher.watches.len(), MOST_DIRECTORIES);
+    assert_eq!(watcher.watches.len(), MAX_DIRECTORIES);
 
     let root = tempfile::tempdir().unwrap();
-    let deepest = root.path().join(["d"; DEEPEST].join("/"));
+    let deepest = root.path().join(["d"; MAX_DEPTH].join("/"));
     std::fs::create_dir_all(deepest.join("e/f")).unwrap();
     let _sockets =
         [&deepest, &deepest.join("e")].map(|directory| UnixListener::bind(directory.join("x.sock")));
@@ -100,7 +102,7 @@ async fn the_number_and_the_depth_of_directories_are_limited() {
 }
 
 #[tokio::test]
-async fn watches_of_directories_that_left_are_removed() {
+async fn watches_of_removed_directories_are_removed() {
     let root = tempfile::tempdir().unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("a")).unwrap();
@@ -114,7 +116,7 @@ async fn watches_of_directories_that_left_are_removed() {
 }
 
 #[tokio::test]
-async fn hidden_entries_are_passed_over_at_every_depth_and_at_any_time() {
+async fn hidden_entries_are_skipped_at_every_depth_and_at_any_time() {
     let root = tempfile::tempdir().unwrap();
     let bind = |path: &str| {
         let path = root.path().join(path);
@@ -130,7 +132,7 @@ async fn hidden_entries_are_passed_over_at_every_depth_and_at_any_time() {
         paths(&watcher.changed().await.unwrap(), root.path()),
         ["b/z.sock"]
     );
-    // What a plugin makes under a hidden name is found once it has its real one.
+    // A socket that is created under a hidden name is found after it is renamed.
     std::fs::rename(root.path().join("b/.y.sock"), root.path().join("b/y.sock")).unwrap();
     let found = watcher.changed().await.unwrap();
     assert_eq!(paths(&found, root.path()), ["b/y.sock", "b/z.sock"]);
@@ -143,15 +145,15 @@ async fn a_socket_whose_event_is_lost_in_an_overflow_is_found() {
     assert!(watcher.changed().await.unwrap().sockets.is_empty());
     let mut next = std::pin::pin!(watcher.changed());
     let looked = std::future::poll_fn(|cx| std::task::Poll::Ready(next.as_mut().poll(cx))).await;
-    assert!(looked.is_pending(), "there is nothing yet");
-    // A witness has a queue of its own, of the same length, and gets fewer events.
+    assert!(looked.is_pending(), "the directory is empty");
+    // The witness has its own queue of the same length, and gets fewer events.
     let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
     let witness = inotify::init(flags).unwrap();
     let flags = inotify::WatchFlags::CREATE | inotify::WatchFlags::DELETE;
     inotify::add_watch(&witness, root.path(), flags).unwrap();
     let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
     let limit: usize = limit.trim().parse().unwrap();
-    // Nobody reads meanwhile. Events that are alike are merged, so they alternate.
+    // The events are not read meanwhile. Equal events in a row are merged, so they alternate.
     for _ in 0..=limit / 2 {
         std::fs::write(root.path().join("file"), "").unwrap();
         std::fs::remove_file(root.path().join("file")).unwrap();
@@ -170,9 +172,9 @@ async fn a_socket_whose_event_is_lost_in_an_overflow_is_found() {
     assert_eq!(paths(&found.unwrap().unwrap(), root.path()), ["x.sock"]);
 }
 
-// A kubelet keeps such a plugin for ever.
+// A kubelet never removes such a plugin.
 #[tokio::test]
-async fn a_socket_that_is_renamed_away_is_gone() {
+async fn a_socket_that_is_moved_away_is_not_listed() {
     let root = tempfile::tempdir().unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     let _socket = UnixListener::bind(root.path().join("x.sock")).unwrap();
@@ -183,7 +185,7 @@ async fn a_socket_that_is_renamed_away_is_gone() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_deleted_or_moved_away_and_made_anew_is_watched_again() {
+async fn a_directory_that_is_deleted_or_moved_and_created_again_is_watched() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("registry");
     std::fs::create_dir(&directory).unwrap();
@@ -194,7 +196,7 @@ async fn a_directory_that_is_deleted_or_moved_away_and_made_anew_is_watched_agai
             false => std::fs::remove_dir_all(&directory).unwrap(),
             true => std::fs::rename(&directory, root.path().join("elsewhere")).unwrap(),
         }
-        let made_anew = async {
+        let create_again = async {
             tokio::task::yield_now().await;
             std::fs::create_dir(&directory).unwrap();
             UnixListener::bind(directory.join("x.sock")).unwrap()
@@ -207,7 +209,7 @@ async fn a_directory_that_is_deleted_or_moved_away_and_made_anew_is_watched_agai
                 }
             }
         };
-        let (_socket, found) = tokio::join!(made_anew, found);
+        let (_socket, found) = tokio::join!(create_again, found);
         assert_eq!(paths(&found, &directory), ["x.sock"]);
     }
 }
