@@ -1,19 +1,20 @@
-//! Admitting a pod: everything it asks for, or nothing.
+//! Admits a pod: with everything that it requests, or with nothing.
 //!
-//! 1. If a resource has no plugin yet, or its plugin has not listed a healthy device yet, wait for that, up to the
-//!    caller's deadline. The same if other admissions that have not ended have reserved the devices.
-//! 2. Ask plugins that want to be asked which devices they would choose. Advice is only a sort order: stale or
-//!    missing advice is harmless, so no lock is held while it is given.
-//! 3. Set the devices aside for all containers at once, and join the claims.
-//! 4. Call `Allocate` on all plugins at the same time, each with its deadline. Meanwhile, drivers prepare the claims, once
-//!    it is on disk that they are to: see [`super::claims`].
-//! 5. Write the pod down, then answer.
+//! 1. Waits, up to the caller's deadline, for plugins and their first healthy devices, and for devices that other
+//!    admissions in progress have reserved.
+//! 2. Asks plugins for preferences where their options require it. Preferences only sort the choice: stale or missing
+//!    ones are harmless, so no lock is held during the calls.
+//! 3. Reserves the devices of all containers at once, and joins the claims.
+//! 4. Calls `Allocate` on all plugins concurrently. Meanwhile drivers prepare the claims, once the intent is on disk; see
+//!    [`super::prepare`].
+//! 5. Writes the pod, then answers.
 //!
-//! The caller's deadline bounds all of it; 5 has at least a second, and goes on if the disk does not answer in time. A plugin has as long as its own deadline says, or as the caller has
-//! left. One that was silent when it was asked for advice is not asked again by the same admission.
+//! All steps together end by the caller's deadline. The write has at least a second, and continues after a timeout. A call
+//! to a plugin ends by the plugin's own deadline or the caller's, whichever is earlier. A plugin that did not answer in step
+//! 2 is not asked again by the same admission.
 //!
-//! Whatever goes wrong before 5, and if the caller leaves, the devices are free again, and the claims are unprepared
-//! without anybody waiting for it: the reservation undoes itself when it is dropped.
+//! A failure before the write, or a caller that leaves, drops the reservation. That frees the devices, and the claims are
+//! unprepared in the background.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -40,48 +41,38 @@ use crate::limits;
 use crate::metrics::Metrics;
 use crate::store::{self, CommitError, Held, HoldError, Store};
 
-/// How often devices that vanish while a plugin is being called are chosen anew.
+/// Maximum attempts, if devices vanish during the calls to their plugins.
 const ATTEMPTS: usize = 5;
 
 /// Why a pod was not admitted.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmitError {
-    /// It cannot have what it asks for.
+    /// The request cannot be satisfied, and waiting does not help.
     #[error(transparent)]
     Refused(ReserveError),
-    /// What it waited for did not come.
+    /// The deadline passed first.
     #[error("gave up after {}: {reason}", seconds(*.waited))]
-    TimedOut {
-        /// How long it waited.
-        waited: Duration,
-        /// For what.
-        reason: ReserveError,
-    },
-    /// A plugin said no, or nothing.
+    TimedOut { waited: Duration, reason: ReserveError },
+    /// A call to a plugin failed.
     #[error("device plugin of {resource} at {endpoint}: {problem}")]
     Plugin {
-        /// The resource.
         resource: ResourceName,
-        /// Where the plugin answers.
+        /// The socket of the plugin.
         endpoint: String,
-        /// What happened.
         problem: CallError,
     },
-    /// Whoever asked does not want to wait any longer.
+    /// The caller cancelled the admission.
     #[error("the admission was given up: devlet is stopping, or the caller has left")]
     GivenUp,
-    /// Devices kept vanishing while their plugin was being called.
+    /// Devices vanished during the calls in every attempt.
     #[error("devices of {resource} vanished while their plugin was being called, {ATTEMPTS} times in a row")]
-    Vanishing {
-        /// The resource.
-        resource: ResourceName,
-    },
-    /// It could not be written down.
+    Vanishing { resource: ResourceName },
+    /// The pod could not be written.
     #[error(transparent)]
     Commit(#[from] CommitError),
 }
 
-/// The calls that an admission makes. None may last beyond `deadline`, which is the caller's.
+/// The calls that an admission makes. Each ends by `deadline`, the caller's deadline.
 pub trait PluginCalls {
     /// `GetPreferredAllocation`.
     fn preferred(
@@ -98,7 +89,7 @@ pub trait PluginCalls {
     ) -> impl Future<Output = Result<Answer, CallError>> + Send;
 }
 
-/// Calls to real plugins.
+/// Calls to plugins over gRPC.
 #[derive(Debug, Clone, Copy)]
 pub struct GrpcPluginCalls<'a> {
     pub store: &'a Store,
@@ -113,12 +104,12 @@ impl PluginCalls for GrpcPluginCalls<'_> {
         question: &PreferenceQuery,
         deadline: Instant,
     ) -> Result<Vec<devlet_core::DeviceId>, CallError> {
-        let patience = CallDeadline {
+        let call_deadline = CallDeadline {
             own: self.config.deadlines.preferred,
             caller: Some(deadline),
         };
         match self.plugins.client(question.connection) {
-            Some(client) => client.preferred(question, patience).await,
+            Some(client) => client.preferred(question, call_deadline).await,
             None => Err(gone("GetPreferredAllocation")),
         }
     }
@@ -132,11 +123,11 @@ impl PluginCalls for GrpcPluginCalls<'_> {
         let Some(client) = self.plugins.client(connection) else {
             return Err(gone("Allocate"));
         };
-        let patience = CallDeadline {
+        let call_deadline = CallDeadline {
             own: self.config.deadlines.allocate_of(&grant.resource),
             caller: Some(deadline),
         };
-        let raw = client.allocate(&grant.devices, patience).await?;
+        let raw = client.allocate(&grant.devices, call_deadline).await?;
         Self::decode_answer(&raw).inspect_err(|error| client.calls().failed(error))
     }
 }

@@ -47,7 +47,7 @@ pub enum StartContainerError {
         waits: Vec<Wait>,
     },
     /// The plugin that must be called is missing.
-    #[error("gave up after {}: the device plugin of {resource}, which may require PreStartContainer, is not registered", seconds(*.waited))]
+    #[error("gave up after {}: no device plugin serves {resource}, and it may require PreStartContainer", seconds(*.waited))]
     TimedOut {
         resource: ResourceName,
         waited: Duration,

@@ -1,3 +1,5 @@
+//! Tests of admissions with fake plugins.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -72,13 +74,13 @@ fn no_drivers(store: &Store) -> Claims<DriverClients> {
     Claims::new(store.clone(), drivers, metrics, tasks, stop, usize::MAX)
 }
 
-/// A plugin that gives up for its caller when it is called, and then answers or not.
-struct GivingUp {
+/// A plugin that cancels the admission when it is called, and then answers or hangs.
+struct CancelsAdmission {
     token: CancellationToken,
     answers: bool,
 }
 
-impl PluginCalls for GivingUp {
+impl PluginCalls for CancelsAdmission {
     async fn preferred(&self, _: &PreferenceQuery, _: Instant) -> Result<Vec<DeviceId>, CallError> {
         Ok(Vec::new())
     }
@@ -94,7 +96,7 @@ impl PluginCalls for GivingUp {
 
 async fn admit_with(store: &Store, answers: bool, uid: &str) -> Result<Pod, AdmitError> {
     let token = CancellationToken::new();
-    let calls = GivingUp {
+    let calls = CancelsAdmission {
         token: token.clone(),
         answers,
     };
@@ -111,13 +113,13 @@ async fn admit_with(store: &Store, answers: bool, uid: &str) -> Result<Pod, Admi
     .await
 }
 
-/// A plugin that never gives advice, and allocates at once.
+/// A plugin that times out when it is asked for preferences, and allocates at once.
 #[derive(Default)]
-struct NoAdvice {
+struct NoPreferences {
     asked: std::sync::atomic::AtomicUsize,
 }
 
-impl PluginCalls for NoAdvice {
+impl PluginCalls for NoPreferences {
     async fn preferred(&self, _: &PreferenceQuery, _: Instant) -> Result<Vec<DeviceId>, CallError> {
         self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Err(CallError::TimedOut {
@@ -132,7 +134,7 @@ impl PluginCalls for NoAdvice {
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_silent_is_asked_once_whatever_the_number_of_containers() {
+async fn a_plugin_that_does_not_answer_is_asked_once_for_all_containers() {
     let directory = tempfile::tempdir().unwrap();
     let options = PluginOptions {
         preferred_allocation: true,
@@ -147,7 +149,7 @@ async fn a_plugin_that_is_silent_is_asked_once_whatever_the_number_of_containers
             ..container
         });
     }
-    let calls = NoAdvice::default();
+    let calls = NoPreferences::default();
     let deadline = Instant::now() + Duration::from_secs(60);
     let never = CancellationToken::new();
 
@@ -167,7 +169,7 @@ async fn a_plugin_that_is_silent_is_asked_once_whatever_the_number_of_containers
     assert_eq!(calls.asked.into_inner(), 1);
 }
 
-/// A plugin that holds up its first call until it is told to refuse it, and agrees to all others.
+/// A plugin that refuses its first call once `refuse` is cancelled, and answers all others.
 #[derive(Default)]
 struct RefusesTheFirst {
     called: CancellationToken,
@@ -224,7 +226,11 @@ async fn a_pod_gets_the_devices_of_an_admission_that_fails() {
 async fn a_pod_is_admitted_once_a_first_list_without_healthy_devices_is_followed_by_another() {
     let directory = tempfile::tempdir().unwrap();
     let store = node_with_gpus(&directory, 0, PluginOptions::default());
-    let (calls, drivers, never) = (NoAdvice::default(), no_drivers(&store), CancellationToken::new());
+    let (calls, drivers, never) = (
+        NoPreferences::default(),
+        no_drivers(&store),
+        CancellationToken::new(),
+    );
     let deadline = Instant::now() + Duration::from_secs(60);
     let request = wants_a_gpu("a");
 
@@ -246,7 +252,7 @@ async fn a_pod_is_admitted_once_a_first_list_without_healthy_devices_is_followed
 }
 
 #[tokio::test]
-async fn an_admission_that_is_given_up_frees_the_devices() {
+async fn a_cancelled_admission_frees_the_devices() {
     let directory = tempfile::tempdir().unwrap();
     let store = node_with_one_gpu(&directory);
     let ended = admit_with(&store, false, "a").await;
@@ -255,15 +261,15 @@ async fn an_admission_that_is_given_up_frees_the_devices() {
 }
 
 #[tokio::test]
-async fn an_admission_that_was_given_up_before_it_began_changes_nothing() {
+async fn an_admission_that_was_cancelled_before_it_began_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let store = node_with_one_gpu(&directory);
-    let given_up = CancellationToken::new();
-    given_up.cancel();
+    let cancelled = CancellationToken::new();
+    cancelled.cancel();
     let deadline = Instant::now() + Duration::from_secs(60);
     for round in 0..20 {
-        let (calls, drivers, request) = (NoAdvice::default(), no_drivers(&store), wants_a_gpu("a"));
-        let ended = admit(&store, &calls, &drivers, &request, deadline, &given_up, |_| {}).await;
+        let (calls, drivers, request) = (NoPreferences::default(), no_drivers(&store), wants_a_gpu("a"));
+        let ended = admit(&store, &calls, &drivers, &request, deadline, &cancelled, |_| {}).await;
         assert!(
             matches!(ended, Err(AdmitError::GivenUp)),
             "round {round}: {ended:?}"
@@ -272,7 +278,7 @@ async fn an_admission_that_was_given_up_before_it_began_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_admission_that_is_given_up_at_the_last_moment_says_what_is_true() {
+async fn an_admission_that_is_cancelled_during_the_write_reports_its_outcome() {
     let directory = tempfile::tempdir().unwrap();
     let store = node_with_one_gpu(&directory);
     for round in 0..20 {
