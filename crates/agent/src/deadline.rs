@@ -17,6 +17,14 @@ pub(crate) fn after_start(start: Instant, time: Duration) -> Instant {
     start + time.min(MAX_DURATION)
 }
 
+/// Sleeps until an instant. Without one, never completes.
+pub(crate) async fn sleep_until_some(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -52,6 +52,7 @@ pub mod metrics;
 mod peer_text;
 pub mod plugin_registry;
 pub mod reconcile;
+pub mod registration;
 mod resource_name;
 pub mod run_options;
 pub mod store;

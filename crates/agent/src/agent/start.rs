@@ -19,7 +19,6 @@ use tonic::service::Routes;
 use super::{Inner, root};
 use crate::config::Config;
 use crate::device_plugin::clients::PluginClients;
-use crate::device_plugin::registration::RegistrationService;
 use crate::dra::clients::DriverClients;
 use crate::dra::registration::DriverRegistrar;
 use crate::limits::{Limit, MAX_SHORT_MESSAGE};
@@ -29,7 +28,8 @@ use crate::plugin_registry;
 use crate::plugin_registry::handshake::Handshake;
 use crate::plugin_registry::status::RegistryStatus;
 use crate::plugin_registry::watcher::{WatchError, Watcher};
-use crate::reconcile::capacity;
+use crate::reconcile::{self, capacity};
+use crate::registration::RegistrationService;
 use crate::store::{self, OpenError, OpenReport, Store};
 use crate::workflow::claims::Claims;
 use crate::workflow::register_plugin::Registrar;
@@ -125,7 +125,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
         stop.clone(),
         config.limits.bytes_per_driver,
     );
-    tasks.spawn(claims.clone().run());
+    tasks.spawn(reconcile::claims::run(claims.clone(), stop.clone()));
     let inner = Inner {
         config,
         store,

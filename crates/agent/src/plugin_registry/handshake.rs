@@ -1,10 +1,9 @@
 //! One attempt to register the plugin behind a socket in `plugins_registry`.
 //!
-//! `GetInfo`, validate, register, `NotifyRegistrationStatus`. A plugin that was taken in and does not listen when it is told so serves all the
-//! same: a kubelet would turn it away and begin anew, again and again.
+//! The steps are `GetInfo`, validation, registration and `NotifyRegistrationStatus`. A registered plugin stays registered
+//! even if the last step fails. A kubelet would deregister it and start again, without end.
 //!
-//! A device plugin is followed by a task of its own from then on; a DRA driver is registered for as long as its socket is
-//! there.
+//! A device plugin has its own session from then on. A DRA driver is registered until its socket is removed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,68 +34,57 @@ use crate::workflow::register_plugin::{Candidate, RegisterError, Registrar};
 pub enum HandshakeError {
     /// The socket cannot be dialled.
     #[error("dial failed at socket {}, err: {problem}", socket.display())]
-    Dial {
-        /// The socket.
-        socket: PathBuf,
-        /// Why.
-        problem: DialError,
-    },
-    /// A call was not answered well, or not in time.
+    Dial { socket: PathBuf, problem: DialError },
+    /// A call failed or timed out.
     #[error("{method} at socket {}: {problem}", socket.display())]
     Call {
-        /// The call.
         method: &'static str,
-        /// The socket.
         socket: PathBuf,
-        /// What came back.
         problem: String,
     },
-    /// It says too much.
-    #[error("{method}: {over}")]
+    /// The answer exceeds a limit.
+    #[error("{method}: {exceeded}")]
     LimitExceeded {
-        /// The call.
         method: &'static str,
-        /// By which limit.
-        over: LimitExceeded,
+        exceeded: LimitExceeded,
     },
-    /// It is nothing that is served here.
+    /// The type of the plugin is not supported.
     #[error("no handler registered for plugin type: {kind} at socket {}", socket.display())]
     Kind {
-        /// What it says it is.
+        /// The type in its answer.
         kind: String,
-        /// The socket.
         socket: PathBuf,
     },
-    /// It says something impossible.
+    /// The answer to `GetInfo` is invalid.
     #[error("plugin validation failed with err: {0}")]
     Invalid(InvalidPlugin),
-    /// It is not taken in.
+    /// A device plugin was rejected.
     #[error("plugin registration failed with err: {0}")]
     Register(RegisterError),
-    /// It is not taken in.
+    /// A DRA driver was rejected.
     #[error("plugin registration failed with err: {0}")]
     RegisterDriver(registration::RegisterDriverError),
 }
 
-/// A plugin that cannot be what it says. The texts are the kubelet's, known to authors of plugins.
+/// Why an answer to `GetInfo` is invalid. The texts are the kubelet's, which authors of plugins know.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidPlugin {
-    /// It speaks none of our versions.
+    /// No version of the plugin is supported.
     #[error("manager version, v1beta1, is not among plugin supported versions {0}")]
     Version(String),
-    /// It serves no extended resource.
+    /// The name is not the name of an extended resource.
     #[error("invalid name of device plugin socket: {0}")]
     Name(InvalidResourceName),
-    /// It names a socket relative to nothing.
+    /// The endpoint is a relative path.
     #[error("the endpoint {0:?} is not an absolute path")]
     Endpoint(String),
-    /// It is no driver.
+    /// The answer of a DRA driver is invalid.
     #[error(transparent)]
     Driver(InvalidDriverInfo),
 }
 
 impl HandshakeError {
-    /// In one word, unless the registrar has counted it.
+    /// Returns the label value of the metric, or `None` if the registrar has counted the failure.
     pub(super) fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Dial { .. } => Some("dial"),
@@ -107,7 +95,7 @@ impl HandshakeError {
         }
     }
 
-    /// Whether a device plugin or a DRA driver was rejected, which is logged where that is decided.
+    /// Returns `true` if a device plugin or a DRA driver was rejected. The registrar logs that.
     pub(super) fn is_rejection(&self) -> bool {
         matches!(
             self,
@@ -115,8 +103,8 @@ impl HandshakeError {
         )
     }
 
-    /// Whether the plugin should be told: it can only be told if it could be asked.
-    fn is_for_the_plugin(&self) -> bool {
+    /// Returns `true` if the plugin is notified: it answered `GetInfo`.
+    fn is_sent_to_plugin(&self) -> bool {
         matches!(
             self,
             Self::LimitExceeded { .. }
@@ -128,24 +116,24 @@ impl HandshakeError {
     }
 }
 
-/// What each socket's task needs.
+/// Registers the plugins behind sockets.
 #[derive(Debug, Clone)]
 pub struct Handshake {
     pub registrar: Registrar,
     pub drivers: DriverRegistrar,
 }
 
-/// A plugin that was taken in.
+/// The outcome of a successful attempt.
 #[derive(Debug)]
-pub(super) enum TakenIn {
+pub(super) enum RegisteredPlugin {
     DevicePlugin,
-    /// It stays until this is dropped.
+    /// The driver stays registered until this is dropped.
     Driver(Registered),
 }
 
 impl Handshake {
-    /// Asks a socket for its plugin, registers it, and notifies it of the outcome.
-    pub(super) async fn attempt(&self, socket: &Path) -> Result<TakenIn, HandshakeError> {
+    /// Calls `GetInfo` at a socket, registers the plugin, and notifies it of the outcome.
+    pub(super) async fn attempt(&self, socket: &Path) -> Result<RegisteredPlugin, HandshakeError> {
         let deadlines = &self.registrar.config.deadlines;
         let limits = &self.registrar.read_limits;
         let dialed = devlet_uds::connect_once_limited(socket, deadline::after(deadlines.dial), limits)
@@ -157,39 +145,40 @@ impl Handshake {
         let client = RegistrationClient::new(dialed.channel.clone());
         let mut client = client.max_decoding_message_size(MAX_SHORT_MESSAGE);
         let info = client.get_info(InfoRequest {});
-        let taken_in = match self.call("GetInfo", socket, deadlines.info, info).await {
-            Ok(info) => self.take_in(shortened(info), socket, &dialed).await,
+        let registered = match self.call("GetInfo", socket, deadlines.info, info).await {
+            Ok(info) => self.register(shortened(info), socket, &dialed).await,
             Err(error) => Err(error),
         };
-        let status = match &taken_in {
+        let status = match &registered {
             Ok(_) => RegistrationStatus {
                 plugin_registered: true,
                 error: String::new(),
             },
-            Err(error) if error.is_for_the_plugin() => {
+            Err(error) if error.is_sent_to_plugin() => {
                 let error = shorten(format!("RegisterPlugin error -- {error}"));
                 RegistrationStatus {
                     plugin_registered: false,
                     error,
                 }
             }
-            Err(_) => return taken_in,
+            Err(_) => return registered,
         };
-        let told = client.notify_registration_status(status);
-        let told = self.call("NotifyRegistrationStatus", socket, deadlines.notify, told);
-        let told = told.await;
-        if let (Ok(_), Err(error)) = (&taken_in, told) {
+        let notify = client.notify_registration_status(status);
+        let notified = self
+            .call("NotifyRegistrationStatus", socket, deadlines.notify, notify)
+            .await;
+        if let (Ok(_), Err(error)) = (&registered, notified) {
             tracing::warn!(socket = %socket.display(), %error, "plugin registered; NotifyRegistrationStatus failed");
         }
-        taken_in
+        registered
     }
 
-    async fn take_in(
+    async fn register(
         &self,
         info: PluginInfo,
         socket: &Path,
         dialed: &PeerConnection,
-    ) -> Result<TakenIn, HandshakeError> {
+    ) -> Result<RegisteredPlugin, HandshakeError> {
         match info.r#type.as_str() {
             DEVICE_PLUGIN => {
                 let name = info.name.clone();
@@ -210,7 +199,7 @@ impl Handshake {
                     .map_err(HandshakeError::Invalid)?;
                 let registered = self.registrar.register(candidate).await;
                 registered
-                    .map(|_| TakenIn::DevicePlugin)
+                    .map(|_| RegisteredPlugin::DevicePlugin)
                     .map_err(HandshakeError::Register)
             }
             DRA_PLUGIN => {
@@ -220,7 +209,7 @@ impl Handshake {
                 let registered = self.drivers.register(candidate).await;
                 registered
                     .inspect_err(|error| self.drivers.refused(&info.name, socket, &dialed.peer, error))
-                    .map(TakenIn::Driver)
+                    .map(RegisteredPlugin::Driver)
                     .map_err(HandshakeError::RegisterDriver)
             }
             _ => Err(HandshakeError::Kind {
@@ -243,8 +232,8 @@ impl Handshake {
         let problem = match ended {
             Ok(Ok(response)) => return Ok(response.into_inner()),
             Ok(Err(status)) if is_too_large(&status) => {
-                let over = Limit::FIXED.exceeded("the answer is too large", MAX_SHORT_MESSAGE);
-                return Err(HandshakeError::LimitExceeded { method, over });
+                let exceeded = Limit::FIXED.exceeded("the answer is too large", MAX_SHORT_MESSAGE);
+                return Err(HandshakeError::LimitExceeded { method, exceeded });
             }
             Ok(Err(status)) => {
                 let status = shorten_status(&status);
@@ -260,7 +249,7 @@ impl Handshake {
     }
 }
 
-/// Shortens the texts of an answer to `GetInfo`; nothing valid is that long.
+/// Truncates the texts of an answer to `GetInfo`. Valid texts are shorter.
 fn shortened(info: PluginInfo) -> PluginInfo {
     PluginInfo {
         r#type: shorten(info.r#type),
@@ -288,7 +277,7 @@ fn candidate(info: PluginInfo, socket: &Path, dialed: &PeerConnection) -> Result
     if !endpoint.is_absolute() {
         return Err(InvalidPlugin::Endpoint(info.endpoint));
     }
-    // Whoever could put the socket there asks.
+    // The process that serves the socket registers, since it could create the socket there.
     Ok(Candidate {
         resource,
         socket: endpoint,

@@ -1,11 +1,11 @@
-//! The directory in which plugins leave sockets to be found: `plugins_registry`.
+//! Registers the plugins whose sockets are in `plugins_registry`.
 //!
 //! [`watcher`] lists the sockets, [`handshake`] is one attempt to register the plugin behind one of them, and [`run`]
-//! decides which socket is tried when. The watcher always lists all sockets; there is no second list of what should be.
+//! schedules the attempts. The watcher always lists all sockets, so there is no second list to compare with.
 //!
-//! Anybody who may write to the directory can leave any number of sockets there. So attempts are limited per owner of the
-//! socket, root and devlet's own user have places of their own, and a socket that fails gives its place to the next one
-//! until its backoff ends.
+//! A user with write access to the directory can create any number of sockets. Therefore attempts are limited per owner
+//! of the socket, and root and devlet's own user have separate limits. A socket that fails does not count until its backoff
+//! ends.
 
 pub mod handshake;
 pub mod status;
@@ -23,9 +23,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use handshake::{Handshake, HandshakeError, TakenIn};
+use handshake::{Handshake, HandshakeError, RegisteredPlugin};
 use status::{RegistryStatus, Summary};
 use watcher::{Listing, Socket, WatchError, Watcher};
+
+use crate::deadline::sleep_until_some;
 
 /// Maximum attempts at a time on sockets of one owner.
 const ATTEMPTS_PER_OWNER: usize = 32;
@@ -40,7 +42,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 /// Failures after which a socket that cannot be dialled is reported as dead.
 const DEAD_AFTER: u32 = 3;
 
-/// Maximum failures that are logged at once and per minute; of the others only the number is logged.
+/// Maximum failures that are logged, as a burst and per minute. Further failures are only counted.
 const LOGGED_FAILURES: u32 = 20;
 
 /// Watches the directory until `stop`.
@@ -60,7 +62,7 @@ pub async fn run(
         attempts: 0,
         failures: [FailureLog::new(), FailureLog::new()],
     };
-    // A stream keeps its place when another branch is ready first.
+    // A stream keeps its progress when another branch is ready first.
     let listings = stream::unfold(watcher, async |mut watcher: Watcher| {
         let listing = watcher.changed().await;
         Some((listing, watcher))
@@ -81,20 +83,13 @@ pub async fn run(
                     registry.attempt_ended(ending);
                 }
             }
-            () = sleep_until(wake) => {}
+            () = sleep_until_some(wake) => {}
             () = stop.cancelled() => break,
         }
     }
     registry.tasks.close();
     registry.tasks.wait().await;
     Ok(())
-}
-
-async fn sleep_until(wake: Option<Instant>) {
-    match wake {
-        Some(wake) => tokio::time::sleep_until(wake).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// The sockets of the directory, and the attempts to register their plugins.
@@ -106,7 +101,7 @@ struct Registry {
     entries: BTreeMap<PathBuf, Entry>,
     /// Number of attempts so far.
     attempts: u64,
-    /// Of sockets of trusted owners, and of others.
+    /// Logs for sockets of trusted owners, and of others.
     failures: [FailureLog; 2],
 }
 
@@ -115,16 +110,16 @@ struct Entry {
     state: State,
     /// Failures in a row.
     failures: u32,
-    /// Whether the last failure was that nothing accepts connections.
+    /// The last attempt failed because the socket does not accept connections.
     is_undialable: bool,
 }
 
 enum State {
-    /// Waits for an attempt, which begins at this time at the earliest.
+    /// Waits for an attempt, which starts at this time or later.
     Waiting(Instant),
     /// An attempt of this number is in flight.
     Attempting(u64, CancellationToken),
-    /// The plugin is registered; a DRA driver stays so until this is cancelled.
+    /// The plugin is registered. Cancelling this deregisters a DRA driver.
     Registered(CancellationToken),
 }
 
@@ -136,23 +131,23 @@ struct Ending {
 }
 
 impl Registry {
-    /// Follows the directory: new sockets are tried, and the plugins of removed ones dropped. A socket that was made
-    /// again under the same name is a new one, without backoff.
+    /// Applies a listing: adds new sockets, and removes entries of missing ones with their DRA drivers. A socket that was
+    /// created again under the same name is new, without backoff.
     fn update(&mut self, listing: &Listing) {
         let handshake = &self.handshake;
         self.entries.retain(|path, entry| {
-            let stays = listing
+            let is_listed = listing
                 .sockets
                 .get(path)
                 .is_some_and(|socket| socket.identity == entry.socket.identity);
-            if !stays {
+            if !is_listed {
                 if let State::Attempting(_, cancel) | State::Registered(cancel) = &entry.state {
                     cancel.cancel();
                 }
                 handshake.registrar.metrics.socket_left(path);
                 handshake.drivers.refusal_ended(path);
             }
-            stays
+            is_listed
         });
         let now = Instant::now();
         for (path, socket) in &listing.sockets {
@@ -171,7 +166,7 @@ impl Registry {
         }
     }
 
-    /// Starts the attempts that are due and have a place. Returns when the next one is due.
+    /// Starts the attempts that are due, within the limits. Returns when the next one is due.
     fn start_attempts(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let (mut by_owner, mut others) = (HashMap::<u32, usize>::new(), 0);
@@ -196,7 +191,7 @@ impl Registry {
                 owner, is_trusted, ..
             } = entry.socket;
             let of_owner = by_owner.entry(owner).or_default();
-            // It starts when another one ends.
+            // At the limit: it starts when another attempt ends.
             if *of_owner >= ATTEMPTS_PER_OWNER || (!is_trusted && others >= ATTEMPTS_OF_OTHERS) {
                 continue;
             }
@@ -224,7 +219,7 @@ impl Registry {
         let State::Attempting(number, cancel) = &entry.state else {
             return;
         };
-        // The socket may have been replaced meanwhile.
+        // The socket may have been replaced in the meantime.
         if *number != attempt {
             return;
         }
@@ -288,8 +283,8 @@ async fn attempt(
         () = cancel.cancelled() => return,
     };
     let (result, driver) = match result {
-        Ok(TakenIn::Driver(registered)) => (Ok(()), Some(registered)),
-        Ok(TakenIn::DevicePlugin) => (Ok(()), None),
+        Ok(RegisteredPlugin::Driver(registered)) => (Ok(()), Some(registered)),
+        Ok(RegisteredPlugin::DevicePlugin) => (Ok(()), None),
         Err(error) => (Err(error), None),
     };
     // The registry may have stopped.
@@ -324,9 +319,9 @@ impl FailureLog {
         }
         let socket = socket.display();
         match std::mem::take(&mut self.unlogged) {
-            0 => tracing::warn!(%socket, %error, ?retry_in, "plugin is not taken in"),
+            0 => tracing::warn!(%socket, %error, ?retry_in, "plugin not registered"),
             unlogged => {
-                tracing::warn!(%socket, %error, ?retry_in, unlogged, "plugin is not taken in");
+                tracing::warn!(%socket, %error, ?retry_in, unlogged, "plugin not registered");
             }
         }
     }

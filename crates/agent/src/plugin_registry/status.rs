@@ -1,9 +1,9 @@
-//! What keeps sockets in `plugins_registry` from being served, for `devlet status`.
+//! Sockets in `plugins_registry` that are not served, for `devlet status`.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Maximum dead sockets that are named; others are counted.
+/// Maximum dead sockets that are named. Further ones are only counted.
 const NAMED: usize = 3;
 
 /// The newest `Summary`. Clones share it.
@@ -23,13 +23,13 @@ impl RegistryStatus {
 /// Sockets and directories that are not served.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
-    /// Sockets on which nothing accepts connections.
+    /// Number of sockets that do not accept connections.
     pub(crate) dead: usize,
-    /// The first of them.
+    /// The first of these sockets.
     pub(crate) named: Vec<PathBuf>,
-    /// Sockets beyond the number that is watched.
+    /// Number of sockets over the limit.
     pub(crate) skipped_sockets: usize,
-    /// Directories beyond the number that is watched, or too deep.
+    /// Number of directories over the limit, or too deep.
     pub(crate) skipped_directories: usize,
 }
 

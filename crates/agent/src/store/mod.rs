@@ -264,6 +264,27 @@ impl Store {
         self.shared.latest.subscribe()
     }
 
+    /// Waits until `view` returns `Ok`, and returns its value. If `deadline` passes or the store stops first, returns the last
+    /// error of `view`.
+    pub(crate) async fn wait_for<T, E>(
+        &self,
+        deadline: tokio::time::Instant,
+        view: impl Fn(&Node) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut changes = self.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let seen = self.read(&view);
+            if seen.is_ok() {
+                return seen;
+            }
+            let changed = tokio::time::timeout_at(deadline, changes.changed()).await;
+            if !matches!(changed, Ok(Ok(()))) {
+                return seen;
+            }
+        }
+    }
+
     /// Returns the time, which advances steadily even if the system's clock is set.
     pub fn now(&self) -> Moment {
         self.clock.now()

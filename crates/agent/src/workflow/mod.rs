@@ -1,12 +1,14 @@
-//! Workflows: operations for which a caller waits, each from top to bottom. The node decides; workflows call and write.
+//! Workflows: operations with a waiting caller. The node decides; workflows make calls and writes.
 
 pub mod admit;
 pub mod claims;
 pub(crate) mod plugin_session;
+pub mod prepare;
 mod reasons;
 pub mod register_plugin;
 pub mod remove;
 pub mod start_container;
+mod unprepare;
 
 use std::time::Duration;
 
@@ -17,8 +19,7 @@ use crate::store::{WriteError, in_time};
 /// Time for a write that begins shortly before the caller's deadline, or after it.
 const WRITE_GRACE: Duration = Duration::from_secs(1);
 
-/// Waits for a write until the caller's deadline, but at least for [`WRITE_GRACE`]. The write is carried out even if this
-/// gives up.
+/// Waits for a write until the caller's deadline, but at least for [`WRITE_GRACE`]. The write continues after a timeout.
 async fn written<T, E: From<WriteError>>(
     deadline: Instant,
     write: impl Future<Output = Result<T, E>>,

@@ -40,7 +40,7 @@ pub(crate) struct Connection {
     pub(crate) _entry: ClientEntry,
 }
 
-/// Runs until the plugin is gone for good.
+/// Runs until the plugin is gone or replaced, or the node stops.
 pub(crate) async fn run(registrar: Registrar, candidate: Candidate, first: Connection) {
     let socket = socket_identity(&candidate.socket);
     let mut connection = first;
@@ -97,7 +97,7 @@ async fn reconnect(
         };
         match connected {
             Ok(connection) => return Some(connection),
-            // The next round finds out if another plugin is in its place.
+            // The next attempt checks whether another plugin is in its place.
             Err(RegisterError::Dial(_) | RegisterError::Options(_) | RegisterError::Superseded) => {}
             Err(error) => {
                 registrar.rejected(candidate.rejection(&error));
@@ -136,7 +136,7 @@ fn on_disconnect(registrar: &Registrar, candidate: &Candidate, connection: &Conn
     let now = registrar.store.now();
     let lost = |node: &mut Node| node.connection_lost(connection.id, now);
     let is_news = match registrar.stop.is_cancelled() {
-        // devlet leaves, not the plugin.
+        // devlet closes the connection, so the plugin is not at fault.
         true => registrar.store.update(lost),
         false => impaired::update(&registrar.store, &candidate.resource, lost),
     };
@@ -148,8 +148,8 @@ fn on_disconnect(registrar: &Registrar, candidate: &Candidate, connection: &Conn
     }
 }
 
-/// Tells a socket from a later one at the same path, which belongs to another plugin until it registers. The time of
-/// change does not count: plugins change the mode of their sockets.
+/// Inode and creation time: they differ between a socket and a later one at the same path, which belongs to another plugin
+/// until it registers. The change time is not part of it, because plugins change the mode of their sockets.
 type SocketIdentity = (u64, Option<SystemTime>);
 
 fn socket_identity(path: &Path) -> Option<SocketIdentity> {

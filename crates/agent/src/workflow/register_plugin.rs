@@ -1,4 +1,4 @@
-//! Registers a device plugin: dials it, asks for its options, tells the node, and starts its session.
+//! Registers a device plugin: dials it, gets its options, adds it to the node, and starts its session.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use devlet_core::device_plugin::inventory::Offer;
 use devlet_core::device_plugin::rejections::Rejection;
 use devlet_core::{ConnectError, ConnectionId, Node, PluginIdentity, ProcessId, ResourceName};
 use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
-use devlet_uds::{DialError, ReadLimits};
+use devlet_uds::{DialError, PeerConnection, ReadLimits};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -28,13 +28,11 @@ use crate::store::Store;
 /// A well-formed request to serve a resource.
 #[derive(Debug, Clone)]
 pub struct Candidate {
-    /// The resource.
     pub resource: ResourceName,
-    /// Where the plugin answers.
     pub socket: PathBuf,
-    /// Which protocol it speaks.
+    /// The version of the API that the plugin serves.
     pub api: Api,
-    /// The process that asks.
+    /// The process that registers the plugin.
     pub process: ProcessId,
 }
 
@@ -54,37 +52,28 @@ impl Candidate {
 /// Why a plugin is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// It cannot be reached. The first words are the kubelet's.
+    /// The plugin cannot be dialled. The first words are the kubelet's.
     #[error("failed to dial device plugin: {0}")]
     Dial(DialError),
-    /// It does not say what it wants. The first words are the kubelet's.
+    /// `GetDevicePluginOptions` failed. The first words are the kubelet's.
     #[error("failed to get device plugin options: {0}")]
     Options(CallError),
-    /// Its user may not serve the resource.
     #[error("user {uid} may not serve {resource}; allow it under access.register in devlet's configuration")]
-    NotAllowed {
-        /// The user.
-        uid: u32,
-        /// The resource.
-        resource: ResourceName,
-    },
-    /// Its socket is somebody else's.
+    NotAllowed { uid: u32, resource: ResourceName },
+    /// Another user owns or serves the socket.
     #[error("the socket {} is of user {owner}, not of user {uid}, who registers it", socket.display())]
     SocketOwnerMismatch {
-        /// The socket.
         socket: PathBuf,
-        /// Whose it is.
         owner: u32,
-        /// Who asks.
+        /// The user that registers it.
         uid: u32,
     },
-    /// While it was dialled again, it registered by itself, or another one took its place.
-    #[error("another plugin has taken its place")]
+    /// While the plugin was dialled again, it registered by itself, or another plugin replaced it.
+    #[error("another plugin has replaced it")]
     Superseded,
-    /// It asks for too much.
     #[error(transparent)]
     LimitExceeded(#[from] LimitExceeded),
-    /// The node does not want it.
+    /// A plugin of another user serves the resource.
     #[error("{0}; a rule under access.register in devlet's configuration allows it with share: true")]
     Refused(#[from] ConnectError),
 }
@@ -202,45 +191,20 @@ impl Registrar {
         Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", max))
     }
 
-    /// Dials a plugin and tells the node, unless `is_current` returns `false` by then.
+    /// Dials a plugin and adds it to the node. Fails if `is_current` returns `false` by then.
     pub(crate) async fn connect(
         &self,
         candidate: &Candidate,
         is_current: impl FnOnce(&Node) -> bool,
     ) -> Result<Connection, RegisterError> {
-        let Candidate {
-            resource,
-            socket,
-            api,
-            process: ProcessId { uid, .. },
-        } = candidate;
-        let access = &self.config.access;
-        if !access.may_register(*uid, resource.as_str()) {
-            return Err(RegisterError::NotAllowed {
-                uid: *uid,
-                resource: resource.clone(),
-            });
-        }
-        let deadlines = &self.config.deadlines;
-        let dialed = devlet_uds::connect_limited(socket, deadline::after(deadlines.dial), &self.read_limits)
-            .await
-            .map_err(RegisterError::Dial)?;
-        for owner in [dialed.owner, dialed.peer.uid] {
-            if !access.may_name(*uid, owner, resource.as_str()) {
-                let socket = socket.clone();
-                return Err(RegisterError::SocketOwnerMismatch {
-                    socket,
-                    owner,
-                    uid: *uid,
-                });
-            }
-        }
-        let limits = &self.config.limits;
+        let resource = &candidate.resource;
+        let (access, limits) = (&self.config.access, &self.config.limits);
+        let dialed = self.dial(candidate).await?;
         let process = ProcessId {
             uid: dialed.peer.uid,
             pid: dialed.peer.pid,
         };
-        let endpoint = socket.display().to_string();
+        let endpoint = candidate.socket.display().to_string();
         let check_quota = |node: &Node| {
             let plugin = PluginIdentity {
                 process,
@@ -253,16 +217,16 @@ impl Registrar {
         };
         // Before the plugin is called, and again when it is added.
         self.store.read(check_quota)?;
-        let client = PluginClient::new(&dialed, *api, self.metrics.plugin(resource), limits);
+        let client = PluginClient::new(&dialed, candidate.api, self.metrics.plugin(resource), limits);
         let options = client
-            .options(deadlines.options)
+            .options(self.config.deadlines.options)
             .await
             .map_err(RegisterError::Options)?;
         let offer = Offer {
             resource: resource.clone(),
             endpoint: endpoint.clone(),
             process,
-            may_share: access.may_share(dialed.peer.uid, resource.as_str()),
+            may_share: access.may_share(process.uid, resource.as_str()),
             options,
         };
         let now = self.store.now();
@@ -285,5 +249,28 @@ impl Registrar {
             cancelled,
             _entry: entry,
         })
+    }
+
+    /// Dials a plugin whose user may serve the resource, and checks the users of its socket and of its process.
+    async fn dial(&self, candidate: &Candidate) -> Result<PeerConnection, RegisterError> {
+        let (resource, socket, uid) = (&candidate.resource, &candidate.socket, candidate.process.uid);
+        let access = &self.config.access;
+        if !access.may_register(uid, resource.as_str()) {
+            return Err(RegisterError::NotAllowed {
+                uid,
+                resource: resource.clone(),
+            });
+        }
+        let timeout = self.config.deadlines.dial;
+        let dialed = devlet_uds::connect_limited(socket, deadline::after(timeout), &self.read_limits)
+            .await
+            .map_err(RegisterError::Dial)?;
+        for owner in [dialed.owner, dialed.peer.uid] {
+            if !access.may_name(uid, owner, resource.as_str()) {
+                let socket = socket.clone();
+                return Err(RegisterError::SocketOwnerMismatch { socket, owner, uid });
+            }
+        }
+        Ok(dialed)
     }
 }

@@ -1,11 +1,11 @@
-//! Removing a pod: it is gone when that is on disk, and removed when its claims are unprepared.
+//! Removes a pod: releases its devices on disk, then unprepares the claims that it held last.
 
 use std::collections::BTreeSet;
 
 use devlet_core::dra::claims::ClaimKey;
 use devlet_core::dra::view::Wait;
 use devlet_core::{ClaimUid, DriverName, Node, PodUid, ReleaseError};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::claims::Claims;
 use super::written;
@@ -16,59 +16,50 @@ use crate::store::{self, Store, WriteError};
 /// Why a pod was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// It holds nothing.
+    /// The pod is not on record.
     #[error("no such pod: {pod}")]
-    Unknown {
-        /// The pod.
-        pod: NamedPod,
-    },
-    /// It is still being admitted, or removed by somebody else.
+    Unknown { pod: NamedPod },
+    /// Another admission or removal of the pod is in progress.
     #[error("pod {pod} is still being admitted or removed, which did not end in time; wait longer")]
-    InFlight {
-        /// The pod.
-        pod: NamedPod,
-    },
-    /// It is removed, but drivers have not unprepared its claims, which hold their devices until then.
+    InFlight { pod: NamedPod },
+    /// The pod is removed, but its claims hold their devices until drivers have unprepared them.
     #[error(
         "pod {pod} is removed, but its claims still hold their devices until drivers have unprepared them: {}; devlet \
          keeps trying; if a driver is gone for good, remove the pod again and abandon the driver{}",
         display::waits(.waits),
-        on_record(.abandoned)
+        describe(.abandoned)
     )]
     Unpreparing {
-        /// The pod.
         pod: NamedPod,
-        /// Which drivers, and which claims.
+        /// The pending claims and their drivers.
         waits: Vec<Wait>,
-        /// The drivers that are not waited for.
+        /// The claims that were abandoned.
         abandoned: Vec<Abandoned>,
     },
-    /// It could not be written down.
+    /// The removal could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
 }
 
-/// A driver that an operator gave up on, and what for.
+/// A claim that an operator abandoned at a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Abandoned {
-    /// The claim.
     pub claim: ClaimKey,
-    /// Its UID.
     pub uid: ClaimUid,
-    /// The driver.
     pub driver: DriverName,
 }
 
-fn on_record(abandoned: &[Abandoned]) -> String {
+fn describe(abandoned: &[Abandoned]) -> String {
     let texts = abandoned.iter().map(|Abandoned { claim, uid, driver }| {
         format!("; ResourceClaim {claim} (UID {uid}) is abandoned at driver {driver}, which is on record")
     });
     texts.collect()
 }
 
-/// Removes a pod: when this returns its devices are free, and the claims that it was the last to hold are unprepared,
-/// except by the drivers that are given up on. What those have not unprepared is returned. An admission of the same pod that
-/// is under way is waited for. A pod of which only claims are left is waited for again.
+/// Removes a pod. When this returns, its devices are free, and the claims that it held last are unprepared.
+///
+/// `drivers` are abandoned: devlet does not wait for them, and their claims are returned. Waits for an admission of the pod in
+/// progress. A removed pod with claims left can be removed again, to wait for them.
 pub async fn remove(
     store: &Store,
     claims: &Claims<impl DriverCalls + 'static>,
@@ -95,28 +86,27 @@ pub async fn remove(
     }
 }
 
-/// The claims that a pod has left and that these drivers were given up on for.
+/// Returns the claims of a removed pod that are abandoned at one of these drivers.
 fn abandoned(node: &Node, pod: &PodUid, drivers: &BTreeSet<DriverName>) -> Vec<Abandoned> {
     let left = node
         .claims()
         .filter(|view| view.pods.is_empty() && view.claim.pod == *pod);
     let abandoned = left.flat_map(|view| {
-        let given_up = view.claim.abandoned().filter(|driver| drivers.contains(*driver));
-        let what = |driver: &DriverName| Abandoned {
+        let names = view.claim.abandoned().filter(|driver| drivers.contains(*driver));
+        let abandoned = |driver: &DriverName| Abandoned {
             claim: view.claim.key.clone(),
             uid: view.claim.uid.clone(),
             driver: driver.clone(),
         };
-        given_up.map(what).collect::<Vec<_>>()
+        names.map(abandoned).collect::<Vec<_>>()
     });
     abandoned.collect()
 }
 
+/// Releases a pod once no admission or removal of it is in progress.
 async fn release(store: &Store, pod: &PodUid, deadline: Instant) -> Result<(), RemoveError> {
     let named = || store.read(|node| NamedPod::of(node, pod));
-    let mut changes = store.subscribe();
     loop {
-        changes.borrow_and_update();
         match written(deadline, store.release(pod)).await {
             Ok(()) => return Ok(()),
             Err(store::ReleaseError::Refused(ReleaseError::Unknown)) => {
@@ -127,30 +117,31 @@ async fn release(store: &Store, pod: &PodUid, deadline: Instant) -> Result<(), R
             Err(store::ReleaseError::Refused(ReleaseError::InFlight)) => {}
             Err(store::ReleaseError::Write(error)) => return Err(error.into()),
         }
-        if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+        let has_ended = |node: &Node| (!node.is_in_flight(pod)).then_some(()).ok_or(());
+        if store.wait_for(deadline, has_ended).await.is_err() {
             return Err(RemoveError::InFlight { pod: named() });
         }
     }
 }
 
-/// Gives up on a driver, for the claims that a pod was the last to leave. It is on disk when this returns.
+/// Abandons a driver for the claims that a removed pod held last. That is on disk when this returns.
 pub async fn abandon(store: &Store, pod: &PodUid, driver: &DriverName) -> Result<Vec<ClaimUid>, WriteError> {
     let abandoned = store.update(|node| node.abandon(pod, driver));
-    recorded(store, driver, &abandoned).await?;
+    record(store, driver, &abandoned).await?;
     Ok(abandoned)
 }
 
-/// Gives up on a driver, for one claim that no pod wants. It is on disk when this returns. Whether the driver had something
-/// to do for it.
+/// Abandons a driver for a claim that no pod holds. That is on disk when this returns. Returns `true` if the driver had to
+/// unprepare the claim.
 pub async fn abandon_claim(store: &Store, claim: &ClaimUid, driver: &DriverName) -> Result<bool, WriteError> {
     let is_abandoned = store.update(|node| node.abandon_claim(claim, driver));
     if is_abandoned {
-        recorded(store, driver, std::slice::from_ref(claim)).await?;
+        record(store, driver, std::slice::from_ref(claim)).await?;
     }
     Ok(is_abandoned)
 }
 
-async fn recorded(store: &Store, driver: &DriverName, abandoned: &[ClaimUid]) -> Result<(), WriteError> {
+async fn record(store: &Store, driver: &DriverName, abandoned: &[ClaimUid]) -> Result<(), WriteError> {
     if abandoned.is_empty() {
         return Ok(());
     }

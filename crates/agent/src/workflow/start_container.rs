@@ -1,4 +1,4 @@
-//! Before each start of a container: tell the plugins that want to know, and say what the runtime must add.
+//! Before each start of a container: calls `PreStartContainer`, and returns the options that the runtime must add.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,49 +18,43 @@ use crate::store::Store;
 /// Why a container cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartContainerError {
-    /// The pod holds nothing.
+    /// The pod is not on record.
     #[error("no such pod: admit it first")]
     UnknownPod,
-    /// Whether the pod holds its devices is for an operator to decide.
+    /// An operator must decide first whether the pod holds its devices.
     #[error(transparent)]
     Contested(Blocked),
-    /// The pod has no such container.
     #[error("the pod does not have a container {container:?}; it has {}", .containers.join(", "))]
     UnknownContainer {
-        /// What was asked for.
+        /// The requested container.
         container: String,
-        /// All that it has.
+        /// All containers of the pod.
         containers: Vec<String>,
     },
-    /// A plugin said no, or nothing.
+    /// A call to a plugin failed.
     #[error("device plugin of {resource} at {endpoint}: {problem}")]
     Plugin {
-        /// The resource.
         resource: ResourceName,
-        /// Where the plugin answers.
+        /// The socket of the plugin.
         endpoint: String,
-        /// What happened.
         problem: CallError,
     },
-    /// After a reboot: drivers have not prepared the pod's claims again.
+    /// Drivers have not prepared the pod's claims again after a reboot.
     #[error("gave up after {}: {}", seconds(*.waited), display::waits(.waits))]
     Unprepared {
-        /// How long it waited.
         waited: Duration,
-        /// For what.
+        /// The claims that are not prepared.
         waits: Vec<Wait>,
     },
-    /// The plugin that wants to be told is not there.
-    #[error("gave up after {}: the device plugin of {resource} wants, or may want, to be told before the start, and is not there", seconds(*.waited))]
+    /// The plugin that must be called is missing.
+    #[error("gave up after {}: no device plugin serves {resource}, and it may require PreStartContainer", seconds(*.waited))]
     TimedOut {
-        /// The resource.
         resource: ResourceName,
-        /// How long it waited.
         waited: Duration,
     },
 }
 
-/// What the runtime must add to the container, after its plugins have been told that it starts, all by `deadline`.
+/// Calls `PreStartContainer` where plugins require it, up to `deadline`. Returns the options that the runtime must add.
 pub async fn start_container(
     store: &Store,
     plugins: &PluginClients,
@@ -69,7 +63,7 @@ pub async fn start_container(
     container: &str,
     deadline: Instant,
 ) -> Result<(RunOptions, Vec<Conflict>), StartContainerError> {
-    let to_tell: BTreeMap<ResourceName, Vec<DeviceId>> = store.read(|node| {
+    let to_notify: BTreeMap<ResourceName, Vec<DeviceId>> = store.read(|node| {
         if let Some(contested) = node.contested_by(pod) {
             return Err(StartContainerError::Contested(contested.clone()));
         }
@@ -80,43 +74,37 @@ pub async fn start_container(
                 containers: pod.containers.iter().map(ToString::to_string).collect(),
             });
         }
-        let to_tell = pod
+        let to_notify = pod
             .allocations_of(container)
-            .filter(|each| serving(node, &each.resource).is_some() || may_want_to_know(each));
-        Ok(to_tell
+            .filter(|each| serving(node, &each.resource).is_some() || may_require_pre_start(each));
+        Ok(to_notify
             .map(|each| (each.resource.clone(), each.devices.clone()))
             .collect())
     })?;
-    claims_are_prepared(store, pod, deadline).await?;
-    for (resource, devices) in to_tell {
-        tell(store, plugins, deadlines.pre_start, &resource, &devices, deadline).await?;
+    wait_for_claims(store, pod, deadline).await?;
+    for (resource, devices) in to_notify {
+        notify_pre_start(store, plugins, deadlines.pre_start, &resource, &devices, deadline).await?;
     }
     Ok(store.read(|node| run_options::of_container(node, pod, container)))
 }
 
-/// Waits until the pod's claims are prepared: nothing to wait for, unless the machine was booted.
-async fn claims_are_prepared(
-    store: &Store,
-    pod: &PodUid,
-    deadline: Instant,
-) -> Result<(), StartContainerError> {
+/// Waits until the pod's claims are prepared. After an admission they are, but not after a reboot.
+async fn wait_for_claims(store: &Store, pod: &PodUid, deadline: Instant) -> Result<(), StartContainerError> {
     let started = Instant::now();
-    let mut changes = store.subscribe();
-    loop {
-        changes.borrow_and_update();
-        let waits = store.read(|node| node.unprepared_claims(pod));
-        if waits.is_empty() {
-            return Ok(());
-        }
-        if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-            let waited = started.elapsed();
-            return Err(StartContainerError::Unprepared { waited, waits });
-        }
-    }
+    let all_prepared = |node: &Node| match node.unprepared_claims(pod) {
+        waits if waits.is_empty() => Ok(()),
+        waits => Err(waits),
+    };
+    let prepared = store.wait_for(deadline, all_prepared).await;
+    prepared.map_err(|waits| StartContainerError::Unprepared {
+        waited: started.elapsed(),
+        waits,
+    })
 }
 
-/// Whether a plugin that is not there wants to be told, as far as anybody knows. A kubelet's file does not say.
-fn may_want_to_know(allocation: &Allocation) -> bool {
+/// Returns `true` if the plugin of an allocation required a call when it was last connected. For allocations from a
+/// kubelet's file that is not known, and this returns `true`.
+fn may_require_pre_start(allocation: &Allocation) -> bool {
     allocation.pre_start_required || allocation.kind.is_none()
 }
 
@@ -127,12 +115,12 @@ fn serving(node: &Node, resource: &ResourceName) -> Option<PluginView> {
     }
 }
 
-/// Tells a plugin, once it is there, if it wants to know. The one that serves now says whether it does; it may be another
-/// one than the one that allocated.
-async fn tell(
+/// Waits for the plugin of a resource, and calls `PreStartContainer` if its options require that. This may be another plugin
+/// than the one that allocated.
+async fn notify_pre_start(
     store: &Store,
     plugins: &PluginClients,
-    patience: Duration,
+    timeout: Duration,
     resource: &ResourceName,
     devices: &[DeviceId],
     deadline: Instant,
@@ -151,11 +139,11 @@ async fn tell(
         if let Some(plugin) = plugin
             && let Some(client) = plugins.client(plugin.connection)
         {
-            let patience = CallDeadline {
-                own: patience,
+            let call_deadline = CallDeadline {
+                own: timeout,
                 caller: Some(deadline),
             };
-            match client.pre_start(devices, patience).await {
+            match client.pre_start(devices, call_deadline).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_gone() => {}
                 Err(problem) => {

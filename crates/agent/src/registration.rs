@@ -1,16 +1,16 @@
-//! `Registration` on `kubelet.sock`, as plugins of today and of 2017 call it.
+//! The `Registration` services on `kubelet.sock`: v1beta1, and v1alpha2 for plugins of 2017.
 
 use std::path::{Component, Path, PathBuf};
 
 use devlet_core::device_plugin::rejections::Rejection;
 use devlet_core::{InvalidResourceName, ProcessId, ResourceName};
-use devlet_kubelet_api::device_plugin::v1alpha2::registration_server as server_2017;
+use devlet_kubelet_api::device_plugin::v1alpha2::registration_server as server_v1alpha2;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_server as server;
 use devlet_kubelet_api::device_plugin::{v1alpha2, v1beta1};
 use devlet_uds::PeerCred;
 use tonic::{Request, Response, Status};
 
-use super::client::Api;
+use crate::device_plugin::client::Api;
 use crate::peer_text::{refusal, shorten};
 use crate::workflow::register_plugin::{Candidate, Registrar};
 
@@ -22,23 +22,23 @@ pub enum InvalidOffer {
         "requested API version {version:?} is not supported by kubelet. Supported version is [{supported:?}]"
     )]
     Version {
-        /// What the plugin speaks.
+        /// The version of the request.
         version: String,
-        /// What is spoken here.
+        /// The version of the service.
         supported: &'static str,
     },
     /// The text is the kubelet's.
     #[error(transparent)]
     ResourceName(#[from] InvalidResourceName),
-    /// A kubelet joins whatever it is given; a path must not lead out of the directory.
+    /// The path could lead out of the directory. A kubelet accepts it.
     #[error("the endpoint {0:?} is not the plain name of a socket in the device plugin directory")]
     Endpoint(String),
-    /// The kernel does not say who is there.
+    /// The kernel did not report the caller's credentials.
     #[error("the caller's user is not known")]
     UnknownCaller,
 }
 
-/// The service, for both protocols.
+/// The service for both versions.
 #[derive(Debug, Clone)]
 pub struct RegistrationService {
     registrar: Registrar,
@@ -49,15 +49,15 @@ impl RegistrationService {
         Self { registrar }
     }
 
-    /// The candidate that a request describes. A malformed request is rejected.
+    /// Returns the candidate that a request describes. Records the rejection of a malformed request.
     fn candidate(
         &self,
-        wish: (String, &str, &str),
+        fields: (String, &str, &str),
         api: Api,
         caller: Option<&PeerCred>,
     ) -> Result<Candidate, Status> {
-        let (_, endpoint, resource) = wish;
-        let parsed = self.parse(wish, api, caller);
+        let (_, endpoint, resource) = fields;
+        let parsed = self.parse(fields, api, caller);
         parsed.map_err(|problem| {
             self.registrar.metrics.registration_refused("invalid");
             let socket = self.socket(endpoint).map(|socket| socket.display().to_string());
@@ -97,7 +97,7 @@ impl RegistrationService {
         })
     }
 
-    /// The socket of an endpoint, which must be the plain name of a file in the device plugin directory.
+    /// Returns the socket of an endpoint, or `None` if it is not the plain name of a file in the device plugin directory.
     fn socket(&self, endpoint: &str) -> Option<PathBuf> {
         let mut parts = Path::new(endpoint).components();
         let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) else {
@@ -115,10 +115,10 @@ impl server::Registration for RegistrationService {
         request: Request<v1beta1::RegisterRequest>,
     ) -> Result<Response<v1beta1::Empty>, Status> {
         let caller = request.extensions().get::<PeerCred>().copied();
-        let wish = request.into_inner();
-        let (endpoint, resource) = (shorten(wish.endpoint), shorten(wish.resource_name));
-        let wish = (shorten(wish.version), endpoint.as_str(), resource.as_str());
-        let candidate = self.candidate(wish, Api::V1beta1, caller.as_ref())?;
+        let request = request.into_inner();
+        let (endpoint, resource) = (shorten(request.endpoint), shorten(request.resource_name));
+        let fields = (shorten(request.version), endpoint.as_str(), resource.as_str());
+        let candidate = self.candidate(fields, Api::V1beta1, caller.as_ref())?;
         self.registrar.check_rate(&candidate).await.map_err(refusal)?;
         match self.registrar.register_in_task(candidate).await {
             Ok(Some(Ok(_))) => Ok(Response::new(v1beta1::Empty {})),
@@ -129,17 +129,17 @@ impl server::Registration for RegistrationService {
 }
 
 #[tonic::async_trait]
-impl server_2017::Registration for RegistrationService {
-    /// Plugins of 2017 serve only once they have been answered: they are dialled afterwards.
+impl server_v1alpha2::Registration for RegistrationService {
+    /// Answers before the plugin is dialled: plugins of 2017 do not serve earlier.
     async fn register(
         &self,
         request: Request<v1alpha2::RegisterRequest>,
     ) -> Result<Response<v1alpha2::Empty>, Status> {
         let caller = request.extensions().get::<PeerCred>().copied();
-        let wish = request.into_inner();
-        let (endpoint, resource) = (shorten(wish.endpoint), shorten(wish.resource_name));
-        let wish = (shorten(wish.version), endpoint.as_str(), resource.as_str());
-        let candidate = self.candidate(wish, Api::V1alpha2, caller.as_ref())?;
+        let request = request.into_inner();
+        let (endpoint, resource) = (shorten(request.endpoint), shorten(request.resource_name));
+        let fields = (shorten(request.version), endpoint.as_str(), resource.as_str());
+        let candidate = self.candidate(fields, Api::V1alpha2, caller.as_ref())?;
         self.registrar.check_rate(&candidate).await.map_err(refusal)?;
         drop(self.registrar.register_in_task(candidate));
         Ok(Response::new(v1alpha2::Empty {}))
