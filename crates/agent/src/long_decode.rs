@@ -13,6 +13,11 @@ pub(crate) const LONG_MESSAGE: usize = 64 << 10;
 const COOLDOWN_FACTOR: u32 = 4;
 const MAX_COOLDOWN: Duration = Duration::from_secs(30);
 
+/// Returns the cooldown after a decode of this duration.
+pub(crate) fn cooldown(took: Duration) -> Duration {
+    (took * COOLDOWN_FACTOR).min(MAX_COOLDOWN)
+}
+
 /// Decodes long messages.
 #[derive(Debug, Clone)]
 pub(crate) struct LongDecoder(Arc<Semaphore>);
@@ -35,7 +40,7 @@ impl LongDecoder {
             let started = Instant::now();
             let decoded = decode();
             drop(permit);
-            (decoded, (started.elapsed() * COOLDOWN_FACTOR).min(MAX_COOLDOWN))
+            (decoded, cooldown(started.elapsed()))
         })
         .await
     }

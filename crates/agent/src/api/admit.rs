@@ -20,6 +20,7 @@ use super::status::since;
 use crate::agent::Agent;
 use crate::display::{self, pod_label};
 use crate::limits::Limit;
+use crate::long_decode;
 use crate::manifest;
 use crate::workflow::admit::AdmitError;
 
@@ -86,13 +87,19 @@ impl DevletService {
         let permit = permit.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;
         let agent = self.agent.clone();
         let parsed = tokio::task::spawn_blocking(move || {
-            // Held until the parser is done, even if the caller leaves.
-            let _permit = permit;
-            parse(&agent, &texts)
+            let started = std::time::Instant::now();
+            // The permit is held until the parser is done, even if the caller leaves.
+            (parse(&agent, &texts), started.elapsed(), permit)
         });
         let parsed = parsed
             .await
             .map_err(|error| Status::internal(error.to_string()))?;
+        let (parsed, took, permit) = parsed;
+        // The next large manifest waits, so that all of them together use a fifth of a core.
+        self.agent.spawn(async move {
+            tokio::time::sleep(long_decode::cooldown(took)).await;
+            drop(permit);
+        });
         Ok(parsed?)
     }
 }

@@ -67,12 +67,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use devlet_core::device_plugin::ledger::Grant;
 use devlet_core::dra::claims::BeginForgetError;
-use devlet_core::{
-    ClaimUid, Moment, Node, PodRequest, PodUid, Preferences, ReleaseError as ReleaseRefused, ReserveError,
-    Reserved,
-};
+use devlet_core::{ClaimUid, Moment, Node, PodUid, ReleaseError as ReleaseRefused};
 use tokio::sync::watch;
 
 pub use crate::config::OnReboot;
@@ -324,67 +320,6 @@ impl Store {
     /// Returns counters since the store was opened.
     pub fn statistics(&self) -> Statistics {
         self.shared.counters.snapshot()
-    }
-
-    /// Reserves every device and claim that the pod needs, or nothing. Returns `None` if the pod has all of them on disk.
-    ///
-    /// While writes fail, nothing is reserved: a plugin must not be called for an allocation that cannot be written.
-    pub fn hold(&self, request: &PodRequest, preferences: &Preferences) -> Result<Option<Held>, HoldError> {
-        let held = self.hold_with(request, |node| {
-            let reserved = node.reserve(request, preferences)?;
-            Ok(reserved.map_or(Reserved::Complete, Reserved::Reservation))
-        })?;
-        Ok(match held {
-            Hold::Held(held) => Some(*held),
-            Hold::Complete(_) | Hold::Query(_) => None,
-        })
-    }
-
-    /// Reserves like [`Store::hold`], unless a plugin has to be asked for its preference first.
-    pub fn hold_or_query(&self, request: &PodRequest, preferences: &Preferences) -> Result<Hold, HoldError> {
-        self.hold_with(request, |node| node.reserve_or_query(request, preferences))
-    }
-
-    fn hold_with(
-        &self,
-        request: &PodRequest,
-        reserve: impl FnOnce(&mut Node) -> Result<Reserved, ReserveError>,
-    ) -> Result<Hold, HoldError> {
-        let health = self.health();
-        self.shared.change(|state| {
-            let node = &mut state.node;
-            let complete = |node: &Node| {
-                let pod = node.pod(&request.uid).cloned();
-                pod.map(|pod| Hold::Complete(Box::new(pod)))
-                    .ok_or(HoldError::Refused(ReserveError::InFlight))
-            };
-            let id = match (reserve(node)?, &health) {
-                (Reserved::Query(_), Err(error)) => return Err(HoldError::Write(error.clone())),
-                (Reserved::Query(query), Ok(())) => return Ok(Hold::Query(query)),
-                (Reserved::Complete, _) => return complete(node),
-                (Reserved::Reservation(id), _) => id,
-            };
-            if let Err(error) = health {
-                let has_everything = node.has_everything(id);
-                node.abort(id);
-                // A pod that holds everything is admitted even if a write is pending for it.
-                return match has_everything {
-                    true => complete(node),
-                    false => Err(HoldError::Write(error)),
-                };
-            }
-            let reservation = node.reservation(id).cloned();
-            let reservation = reservation.ok_or(HoldError::Refused(ReserveError::InFlight))?;
-            let plugin = |grant: &Grant| node.plugin(node.serving(&grant.resource)?);
-            let plugins = reservation.grants.iter().map(plugin).collect();
-            Ok(Hold::Held(Box::new(Held {
-                store: self.clone(),
-                id,
-                reservation,
-                plugins,
-                is_armed: true,
-            })))
-        })
     }
 
     /// Releases the devices and claims of a pod. Returns when that is on disk.
