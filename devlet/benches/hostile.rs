@@ -4,7 +4,7 @@
 //! with the behaviour. A row passes if all of these hold:
 //!
 //! - devlet's own processor time for the behaviour is at most 25 % of one core;
-//! - memory returns to within 64 MiB of its size before, and file descriptors to their number before;
+//! - memory returns to within 128 MiB of its size before, and file descriptors to their number before;
 //! - every admission of the well-behaved plugin's pods succeeds, and nothing is lost, as in the tests `serve/hostile_*`.
 //!
 //! The 99th percentiles of the admission time are reported and not judged. Offenders run with `SCHED_IDLE`, because devlet
@@ -36,12 +36,15 @@ use devlet_testkit::{
     Babbler, Device, DeviceHealth, Door, DriverScript, Fault, Options, Plugin, Script, nonsense_of_a_client,
     nonsense_of_a_server,
 };
-use hostile::{BAD, Instead, Neighbourhood, ROOM_MIB, admitted, pod_with_claim, pod_with_device, throw};
+use hostile::{BAD, Instead, Neighbourhood, admitted, pod_with_claim, pod_with_device, throw};
 
 /// Pods per round.
 const PODS: usize = 250;
 /// Maximum share of one core that devlet may spend on a behaviour.
 const MAX_SHARE: f64 = 0.25;
+/// Growth of the daemon's memory, in MiB, at which a row does not pass. A list of 100,000 devices stays known for minutes
+/// after its plugin has left, and the allocator keeps freed memory.
+const ROOM_MIB: u64 = 128;
 /// Pause after a behaviour ends.
 const SETTLE: Duration = Duration::from_millis(500);
 /// Concurrent pods of an offender.
