@@ -62,6 +62,7 @@ impl Calls {
                 Fault::Half
                     | Fault::Drip { .. }
                     | Fault::Raw(_)
+                    | Fault::Zeros(_)
                     | Fault::Endless(_)
                     | Fault::EndlessDevices(_)
             )

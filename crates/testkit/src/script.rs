@@ -167,6 +167,8 @@ pub enum Fault {
     Drip { pause_ms: u64 },
     /// The answer consists of these bytes. A stream stays open after them.
     Raw(Vec<u8>),
+    /// The answer consists of this number of zero bytes.
+    Zeros(usize),
     /// Streams only: these bytes are sent repeatedly, without a rate limit.
     Endless(Vec<u8>),
     /// `ListAndWatch` only: lists of this number of devices with alternating health, without a rate limit. They are

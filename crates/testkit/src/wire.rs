@@ -85,6 +85,10 @@ type Disconnected = tokio::sync::mpsc::error::SendError<Piece>;
 
 async fn answer(fault: Fault, stays_open: bool, sender: &Sender<Piece>) -> Result<(), Disconnected> {
     let data = |bytes: Vec<u8>| sender.send(Ok(Frame::data(Bytes::from(bytes))));
+    let fault = match fault {
+        Fault::Zeros(count) => Fault::Raw(vec![0; count]),
+        fault => fault,
+    };
     match fault {
         Fault::Half => data([header(1_000), b"half".to_vec()].concat()).await?,
         Fault::Drip { pause_ms } => {

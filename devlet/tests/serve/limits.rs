@@ -267,7 +267,7 @@ fn a_registration_has_a_maximum_size() {
 #[test]
 fn the_answer_to_get_info_has_a_maximum_size() {
     let neighbours = Neighbourhood::new();
-    let long = || Fault::Raw(vec![0; (64 << 10) + 1]);
+    let long = || Fault::Zeros((64 << 10) + 1);
     for (door, method) in [
         (Door::Kubelet, "GetDevicePluginOptions"),
         (Door::Registry, "GetInfo"),

@@ -19,6 +19,7 @@ use super::service::DevletService;
 use super::status::since;
 use crate::agent::Agent;
 use crate::display::{self, pod_label};
+use crate::grpc::call::MIN_CALL_TIME;
 use crate::limits::Limit;
 use crate::long_decode;
 use crate::manifest;
@@ -83,6 +84,8 @@ impl DevletService {
         if total_bytes(&texts) < LARGE_MANIFEST {
             return Ok(parse(&self.agent, &texts)?);
         }
+        // At least a second: the cooldown after another large manifest must not use up a short deadline.
+        let deadline = deadline.max(Instant::now() + MIN_CALL_TIME);
         let permit = tokio::time::timeout_at(deadline, self.parsing.clone().acquire_owned()).await;
         let permit = permit.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;
         let agent = self.agent.clone();

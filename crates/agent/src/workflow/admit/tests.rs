@@ -90,12 +90,25 @@ impl PluginCalls for Answering {
 #[tokio::test]
 async fn an_admission_takes_the_state_lock_three_times() {
     let directory = tempfile::tempdir().unwrap();
-    let store = node_with_one_gpu(&directory);
-    let request = wants_a_gpu("a");
+    let store = node_with_gpus(&directory, 2, PluginOptions::default());
     let (claims, give_up) = (no_drivers(&store), CancellationToken::new());
     let deadline = Instant::now() + Duration::from_secs(60);
+    let admit = async |uid| {
+        admit(
+            &store,
+            &Answering,
+            &claims,
+            &wants_a_gpu(uid),
+            deadline,
+            &give_up,
+            |_| {},
+        )
+        .await
+    };
+    // The first write also has the resource that the plugin has just registered.
+    admit("a").await.unwrap();
     let before = store.locks();
-    let admitted = admit(&store, &Answering, &claims, &request, deadline, &give_up, |_| {}).await;
+    let admitted = admit("b").await;
     // To reserve, to begin the commit, and to finish it. The API reads the pod once more for its answer.
     let locks = store.locks() - before;
     admitted.unwrap();
