@@ -67,12 +67,7 @@ use crate::metrics::statistics::Counters;
 pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenError> {
     let now = (options.clock)();
     let clock = MonotonicClock::from(now);
-    let file = DatabaseFile {
-        path: resolve(&options.database),
-        storage: options.storage.clone(),
-        counters: Arc::new(Counters::default()),
-        boot_id: options.boot_id.clone(),
-    };
+    let file = database_file(&options);
     let targets = link_targets(&options.database);
     if file.path != options.database {
         check_link_targets(&targets)?;
@@ -110,11 +105,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     let is_imported = report.imported.is_some() || report.imported_claims.is_some();
     let metadata = persisted.metadata.clone();
     let node = restore(persisted, is_imported, clock.now());
-    report.doubly_held = node.doubly_held();
-    report.blocked = node.blocked().cloned();
-    if let Some(imported) = &mut report.imported {
-        imported.doubly_held.clone_from(&report.doubly_held);
-    }
+    report.describe(&node);
     let opened = threads::Opened {
         clock,
         file,
@@ -127,6 +118,15 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         node,
     };
     Ok((opened.start(options)?, report))
+}
+
+fn database_file(options: &OpenOptions) -> DatabaseFile {
+    DatabaseFile {
+        path: resolve(&options.database),
+        storage: options.storage.clone(),
+        counters: Arc::new(Counters::default()),
+        boot_id: options.boot_id.clone(),
+    }
 }
 
 /// Reads the kubelet's files and the database, in parallel: both take long for a node with many pods.
