@@ -173,15 +173,7 @@ impl State {
             let lost = self.lose_devices(imported, &mut difference);
             importing.pods.extend(lost.iter().map(|pod| pod.uid.clone()));
             pods.extend(lost);
-            // Pods that only the file has held its devices during the contest, too, but count as added.
-            let has_claims = |uid| self.node.pod(uid).is_some_and(|pod| !pod.claims.is_empty());
-            let new = contest.pods.iter();
-            let new = new.filter(|(uid, sides)| sides.on_record.is_empty() && !has_claims(uid));
-            let new: BTreeSet<PodUid> = new.map(|(uid, _)| uid.clone()).collect();
-            difference.changed.retain(|uid| !new.contains(uid));
-            // A pod that was removed in the meantime is listed already.
-            difference.added.retain(|uid| !new.contains(uid));
-            difference.added.extend(new);
+            self.count_as_added(contest, &mut difference);
             settled.reasons.push(contest.blocked());
             unblocked.push(Row::Contested(id, None));
         } else {
@@ -236,6 +228,18 @@ impl State {
             }
         }
         changed
+    }
+
+    /// Counts the pods that only an adopted file has as added, although they held its devices during the contest.
+    fn count_as_added(&self, contest: &Contest, difference: &mut Difference) {
+        let has_claims = |uid| self.node.pod(uid).is_some_and(|pod| !pod.claims.is_empty());
+        let new = contest.pods.iter();
+        let new = new.filter(|(uid, sides)| sides.on_record.is_empty() && !has_claims(uid));
+        let new: BTreeSet<PodUid> = new.map(|(uid, _)| uid.clone()).collect();
+        difference.changed.retain(|uid| !new.contains(uid));
+        // A pod that was removed in the meantime is listed already.
+        difference.added.retain(|uid| !new.contains(uid));
+        difference.added.extend(new);
     }
 
     /// Adds the devices of contested files to the pods of an import. Returns the contests about these pods, with the
