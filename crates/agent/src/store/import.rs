@@ -298,17 +298,7 @@ impl State {
         let mut rows: Vec<Row> = claims.iter().map(Row::claim).collect();
         let mut difference = Difference::default();
         if adopted.is_some() {
-            // The file is complete: a pod that it does not have holds no claims.
-            let lost = self
-                .node
-                .pods()
-                .filter(|pod| !imported.pods.contains_key(&pod.uid));
-            for pod in lost.filter(|pod| !pod.claims.is_empty()) {
-                match imported.pod(pod) {
-                    Some(_) => _ = importing.pods.insert(pod.uid.clone()),
-                    None => difference.removed.push(pod.uid.clone()),
-                }
-            }
+            self.lose_claims(&imported, &mut importing.pods, &mut difference);
             self.check_idle(&importing.pods)?;
             self.check_idle(&difference.removed.iter().cloned().collect())?;
         }
@@ -335,6 +325,27 @@ impl State {
         };
         Ok((rows, completion, report))
     }
+
+    /// Adds the pods on record that lose their claims, because an adopted file does not have them. Pods that hold nothing
+    /// then are only added to the difference.
+    fn lose_claims(
+        &self,
+        imported: &ImportedClaims,
+        importing: &mut BTreeSet<PodUid>,
+        difference: &mut Difference,
+    ) {
+        let lost = self
+            .node
+            .pods()
+            .filter(|pod| !imported.pods.contains_key(&pod.uid));
+        for pod in lost.filter(|pod| !pod.claims.is_empty()) {
+            match imported.pod(pod) {
+                Some(_) => _ = importing.insert(pod.uid.clone()),
+                None => difference.removed.push(pod.uid.clone()),
+            }
+        }
+    }
+
     /// Removes claims from a file that cannot be imported: pods hold another claim of the same name, or the claim is being
     /// unprepared. Returns the removed claims.
     fn leave_out_taken(&self, imported: &mut ImportedClaims) -> Vec<Claim> {
