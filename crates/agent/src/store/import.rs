@@ -326,8 +326,8 @@ impl State {
         Ok((rows, completion, report))
     }
 
-    /// Adds the pods on record that lose their claims, because an adopted file does not have them. Pods that hold nothing
-    /// then are only added to the difference.
+    /// Adds to `importing` the pods that lose their claims, because an adopted file does not have them. Pods that then hold
+    /// nothing are added to the difference instead, as removed.
     fn lose_claims(
         &self,
         imported: &ImportedClaims,
