@@ -553,7 +553,7 @@ fn a_refused_driver_is_shown_with_the_reason_until_it_registers_or_is_gone() {
         (
             &json!(true),
             &json!(format!(
-                "1 plugin of a DRA driver is there and not taken in: {DRIVER}"
+                "1 plugin of a DRA driver is there and not registered: {DRIVER}"
             ))
         )
     );

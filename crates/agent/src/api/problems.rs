@@ -192,7 +192,7 @@ fn refused(node: &Node) -> Option<Problem> {
     names.sort_unstable();
     names.dedup();
     Some(Problem {
-        what: format!("{what} there and not taken in: {}", first(names)),
+        what: format!("{what} there and not registered: {}", first(names)),
         hint: "devlet get drivers -o wide shows why, and devlet describe driver NAME what to do".to_owned(),
         blocking: false,
     })

@@ -10,7 +10,7 @@ use devlet_core::dra::drivers::{DriverConflict, DriverOffer, Refusal};
 use devlet_core::{ConnectionId, DriverName, Node, PluginIdentity, ProcessId};
 use devlet_kubelet_api::plugin_registration::PluginInfo;
 use devlet_uds::rate_limit::{KeyedRateLimiter, LogThrottle};
-use devlet_uds::{PeerCred, ReadLimits};
+use devlet_uds::{PeerConnection, PeerCred, ReadLimits};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -259,67 +259,18 @@ impl DriverRegistrar {
     }
 
     async fn try_register(&self, candidate: DriverCandidate) -> Result<Registered, RegisterDriverError> {
-        let (config, driver) = (&self.config, &candidate.driver);
         self.check_rate(&candidate)?;
-        if !config.access.may_register(candidate.process.uid, driver.as_str()) {
-            return Err(RegisterDriverError::NotAllowed {
-                uid: candidate.process.uid,
-                driver: driver.clone(),
-            });
-        }
-        let endpoint = candidate.endpoint.display().to_string();
-        let check_quota = |node: &Node| {
-            let plugin = PluginIdentity {
-                process: candidate.process,
-                name: driver.as_str(),
-                endpoint: &endpoint,
-            };
-            let (limits, access) = (&config.limits, &config.access);
-            let checked =
-                node.check_plugin_quota(plugin, &limits.plugin_limits(), |uid| access.is_trusted(uid));
-            checked.map_err(|error| limits.quota_exceeded(&error))
-        };
+        self.check_access(&candidate)?;
         // Checked here to avoid useless calls, and again under the lock that adds the plugin.
-        self.store.read(check_quota)?;
-        let is_alpha = candidate.services.node == NodeService::V1alpha3;
-        let dialed = match session::dial(&candidate, config, &self.read_limits).await {
-            Ok(dialed) => Some(dialed),
-            // The plugin may listen later: its session dials again.
-            Err(ConnectError::Dial(_)) if !is_alpha => None,
-            Err(error) => return Err(error.into()),
-        };
-        if let (Some(dialed), true) = (&dialed, is_alpha) {
-            let rpcs = self.metrics.driver(driver);
-            let client = DriverClient::new(dialed, &candidate.services, rpcs, &config.limits);
-            let implemented = client.has_service(config.deadlines.options).await;
-            if !implemented.map_err(|problem| RegisterDriverError::ServiceProbe { problem })? {
-                return Err(RegisterDriverError::Services(InvalidDriverInfo::Services {
-                    driver: driver.clone(),
-                    endpoint: candidate.endpoint,
-                    problem: UnsupportedServices::Unknown {
-                        listed: candidate.listed,
-                    },
-                }));
-            }
-        }
+        self.store.read(|node| self.check_quota(node, &candidate))?;
+        let dialed = self.connect(&candidate).await?;
         let uid = dialed
             .as_ref()
             .map_or(candidate.process.uid, |dialed| dialed.peer.uid);
-        let offer = DriverOffer {
-            driver: driver.clone(),
-            endpoint: endpoint.clone(),
-            process: ProcessId {
-                uid,
-                ..candidate.process
-            },
-            may_share: config.access.may_share(uid, driver.as_str()),
-            service: candidate.services.node.name().to_owned(),
-            service_reason: candidate.services.why.clone(),
-            health_service: candidate.services.health.map(|each| each.name().to_owned()),
-        };
+        let offer = self.offer(&candidate, uid);
         let now = self.store.now();
         let (id, replaced) = self.store.update(|node| {
-            check_quota(node)?;
+            self.check_quota(node, &candidate)?;
             Ok::<_, RegisterDriverError>(node.driver_registered(offer, now)?)
         })?;
         if let Some(replaced) = replaced {
@@ -327,6 +278,7 @@ impl DriverRegistrar {
         }
         let cancelled = self.stop.child_token();
         self.drivers.insert(id, cancelled.clone());
+        let driver = &candidate.driver;
         tracing::info!(
             %driver, endpoint = %candidate.endpoint.display(), conn = %id,
             service = candidate.services.node.name(), why = candidate.services.why, connected = dialed.is_some(),
@@ -344,6 +296,84 @@ impl DriverRegistrar {
         };
         self.tasks.spawn(session::run(self.clone(), plugin, dialed));
         Ok(registered)
+    }
+
+    /// Checks that access rules allow the user of the process to serve the driver.
+    fn check_access(&self, candidate: &DriverCandidate) -> Result<(), RegisterDriverError> {
+        let (uid, driver) = (candidate.process.uid, &candidate.driver);
+        if self.config.access.may_register(uid, driver.as_str()) {
+            return Ok(());
+        }
+        let driver = driver.clone();
+        Err(RegisterDriverError::NotAllowed { uid, driver })
+    }
+
+    /// Checks that the node has room for the plugin.
+    fn check_quota(&self, node: &Node, candidate: &DriverCandidate) -> Result<(), LimitExceeded> {
+        let plugin = PluginIdentity {
+            process: candidate.process,
+            name: candidate.driver.as_str(),
+            endpoint: &candidate.endpoint.display().to_string(),
+        };
+        let (limits, access) = (&self.config.limits, &self.config.access);
+        let checked = node.check_plugin_quota(plugin, &limits.plugin_limits(), |uid| access.is_trusted(uid));
+        checked.map_err(|error| limits.quota_exceeded(&error))
+    }
+
+    /// Connects to the plugin. Returns `None` if it does not listen yet: its session dials again. A plugin chosen for the
+    /// alpha service must listen, because only a call shows whether it has that service.
+    async fn connect(
+        &self,
+        candidate: &DriverCandidate,
+    ) -> Result<Option<PeerConnection>, RegisterDriverError> {
+        let is_alpha = candidate.services.node == NodeService::V1alpha3;
+        let dialed = match session::dial(candidate, &self.config, &self.read_limits).await {
+            Ok(dialed) => dialed,
+            Err(ConnectError::Dial(_)) if !is_alpha => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        if is_alpha {
+            self.check_alpha_service(candidate, &dialed).await?;
+        }
+        Ok(Some(dialed))
+    }
+
+    /// Checks by a call that the plugin has the alpha service.
+    async fn check_alpha_service(
+        &self,
+        candidate: &DriverCandidate,
+        dialed: &PeerConnection,
+    ) -> Result<(), RegisterDriverError> {
+        let rpcs = self.metrics.driver(&candidate.driver);
+        let client = DriverClient::new(dialed, &candidate.services, rpcs, &self.config.limits);
+        let implemented = client.has_service(self.config.deadlines.options).await;
+        if implemented.map_err(|problem| RegisterDriverError::ServiceProbe { problem })? {
+            return Ok(());
+        }
+        Err(RegisterDriverError::Services(InvalidDriverInfo::Services {
+            driver: candidate.driver.clone(),
+            endpoint: candidate.endpoint.clone(),
+            problem: UnsupportedServices::Unknown {
+                listed: candidate.listed.clone(),
+            },
+        }))
+    }
+
+    /// Returns the offer of a plugin that `uid` serves.
+    fn offer(&self, candidate: &DriverCandidate, uid: u32) -> DriverOffer {
+        let (driver, services) = (&candidate.driver, &candidate.services);
+        DriverOffer {
+            driver: driver.clone(),
+            endpoint: candidate.endpoint.display().to_string(),
+            process: ProcessId {
+                uid,
+                ..candidate.process
+            },
+            may_share: self.config.access.may_share(uid, driver.as_str()),
+            service: services.node.name().to_owned(),
+            service_reason: services.why.clone(),
+            health_service: services.health.map(|each| each.name().to_owned()),
+        }
     }
 
     /// Checks the registration rate of the process.

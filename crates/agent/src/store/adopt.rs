@@ -93,37 +93,37 @@ impl Startup<'_> {
                 continue;
             }
             adopted.push(content);
-            match content {
-                Content::Devices(imported) => {
-                    adopt_devices(persisted, imported);
-                    let known = &persisted.metadata.resources;
-                    let resources = imported.resources.iter();
-                    let new = resources.filter(|name| !known.contains_key(*name));
-                    rows.extend(new.map(|name| Row::Resource(name.clone(), Some(Default::default()))));
-                }
-                Content::Claims(imported) => adopt_claims(persisted, imported),
-            }
+            rows.extend(adopt_content(persisted, content));
         }
         rows.iter().for_each(|row| persisted.metadata.apply(row));
         let (changed, difference) = changes(&before, persisted);
         rows.extend(changed);
         for content in adopted {
-            match content {
-                Content::Devices(imported) => {
-                    self.report.imported = Some(imported.report(difference.clone(), Vec::new()));
-                }
-                Content::Claims(imported) => {
-                    let mut report = imported.report(difference.clone());
-                    let new = persisted
-                        .claims
-                        .keys()
-                        .filter(|uid| !before.claims.contains_key(*uid));
-                    report.claims = new.cloned().collect();
-                    self.report.imported_claims = Some(report);
-                }
-            }
+            self.report_adopted(content, &before, persisted, &difference);
         }
         Ok((rows, difference))
+    }
+
+    /// Adds an adopted file to the report.
+    fn report_adopted(
+        &mut self,
+        content: &Content,
+        before: &PersistedState,
+        after: &PersistedState,
+        difference: &Difference,
+    ) {
+        match content {
+            Content::Devices(imported) => {
+                self.report.imported = Some(imported.report(difference.clone(), Vec::new()));
+            }
+            Content::Claims(imported) => {
+                let mut report = imported.report(difference.clone());
+                let claims = after.claims.keys();
+                let new = claims.filter(|uid| !before.claims.contains_key(*uid));
+                report.claims = new.cloned().collect();
+                self.report.imported_claims = Some(report);
+            }
+        }
     }
 
     /// Removes the copies of a failed start. The next one writes them again.
@@ -174,6 +174,24 @@ fn changes(before: &PersistedState, after: &PersistedState) -> (Vec<Row>, Differ
         .filter(|uid| !after.claims.contains_key(*uid));
     rows.extend(gone.map(|uid| Row::Claim(uid.clone(), None)));
     (rows, difference)
+}
+
+/// Adopts a file. Returns the rows of resources that were unknown.
+fn adopt_content(persisted: &mut PersistedState, content: &Content) -> Vec<Row> {
+    match content {
+        Content::Devices(imported) => {
+            adopt_devices(persisted, imported);
+            let known = &persisted.metadata.resources;
+            let resources = imported.resources.iter();
+            let new = resources.filter(|name| !known.contains_key(*name));
+            new.map(|name| Row::Resource(name.clone(), Some(Default::default())))
+                .collect()
+        }
+        Content::Claims(imported) => {
+            adopt_claims(persisted, imported);
+            Vec::new()
+        }
+    }
 }
 
 /// Adopts a file about devices. A pod that the file does not have holds no devices.

@@ -173,15 +173,7 @@ impl State {
             let lost = self.lose_devices(imported, &mut difference);
             importing.pods.extend(lost.iter().map(|pod| pod.uid.clone()));
             pods.extend(lost);
-            // Pods that only the file has held its devices during the contest, too, but count as added.
-            let has_claims = |uid| self.node.pod(uid).is_some_and(|pod| !pod.claims.is_empty());
-            let new = contest.pods.iter();
-            let new = new.filter(|(uid, sides)| sides.on_record.is_empty() && !has_claims(uid));
-            let new: BTreeSet<PodUid> = new.map(|(uid, _)| uid.clone()).collect();
-            difference.changed.retain(|uid| !new.contains(uid));
-            // A pod that was removed in the meantime is listed already.
-            difference.added.retain(|uid| !new.contains(uid));
-            difference.added.extend(new);
+            self.count_as_added(contest, &mut difference);
             settled.reasons.push(contest.blocked());
             unblocked.push(Row::Contested(id, None));
         } else {
@@ -236,6 +228,18 @@ impl State {
             }
         }
         changed
+    }
+
+    /// Counts the pods that only an adopted file has as added, although they held its devices during the contest.
+    fn count_as_added(&self, contest: &Contest, difference: &mut Difference) {
+        let has_claims = |uid| self.node.pod(uid).is_some_and(|pod| !pod.claims.is_empty());
+        let new = contest.pods.iter();
+        let new = new.filter(|(uid, sides)| sides.on_record.is_empty() && !has_claims(uid));
+        let new: BTreeSet<PodUid> = new.map(|(uid, _)| uid.clone()).collect();
+        difference.changed.retain(|uid| !new.contains(uid));
+        // A pod that was removed in the meantime is listed already.
+        difference.added.retain(|uid| !new.contains(uid));
+        difference.added.extend(new);
     }
 
     /// Adds the devices of contested files to the pods of an import. Returns the contests about these pods, with the
@@ -294,17 +298,7 @@ impl State {
         let mut rows: Vec<Row> = claims.iter().map(Row::claim).collect();
         let mut difference = Difference::default();
         if adopted.is_some() {
-            // The file is complete: a pod that it does not have holds no claims.
-            let lost = self
-                .node
-                .pods()
-                .filter(|pod| !imported.pods.contains_key(&pod.uid));
-            for pod in lost.filter(|pod| !pod.claims.is_empty()) {
-                match imported.pod(pod) {
-                    Some(_) => _ = importing.pods.insert(pod.uid.clone()),
-                    None => difference.removed.push(pod.uid.clone()),
-                }
-            }
+            self.lose_claims(&imported, &mut importing.pods, &mut difference);
             self.check_idle(&importing.pods)?;
             self.check_idle(&difference.removed.iter().cloned().collect())?;
         }
@@ -331,6 +325,27 @@ impl State {
         };
         Ok((rows, completion, report))
     }
+
+    /// Adds to `importing` the pods that lose their claims, because an adopted file does not have them. Pods that then hold
+    /// nothing are added to the difference instead, as removed.
+    fn lose_claims(
+        &self,
+        imported: &ImportedClaims,
+        importing: &mut BTreeSet<PodUid>,
+        difference: &mut Difference,
+    ) {
+        let lost = self
+            .node
+            .pods()
+            .filter(|pod| !imported.pods.contains_key(&pod.uid));
+        for pod in lost.filter(|pod| !pod.claims.is_empty()) {
+            match imported.pod(pod) {
+                Some(_) => _ = importing.insert(pod.uid.clone()),
+                None => difference.removed.push(pod.uid.clone()),
+            }
+        }
+    }
+
     /// Removes claims from a file that cannot be imported: pods hold another claim of the same name, or the claim is being
     /// unprepared. Returns the removed claims.
     fn leave_out_taken(&self, imported: &mut ImportedClaims) -> Vec<Claim> {

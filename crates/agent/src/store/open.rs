@@ -67,12 +67,7 @@ use crate::metrics::statistics::Counters;
 pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenError> {
     let now = (options.clock)();
     let clock = MonotonicClock::from(now);
-    let file = DatabaseFile {
-        path: resolve(&options.database),
-        storage: options.storage.clone(),
-        counters: Arc::new(Counters::default()),
-        boot_id: options.boot_id.clone(),
-    };
+    let file = database_file(&options);
     let targets = link_targets(&options.database);
     if file.path != options.database {
         check_link_targets(&targets)?;
@@ -110,11 +105,7 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
     let is_imported = report.imported.is_some() || report.imported_claims.is_some();
     let metadata = persisted.metadata.clone();
     let node = restore(persisted, is_imported, clock.now());
-    report.doubly_held = node.doubly_held();
-    report.blocked = node.blocked().cloned();
-    if let Some(imported) = &mut report.imported {
-        imported.doubly_held.clone_from(&report.doubly_held);
-    }
+    report.describe(&node);
     let opened = threads::Opened {
         clock,
         file,
@@ -127,6 +118,15 @@ pub(crate) fn open(options: OpenOptions) -> Result<(Store, OpenReport), OpenErro
         node,
     };
     Ok((opened.start(options)?, report))
+}
+
+fn database_file(options: &OpenOptions) -> DatabaseFile {
+    DatabaseFile {
+        path: resolve(&options.database),
+        storage: options.storage.clone(),
+        counters: Arc::new(Counters::default()),
+        boot_id: options.boot_id.clone(),
+    }
 }
 
 /// Reads the kubelet's files and the database, in parallel: both take long for a node with many pods.
@@ -346,57 +346,68 @@ impl Startup<'_> {
             examined.rows.iter().for_each(|row| persisted.metadata.apply(row));
         }
         for (file, on_disk) in files {
-            let mirrors = persisted.metadata.mirrors(file);
-            if let Some(hash) = on_disk.hash().filter(|hash| mirrors.knows(hash)) {
-                let is_certain = mirrors.confirmed(&hash).is_none();
-                let file_state = if is_certain {
-                    MirrorFileState::Hash(hash)
+            self.examine_file(file, on_disk, persisted, &mut examined)?;
+        }
+        Ok(examined)
+    }
+
+    fn examine_file(
+        &mut self,
+        file: KubeletFile,
+        on_disk: FileOnDisk,
+        persisted: &mut PersistedState,
+        examined: &mut Examined,
+    ) -> Result<(), OpenError> {
+        let mirrors = persisted.metadata.mirrors(file);
+        if let Some(hash) = on_disk.hash().filter(|hash| mirrors.knows(hash)) {
+            let is_certain = mirrors.confirmed(&hash).is_none();
+            let file_state = if is_certain {
+                MirrorFileState::Hash(hash)
+            } else {
+                MirrorFileState::Uncertain
+            };
+            self.file_states.insert(file, file_state);
+            return Ok(());
+        }
+        let foreign = persisted.metadata.foreign.get(&file);
+        if on_disk.hash().is_some() && on_disk.hash().as_ref() == foreign {
+            let reason =
+                "another process wrote it while devlet ran, so it is not a kubelet's state".to_owned();
+            examined.remove.push(self.quarantine_file(file, reason)?.original);
+            examined.removed.push(Row::Foreign(file, None));
+            return Ok(());
+        }
+        // A copy of a mirror, such as one with a second name, has nothing new.
+        let content = on_disk.content_hash();
+        let is_foreign = content.is_some() && content.as_ref() == foreign;
+        let is_known = is_foreign || content.is_some_and(|hash| mirrors.knows(&hash));
+        match on_disk.parse(file) {
+            ParsedFile::Absent => {}
+            ParsedFile::Sound(sound) => {
+                self.sync_directory_of(file)?;
+                examined.sound.push((file, sound));
+            }
+            ParsedFile::Unreadable { reason, may_be_state } => {
+                let original = if self.is_quarantined(persisted, file) {
+                    self.path_of(file)
                 } else {
-                    MirrorFileState::Uncertain
-                };
-                self.file_states.insert(file, file_state);
-                continue;
-            }
-            let foreign = persisted.metadata.foreign.get(&file);
-            if on_disk.hash().is_some() && on_disk.hash().as_ref() == foreign {
-                let reason =
-                    "another process wrote it while devlet ran, so it is not a kubelet's state".to_owned();
-                examined.remove.push(self.quarantine_file(file, reason)?.original);
-                examined.removed.push(Row::Foreign(file, None));
-                continue;
-            }
-            // A copy of a mirror, such as one with a second name, has nothing new.
-            let content = on_disk.content_hash();
-            let is_foreign = content.is_some() && content.as_ref() == foreign;
-            let is_known = is_foreign || content.is_some_and(|hash| mirrors.knows(&hash));
-            match on_disk.parse(file) {
-                ParsedFile::Absent => {}
-                ParsedFile::Sound(sound) => {
-                    self.sync_directory_of(file)?;
-                    examined.sound.push((file, sound));
-                }
-                ParsedFile::Unreadable { reason, may_be_state } => {
-                    let original = if self.is_quarantined(persisted, file) {
-                        self.path_of(file)
-                    } else {
-                        let quarantined = self.quarantine_file(file, reason)?;
-                        if may_be_state && !is_known {
-                            // A kubelet may have given devices or claims in the meantime.
-                            let record = self.blocked_record(&quarantined);
-                            let blocked = Row::Blocked(persisted.metadata.next_blocked(file), Some(record));
-                            persisted.metadata.apply(&blocked);
-                            examined.rows.push(blocked);
-                        }
-                        quarantined.original
-                    };
-                    examined.remove.push(original);
-                    if is_foreign {
-                        examined.removed.push(Row::Foreign(file, None));
+                    let quarantined = self.quarantine_file(file, reason)?;
+                    if may_be_state && !is_known {
+                        // A kubelet may have given devices or claims in the meantime.
+                        let record = self.blocked_record(&quarantined);
+                        let blocked = Row::Blocked(persisted.metadata.next_blocked(file), Some(record));
+                        persisted.metadata.apply(&blocked);
+                        examined.rows.push(blocked);
                     }
+                    quarantined.original
+                };
+                examined.remove.push(original);
+                if is_foreign {
+                    examined.removed.push(Row::Foreign(file, None));
                 }
             }
         }
-        Ok(examined)
+        Ok(())
     }
 
     /// Creates a database. `lost` says why a previous one is lost.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use devlet_core::{Blocked, DeviceView, PodUid};
+use devlet_core::{Blocked, DeviceView, Node, PodUid};
 
 use super::import_report::{Difference, ImportReport};
 use super::state_file::StateFileError;
@@ -46,6 +46,15 @@ impl OpenReport {
             repaired: false,
             doubly_held: Vec::new(),
             blocked: None,
+        }
+    }
+
+    /// Adds the state of the restored node: devices that more than one pod holds, and the block.
+    pub(super) fn describe(&mut self, node: &Node) {
+        self.doubly_held = node.doubly_held();
+        self.blocked = node.blocked().cloned();
+        if let Some(imported) = &mut self.imported {
+            imported.doubly_held.clone_from(&self.doubly_held);
         }
     }
 }

@@ -24,6 +24,7 @@ use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::{ConnectionId, Pod, PodRequest, PreferenceQuery, Preferences, ReserveError, ResourceName};
 use devlet_kubelet_files::device_plugin::response::InvalidResponse;
 use futures_util::future::try_join_all;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -205,20 +206,22 @@ pub async fn admit<W>(
             until = deadline.max(started + MIN_CALL_TIME);
         }
         let _waits = waiting(&reason);
-        let changed = tokio::select! {
-            changed = timeout_at(until, changes.changed()) => changed,
-            () = give_up.cancelled() => return Err(AdmitError::GivenUp),
-        };
-        match changed {
-            Ok(Ok(())) => {}
-            // The store has stopped, or time is up.
-            Ok(Err(_)) | Err(_) => {
-                return Err(AdmitError::TimedOut {
-                    waited: started.elapsed(),
-                    reason,
-                });
-            }
+        if !changed_by(until, &mut changes, give_up).await? {
+            let waited = started.elapsed();
+            return Err(AdmitError::TimedOut { waited, reason });
         }
+    }
+}
+
+/// Waits for a change of the node. Returns `false` if `until` passes first, or the store has stopped.
+async fn changed_by(
+    until: Instant,
+    changes: &mut watch::Receiver<u64>,
+    give_up: &CancellationToken,
+) -> Result<bool, AdmitError> {
+    tokio::select! {
+        changed = timeout_at(until, changes.changed()) => Ok(matches!(changed, Ok(Ok(())))),
+        () = give_up.cancelled() => Err(AdmitError::GivenUp),
     }
 }
 
