@@ -59,6 +59,11 @@ impl RegistrationService {
         let (_, endpoint, resource) = fields;
         let parsed = self.parse(fields, api, caller);
         parsed.map_err(|problem| {
+            let process = caller.map(|&PeerCred { uid, pid, .. }| ProcessId { uid, pid });
+            if process.is_some_and(|process| !self.registrar.is_within_rate(process)) {
+                // Not recorded: a process could otherwise change the node at any rate.
+                return refusal(problem);
+            }
             self.registrar.metrics.registration_refused("invalid");
             let socket = self.socket(endpoint).map(|socket| socket.display().to_string());
             self.registrar.rejected(Rejection {

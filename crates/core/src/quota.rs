@@ -74,14 +74,16 @@ pub struct PluginIdentity<'a> {
 }
 
 impl Node {
-    /// Checks that a plugin or driver may connect. One of the same process, name and endpoint is replaced.
+    /// Checks that a plugin or driver may connect. One of the same name and endpoint is replaced.
     pub fn check_plugin_quota(
         &self,
         plugin: PluginIdentity<'_>,
         limits: &PluginLimits,
         is_trusted: impl Fn(u32) -> bool,
     ) -> Result<(), QuotaError> {
-        let connected = || self.connected_plugins().filter(|other| *other != plugin);
+        let is_replaced =
+            |other: &PluginIdentity<'_>| (other.name, other.endpoint) == (plugin.name, plugin.endpoint);
+        let connected = || self.connected_plugins().filter(|other| !is_replaced(other));
         let own_names = connected().filter(|other| other.process == plugin.process);
         let mut names: alloc::vec::Vec<&str> = own_names.map(|other| other.name).collect();
         names.sort_unstable();

@@ -63,7 +63,6 @@ fn slowed_down_alone(api: Api) {
     );
     let named = |limit: &str| messages.iter().any(|message| message.contains(limit));
     assert!(named("limits.registrationsPerMinute allows 50"), "{messages:?}");
-    assert!(!named("was not answered in time"), "{messages:?}");
     assert!(neighbours.hits("registrationsPerMinute") > 0);
     // The plugin of another process can still register.
     let _other = Plugin::registered(&Script {

@@ -7,7 +7,7 @@ use devlet_client::v1::admit_event::Event;
 use devlet_core::dra::view::listed;
 use devlet_core::{Node, PodRequest, ReserveError, Source};
 use futures_util::stream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
@@ -72,7 +72,8 @@ impl DevletService {
         self.parse(texts, deadline).await
     }
 
-    /// Parses manifests. Large ones do not delay other calls: they are parsed one at a time, on a blocking thread.
+    /// Parses manifests. Large ones do not delay other calls: they are parsed one at a time, on a blocking thread, each with a
+    /// cooldown, so that all of them together use a fifth of a core.
     pub(super) async fn parse(&self, texts: Vec<NamedText>, deadline: Instant) -> Result<PodRequest, Status> {
         let parse = |agent: &Agent, texts: &[NamedText]| {
             let texts = texts.iter().map(|each| manifest::Text {
@@ -88,21 +89,24 @@ impl DevletService {
         let deadline = deadline.max(Instant::now() + MIN_CALL_TIME);
         let permit = tokio::time::timeout_at(deadline, self.parsing.clone().acquire_owned()).await;
         let permit = permit.map_err(|_| Status::deadline_exceeded(LONG_MANIFEST))?;
-        let agent = self.agent.clone();
-        let parsed = tokio::task::spawn_blocking(move || {
-            let started = std::time::Instant::now();
-            // The permit is held until the parser is done, even if the caller leaves.
-            (parse(&agent, &texts), started.elapsed(), permit)
+        let (agent, stopping) = (self.agent.clone(), self.agent.stopping());
+        let (sender, parsed) = oneshot::channel();
+        // In a task of the node: a caller that leaves does not end the cooldown.
+        self.agent.spawn(async move {
+            let started = Instant::now();
+            let parsed = tokio::task::spawn_blocking(move || parse(&agent, &texts)).await;
+            let cooldown = long_decode::cooldown(started.elapsed());
+            let _ = sender.send(parsed);
+            tokio::select! {
+                () = tokio::time::sleep(cooldown) => {}
+                () = stopping.cancelled() => {}
+            }
+            drop(permit);
         });
         let parsed = parsed
             .await
-            .map_err(|error| Status::internal(error.to_string()))?;
-        let (parsed, took, permit) = parsed;
-        // The next large manifest waits, so that all of them together use a fifth of a core.
-        self.agent.spawn(async move {
-            tokio::time::sleep(long_decode::cooldown(took)).await;
-            drop(permit);
-        });
+            .map_err(|_| Status::unavailable("devlet is stopping"))?;
+        let parsed = parsed.map_err(|error| Status::internal(error.to_string()))?;
         Ok(parsed?)
     }
 }

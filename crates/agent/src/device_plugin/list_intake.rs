@@ -52,52 +52,59 @@ impl ListIntake<'_> {
             Duration::from_secs(1),
             Instant::now(),
         );
+        let mut cooldown = Duration::ZERO;
         while let Some(mut list) = lists.next().await? {
             if let Err(allowed_at) = rate.try_acquire(Instant::now()) {
-                list = self.newest_at(allowed_at, list, &mut lists).await?;
+                self.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
+                tokio::time::sleep_until(allowed_at).await;
                 let _ = rate.try_acquire(Instant::now());
+                list = newest(list, &mut lists)?;
+            } else if !cooldown.is_zero() {
+                list = newest(list, &mut lists)?;
             }
-            let (outcome, cooldown) = self.decode(list).await?;
-            let ListOutcome { changed, repeated } = outcome;
+            let decoded;
+            (decoded, cooldown) = self.decode(list).await;
+            // Also after a list that is rejected: the plugin may send it again on a new connection.
+            tokio::time::sleep(cooldown).await;
+            let ListOutcome { changed, repeated } = decoded?;
             if repeated > 0 {
                 tracing::warn!(%resource, repeated, "device listed more than once by its plugin");
             }
             self.metrics.listed(resource, changed);
-            tokio::time::sleep(cooldown).await;
         }
         Ok(())
     }
 
-    /// Waits without reading the stream. Returns the newest list that has arrived by then.
-    async fn newest_at(&self, at: Instant, first: RawList, lists: &mut Lists) -> Result<RawList, ListError> {
-        self.metrics.limit_hit(Limit::LISTS_PER_SECOND.name());
-        tokio::time::sleep_until(at).await;
-        let mut newest = first;
-        for _ in 0..MAX_SKIPPED {
-            match lists.next().now_or_never() {
-                Some(next) => match next? {
-                    Some(list) => newest = list,
-                    None => break,
-                },
-                None => break,
-            }
-        }
-        Ok(newest)
-    }
-
     /// Decodes a list and hands it to the node. Returns the cooldown of the plugin.
-    async fn decode(&self, list: RawList) -> Result<(ListOutcome, Duration), ListError> {
+    async fn decode(&self, list: RawList) -> (Result<ListOutcome, ListError>, Duration) {
         let (store, config) = (self.store.clone(), Arc::clone(self.config));
         let (resource, connection) = (self.resource.clone(), self.connection);
         let size = list.size();
         let decode = move || apply(list, &store, &resource, connection, &config.limits);
         if size < LONG_MESSAGE {
-            return Ok((decode()?, Duration::ZERO));
+            return (decode(), Duration::ZERO);
         }
-        let decoded = self.decoder.run(decode).await;
-        let (outcome, cooldown) = decoded.map_err(|error| tonic::Status::internal(error.to_string()))?;
-        Ok((outcome?, cooldown))
+        let panicked = |error: tokio::task::JoinError| {
+            let status = tonic::Status::internal(error.to_string());
+            (Err(status.into()), Duration::ZERO)
+        };
+        self.decoder.run(decode).await.unwrap_or_else(panicked)
     }
+}
+
+/// Returns the newest list that has arrived.
+fn newest(first: RawList, lists: &mut Lists) -> Result<RawList, ListError> {
+    let mut newest = first;
+    for _ in 0..MAX_SKIPPED {
+        match lists.next().now_or_never() {
+            Some(next) => match next? {
+                Some(list) => newest = list,
+                None => break,
+            },
+            None => break,
+        }
+    }
+    Ok(newest)
 }
 
 /// Decodes a list and hands it to the node. The list of a lost connection is ignored.

@@ -119,7 +119,9 @@ async fn listen(
             let _ = rate.try_acquire(Instant::now());
         }
         let size = message.len();
-        let (outcome, cooldown) = decode(registrar, id, message).await?;
+        let (decoded, cooldown) = decode(registrar, id, message).await;
+        tokio::time::sleep(cooldown).await;
+        let outcome = decoded?;
         let reports = outcome.reports.max(size / BYTES_PER_REPORT);
         let reports = u32::try_from(reports).unwrap_or(u32::MAX);
         rate.charge(
@@ -127,7 +129,6 @@ async fn listen(
             Instant::now(),
         );
         registrar.metrics.health_reported(driver, outcome.changed > 0);
-        tokio::time::sleep(cooldown).await;
         if outcome.nameless + outcome.dropped > 0 && !warned {
             let Outcome {
                 nameless, dropped, ..
@@ -160,16 +161,18 @@ async fn decode(
     registrar: &DriverRegistrar,
     id: ConnectionId,
     message: Bytes,
-) -> Result<(Outcome, Duration), InvalidAnswer> {
+) -> (Result<Outcome, InvalidAnswer>, Duration) {
     let (config, store) = (registrar.config.clone(), registrar.store.clone());
     let size = message.len();
     let decode = move || apply(message, &config.limits, &store, id);
     if size < LONG_MESSAGE {
-        return Ok((decode()?, Duration::ZERO));
+        return (decode(), Duration::ZERO);
     }
-    let decoded = registrar.decoder.run(decode).await;
-    let (outcome, cooldown) = decoded.map_err(|error| InvalidAnswer::Damaged(error.to_string()))?;
-    Ok((outcome?, cooldown))
+    let panicked = |error: tokio::task::JoinError| {
+        let damaged = InvalidAnswer::Damaged(error.to_string());
+        (Err(damaged), Duration::ZERO)
+    };
+    registrar.decoder.run(decode).await.unwrap_or_else(panicked)
 }
 
 fn apply(message: Bytes, limits: &Limits, store: &Store, id: ConnectionId) -> Result<Outcome, InvalidAnswer> {

@@ -271,7 +271,8 @@ impl Store {
         loop {
             changes.borrow_and_update();
             let seen = self.read(&view);
-            if seen.is_ok() {
+            // Changes in quick succession must not extend the deadline.
+            if seen.is_ok() || tokio::time::Instant::now() >= deadline {
                 return seen;
             }
             let changed = tokio::time::timeout_at(deadline, changes.changed()).await;

@@ -219,6 +219,10 @@ async fn changed_by(
     changes: &mut watch::Receiver<u64>,
     give_up: &CancellationToken,
 ) -> Result<bool, AdmitError> {
+    // Changes in quick succession must not extend the deadline.
+    if Instant::now() >= until {
+        return Ok(false);
+    }
     tokio::select! {
         changed = timeout_at(until, changes.changed()) => Ok(matches!(changed, Ok(Ok(())))),
         () = give_up.cancelled() => Err(AdmitError::GivenUp),

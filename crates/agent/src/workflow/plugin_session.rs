@@ -99,6 +99,8 @@ async fn reconnect(
             Ok(connection) => return Some(connection),
             // The next attempt checks whether another plugin is in its place.
             Err(RegisterError::Dial(_) | RegisterError::Options(_) | RegisterError::Superseded) => {}
+            // Others may leave.
+            Err(RegisterError::LimitExceeded(exceeded)) => registrar.metrics.limit_hit(exceeded.limit.name()),
             Err(error) => {
                 registrar.rejected(candidate.rejection(&error));
                 return None;

@@ -183,8 +183,13 @@ impl Registrar {
         }
     }
 
+    /// Counts a registration of a process. Returns `false` if it registers too often.
+    pub(crate) fn is_within_rate(&self, process: ProcessId) -> bool {
+        self.registrations.try_acquire(process, Instant::now())
+    }
+
     fn try_acquire(&self, candidate: &Candidate) -> Result<(), LimitExceeded> {
-        if self.registrations.try_acquire(candidate.process, Instant::now()) {
+        if self.is_within_rate(candidate.process) {
             return Ok(());
         }
         let max = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
@@ -242,6 +247,10 @@ impl Registrar {
         }
         let cancelled = self.stop.child_token();
         let entry = self.clients.insert(id, client.clone(), cancelled.clone());
+        // Another registration may have replaced this one before its client could be cancelled.
+        if !self.store.read(|node| node.is_connected(id)) {
+            cancelled.cancel();
+        }
         Ok(Connection {
             id,
             client,
