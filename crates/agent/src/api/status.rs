@@ -278,7 +278,8 @@ impl Coded for ImportError {
             Self::Empty { .. }
             | Self::Settled { .. }
             | Self::OtherContested { .. }
-            | Self::OtherDevices { .. } => Code::FailedPrecondition,
+            | Self::OtherDevices { .. }
+            | Self::LeftOut { .. } => Code::FailedPrecondition,
             Self::InFlight { .. } | Self::ClaimInFlight { .. } => Code::Aborted,
             Self::Write(error) => error.code(),
         }

@@ -30,14 +30,15 @@ pub(super) type Turn = tokio::sync::OwnedMutexGuard<()>;
 impl State {
     /// Returns the blocks that an import of this file ends, and the rows to write for that.
     ///
-    /// An import replaces one unreadable file. If there are several of its kind, it is unknown which one it replaces, so an
-    /// operator has to forget them. Adopting a contested file only ends the contest about it.
+    /// An import that adds to the record (`is_news`) replaces one unreadable file. If there are several of its kind, it is
+    /// unknown which one it replaces, so an operator has to forget them. Adopting a contested file only ends the contest
+    /// about it, and so does the same import again, which adds nothing.
     pub(super) fn settled_by(
         &self,
         file: KubeletFile,
         is_empty: bool,
         is_incomplete: bool,
-        is_adopted: bool,
+        is_news: bool,
     ) -> Result<(Settled, Vec<Row>), ImportError> {
         let (mut settled, mut rows) = (Settled::default(), Vec::new());
         // The devices in the lost parts are unknown, so an operator has to decide.
@@ -45,7 +46,7 @@ impl State {
             return Ok((settled, rows));
         }
         let unreadable = self.blocked.keys().filter(|by| by.kind() == Some(file));
-        let replaces_unreadable = unreadable.count() == 1 && !is_adopted;
+        let replaces_unreadable = unreadable.count() == 1 && (is_news || is_empty);
         for (&by, record) in &self.blocked {
             let after = match by {
                 BlockedBy::Database => record.after_import(file),

@@ -120,6 +120,15 @@ pub enum ImportError {
         /// The claim.
         claim: ClaimKey,
     },
+    /// A claim of the file cannot be imported yet, and the import would end a block.
+    #[error(
+        "ResourceClaim {claim} cannot be imported yet: pods hold another claim of that name, or its drivers are still \
+         unpreparing it; remove these pods, wait until devlet get claims does not list it any more, and import again"
+    )]
+    LeftOut {
+        /// The claim.
+        claim: ClaimKey,
+    },
     /// The file has devices for a claim that are not on record.
     #[error(
         "ResourceClaim {claim} has other devices in the file than on record; first remove its pods ({}), which has its \

@@ -158,17 +158,14 @@ impl State {
     ) -> Result<(Vec<Row>, Completion, Difference), ImportError> {
         let adopted = self.adopts(KubeletFile::Devices, hash)?;
         let is_empty = imported.pods.is_empty() && adopted.is_none();
-        let (mut settled, mut unblocked) = self.settled_by(
-            KubeletFile::Devices,
-            is_empty,
-            imported.is_incomplete,
-            adopted.is_some(),
-        )?;
         let mut importing = Importing {
             pods: imported.pods.keys().cloned().collect(),
             claims: BTreeMap::new(),
         };
         let (mut pods, mut difference) = imported.against(|uid| self.node.pod(uid));
+        let is_news = !pods.is_empty() && adopted.is_none();
+        let (mut settled, mut unblocked) =
+            self.settled_by(KubeletFile::Devices, is_empty, imported.is_incomplete, is_news)?;
         if let Some((id, contest)) = adopted {
             let lost = self.lose_devices(imported, &mut difference);
             importing.pods.extend(lost.iter().map(|pod| pod.uid.clone()));
@@ -280,12 +277,6 @@ impl State {
         let adopted = self.adopts(KubeletFile::Claims, hash)?;
         let adopted = adopted.map(|(id, contest)| (id, contest.blocked()));
         let is_empty = imported.claims.is_empty() && adopted.is_none();
-        let (mut settled, mut unblocked) = self.settled_by(
-            KubeletFile::Claims,
-            is_empty,
-            imported.is_incomplete,
-            adopted.is_some(),
-        )?;
         let left_out = self.leave_out_taken(&mut imported);
         let mut importing = Importing {
             pods: imported.pods.keys().cloned().collect(),
@@ -303,6 +294,15 @@ impl State {
             self.check_idle(&difference.removed.iter().cloned().collect())?;
         }
         let pods = self.with_claims(&imported, &importing.pods, adopted.is_some(), &mut difference);
+        let is_news = !(claims.is_empty() && pods.is_empty()) && adopted.is_none();
+        let (mut settled, mut unblocked) =
+            self.settled_by(KubeletFile::Claims, is_empty, imported.is_incomplete, is_news)?;
+        let decides = adopted.is_some() || !settled.reasons.is_empty();
+        if let Some(claim) = left_out.first().filter(|_| decides) {
+            // Its devices would be free after this decision.
+            let claim = claim.key.clone();
+            return Err(ImportError::LeftOut { claim });
+        }
         if let Some((id, blocked)) = adopted {
             settled.reasons.push(blocked);
             unblocked.push(Row::Contested(id, None));

@@ -498,6 +498,9 @@ async fn a_claim_with_other_devices_is_contested_and_imported_only_after_its_pod
     let refused = store.import(&copy).await.unwrap_err();
     assert!(matches!(refused, ImportError::OtherDevices { .. }), "{refused:?}");
     store.release(&"a".into()).await.unwrap();
+    // Its drivers are still unpreparing it.
+    let refused = store.import(&copy).await.unwrap_err();
+    assert!(matches!(refused, ImportError::LeftOut { .. }), "{refused:?}");
     let calls = store.update(|node| node.due_calls(NOW));
     answer_calls(&store, calls);
     store.record_claims().await.unwrap();
@@ -505,6 +508,23 @@ async fn a_claim_with_other_devices_is_contested_and_imported_only_after_its_pod
     assert_eq!(store.read(|node| node.blocked().cloned()), None);
     let refused = store.hold(&wanting("dev-other"), &Preferences::new());
     assert!(matches!(refused, Err(HoldError::Refused(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_file_ends_no_block_while_one_of_its_claims_is_left_out() {
+    let root = root_with_a_claim().await;
+    std::fs::write(root.claims_file(), "{ broken").unwrap();
+    let store = root.open();
+    // Another claim of the name that a pod holds.
+    let mut other = kubelets("one", &["k"], true);
+    other.uid = "uid-other".into();
+    let file = envelope::write(Some(&[other, kubelets("two", &["k"], true)]));
+
+    let refused = store.import(file.as_bytes()).await.unwrap_err();
+
+    assert!(matches!(refused, ImportError::LeftOut { .. }), "{refused:?}");
+    assert!(store.read(|node| node.blocked().is_some()));
+    assert_eq!(names(&store), ["one"]);
 }
 
 #[tokio::test]
