@@ -10,7 +10,7 @@ use super::names::Label;
 use super::reason::{self, ADMITTED, GIVEN_UP, Outcome};
 use super::{ByOutcome, ByResource, ByWait, Recorded};
 
-/// An admission in progress. Dropped before [`Admission::ended`], it counts as given up.
+/// An admission in progress. Dropped before `Admission::ended`, it counts as given up.
 #[derive(Debug)]
 pub struct Admission {
     recorded: Arc<Recorded>,
