@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use devlet_kubelet_files::device_plugin::{self, Devices, response};
 use devlet_kubelet_files::dra::{envelope, flat, health};
 use devlet_kubelet_files::verify::{Problem, Verdict};
-use devlet_kubelet_files::{Document, Format, ReadError, Role, convert, read, salvage, verify};
+use devlet_kubelet_files::{Document, File, Format, ReadError, Role, convert, read, salvage, verify};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -652,7 +652,15 @@ fn rescue(bytes: &[u8], role: Option<Role>, out: &mut Differences) {
         }
         out.same("salvage: format of the result", Some(saved.format), again.format);
         let sound = verify(bytes, role);
-        if sound.is_fine() && !saved.is_undamaged() {
+        // A kubelet reads a file without the key `Data` as an empty one. The repair looks for entries and claims in it.
+        let is_empty = |file: &File<Document>| match file.unverified() {
+            Document::DraEnvelope(checkpoint) => checkpoint.claims.as_ref().is_none_or(Vec::is_empty),
+            Document::DraFlat(checkpoint) => checkpoint.claims.as_ref().is_none_or(Vec::is_empty),
+            Document::DevicePlugin(checkpoint) => checkpoint.entries.as_ref().is_none_or(Vec::is_empty),
+            Document::DraHealth(_) => false,
+        };
+        let is_read_as_empty = read(bytes, role).as_ref().is_ok_and(is_empty);
+        if sound.is_fine() && !saved.is_undamaged() && !is_read_as_empty {
             out.add(
                 "salvage: a fine file is undamaged",
                 format!("{:?} {:?}", saved.dropped, saved.checksum),
