@@ -107,7 +107,10 @@ impl Writer {
             {
                 self.sort_message(message, &mut batch);
             }
-            if !self.work(batch) {
+            self.shared.set_writing_since(Some(Instant::now()));
+            let goes_on = self.work(batch);
+            self.shared.set_writing_since(None);
+            if !goes_on {
                 return;
             }
         }
@@ -256,9 +259,7 @@ impl Writer {
         if batch.is_empty() && resource_updates.is_empty() {
             return;
         }
-        self.shared.set_writing_since(Some(started));
         let written = self.try_write(&batch, &resource_updates);
-        self.shared.set_writing_since(None);
         if written.is_err() && !resource_updates.is_empty() {
             self.resource_flush_at = Some(Instant::now() + RETRY_INTERVAL);
         }

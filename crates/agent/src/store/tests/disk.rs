@@ -16,7 +16,8 @@ struct Behaviour {
     sync_error: Option<io::ErrorKind>,
     /// Number of syncs that succeed before they fail.
     failing_after: usize,
-    holds_syncs: bool,
+    /// Number of syncs that are not held up; `None` if none is held up.
+    holds_syncs_after: Option<usize>,
     syncs_waiting: usize,
     syncs: usize,
     /// By the name of the thread.
@@ -58,11 +59,16 @@ impl Disk {
     }
 
     pub(super) fn hold_syncs(&self) {
-        self.set(|behaviour| behaviour.holds_syncs = true);
+        self.hold_syncs_after(0);
+    }
+
+    /// Holds up syncs after the first `count` syncs of the disk.
+    pub(super) fn hold_syncs_after(&self, count: usize) {
+        self.set(|behaviour| behaviour.holds_syncs_after = Some(count));
     }
 
     pub(super) fn release_syncs(&self) {
-        self.set(|behaviour| behaviour.holds_syncs = false);
+        self.set(|behaviour| behaviour.holds_syncs_after = None);
     }
 
     pub(super) fn syncs(&self) -> usize {
@@ -96,7 +102,9 @@ impl Disk {
         behaviour.syncs_waiting += 1;
         condition.notify_all();
         behaviour = condition
-            .wait_while(behaviour, |behaviour| behaviour.holds_syncs)
+            .wait_while(behaviour, |behaviour| {
+                behaviour.holds_syncs_after.is_some_and(|count| number > count)
+            })
             .unwrap();
         behaviour.syncs_waiting -= 1;
         let error = behaviour.sync_error.filter(|_| number > behaviour.failing_after);

@@ -166,6 +166,37 @@ async fn a_stalled_disk_is_reported_until_it_answers() {
     assert!(again.unwrap().is_none(), "it has everything");
 }
 
+#[tokio::test]
+async fn a_disk_that_stalls_in_a_checkpoint_is_reported() {
+    let root = Root::new();
+    let disk = Disk::default();
+    let options = OpenOptions {
+        write_timeout: Duration::from_millis(50),
+        storage: disk.storage(),
+        ..root.options()
+    };
+    let (store, _) = Store::open(options).unwrap();
+    offer(&store, GPU, 8);
+    admit(&store, "a", 1).await.unwrap();
+
+    // A stop writes one record, and then makes a checkpoint.
+    disk.hold_syncs_after(disk.syncs() + 1);
+    let stopping = tokio::spawn({
+        let store = store.clone();
+        async move { store.stop().await }
+    });
+    let reported = async {
+        while !matches!(store.health(), Err(WriteError::Hangs { .. })) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let reported = tokio::time::timeout(Duration::from_secs(20), reported).await;
+    disk.release_syncs();
+
+    reported.unwrap();
+    stopping.await.unwrap().unwrap();
+}
+
 /// A signal that a thread or a task can send.
 fn pair() -> (std::os::unix::net::UnixStream, tokio::net::UnixStream) {
     let (near, far) = tokio::net::UnixStream::pair().unwrap();
