@@ -56,9 +56,9 @@ fn admit_again(bencher: Bencher, pods: usize) {
 /// A preference query with nearly 20,000 devices is built.
 #[divan::bench]
 fn query(bencher: Bencher) {
-    let node = node(20_000, 0, true);
+    let mut node = node(20_000, 0, true);
     let request = pod(1_000_000, 1);
-    bencher.bench_local(|| node.preference_query(&request, &Preferences::new()));
+    bencher.bench_local(|| node.reserve_or_query(&request, &Preferences::new()));
 }
 
 /// A list of 50,000 devices, from the message to the node, while this many are held.

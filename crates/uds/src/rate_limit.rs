@@ -85,11 +85,6 @@ impl<K: Eq + Hash> KeyedRateLimiter<K> {
         }
     }
 
-    /// Returns a limiter with the same quota and without keys.
-    pub fn same_quota(&self) -> Self {
-        Self::new(self.count, self.period)
-    }
-
     /// Counts one event of `key` and returns `true` if it is allowed.
     pub fn try_acquire(&self, key: K, now: Instant) -> bool {
         self.with(key, now, |limiter| limiter.try_acquire(now).is_ok())
@@ -128,13 +123,6 @@ impl<K: Eq + Hash> KeyedRateLimiter<K> {
     pub fn next_allowed_at(&self, key: &K, now: Instant) -> Option<Instant> {
         let limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
         limiters.by_key.get(key)?.next_allowed_at(now)
-    }
-
-    /// Returns when the whole burst of `key` is available again; `None` if it is available now.
-    pub fn idle_at(&self, key: &K, now: Instant) -> Option<Instant> {
-        let limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
-        let limiter = limiters.by_key.get(key)?;
-        (!limiter.is_idle(now)).then_some(limiter.arrival_time)
     }
 
     fn with<T>(&self, key: K, now: Instant, with: impl FnOnce(&mut RateLimiter) -> T) -> T {

@@ -67,7 +67,8 @@ impl Node {
 
     /// Returns the next query for this request, given the preferences that plugins have returned so far. Returns `None`
     /// for a request that cannot be granted: [`Node::reserve`] returns the reason.
-    pub fn preference_query(
+    #[cfg(test)]
+    pub(crate) fn preference_query(
         &self,
         request: &PodRequest,
         preferences: &Preferences,
