@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use devlet_core::{DriverName, ResourceName};
+use devlet_core::{DriverName, Node, PluginIdentity, ResourceName};
 
 use crate::access::Access;
-use crate::limits::Limits;
+use crate::limits::{LimitExceeded, Limits};
 use crate::resource_name;
 
 /// Configuration of a node. [`Config::new`] has the defaults.
@@ -115,6 +115,17 @@ impl Config {
             on_reboot: OnReboot::default(),
             limits: Limits::default(),
         }
+    }
+
+    /// Checks that the node has room for a plugin.
+    pub(crate) fn check_plugin_quota(
+        &self,
+        node: &Node,
+        plugin: PluginIdentity<'_>,
+    ) -> Result<(), LimitExceeded> {
+        let limits = self.limits.plugin_limits();
+        let checked = node.check_plugin_quota(plugin, &limits, |uid| self.access.is_trusted(uid));
+        checked.map_err(|error| self.limits.quota_exceeded(&error))
     }
 
     /// Returns the directory of the device plugins' sockets and of the kubelet's checkpoint.

@@ -153,6 +153,12 @@ impl Limits {
         }
     }
 
+    /// Returns the error of a process beyond its rate of registrations.
+    pub fn registers_too_often(&self) -> LimitExceeded {
+        let max = usize::try_from(self.registrations_per_minute).unwrap_or(usize::MAX);
+        Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", max)
+    }
+
     /// Returns the limit behind a quota that is exceeded.
     pub fn quota_exceeded(&self, error: &QuotaError) -> LimitExceeded {
         let (limit, max) = match error {

@@ -128,7 +128,10 @@ impl server::Registration for RegistrationService {
         match self.registrar.register_in_task(candidate).await {
             Ok(Some(Ok(_))) => Ok(Response::new(v1beta1::Empty {})),
             Ok(Some(Err(error))) => Err(refusal(error)),
-            Ok(None) | Err(_) => Err(refusal("devlet is stopping")),
+            Ok(None) => Err(refusal("devlet is stopping")),
+            // The runtime cancels tasks only when it stops.
+            Err(error) if error.is_cancelled() => Err(refusal("devlet is stopping")),
+            Err(_) => Err(refusal("an internal error of devlet; its log describes it")),
         }
     }
 }

@@ -21,7 +21,7 @@ use super::services::{self, NodeService, Services, UnsupportedServices};
 use super::session::{self, ConnectError};
 use crate::config::Config;
 use crate::grpc::call::CallError;
-use crate::limits::{Limit, LimitExceeded, truncate_quoted};
+use crate::limits::{LimitExceeded, truncate_quoted};
 use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -315,9 +315,7 @@ impl DriverRegistrar {
             name: candidate.driver.as_str(),
             endpoint: &candidate.endpoint.display().to_string(),
         };
-        let (limits, access) = (&self.config.limits, &self.config.access);
-        let checked = node.check_plugin_quota(plugin, &limits.plugin_limits(), |uid| access.is_trusted(uid));
-        checked.map_err(|error| limits.quota_exceeded(&error))
+        self.config.check_plugin_quota(node, plugin)
     }
 
     /// Connects to the plugin. Returns `None` if it does not listen yet: its session dials again. A plugin chosen for the
@@ -381,8 +379,7 @@ impl DriverRegistrar {
         if self.registrations.try_acquire(candidate.process, Instant::now()) {
             return Ok(());
         }
-        let max = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
-        Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", max))
+        Err(self.config.limits.registers_too_often())
     }
 }
 

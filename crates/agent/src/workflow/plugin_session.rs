@@ -42,7 +42,7 @@ pub(crate) struct Connection {
 
 /// Runs until the plugin is gone or replaced, or the node stops.
 pub(crate) async fn run(registrar: Registrar, candidate: Candidate, first: Connection) {
-    let socket = socket_identity(&candidate.socket);
+    let socket = SocketIdentity::of(&candidate.socket);
     let mut connection = first;
     let mut backoff = Backoff::new(MIN_PAUSE, MAX_PAUSE);
     loop {
@@ -79,7 +79,7 @@ async fn reconnect(
             () = backoff.wait() => {}
             () = registrar.stop.cancelled() => return None,
         }
-        let now = socket_identity(&candidate.socket);
+        let now = SocketIdentity::of(&candidate.socket);
         if registrar.store.read(|node| has_reregistered(node, candidate)) {
             return None;
         }
@@ -89,10 +89,8 @@ async fn reconnect(
             return None;
         }
         // Another process may replace the socket and register while the plugin is dialled; that one must stay.
-        let is_current =
-            |node: &Node| socket_identity(&candidate.socket) == socket && !has_reregistered(node, candidate);
         let connected = tokio::select! {
-            connected = registrar.connect(candidate, is_current) => connected,
+            connected = registrar.connect(candidate, socket) => connected,
             () = registrar.stop.cancelled() => return None,
         };
         match connected {
@@ -152,16 +150,26 @@ fn on_disconnect(registrar: &Registrar, candidate: &Candidate, connection: &Conn
 
 /// Inode and creation time: they differ between a socket and a later one at the same path, which belongs to another plugin
 /// until it registers. The change time is not part of it, because plugins change the mode of their sockets.
-type SocketIdentity = (u64, Option<SystemTime>);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SocketIdentity {
+    inode: u64,
+    created: Option<SystemTime>,
+}
 
-fn socket_identity(path: &Path) -> Option<SocketIdentity> {
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    let is_socket = metadata.file_type().is_socket();
-    is_socket.then(|| (metadata.ino(), metadata.created().ok()))
+impl SocketIdentity {
+    /// Returns `None` if there is no socket at the path.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let metadata = std::fs::symlink_metadata(path).ok()?;
+        let is_socket = metadata.file_type().is_socket();
+        is_socket.then(|| Self {
+            inode: metadata.ino(),
+            created: metadata.created().ok(),
+        })
+    }
 }
 
 /// Returns `true` if the plugin has registered by itself since it was lost.
-fn has_reregistered(node: &Node, candidate: &Candidate) -> bool {
+pub(super) fn has_reregistered(node: &Node, candidate: &Candidate) -> bool {
     let endpoint = candidate.socket.display().to_string();
     let plugins = node.plugins();
     plugins

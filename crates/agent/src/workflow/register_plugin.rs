@@ -14,13 +14,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::plugin_session::{self, Connection};
+use super::plugin_session::{self, Connection, SocketIdentity, has_reregistered};
 use crate::config::Config;
 use crate::deadline;
 use crate::device_plugin::client::{Api, PluginClient};
 use crate::device_plugin::clients::PluginClients;
 use crate::grpc::call::CallError;
-use crate::limits::{Limit, LimitExceeded};
+use crate::limits::LimitExceeded;
 use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -140,7 +140,7 @@ impl Registrar {
 
     /// Registers a plugin that is within its rate.
     async fn connect_and_run(&self, candidate: Candidate) -> Result<ConnectionId, RegisterError> {
-        let connected = self.connect(&candidate, |_| true).await;
+        let connected = self.connect(&candidate, None).await;
         self.metrics.registered(&candidate.resource, &connected);
         if let Err(error) = &connected {
             self.rejected(candidate.rejection(error));
@@ -192,15 +192,15 @@ impl Registrar {
         if self.is_within_rate(candidate.process) {
             return Ok(());
         }
-        let max = usize::try_from(self.config.limits.registrations_per_minute).unwrap_or(usize::MAX);
-        Err(Limit::REGISTRATIONS_PER_MINUTE.exceeded("the process registers too often", max))
+        Err(self.config.limits.registers_too_often())
     }
 
-    /// Dials a plugin and adds it to the node. Fails if `is_current` returns `false` by then.
-    pub(crate) async fn connect(
+    /// Dials a plugin and adds it to the node. A plugin that is dialled `again` must still have the same socket, and must not
+    /// have registered by itself.
+    pub(super) async fn connect(
         &self,
         candidate: &Candidate,
-        is_current: impl FnOnce(&Node) -> bool,
+        again: Option<SocketIdentity>,
     ) -> Result<Connection, RegisterError> {
         let resource = &candidate.resource;
         let (access, limits) = (&self.config.access, &self.config.limits);
@@ -216,9 +216,7 @@ impl Registrar {
                 name: resource.as_str(),
                 endpoint: &endpoint,
             };
-            let checked =
-                node.check_plugin_quota(plugin, &limits.plugin_limits(), |uid| access.is_trusted(uid));
-            checked.map_err(|error| limits.quota_exceeded(&error))
+            self.config.check_plugin_quota(node, plugin)
         };
         // Before the plugin is called, and again when it is added.
         self.store.read(check_quota)?;
@@ -234,9 +232,12 @@ impl Registrar {
             may_share: access.may_share(process.uid, resource.as_str()),
             options,
         };
+        if again.is_some() && SocketIdentity::of(&candidate.socket) != again {
+            return Err(RegisterError::Superseded);
+        }
         let now = self.store.now();
         let (id, replaced) = self.store.update(|node| {
-            if !is_current(node) {
+            if again.is_some() && has_reregistered(node, candidate) {
                 return Err(RegisterError::Superseded);
             }
             check_quota(node)?;
