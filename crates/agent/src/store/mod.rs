@@ -23,6 +23,7 @@
 
 mod adopt;
 mod answer;
+mod changes;
 mod claim_record;
 mod claims_file;
 mod clock;
@@ -74,6 +75,7 @@ use tokio::sync::watch;
 pub use crate::config::OnReboot;
 pub use crate::metrics::statistics::{BATCH_BOUNDS, DURATION_BOUNDS, Histogram, Statistics};
 pub use answer::answer;
+pub(crate) use changes::Changes;
 pub use clock::Clock;
 pub(crate) use clock::system_time;
 pub(crate) use commit_queue::in_time;
@@ -260,6 +262,11 @@ impl Store {
         self.shared.latest.subscribe()
     }
 
+    /// Returns the changes of the node, for an operation that waits.
+    pub(crate) fn changes(&self) -> Changes {
+        Changes::new(self.subscribe())
+    }
+
     /// Waits until `view` returns `Ok`, and returns its value. If `deadline` passes or the store stops first, returns the last
     /// error of `view`.
     pub(crate) async fn wait_for<T, E>(
@@ -267,9 +274,9 @@ impl Store {
         deadline: tokio::time::Instant,
         view: impl Fn(&Node) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut changes = self.subscribe();
+        let mut changes = self.changes();
         loop {
-            changes.borrow_and_update();
+            changes.mark_seen();
             let seen = self.read(&view);
             // Changes in quick succession must not extend the deadline.
             if seen.is_ok() || tokio::time::Instant::now() >= deadline {

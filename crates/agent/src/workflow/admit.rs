@@ -24,7 +24,6 @@ use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::{ConnectionId, Pod, PodRequest, PreferenceQuery, Preferences, ReserveError, ResourceName};
 use devlet_kubelet_files::device_plugin::response::InvalidResponse;
 use futures_util::future::try_join_all;
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +37,7 @@ use crate::dra::DriverCalls;
 use crate::grpc::call::{CallDeadline, CallError, InvalidAnswer, MIN_CALL_TIME, seconds};
 use crate::limits;
 use crate::metrics::Metrics;
-use crate::store::{self, CommitError, Held, Hold, HoldError, Store};
+use crate::store::{self, Changes, CommitError, Held, Hold, HoldError, Store};
 
 /// Maximum attempts, if devices vanish during the calls to their plugins.
 const ATTEMPTS: usize = 5;
@@ -167,12 +166,12 @@ pub async fn admit<W>(
     mut waiting: impl FnMut(&ReserveError) -> W,
 ) -> Result<Pod, AdmitError> {
     let started = Instant::now();
-    let mut changes = store.subscribe();
+    let mut changes = store.changes();
     let mut vanished = 0;
     let mut unresponsive = BTreeSet::new();
     loop {
         // What changes from here on is not missed.
-        changes.borrow_and_update();
+        changes.mark_seen();
         let attempted = tokio::select! {
             // What was given up before it began changes nothing.
             biased;
@@ -216,7 +215,7 @@ pub async fn admit<W>(
 /// Waits for a change of the node. Returns `false` if `until` passes first, or the store has stopped.
 async fn changed_by(
     until: Instant,
-    changes: &mut watch::Receiver<u64>,
+    changes: &mut Changes,
     give_up: &CancellationToken,
 ) -> Result<bool, AdmitError> {
     // Changes in quick succession must not extend the deadline.

@@ -14,7 +14,6 @@ use devlet_core::{CallId, ClaimUid, DriverName, Moment, Node};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
-use tokio::sync::watch::Receiver;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -24,7 +23,7 @@ use crate::deadline::{self, sleep_until_some};
 use crate::dra::{DriverCallError, DriverCalls, Prepared};
 use crate::limits::Limit;
 use crate::metrics::Metrics;
-use crate::store::Store;
+use crate::store::{Changes, Store};
 
 /// Maximum duration of a call. Drivers have shorter deadlines of their own.
 const MAX_CALL_TIME: Duration = Duration::from_secs(60 * 60);
@@ -188,7 +187,7 @@ impl<D: DriverCalls + 'static> Claims<D> {
     /// node stops first.
     pub(super) async fn wait(
         &self,
-        changes: &mut Receiver<u64>,
+        changes: &mut Changes,
         pending: &mut PendingCalls,
         waits: &[Wait],
         deadline: Instant,

@@ -48,11 +48,11 @@ impl<D: DriverCalls + 'static> Claims<D> {
         waiting: &mut impl FnMut(&ReserveError) -> W,
     ) -> Result<(), PrepareError> {
         let store = self.store();
-        let mut changes = store.subscribe();
+        let mut changes = store.changes();
         let mut pending = PendingCalls::default();
         written(deadline, held.intent()).await?;
         loop {
-            changes.borrow_and_update();
+            changes.mark_seen();
             let now = store.now();
             let (calls, waits) = store.update(|node| {
                 let calls = node.prepare_calls(held.id(), now);

@@ -126,9 +126,9 @@ async fn notify_pre_start(
     deadline: Instant,
 ) -> Result<(), StartContainerError> {
     let started = Instant::now();
-    let mut changes = store.subscribe();
+    let mut changes = store.changes();
     loop {
-        changes.borrow_and_update();
+        changes.mark_seen();
         let plugin = store.read(|node| serving(node, resource));
         if plugin
             .as_ref()

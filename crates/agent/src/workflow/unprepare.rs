@@ -24,11 +24,11 @@ impl<D: DriverCalls + 'static> Claims<D> {
 
     async fn unprepare_all(&self, pod: &PodUid, deadline: Instant) -> Result<(), Vec<Wait>> {
         let store = self.store();
-        let mut changes = store.subscribe();
+        let mut changes = store.changes();
         let mut pending = PendingCalls::default();
         let min_deadline = deadline.max(Instant::now() + MIN_CALL_TIME);
         loop {
-            changes.borrow_and_update();
+            changes.mark_seen();
             let now = store.now();
             let (calls, waits) = store.update(|node| {
                 let calls = node.unprepare_calls(pod, now);
