@@ -78,6 +78,8 @@ limits! {
 /// Maximum length in bytes of short messages: `Register`, and the answers to `GetInfo`, `GetDevicePluginOptions` and
 /// `PreStartContainer`.
 pub const MAX_SHORT_MESSAGE: usize = 64 << 10;
+/// Registrations of one resource by one process; burst and refill per second.
+pub const REGISTRATIONS_PER_RESOURCE: u32 = 10;
 /// Maximum length in bytes of the name of a device or pool.
 pub const MAX_NAME_BYTES: usize = 1024;
 /// Maximum number of variables, mounts, device nodes, annotations and CDI names in an answer, of each kind.

@@ -63,6 +63,12 @@ fn slowed_down_alone(api: Api) {
     );
     let named = |limit: &str| messages.iter().any(|message| message.contains(limit));
     assert!(named("limits.registrationsPerMinute allows 50"), "{messages:?}");
+    assert!(
+        named(&format!(
+            "the process registers {BAD} too often, devlet allows 10"
+        )),
+        "{messages:?}"
+    );
     assert!(neighbours.hits("registrationsPerMinute") > 0);
     // The plugin of another process can still register.
     let _other = Plugin::registered(&Script {

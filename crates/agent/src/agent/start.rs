@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::device_plugin::clients::PluginClients;
 use crate::dra::clients::DriverClients;
 use crate::dra::registration::DriverRegistrar;
-use crate::limits::{Limit, MAX_SHORT_MESSAGE};
+use crate::limits::{Limit, MAX_SHORT_MESSAGE, REGISTRATIONS_PER_RESOURCE};
 use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
@@ -160,6 +160,10 @@ fn registrar(
         registrations: Arc::new(KeyedRateLimiter::new(
             config.limits.registrations_per_minute,
             MINUTE,
+        )),
+        resource_registrations: Arc::new(KeyedRateLimiter::new(
+            REGISTRATIONS_PER_RESOURCE,
+            Duration::from_secs(1),
         )),
         decoder: LongDecoder::default(),
         rejection_log: Arc::new(LogThrottle::new(Instant::now())),

@@ -19,6 +19,9 @@ use crate::store::{WriteError, in_time};
 /// Time for a write that begins shortly before the caller's deadline, or after it.
 const WRITE_GRACE: Duration = Duration::from_secs(1);
 
+/// Pause before a rejection is answered, if rejections exceed their rate.
+pub(crate) const REJECTION_PAUSE: Duration = Duration::from_secs(1);
+
 /// Waits for a write until the caller's deadline, but at least for [`WRITE_GRACE`]. The write continues after a timeout.
 async fn written<T, E: From<WriteError>>(
     deadline: Instant,

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use devlet_core::device_plugin::inventory::Offer;
 use devlet_core::device_plugin::rejections::Rejection;
@@ -14,13 +13,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::REJECTION_PAUSE;
 use super::plugin_session::{self, Connection, SocketIdentity, has_reregistered};
 use crate::config::Config;
 use crate::deadline;
 use crate::device_plugin::client::{Api, PluginClient};
 use crate::device_plugin::clients::PluginClients;
 use crate::grpc::call::CallError;
-use crate::limits::LimitExceeded;
+use crate::limits::{Limit, LimitExceeded, REGISTRATIONS_PER_RESOURCE};
 use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -78,9 +78,6 @@ pub enum RegisterError {
     Refused(#[from] ConnectError),
 }
 
-/// Pause before a process that registers too often is answered.
-const REJECTION_PAUSE: Duration = Duration::from_secs(1);
-
 /// Registers device plugins.
 #[derive(Debug, Clone)]
 pub struct Registrar {
@@ -92,6 +89,8 @@ pub struct Registrar {
     pub(crate) stop: CancellationToken,
     /// Registrations of each process, of device plugins and DRA drivers.
     pub(crate) registrations: Arc<KeyedRateLimiter<ProcessId>>,
+    /// Registrations of each resource by each process.
+    pub(crate) resource_registrations: Arc<KeyedRateLimiter<(ProcessId, ResourceName)>>,
     pub(crate) decoder: LongDecoder,
     /// Limits log entries about rejections.
     pub(crate) rejection_log: Arc<LogThrottle>,
@@ -189,10 +188,15 @@ impl Registrar {
     }
 
     fn try_acquire(&self, candidate: &Candidate) -> Result<(), LimitExceeded> {
-        if self.is_within_rate(candidate.process) {
+        if !self.is_within_rate(candidate.process) {
+            return Err(self.config.limits.registers_too_often());
+        }
+        let key = (candidate.process, candidate.resource.clone());
+        if self.resource_registrations.try_acquire(key, Instant::now()) {
             return Ok(());
         }
-        Err(self.config.limits.registers_too_often())
+        let subject = format!("the process registers {} too often", candidate.resource);
+        Err(Limit::FIXED.exceeded(subject, REGISTRATIONS_PER_RESOURCE as usize))
     }
 
     /// Dials a plugin and adds it to the node. A plugin that is dialled `again` must still have the same socket, and must not
