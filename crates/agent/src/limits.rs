@@ -80,6 +80,8 @@ limits! {
 pub const MAX_SHORT_MESSAGE: usize = 64 << 10;
 /// Registrations of one resource by one process; burst and refill per second.
 pub const REGISTRATIONS_PER_RESOURCE: u32 = 10;
+/// Admissions that fail at plugins of one resource; burst and refill per minute. Further errors come after a pause.
+pub const PLUGIN_FAILURES_PER_MINUTE: u32 = 60;
 /// Maximum length in bytes of the name of a device or pool.
 pub const MAX_NAME_BYTES: usize = 1024;
 /// Maximum number of variables, mounts, device nodes, annotations and CDI names in an answer, of each kind.

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use devlet_core::device_plugin::run_options::{Conflict, RunOptions};
-use devlet_core::{ClaimUid, DriverName, Pod, PodRequest, PodUid, ReserveError};
+use devlet_core::{ClaimUid, DriverName, Pod, PodRequest, PodUid, ReserveError, ResourceName};
 use futures_util::future::join_all;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout};
@@ -29,11 +29,13 @@ use crate::reconcile::orphans;
 pub use crate::reconcile::orphans::ActivePods;
 use crate::reconcile::slices::{self, ResourceSlices};
 use crate::store::{ForgetClaimError, OpenReport, StopError, Store, WriteError};
+use crate::workflow::REJECTION_PAUSE;
 use crate::workflow::admit::{self, AdmitError, GrpcPluginCalls};
 use crate::workflow::claims::Claims;
 use crate::workflow::remove;
 pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
+use devlet_uds::rate_limit::KeyedRateLimiter;
 use devlet_uds::server::ServerLimits;
 use devlet_uds::{Listener, SocketHandle, SocketMissing};
 
@@ -57,6 +59,8 @@ struct Inner {
     store: Store,
     plugins: PluginClients,
     claims: Claims<DriverClients>,
+    /// Admissions that failed at plugins of each resource.
+    plugin_failures: KeyedRateLimiter<ResourceName>,
     metrics: Metrics,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -154,8 +158,7 @@ impl Agent {
     /// Admits a pod: with everything it requests, on disk when this returns, or with nothing. Waits for missing plugins.
     /// All plugins must have answered by the deadline. See [`admit::admit`].
     ///
-    /// On a runtime with several threads, the calling task may itself write to disk, and is blocked meanwhile. Spawn this
-    /// if the task has other work.
+    /// If plugins of a resource fail in many admissions, the error comes after a pause of a second.
     pub async fn admit(
         &self,
         request: &PodRequest,
@@ -180,6 +183,7 @@ impl Agent {
             claims,
             config,
             metrics,
+            plugin_failures,
             ..
         } = &*self.inner;
         let calls = GrpcPluginCalls {
@@ -197,6 +201,12 @@ impl Agent {
         };
         let ended = admit::admit(store, &calls, claims, &request, deadline, give_up, waits).await;
         admission.ended(&ended);
+        if let Err(AdmitError::Plugin { resource, .. }) = &ended
+            && !plugin_failures.try_acquire(resource.clone(), Instant::now())
+        {
+            // Otherwise callers that retry at once could use a core.
+            let _ = timeout(REJECTION_PAUSE, give_up.cancelled()).await;
+        }
         ended
     }
 

@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::device_plugin::clients::PluginClients;
 use crate::dra::clients::DriverClients;
 use crate::dra::registration::DriverRegistrar;
-use crate::limits::{Limit, MAX_SHORT_MESSAGE, REGISTRATIONS_PER_RESOURCE};
+use crate::limits::{Limit, MAX_SHORT_MESSAGE, PLUGIN_FAILURES_PER_MINUTE, REGISTRATIONS_PER_RESOURCE};
 use crate::long_decode::LongDecoder;
 use crate::metrics::Metrics;
 use crate::plugin_registry;
@@ -131,6 +131,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
         store,
         plugins,
         claims,
+        plugin_failures: KeyedRateLimiter::new(PLUGIN_FAILURES_PER_MINUTE, MINUTE),
         metrics,
         tasks,
         stop,
