@@ -1,5 +1,7 @@
 //! Plugins that do not answer calls, or answer them in part or with invalid data. Pods of another plugin are not affected.
 
+use std::time::{Duration, Instant};
+
 use devlet_testkit::{Answer, Door, Event, Fault, Mount, Options, Plugin, Script};
 
 use crate::hostile::{BAD, IMPATIENT, Neighbourhood};
@@ -162,6 +164,23 @@ fn an_allocation_without_an_answer_fails_and_frees_its_device() {
         neighbours.pods_go_on();
     }
     plugin.fault("Allocate", Some(&Fault::TooManyContainers));
+    assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
+    neighbours.unharmed();
+}
+
+#[test]
+fn pods_that_fail_at_a_plugin_again_and_again_are_slowed_down_alone() {
+    let mut neighbours = Neighbourhood::configured(IMPATIENT);
+    let mut plugin = Plugin::registered(&neighbours.bad(1));
+    neighbours.until_capacity(BAD, 1);
+    plugin.fault("Allocate", Some(&Fault::NoContainers));
+    let began = Instant::now();
+    // The limit is 60 in a minute.
+    for _ in 0..62 {
+        neighbours.admit("bad", BAD).unwrap_err();
+    }
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    plugin.fault("Allocate", None);
     assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
     neighbours.unharmed();
 }
