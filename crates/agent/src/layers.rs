@@ -1,7 +1,7 @@
-//! Test that the modules of this crate depend on each other in one direction only.
+//! Tests that the modules of this crate depend on each other in one direction only, and that few of them have locks.
 //!
-//! The test reads the `crate::` paths of all sources, tests and comments excepted. Each row of `LAYERS` may use the
-//! rows below it and nothing else, so that a cycle is impossible.
+//! They read all sources, tests and comments excepted. Each row of `LAYERS` may use the rows below it and nothing else,
+//! so that a cycle is impossible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -28,10 +28,12 @@ const LAYERS: &[&[&str]] = &[
     ],
 ];
 
+/// The modules that may have locks: `store` around state that tasks share, `metrics` around counters.
+const WITH_LOCKS: [&str; 2] = ["store", "metrics"];
+
 #[test]
 fn modules_use_only_lower_layers() {
-    let edges = edges(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")));
-    let wrong: Vec<_> = edges
+    let wrong: Vec<_> = edges()
         .iter()
         .filter(|((from, to), _)| layer(from) >= layer(to))
         .map(|((from, to), files)| format!("{from} must not use {to}: {files:?}"))
@@ -49,29 +51,46 @@ fn layer(module: &str) -> usize {
     row.unwrap_or_else(|| panic!("add the module {module} to LAYERS"))
 }
 
+#[test]
+fn few_modules_have_locks() {
+    let wrong: Vec<_> = modules()
+        .into_iter()
+        .filter(|(path, _)| !WITH_LOCKS.contains(&path[0].as_str()))
+        .filter(|(_, code)| ["Mutex", "RwLock"].iter().any(|lock| code.contains(lock)))
+        .map(|(path, _)| path.join("/"))
+        .collect();
+
+    assert!(wrong.is_empty(), "locks outside {WITH_LOCKS:?}: {wrong:?}");
+}
+
 /// Returns which module uses which other, and the files in which it does.
-fn edges(src: &Path) -> BTreeMap<(String, String), BTreeSet<PathBuf>> {
+fn edges() -> BTreeMap<(String, String), BTreeSet<String>> {
     let mut edges = BTreeMap::<_, BTreeSet<_>>::new();
-    for file in sources(src) {
-        let relative = file.strip_prefix(src).unwrap().with_extension("");
-        let path: Vec<_> = relative
-            .iter()
-            .map(|part| part.to_str().unwrap())
-            .filter(|part| *part != "mod")
-            .collect();
-        if path == ["lib"] || path == ["layers"] || path.contains(&"tests") {
-            continue;
-        }
-        for module in used(&std::fs::read_to_string(&file).unwrap(), path.len()) {
+    for (path, code) in modules() {
+        for module in used(&code, path.len()) {
             if module != path[0] {
-                edges
-                    .entry((path[0].to_owned(), module))
-                    .or_default()
-                    .insert(relative.clone());
+                let edge = edges.entry((path[0].clone(), module)).or_default();
+                edge.insert(path.join("/"));
             }
         }
     }
     edges
+}
+
+/// Returns the paths and the code of all modules.
+fn modules() -> Vec<(Vec<String>, String)> {
+    let src = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"));
+    let modules = sources(src).into_iter().map(|file| {
+        let relative = file.strip_prefix(src).unwrap().with_extension("");
+        let parts = relative.iter().map(|part| part.to_str().unwrap());
+        let path: Vec<_> = parts.filter(|part| *part != "mod").map(str::to_owned).collect();
+        (path, code(&std::fs::read_to_string(&file).unwrap()))
+    });
+    modules
+        .filter(|(path, _)| {
+            !["lib", "layers"].contains(&path[0].as_str()) && !path.contains(&"tests".to_owned())
+        })
+        .collect()
 }
 
 fn sources(directory: &Path) -> Vec<PathBuf> {
@@ -85,14 +104,16 @@ fn sources(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the top-level modules that `source`, a module `depth` levels below the crate, names.
-fn used(source: &str, depth: usize) -> BTreeSet<String> {
+/// Returns `source` without its tests and comments.
+fn code(source: &str) -> String {
     let code = source.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let code = lines
-        .collect::<Vec<_>>()
-        .join("\n")
-        .replace(&"super::".repeat(depth), "crate::");
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the top-level modules that `code`, a module `depth` levels below the crate, names.
+fn used(code: &str, depth: usize) -> BTreeSet<String> {
+    let code = code.replace(&"super::".repeat(depth), "crate::");
     let paths = code.split("crate::").skip(1);
     let names = paths.map(|path| {
         path.split(|c: char| c != '_' && !c.is_alphanumeric())
@@ -111,7 +132,7 @@ fn paths_in_code_are_found() {
                   use super::sibling;\n#[cfg(test)]\nmod tests { use crate::agent; }";
 
     assert_eq!(
-        used(source, 2),
+        used(&code(source), 2),
         ["api", "limits", "store"].map(str::to_owned).into()
     );
 }

@@ -1,27 +1,19 @@
 //! The clients of connected plugins, by connection.
-//!
-//! The node decides which connection to call; this map finds the client of that connection. It does not hold state of the
-//! node: an entry lives as long as the task of its connection.
-
-use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
 
 use devlet_core::ConnectionId;
 use tokio_util::sync::CancellationToken;
 
 use super::client::PluginClient;
+use crate::store::Clients;
 
 /// Clients by connection.
 #[derive(Debug, Clone, Default)]
-pub struct PluginClients {
-    clients: Arc<RwLock<HashMap<ConnectionId, (PluginClient, CancellationToken)>>>,
-}
+pub struct PluginClients(Clients<PluginClient>);
 
 impl PluginClients {
     /// Returns the client of a connection; `None` once it is lost.
     pub fn client(&self, connection: ConnectionId) -> Option<PluginClient> {
-        let clients = self.clients.read().unwrap_or_else(PoisonError::into_inner);
-        clients.get(&connection).map(|(client, _)| client.clone())
+        self.0.get(connection)
     }
 
     /// Adds a client until the returned entry is dropped. `cancelled` ends the task of the connection.
@@ -31,8 +23,7 @@ impl PluginClients {
         client: PluginClient,
         cancelled: CancellationToken,
     ) -> ClientEntry {
-        let mut clients = self.clients.write().unwrap_or_else(PoisonError::into_inner);
-        clients.insert(connection, (client, cancelled));
+        self.0.insert(connection, Some(client), cancelled);
         ClientEntry {
             plugins: self.clone(),
             connection,
@@ -41,10 +32,7 @@ impl PluginClients {
 
     /// Ends the task of a connection that has been replaced.
     pub fn cancel(&self, connection: ConnectionId) {
-        let clients = self.clients.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, cancelled)) = clients.get(&connection) {
-            cancelled.cancel();
-        }
+        self.0.cancel(connection);
     }
 }
 
@@ -58,11 +46,6 @@ pub struct ClientEntry {
 
 impl Drop for ClientEntry {
     fn drop(&mut self) {
-        let mut clients = self
-            .plugins
-            .clients
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        clients.remove(&self.connection);
+        self.plugins.0.remove(self.connection);
     }
 }

@@ -1,10 +1,6 @@
-//! The clients of registered plugins of drivers, by connection.
-//!
-//! The node decides which connection to call; this map finds the client of that connection. It does not hold state of the
-//! node: an entry lives as long as the registration of its plugin.
+//! The clients of registered plugins of drivers, by connection, and calls on them.
 
-use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use devlet_core::ConnectionId;
 use devlet_core::dra::claims::Call;
@@ -15,19 +11,13 @@ use super::client::DriverClient;
 use super::{DriverCallError, DriverCalls, Prepared, Unprepared};
 use crate::config::Config;
 use crate::grpc::call::CallDeadline;
+use crate::store::Clients;
 
-/// Clients by connection.
+/// Clients by connection. An entry lives as long as the registration of its plugin.
 #[derive(Debug, Clone)]
 pub struct DriverClients {
     config: Arc<Config>,
-    plugins: Arc<RwLock<HashMap<ConnectionId, Entry>>>,
-}
-
-/// A registered plugin, and its client while it is connected.
-#[derive(Debug)]
-struct Entry {
-    client: Option<DriverClient>,
-    cancelled: CancellationToken,
+    clients: Clients<DriverClient>,
 }
 
 impl DriverClients {
@@ -35,41 +25,28 @@ impl DriverClients {
     pub fn new(config: Arc<Config>) -> Self {
         Self {
             config,
-            plugins: Arc::default(),
+            clients: Clients::default(),
         }
     }
 
     /// Adds a registered plugin. Cancelling `cancelled` ends its session.
     pub(super) fn insert(&self, id: ConnectionId, cancelled: CancellationToken) {
-        let entry = Entry {
-            client: None,
-            cancelled,
-        };
-        let mut plugins = self.plugins.write().unwrap_or_else(PoisonError::into_inner);
-        plugins.insert(id, entry);
+        self.clients.insert(id, None, cancelled);
     }
 
     /// Sets the client of a plugin, or removes it when the connection is lost.
     pub(super) fn set_client(&self, id: ConnectionId, client: Option<DriverClient>) {
-        let mut plugins = self.plugins.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = plugins.get_mut(&id) {
-            entry.client = client;
-        }
+        self.clients.set(id, client);
     }
 
     /// Removes a plugin that is gone or replaced, and ends its session.
     pub(super) fn cancel(&self, id: ConnectionId) {
-        let mut plugins = self.plugins.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = plugins.remove(&id) {
-            entry.cancelled.cancel();
-        }
+        self.clients.cancel(id);
+        self.clients.remove(id);
     }
 
     fn client(&self, call: &Call) -> Result<DriverClient, DriverCallError> {
-        let plugins = self.plugins.read().unwrap_or_else(PoisonError::into_inner);
-        let client = plugins
-            .get(&call.connection)
-            .and_then(|entry| entry.client.clone());
+        let client = self.clients.get(call.connection);
         client.ok_or_else(|| DriverCallError::NotConnected {
             driver: call.driver.clone(),
         })

@@ -1,22 +1,24 @@
 //! Sockets in `plugins_registry` that are not served, for `devlet status`.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use tokio::sync::watch;
 
 /// Maximum dead sockets that are named. Further ones are only counted.
 const NAMED: usize = 3;
 
 /// The newest `Summary`. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct RegistryStatus(Arc<Mutex<Summary>>);
+pub struct RegistryStatus(Arc<watch::Sender<Summary>>);
 
 impl RegistryStatus {
     pub(super) fn set(&self, summary: Summary) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = summary;
+        self.0.send_replace(summary);
     }
 
     pub(crate) fn get(&self) -> Summary {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.borrow().clone()
     }
 }
 
