@@ -225,7 +225,7 @@ impl Listener {
         match checked.0 {
             Ok(None) => true,
             Ok(Some(bound)) => {
-                tracing::warn!(socket = %self.path.display(), "socket was missing and was created again");
+                tracing::warn!(socket = %self.path.display(), "missing socket created again");
                 self.bound = bound;
                 self.state.send_replace(SocketState {
                     identity: self.bound.identity,
@@ -238,7 +238,7 @@ impl Listener {
                 self.state.send_if_modified(|state| {
                     let is_new = state.problem != problem;
                     if is_new {
-                        tracing::error!(socket = %self.path.display(), %error, "socket is missing and cannot be created again");
+                        tracing::error!(socket = %self.path.display(), %error, "missing socket not created again");
                         state.problem = problem;
                     }
                     is_new

@@ -177,7 +177,7 @@ pub async fn serve(
         ended = &mut serving => return ended.map_err(failed),
         () = async { closing.cancelled().await; tokio::time::sleep(drain).await } => {}
     }
-    tracing::warn!(socket = %path.display(), ?drain, "calls still in flight after a shutdown are aborted");
+    tracing::warn!(socket = %path.display(), ?drain, "calls in flight aborted at shutdown");
     abort.cancel();
     match tokio::time::timeout(ABORT_TIME, serving).await {
         Ok(ended) => ended.map_err(failed),
@@ -309,7 +309,7 @@ impl Stream for Incoming {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(socket = %this.listener.path().display(), %error, "cannot accept a connection");
+                    tracing::warn!(socket = %this.listener.path().display(), %error, "connection not accepted");
                     this.pause = Some(Box::pin(tokio::time::sleep(ACCEPT_PAUSE)));
                 }
             }

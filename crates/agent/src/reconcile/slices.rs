@@ -87,7 +87,7 @@ pub(crate) async fn follow(
 
 async fn listed(slices: &impl ResourceSlices) -> BTreeSet<DriverName> {
     let log = |error: &SliceError, pause: Duration| {
-        tracing::warn!(%error, retry_in = ?pause, "ResourceSlices cannot be listed");
+        tracing::warn!(%error, retry_in = ?pause, "ResourceSlices not listed");
     };
     retry(|| slices.drivers(), log).await
 }
@@ -95,7 +95,7 @@ async fn listed(slices: &impl ResourceSlices) -> BTreeSet<DriverName> {
 /// Deletes a driver's slices unless it comes back. Returns the driver.
 async fn wipe(store: &Store, slices: &impl ResourceSlices, driver: DriverName, since: Away) -> DriverName {
     let log = |error: &SliceError, pause: Duration| {
-        tracing::warn!(%driver, %error, retry_in = ?pause, "ResourceSlices cannot be wiped");
+        tracing::warn!(%driver, %error, retry_in = ?pause, "ResourceSlices not deleted");
     };
     let wiped = async {
         retry(|| slices.wipe(&driver), log).await;
