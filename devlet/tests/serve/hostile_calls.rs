@@ -12,7 +12,7 @@ fn silences() -> [Fault; 3] {
 }
 
 #[test]
-fn a_plugin_that_does_not_answer_when_asked_for_its_options_is_not_taken_in() {
+fn a_plugin_that_does_not_answer_when_asked_for_its_options_is_not_registered() {
     let mut neighbours = Neighbourhood::configured(IMPATIENT);
     for fault in silences() {
         let mut plugin = Plugin::start(&neighbours.bad(1).with_fault("GetDevicePluginOptions", fault));

@@ -22,7 +22,7 @@ fn a_plugin_that_registers_and_vanishes_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_plugin_that_is_gone_when_it_is_dialled_is_not_taken_in() {
+fn a_plugin_that_is_gone_when_it_is_dialled_is_not_registered() {
     let mut neighbours = Neighbourhood::configured(IMPATIENT);
     let mut plugin = Plugin::start(&Script {
         door: Door::Claim,
@@ -56,10 +56,10 @@ fn slowed_down_alone(api: Api) {
     while !plugin.has_event(|event| matches!(event, Event::Registrations { .. })) {
         neighbours.one_pod_goes_on();
     }
-    let (taken_in, refused, messages) = plugin.registrations();
+    let (registered, refused, messages) = plugin.registrations();
     assert!(
-        taken_in > 0 && refused > 0,
-        "{taken_in} taken in, {refused} refused"
+        registered > 0 && refused > 0,
+        "{registered} registered, {refused} refused"
     );
     let named = |limit: &str| messages.iter().any(|message| message.contains(limit));
     assert!(named("limits.registrationsPerMinute allows 50"), "{messages:?}");

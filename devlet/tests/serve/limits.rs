@@ -188,9 +188,9 @@ fn lists_of_a_process_count_together_over_its_resources() {
 fn the_number_of_resources_of_a_process_is_limited() {
     let mut neighbours = Neighbourhood::configured("limits: {resourcesPerPlugin: 2}");
     let mut plugin = Plugin::registered(&neighbours.bad(1));
-    for (resource, taken_in) in [("evil.example/two", true), ("evil.example/three", false)] {
+    for (resource, registered) in [("evil.example/two", true), ("evil.example/three", false)] {
         plugin.command(&format!("offer {resource}"));
-        if taken_in {
+        if registered {
             plugin.until(&Event::Registered);
             neighbours.until_resource(resource, |each| each.state() == ResourceState::Serving);
         } else {

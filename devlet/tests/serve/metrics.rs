@@ -247,7 +247,7 @@ fn counters_exist_and_are_zero_before_the_first_event() {
     let mut ends: BTreeSet<String> = quoted(reasons)
         .map(|reason| format!("refused {reason}"))
         .collect();
-    ends.insert("taken_in ".into());
+    ends.insert("registered ".into());
     assert_eq!(series("devlet_plugin_registrations_total"), ends);
 }
 
@@ -423,7 +423,7 @@ fn what_is_printed_is_documented_and_the_other_way_round() {
         ),
         (
             "devlet_plugin_registrations_total",
-            &[("outcome", "taken_in")],
+            &[("outcome", "registered")],
             5.0,
         ),
         (

@@ -187,7 +187,7 @@ fn good_pods_go_on(daemon: &Daemon) {
 }
 
 #[test]
-fn a_plugin_that_hangs_when_asked_for_its_options_is_not_taken_in() {
+fn a_plugin_that_hangs_when_asked_for_its_options_is_not_registered() {
     let (root, daemon, _good) = impatient();
     let mut plugin = Plugin::start(&gpus(root.path(), 1).with_fault("GetDevicePluginOptions", Fault::Hang));
     plugin.called("GetDevicePluginOptions");

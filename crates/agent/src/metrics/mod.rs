@@ -283,9 +283,9 @@ impl Metrics {
     }
 
     /// Marks the plugin behind a socket in `plugins_registry` as registered.
-    pub fn socket_taken_in(&self, path: &Path) {
-        if let Some(taken_in) = self.recorded.sockets().get_mut(path) {
-            *taken_in = true;
+    pub fn socket_registered(&self, path: &Path) {
+        if let Some(registered) = self.recorded.sockets().get_mut(path) {
+            *registered = true;
         }
     }
 

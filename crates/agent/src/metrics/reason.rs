@@ -73,7 +73,7 @@ pub(super) const ADMISSION_OUTCOMES: [Outcome; 25] = [
     GIVEN_UP,
 ];
 
-pub(super) const REGISTERED: Outcome = Outcome::new("taken_in", "");
+pub(super) const REGISTERED: Outcome = Outcome::new("registered", "");
 
 /// Every outcome of a registration. Each counter exists from the start.
 pub(super) const REGISTRATION_OUTCOMES: [Outcome; 11] = [
@@ -81,7 +81,7 @@ pub(super) const REGISTRATION_OUTCOMES: [Outcome; 11] = [
     Outcome::new("refused", "invalid"),
     Outcome::new("refused", "kind"),
     Outcome::new("refused", "not_allowed"),
-    Outcome::new("refused", "not_theirs"),
+    Outcome::new("refused", "socket_owner"),
     Outcome::new("refused", "other_user"),
     Outcome::new("refused", "over_limit"),
     Outcome::new("refused", "services"),

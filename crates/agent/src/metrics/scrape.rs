@@ -118,7 +118,7 @@ impl Metrics {
         let registry = &mut page.registry;
         registry.register(
             "kubelet_device_plugin_registration",
-            "Device plugins that were taken in",
+            "Device plugins that registered",
             recorded.registered.clone(),
         );
         registry.register(
@@ -128,7 +128,7 @@ impl Metrics {
         );
         registry.register(
             "devlet_plugin_registrations",
-            "Attempts of plugins to be taken in",
+            "Attempts of plugins to register",
             recorded.registrations.clone(),
         );
         registry.register(
@@ -193,11 +193,11 @@ impl Metrics {
             let sockets = self.recorded.sockets();
             sockets
                 .iter()
-                .map(|(path, taken)| (path.clone(), *taken))
+                .map(|(path, registered)| (path.clone(), *registered))
                 .collect()
         };
         let family: Family<BySocket, Gauge> = Family::default();
-        for (place, (path, taken_in)) in sockets.into_iter().enumerate() {
+        for (place, (path, registered)) in sockets.into_iter().enumerate() {
             let socket_path = if place < MAX_SOCKETS {
                 path.display().to_string()
             } else {
@@ -208,13 +208,13 @@ impl Metrics {
                 family.get_or_create(&BySocket { socket_path, state }).inc();
             };
             count("desired_state_of_world");
-            if taken_in {
+            if registered {
                 count("actual_state_of_world");
             }
         }
         page.registry.register(
             "plugin_manager_total_plugins",
-            "Sockets in plugins_registry, and those of them whose plugin was taken in",
+            "Sockets in plugins_registry, and those of them whose plugin is registered",
             family,
         );
     }

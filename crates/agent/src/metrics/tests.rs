@@ -121,7 +121,7 @@ fn counters_and_gauges_have_the_kubelets_names() {
         r#"kubelet_device_plugin_alloc_duration_seconds_bucket{le="0.01",resource_name="acme.com/gpu"} 1"#,
         r#"kubelet_device_plugin_alloc_duration_seconds_count{resource_name="acme.com/gpu"} 1"#,
         r#"kubelet_admission_rejections_total{reason="UnexpectedAdmissionError"} 0"#,
-        r#"devlet_plugin_registrations_total{outcome="taken_in",reason=""} 1"#,
+        r#"devlet_plugin_registrations_total{outcome="registered",reason=""} 1"#,
         r#"devlet_limit_hits_total{limit="connectionsPerUid"} 1"#,
         r#"devlet_resource_capacity{resource_name="acme.com/gpu"} 2"#,
         r#"devlet_resource_allocatable{resource_name="acme.com/gpu"} 1"#,
@@ -333,7 +333,7 @@ fn sockets_are_bounded_and_their_names_cannot_break_the_format() {
     let world = World::new();
     let hostile = Path::new("/plugins_registry/a\"} 1\n# EOF\n\\x.sock");
     world.metrics.socket_found(hostile);
-    world.metrics.socket_taken_in(hostile);
+    world.metrics.socket_registered(hostile);
     for number in 0..MAX_SOCKETS + 4 {
         world
             .metrics

@@ -226,7 +226,7 @@ impl Registry {
         let (metrics, drivers) = (&self.handshake.registrar.metrics, &self.handshake.drivers);
         let error = match result {
             Ok(()) => {
-                metrics.socket_taken_in(&path);
+                metrics.socket_registered(&path);
                 drivers.refusal_ended(&path);
                 entry.failures = 0;
                 entry.state = State::Registered(cancel.clone());

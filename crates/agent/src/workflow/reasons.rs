@@ -41,7 +41,7 @@ impl From<&RegisterError> for Reason {
             RegisterError::Dial(_) => "dial",
             RegisterError::Options(_) => "options",
             RegisterError::NotAllowed { .. } => "not_allowed",
-            RegisterError::SocketOwnerMismatch { .. } => "not_theirs",
+            RegisterError::SocketOwnerMismatch { .. } => "socket_owner",
             RegisterError::Refused(_) => "other_user",
             RegisterError::LimitExceeded(_) => "over_limit",
             RegisterError::Superseded => "superseded",
@@ -54,7 +54,7 @@ impl From<&registration::RegisterDriverError> for Reason {
         use registration::RegisterDriverError as Error;
         Self(match error {
             Error::Connect(ConnectError::Dial(_)) => "dial",
-            Error::Connect(ConnectError::SocketOwnerMismatch { .. }) => "not_theirs",
+            Error::Connect(ConnectError::SocketOwnerMismatch { .. }) => "socket_owner",
             Error::ServiceProbe { .. } => "options",
             Error::Services(_) => "services",
             Error::NotAllowed { .. } => "not_allowed",
