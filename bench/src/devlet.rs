@@ -204,8 +204,8 @@ impl Devlet {
     /// Returns the time at which its capacity was first `count` devices. Polls, as for the kubelet: a watch waits after
     /// each change.
     pub(crate) async fn capacity(&self, count: usize) -> anyhow::Result<u64> {
-        let patience = Instant::now();
-        while patience.elapsed() < TIMEOUT {
+        let started = Instant::now();
+        while started.elapsed() < TIMEOUT {
             let list = self.client.list_resources(ListResourcesRequest {}).await?;
             let ours = list
                 .resources
@@ -233,11 +233,11 @@ impl Devlet {
 
 async fn connect(root: &Path) -> anyhow::Result<Client> {
     let socket = root.join("devlet/devlet.sock");
-    let patience = Instant::now();
+    let started = Instant::now();
     loop {
         match Client::connect(&socket).await {
             Ok(client) => return Ok(client),
-            Err(error) if patience.elapsed() > TIMEOUT => {
+            Err(error) if started.elapsed() > TIMEOUT => {
                 return Err(error).context("devlet does not start; see its log");
             }
             Err(_) => std::thread::sleep(PAUSE),

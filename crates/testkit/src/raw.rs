@@ -152,7 +152,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
                 &[&2_u32.to_be_bytes(), POST].concat(),
             ),
         ),
-        ("a farewell", frame(GOAWAY, 0, 0, &[0; 8])),
+        ("the end of the connection", frame(GOAWAY, 0, 0, &[0; 8])),
         (
             "frames of unknown types",
             frame(0xee, 0xff, 0, b"what").repeat(1_000),

@@ -67,8 +67,8 @@ pub(super) async fn run<M, L: Listing + From<M>>(
     let mut updates = watch(&client).await?;
     loop {
         let loss = follow::<M, L>(&mut printer, &mut updates, &socket).await?;
-        let patience = RECONNECT.as_secs();
-        output::warn(&format!("{loss}; waiting up to {patience}s for it to come back"));
+        let limit = RECONNECT.as_secs();
+        output::warn(&format!("{loss}; waiting up to {limit}s for it to come back"));
         let first;
         (first, updates) = again(&socket, timeout, RECONNECT, &watch).await?;
         printer.update(L::from(first))?;
@@ -114,10 +114,10 @@ fn stopped(socket: &Path) -> String {
 async fn again<M>(
     socket: &Path,
     timeout: Duration,
-    patience: Duration,
+    limit: Duration,
     watch: &impl AsyncFn(&Client) -> Result<Watch<M>, Status>,
 ) -> anyhow::Result<(M, Watch<M>)> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + limit;
     let sockets = [socket.to_owned()];
     loop {
         let first = async {
@@ -139,9 +139,9 @@ async fn again<M>(
             Err(_) => "it does not answer".to_owned(),
         };
         if Instant::now() + PAUSE >= deadline {
-            let (socket, patience) = (socket.display(), patience.as_secs());
+            let (socket, limit) = (socket.display(), limit.as_secs());
             return Err(anyhow!(
-                "devlet at {socket} did not come back within {patience}s: {problem}"
+                "devlet at {socket} did not come back within {limit}s: {problem}"
             ));
         }
         tokio::time::sleep(PAUSE).await;

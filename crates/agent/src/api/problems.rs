@@ -216,12 +216,11 @@ fn abandoned(node: &Node) -> impl Iterator<Item = Problem> {
             ),
             hint: if view.pods.is_empty() {
                 format!(
-                    "should the driver come back, it is asked to unprepare it, and this ends; if it never does: devlet \
-                     forget --claim {}",
+                    "if a driver comes back, devlet has it unprepare the claim; otherwise, devlet forget --claim {}",
                     view.claim.key
                 )
             } else {
-                "should the driver come back, it is asked to unprepare it, and this ends".to_owned()
+                "if a driver comes back, devlet has it unprepare the claim".to_owned()
             },
             blocking: false,
         }

@@ -418,11 +418,11 @@ async fn a_driver_is_told_of_its_deadline_and_held_to_it() {
     };
     let mut process = driver.start_unregistered();
     let client = client(&driver).await;
-    let patience = CallDeadline {
+    let call_deadline = CallDeadline {
         own: Duration::from_millis(300),
         caller: None,
     };
-    let error = client.prepare(&[claim("one")], patience).await.unwrap_err();
+    let error = client.prepare(&[claim("one")], call_deadline).await.unwrap_err();
     assert!(matches!(error, CallError::TimedOut { .. }), "{error:?}");
     assert_eq!(
         error.to_string(),
@@ -446,7 +446,10 @@ async fn a_driver_is_told_of_its_deadline_and_held_to_it() {
         left <= Duration::from_millis(300) && left > Duration::from_millis(200),
         "{left:?}"
     );
-    let error = client.unprepare(&[claim("one")], patience).await.unwrap_err();
+    let error = client
+        .unprepare(&[claim("one")], call_deadline)
+        .await
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "NodeUnprepareResources was not answered within 0.3 s"

@@ -336,10 +336,10 @@ async fn an_impatient_caller_does_without_advice() {
         ..gpus(root.path())
     };
     let mut plugin = Plugin::registered(&script.with_fault("GetPreferredAllocation", Fault::Hang));
-    let patience = Instant::now() + Duration::from_secs(4);
+    let deadline = Instant::now() + Duration::from_secs(4);
 
     agent
-        .admit(&pod("job", Source::Embedder), patience, |_| {})
+        .admit(&pod("job", Source::Embedder), deadline, |_| {})
         .await
         .unwrap();
 

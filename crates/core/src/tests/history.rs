@@ -441,7 +441,7 @@ impl World {
             assert_eq!(
                 (news, before),
                 (false, everything(&self.node)),
-                "a late farewell had a say"
+                "the end of a replaced connection changed the node"
             );
         }
         self.leave(connection);
