@@ -140,9 +140,7 @@ async fn a_stalled_disk_is_reported_until_it_answers() {
         "{text}"
     );
     // The caller may wait before the write begins.
-    while !matches!(store.health(), Err(WriteError::Hangs { .. })) {
-        tokio::task::yield_now().await;
-    }
+    wait_until("the stall is reported", || is_stalled(&store)).await;
     let refused = store.hold(&request("b", 1), &Preferences::new());
     assert!(matches!(refused, Err(HoldError::Write(WriteError::Hangs { .. }))));
 
@@ -159,11 +157,13 @@ async fn a_stalled_disk_is_reported_until_it_answers() {
     while pods(&store).is_empty() {
         changed.changed().await.unwrap();
     }
-    while store.health().is_err() {
-        tokio::task::yield_now().await;
-    }
+    wait_until("the disk works again", || store.health().is_ok()).await;
     let again = store.hold(&request("a", 1), &Preferences::new());
     assert!(again.unwrap().is_none(), "it has everything");
+}
+
+fn is_stalled(store: &Store) -> bool {
+    matches!(store.health(), Err(WriteError::Hangs { .. }))
 }
 
 #[tokio::test]
@@ -185,11 +185,7 @@ async fn a_disk_that_stalls_in_a_checkpoint_is_reported() {
         let store = store.clone();
         async move { store.stop().await }
     });
-    let reported = async {
-        while !matches!(store.health(), Err(WriteError::Hangs { .. })) {
-            tokio::task::yield_now().await;
-        }
-    };
+    let reported = wait_until("the stall is reported", || is_stalled(&store));
     let reported = tokio::time::timeout(Duration::from_secs(20), reported).await;
     disk.release_syncs();
 

@@ -235,14 +235,9 @@ async fn a_mirror_comes_by_itself() {
     offer(&store, GPU, 4);
     admit(&store, "a", 1).await.unwrap();
     // The thread retries after its own pause.
-    let written = async {
-        while !std::fs::read_to_string(root.checkpoint()).is_ok_and(|file| file.contains("\"a\"")) {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), written)
-        .await
-        .unwrap();
+    let is_written =
+        || std::fs::read_to_string(root.checkpoint()).is_ok_and(|file| file.contains("\"a\""));
+    wait_until("the mirror is written", is_written).await;
 }
 
 #[tokio::test]
