@@ -294,6 +294,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_documents_name_only_limits_that_exist() {
+        for document in [
+            "configuration",
+            "metrics",
+            "operations",
+            "troubleshooting",
+            "compatibility",
+        ] {
+            let path = format!("{}/../../docs/{document}.md", env!("CARGO_MANIFEST_DIR"));
+            let text = std::fs::read_to_string(path).unwrap();
+            for after in text.split("`limits.").skip(1) {
+                let name = after.split(|c: char| !c.is_alphanumeric()).next().unwrap();
+                let exists = Limit::ALL.iter().any(|limit| limit.name() == name);
+                assert!(exists || name.is_empty(), "{document}.md names limits.{name}");
+            }
+        }
+    }
+
     fn size(number: u64) -> String {
         match number {
             number if number % (1 << 20) == 0 => format!("{} MiB", number >> 20),
