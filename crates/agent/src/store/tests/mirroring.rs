@@ -235,8 +235,7 @@ async fn a_mirror_comes_by_itself() {
     offer(&store, GPU, 4);
     admit(&store, "a", 1).await.unwrap();
     // The thread retries after its own pause.
-    let is_written =
-        || std::fs::read_to_string(root.checkpoint()).is_ok_and(|file| file.contains("\"a\""));
+    let is_written = || std::fs::read_to_string(root.checkpoint()).is_ok_and(|file| file.contains("\"a\""));
     wait_until("the mirror is written", is_written).await;
 }
 
