@@ -170,7 +170,7 @@ fn an_allocation_without_an_answer_fails_and_frees_its_device() {
 
 #[test]
 fn pods_that_fail_at_a_plugin_again_and_again_are_slowed_down_alone() {
-    let mut neighbours = Neighbourhood::configured(IMPATIENT);
+    let neighbours = Neighbourhood::configured(IMPATIENT);
     let mut plugin = Plugin::registered(&neighbours.bad(1));
     neighbours.until_capacity(BAD, 1);
     plugin.fault("Allocate", Some(&Fault::NoContainers));
