@@ -20,6 +20,7 @@ const LAYERS: &[&[&str]] = &[
     &["access"],
     &[
         "backoff",
+        "cluster",
         "deadline",
         "display",
         "long_decode",

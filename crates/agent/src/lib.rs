@@ -37,6 +37,7 @@ pub mod access;
 pub mod agent;
 pub mod api;
 mod backoff;
+pub mod cluster;
 pub mod config;
 pub mod deadline;
 pub mod device_plugin;

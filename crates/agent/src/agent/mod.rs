@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::cluster::ClusterReport;
 use crate::config::Config;
 use crate::device_plugin::clients::PluginClients;
 use crate::dra::clients::DriverClients;
@@ -62,6 +63,7 @@ struct Inner {
     /// Admissions that failed at plugins of each resource.
     plugin_failures: KeyedRateLimiter<ResourceName>,
     metrics: Metrics,
+    cluster: ClusterReport,
     tasks: TaskTracker,
     stop: CancellationToken,
     kubelet_socket: SocketHandle,
@@ -94,6 +96,11 @@ impl Agent {
     /// Returns the metrics of the node.
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
+    }
+
+    /// Returns the state of an integration with a cluster, which publishes it here.
+    pub fn cluster(&self) -> &ClusterReport {
+        &self.inner.cluster
     }
 
     /// Returns all metrics as OpenMetrics text. Reads files, so it may block.

@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
 use super::{Inner, root};
+use crate::cluster::ClusterReport;
 use crate::config::Config;
 use crate::device_plugin::clients::PluginClients;
 use crate::dra::clients::DriverClients;
@@ -133,6 +134,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
         claims,
         plugin_failures: KeyedRateLimiter::new(PLUGIN_FAILURES_PER_MINUTE, MINUTE),
         metrics,
+        cluster: ClusterReport::default(),
         tasks,
         stop,
         kubelet_socket,

@@ -1,0 +1,113 @@
+//! The state of an integration with a cluster, as `status` and the lists of pods and slices show it.
+//!
+//! The integration publishes it, and nothing in the node depends on it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use devlet_core::{Moment, PodName, PodUid};
+use tokio::sync::watch;
+
+/// The state of an integration. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct ClusterReport(Arc<watch::Sender<ClusterState>>);
+
+/// What an integration reports.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterState {
+    /// `None` without an integration.
+    pub connection: Option<ClusterConnection>,
+    /// Background tasks by name.
+    pub tasks: BTreeMap<&'static str, TaskState>,
+    /// Pods of the cluster on this node that are not admitted, with the reason.
+    pub waiting: BTreeMap<PodUid, WaitingPod>,
+    /// ResourceSlices of this node, by name.
+    pub slices: BTreeMap<String, ClusterSlice>,
+}
+
+/// The API server of an integration.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterConnection {
+    /// `agent` or `observe`.
+    pub mode: &'static str,
+    /// URL of the API server.
+    pub server: String,
+    /// Name of the Node object.
+    pub node: String,
+    /// The user that the API server authenticated; empty while unknown.
+    pub identity: String,
+}
+
+/// A background task.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TaskState {
+    /// Time of the last success.
+    pub last_success: Option<Moment>,
+    /// The last error. Older than the last success if the task works again.
+    pub last_error: Option<TaskError>,
+}
+
+/// An error of a background task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskError {
+    /// Its time.
+    pub at: Moment,
+    /// What failed, why, and what to do.
+    pub message: String,
+}
+
+/// A pod of the cluster that is not admitted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitingPod {
+    /// Its name.
+    pub name: PodName,
+    /// Time since which it waits.
+    pub since: Moment,
+    /// What it waits for, or why it was refused.
+    pub reason: String,
+}
+
+/// A ResourceSlice.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterSlice {
+    /// Name of the driver.
+    pub driver: String,
+    /// Name of the pool.
+    pub pool: String,
+    /// Generation of the pool.
+    pub generation: i64,
+    /// Number of devices.
+    pub devices: usize,
+    /// Creation time, as the API server reports it.
+    pub created: String,
+    /// `true` if the owner is an earlier Node object of this name: the driver must restart.
+    pub has_stale_owner: bool,
+}
+
+impl ClusterReport {
+    /// Calls `question` with the state.
+    pub fn read<T>(&self, question: impl FnOnce(&ClusterState) -> T) -> T {
+        question(&self.0.borrow())
+    }
+
+    /// Changes the state.
+    pub fn update(&self, change: impl FnOnce(&mut ClusterState)) {
+        self.0.send_modify(change);
+    }
+
+    /// Returns a receiver that sees every change.
+    pub fn subscribe(&self) -> watch::Receiver<ClusterState> {
+        self.0.subscribe()
+    }
+
+    /// Records a success of a task.
+    pub fn succeeded(&self, task: &'static str, now: Moment) {
+        self.update(|state| state.tasks.entry(task).or_default().last_success = Some(now));
+    }
+
+    /// Records an error of a task.
+    pub fn failed(&self, task: &'static str, now: Moment, message: String) {
+        let error = Some(TaskError { at: now, message });
+        self.update(|state| state.tasks.entry(task).or_default().last_error = error);
+    }
+}

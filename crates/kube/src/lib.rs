@@ -1,0 +1,66 @@
+//! The device part of a Kubernetes node: a node of `devlet-agent` beside a real API server.
+//!
+//! The only crate that knows `kube` and `k8s-openapi`. Each background task compares the node with the API server and acts
+//! until they agree; none holds state that a restart would lose.
+
+pub mod connection;
+mod task;
+
+use std::fmt;
+
+use devlet_agent::agent::Agent;
+use devlet_agent::cluster::ClusterConnection;
+
+use connection::Connection;
+pub use connection::{Access, ConnectError};
+
+/// The part that devlet plays for a node of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// The device part of the node: pods are admitted and removed, capacity is published, slices are wiped.
+    #[default]
+    Agent,
+    /// Claims are looked up for admissions over devlet's API, and lists are shown. Nothing is written.
+    Observe,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Mode {
+    /// Returns its name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Agent => "agent",
+            Self::Observe => "observe",
+        }
+    }
+}
+
+/// Settings of the integration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The origin of address and credentials.
+    pub access: Access,
+    /// Name of the Node object.
+    pub node: String,
+    /// What devlet does.
+    pub mode: Mode,
+}
+
+/// Starts the tasks of the integration, which run until the node stops. Does not wait for the API server.
+pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError> {
+    let connection = Connection::open(settings.access).await?;
+    let reported = ClusterConnection {
+        mode: settings.mode.name(),
+        server: connection.server().to_owned(),
+        node: settings.node,
+        identity: String::new(),
+    };
+    agent.cluster().update(|state| state.connection = Some(reported));
+    agent.spawn(connection.follow(agent.stopping()));
+    Ok(())
+}

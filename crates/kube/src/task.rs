@@ -1,0 +1,104 @@
+//! A background task: its backoff, and its state in `status`.
+
+use std::time::Duration;
+
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+use devlet_agent::agent::Agent;
+use tokio_util::sync::CancellationToken;
+
+use crate::connection::CallError;
+
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+
+/// Short, so that the node agrees with the API server soon after an outage. Jitter spreads the nodes.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+
+/// A background task that repeats its attempts. Successes and errors are visible in `status`.
+pub(crate) struct Task {
+    name: &'static str,
+    agent: Agent,
+    stop: CancellationToken,
+    pauses: ExponentialBackoff,
+    /// The last error that was logged, so that an outage is logged once.
+    logged: Option<String>,
+}
+
+impl Task {
+    pub(crate) fn new(name: &'static str, agent: &Agent) -> Self {
+        Self {
+            name,
+            agent: agent.clone(),
+            stop: agent.stopping(),
+            pauses: pauses(),
+            logged: None,
+        }
+    }
+
+    /// Records a success, and resets the backoff.
+    pub(crate) fn succeeded(&mut self) {
+        if self.logged.take().is_some() {
+            tracing::info!(task = self.name, "API server task recovered");
+        }
+        self.pauses = pauses();
+        self.agent
+            .cluster()
+            .succeeded(self.name, self.agent.store().now());
+    }
+
+    /// Records an error, and returns the pause before the next attempt.
+    pub(crate) fn failed(&mut self, error: &CallError) -> Duration {
+        let pause = self.pauses.next().unwrap_or(MAX_PAUSE);
+        let pause = error.retry_after().map_or(pause, |asked| asked.max(pause));
+        let message = error.to_string();
+        if self.logged.as_ref() != Some(&message) {
+            tracing::warn!(task = self.name, error = %message, "API server task failed; devlet keeps retrying");
+            self.logged = Some(message.clone());
+        }
+        self.agent
+            .cluster()
+            .failed(self.name, self.agent.store().now(), message);
+        pause
+    }
+
+    /// Waits. Returns `false` if the node stops.
+    pub(crate) async fn pause(&self, pause: Duration) -> bool {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => true,
+            () = self.stop.cancelled() => false,
+        }
+    }
+
+    /// Repeats an attempt until it succeeds. Returns `None` if the node stops.
+    pub(crate) async fn retry<T, F>(&mut self, mut attempt: impl FnMut() -> F) -> Option<T>
+    where
+        F: Future<Output = Result<T, CallError>>,
+    {
+        loop {
+            let attempted = tokio::select! {
+                attempted = attempt() => attempted,
+                () = self.stop.cancelled() => return None,
+            };
+            match attempted {
+                Ok(value) => {
+                    self.succeeded();
+                    return Some(value);
+                }
+                Err(error) => {
+                    let pause = self.failed(&error);
+                    if !self.pause(pause).await {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn pauses() -> ExponentialBackoff {
+    ExponentialBuilder::new()
+        .with_min_delay(MIN_PAUSE)
+        .with_max_delay(MAX_PAUSE)
+        .with_jitter()
+        .without_max_times()
+        .build()
+}
