@@ -4,6 +4,7 @@
 //! until they agree; none holds state that a restart would lose.
 
 pub mod connection;
+mod events;
 mod task;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use devlet_agent::cluster::ClusterConnection;
 
 use connection::Connection;
 pub use connection::{Access, ConnectError};
+use events::Events;
 
 /// The part that devlet plays for a node of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,6 +63,10 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
         identity: String::new(),
     };
     agent.cluster().update(|state| state.connection = Some(reported));
-    agent.spawn(connection.follow(agent.stopping()));
+    agent.spawn(connection.clone().follow(agent.stopping()));
+    if settings.mode == Mode::Agent {
+        let (_events, queue) = Events::channel();
+        agent.spawn(events::run(agent.clone(), connection, queue));
+    }
     Ok(())
 }
