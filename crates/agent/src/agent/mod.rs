@@ -23,6 +23,7 @@ use crate::cluster::ClusterReport;
 use crate::config::Config;
 use crate::device_plugin::clients::PluginClients;
 use crate::dra::clients::DriverClients;
+use crate::manifest::DynClaimSource;
 use crate::metrics::{Metrics, StoreView, View};
 use crate::plugin_registry::status::{RegistryStatus, Summary};
 use crate::reconcile::capacity::{self, Capacities};
@@ -64,6 +65,7 @@ struct Inner {
     plugin_failures: KeyedRateLimiter<ResourceName>,
     metrics: Metrics,
     cluster: ClusterReport,
+    claim_source: OnceLock<Arc<dyn DynClaimSource>>,
     tasks: TaskTracker,
     stop: CancellationToken,
     kubelet_socket: SocketHandle,
@@ -101,6 +103,16 @@ impl Agent {
     /// Returns the state of an integration with a cluster, which publishes it here.
     pub fn cluster(&self) -> &ClusterReport {
         &self.inner.cluster
+    }
+
+    /// Sets the source of claims that are not among the manifests of an admission over the API. The first call counts.
+    pub fn set_claim_source(&self, source: Arc<dyn DynClaimSource>) {
+        let _ = self.inner.claim_source.set(source);
+    }
+
+    /// Returns the source of claims of [`Agent::set_claim_source`].
+    pub(crate) fn claim_source(&self) -> Option<&dyn DynClaimSource> {
+        self.inner.claim_source.get().map(AsRef::as_ref)
     }
 
     /// Returns all metrics as OpenMetrics text. Reads files, so it may block.
@@ -293,6 +305,13 @@ impl Agent {
     /// Their claims are unprepared in the background. Pods that were admitted after the source was asked are kept.
     pub async fn reconcile(&self, source: &impl ActivePods) -> Vec<PodUid> {
         orphans::remove(&self.inner.store, source).await
+    }
+
+    /// Returns the pods that [`Agent::reconcile`] would remove, for an embedder that removes them itself. `active` is a
+    /// complete list, which was requested after `asked` admissions
+    /// ([`Node::admissions`](devlet_core::Node::admissions)).
+    pub fn missing_in(&self, active: &BTreeSet<PodUid>, asked: u64) -> Vec<PodUid> {
+        orphans::missing_in(&self.inner.store, active, asked)
     }
 
     /// Deletes the ResourceSlices of drivers that are gone. See [`slices`].

@@ -135,6 +135,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
         plugin_failures: KeyedRateLimiter::new(PLUGIN_FAILURES_PER_MINUTE, MINUTE),
         metrics,
         cluster: ClusterReport::default(),
+        claim_source: OnceLock::new(),
         tasks,
         stop,
         kubelet_socket,

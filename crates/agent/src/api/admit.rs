@@ -6,6 +6,7 @@ use devlet_client::v1;
 use devlet_client::v1::admit_event::Event;
 use devlet_core::dra::view::listed;
 use devlet_core::{Node, PodRequest, ReserveError, Source};
+use futures_util::future::join_all;
 use futures_util::stream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -22,7 +23,7 @@ use crate::display::{self, pod_label};
 use crate::grpc::call::MIN_CALL_TIME;
 use crate::limits::Limit;
 use crate::long_decode;
-use crate::manifest;
+use crate::manifest::{LookedUp, Parsed, Text};
 use crate::workflow::admit::AdmitError;
 
 /// Manifests of at least this many bytes in total are parsed one at a time, on a blocking thread.
@@ -30,6 +31,9 @@ const LARGE_MANIFEST: usize = 64 << 10;
 
 pub(super) const LONG_MANIFEST: &str = "manifests of 64 KiB and more are parsed one after the other, and this one's turn did \
                                         not come in time: admit it again, with a longer wait, or shorten it";
+
+const LONG_LOOKUP: &str = "the API server did not answer in time about the claims that are not among the manifests: admit \
+                           the pod again, with a longer wait";
 
 /// Events that may wait for a caller that does not read. Further reasons to wait are dropped.
 const EVENTS: usize = 16;
@@ -40,6 +44,14 @@ type AdmitResult = Result<v1::AdmitEvent, Status>;
 pub(super) struct NamedText {
     pub(super) name: String,
     pub(super) text: String,
+}
+
+fn views(texts: &[NamedText]) -> Vec<Text<'_>> {
+    let views = texts.iter().map(|each| Text {
+        name: &each.name,
+        text: &each.text,
+    });
+    views.collect()
 }
 
 fn total_bytes(texts: &[NamedText]) -> usize {
@@ -75,15 +87,9 @@ impl DevletService {
     /// Parses manifests. Large ones do not delay other calls: they are parsed one at a time, on a blocking thread, each with a
     /// cooldown, so that all of them together use a fifth of a core.
     pub(super) async fn parse(&self, texts: Vec<NamedText>, deadline: Instant) -> Result<PodRequest, Status> {
-        let parse = |agent: &Agent, texts: &[NamedText]| {
-            let texts = texts.iter().map(|each| manifest::Text {
-                name: &each.name,
-                text: &each.text,
-            });
-            manifest::request(texts, Source::Api, &agent.config().foreign)
-        };
         if total_bytes(&texts) < LARGE_MANIFEST {
-            return Ok(parse(&self.agent, &texts)?);
+            let parsed = Parsed::new(&views(&texts), Source::Api, &self.agent.config().foreign)?;
+            return self.resolve(parsed, &texts, deadline).await;
         }
         // At least a second: the cooldown after another large manifest must not use up a short deadline.
         let deadline = deadline.max(Instant::now() + MIN_CALL_TIME);
@@ -94,7 +100,11 @@ impl DevletService {
         // In a task of the node: a caller that leaves does not end the cooldown.
         self.agent.spawn(async move {
             let started = Instant::now();
-            let parsed = tokio::task::spawn_blocking(move || parse(&agent, &texts)).await;
+            let parse = move || {
+                let parsed = Parsed::new(&views(&texts), Source::Api, &agent.config().foreign);
+                parsed.map(|parsed| (parsed, texts))
+            };
+            let parsed = tokio::task::spawn_blocking(parse).await;
             let cooldown = long_decode::cooldown(started.elapsed());
             let _ = sender.send(parsed);
             tokio::select! {
@@ -107,7 +117,30 @@ impl DevletService {
             .await
             .map_err(|_| Status::unavailable("devlet is stopping"))?;
         let parsed = parsed.map_err(|error| Status::internal(error.to_string()))?;
-        Ok(parsed?)
+        let (parsed, texts) = parsed?;
+        self.resolve(parsed, &texts, deadline).await
+    }
+
+    /// Looks up the claims that are not among the manifests, if the node has a source of claims, and checks all claims.
+    async fn resolve(
+        &self,
+        parsed: Parsed,
+        texts: &[NamedText],
+        deadline: Instant,
+    ) -> Result<PodRequest, Status> {
+        let mut looked_up = LookedUp::new();
+        if let Some(source) = self.agent.claim_source() {
+            let lookups = parsed.missing().into_iter().map(async |key| {
+                let found = source.claim(&key).await;
+                (key, found)
+            });
+            let found = tokio::time::timeout_at(deadline, join_all(lookups)).await;
+            looked_up = found
+                .map_err(|_| Status::deadline_exceeded(LONG_LOOKUP))?
+                .into_iter()
+                .collect();
+        }
+        Ok(parsed.resolve(&views(texts), &looked_up)?)
     }
 }
 

@@ -4,10 +4,11 @@
 //! The rules for the use of a claim are the same for all sources: [`UnresolvedPod::resolve`](super::UnresolvedPod).
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 
 use devlet_core::ClaimUid;
 use devlet_core::dra::claims::{AllocationResult, ClaimKey};
+use futures_util::future::BoxFuture;
 
 /// Looks up claims by name.
 pub trait ClaimSource: Sync {
@@ -16,6 +17,21 @@ pub trait ClaimSource: Sync {
 
     /// Returns the current claim of that name.
     fn claim(&self, key: &ClaimKey) -> impl Future<Output = Result<ResourceClaim, Self::Error>> + Send;
+}
+
+/// A [`ClaimSource`] behind a pointer, with errors as text. Every source is one.
+pub trait DynClaimSource: Debug + Send + Sync {
+    /// Returns the current claim of that name.
+    fn claim<'a>(&'a self, key: &'a ClaimKey) -> BoxFuture<'a, Result<ResourceClaim, String>>;
+}
+
+impl<S: ClaimSource + Debug + Send> DynClaimSource for S {
+    fn claim<'a>(&'a self, key: &'a ClaimKey) -> BoxFuture<'a, Result<ResourceClaim, String>> {
+        Box::pin(async {
+            let claim = ClaimSource::claim(self, key).await;
+            claim.map_err(|error| error.to_string())
+        })
+    }
 }
 
 /// A ResourceClaim, as far as a node is concerned.

@@ -5,8 +5,10 @@
 //! Containers request extended resources in `limits`, and claims from `spec.resourceClaims` by name.
 //!
 //! `syntax` parses the documents of a text into the types of `object`, and `collect` finds the pod and the claims among
-//! them. `pod` and `claim` check and convert these, `resolve` connects them, and `place` locates errors.
+//! them. `pod` and `claim` check and convert these, `resolve` connects them, and `place` locates errors. Objects of an API
+//! server (`api_object`) take the same path after their decoding.
 
+mod api_object;
 mod claim;
 mod claim_source;
 mod collect;
@@ -20,10 +22,16 @@ mod quantity;
 mod resolve;
 pub mod syntax;
 
+use std::collections::BTreeMap;
+
+use devlet_core::dra::claims::ClaimKey;
 use devlet_core::{PodName, PodRequest, PodUid, Source};
 use uuid::Uuid;
 
-pub use claim_source::{ClaimSource, Consumer, Controller, GivenClaims, NotGiven, ResourceClaim};
+pub use api_object::{ClaimObject, PodObject};
+pub use claim_source::{
+    ClaimSource, Consumer, Controller, DynClaimSource, GivenClaims, NotGiven, ResourceClaim,
+};
 pub use error::InvalidManifest;
 pub use place::{Place, Position, position_of};
 pub use quantity::InvalidQuantity;
@@ -56,20 +64,64 @@ pub fn request<'a, T: Into<Text<'a>>>(
     foreign: &[String],
 ) -> Result<PodRequest, InvalidManifest> {
     let texts: Vec<Text<'_>> = texts.into_iter().map(Into::into).collect();
-    let (Manifests { pod, claims }, origins) = collect::collect(&texts, source, foreign)?;
-    let namespace = pod.request.name.namespace.clone();
-    let resolved = pod.resolve_with(|key| claims.find(key));
-    resolved.map_err(|error| match error {
-        ResolveError::Several(errors) => {
-            let errors = errors.into_iter();
-            InvalidManifest::Several(
-                errors
-                    .map(|error| origins.locate(&texts, &namespace, error))
-                    .collect(),
-            )
-        }
-        error => origins.locate(&texts, &namespace, error),
-    })
+    let parsed = Parsed::new(&texts, source, foreign)?;
+    parsed.resolve(&texts, &BTreeMap::new())
+}
+
+/// Parsed manifests, whose claims have not been checked yet.
+pub(crate) struct Parsed {
+    manifests: Manifests,
+    origins: collect::Origins,
+}
+
+/// Claims that were looked up elsewhere, or the reasons why they could not be.
+pub(crate) type LookedUp = BTreeMap<ClaimKey, Result<ResourceClaim, String>>;
+
+impl Parsed {
+    pub(crate) fn new(
+        texts: &[Text<'_>],
+        source: Source,
+        foreign: &[String],
+    ) -> Result<Self, InvalidManifest> {
+        let (manifests, origins) = collect::collect(texts, source, foreign)?;
+        Ok(Self { manifests, origins })
+    }
+
+    /// Returns the claims of the pod that are not among the manifests.
+    pub(crate) fn missing(&self) -> Vec<ClaimKey> {
+        let Manifests { pod, claims } = &self.manifests;
+        let mut keys = pod.claim_keys();
+        keys.retain(|key| claims.find(key).is_err());
+        keys
+    }
+
+    /// Returns the request of the pod, if it may use its claims. `texts` are those that were parsed.
+    pub(crate) fn resolve(
+        self,
+        texts: &[Text<'_>],
+        looked_up: &LookedUp,
+    ) -> Result<PodRequest, InvalidManifest> {
+        let (Manifests { pod, claims }, origins) = (self.manifests, self.origins);
+        let namespace = pod.request.name.namespace.clone();
+        let resolved = pod.resolve_with(|key| {
+            let given = claims.find(key);
+            given.or_else(|not_given| match looked_up.get(key) {
+                Some(found) => found.clone(),
+                None => Err(not_given.to_string()),
+            })
+        });
+        resolved.map_err(|error| match error {
+            ResolveError::Several(errors) => {
+                let errors = errors.into_iter();
+                InvalidManifest::Several(
+                    errors
+                        .map(|error| origins.locate(texts, &namespace, error))
+                        .collect(),
+                )
+            }
+            error => origins.locate(texts, &namespace, error),
+        })
+    }
 }
 
 /// A text, and its name in errors.

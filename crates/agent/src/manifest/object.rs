@@ -9,7 +9,7 @@ use serde::de;
 use super::InvalidManifest;
 
 /// An object of a supported kind, with the fields of all of them.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Object {
     api_version: Option<String>,
@@ -21,7 +21,7 @@ pub(super) struct Object {
 }
 
 /// The type of an object.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Head {
     api_version: Option<String>,
@@ -67,7 +67,7 @@ fn kind(api_version: Option<&str>, kind: Option<&str>) -> Result<Kind, InvalidMa
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Metadata {
     pub(super) name: Option<String>,
@@ -77,7 +77,7 @@ pub(super) struct Metadata {
     pub(super) owner_references: Option<Vec<OwnerReference>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct OwnerReference {
     pub(super) api_version: Option<String>,
@@ -87,7 +87,7 @@ pub(super) struct OwnerReference {
     pub(super) controller: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Spec {
     // Of a Pod.
@@ -100,7 +100,7 @@ pub(super) struct Spec {
     pub(super) devices: Option<DeviceClaim>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Container {
     pub(super) name: Option<String>,
@@ -108,7 +108,7 @@ pub(super) struct Container {
     pub(super) resources: Option<Resources>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct Resources {
     pub(super) limits: Option<BTreeMap<String, Scalar>>,
     pub(super) requests: Option<BTreeMap<String, Scalar>>,
@@ -127,13 +127,13 @@ impl Resources {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(super) struct ContainerClaim {
     pub(super) name: Option<String>,
     pub(super) request: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodClaim {
     pub(super) name: Option<String>,
@@ -141,23 +141,23 @@ pub(super) struct PodClaim {
     pub(super) resource_claim_template_name: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct SchedulingGroup {
     pub(super) pod_group_name: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(super) struct DeviceClaim {
     pub(super) requests: Option<Vec<DeviceRequest>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(super) struct DeviceRequest {
     pub(super) name: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {
     // Of a Pod.
@@ -168,21 +168,21 @@ pub(super) struct Status {
     pub(super) reserved_for: Option<Vec<Consumer>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ClaimStatus {
     pub(super) name: Option<String>,
     pub(super) resource_claim_name: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ExtendedClaimStatus {
     pub(super) resource_claim_name: Option<String>,
     pub(super) request_mappings: Option<Vec<RequestMapping>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RequestMapping {
     pub(super) container_name: Option<String>,
@@ -190,17 +190,17 @@ pub(super) struct RequestMapping {
     pub(super) request_name: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(super) struct Allocation {
     pub(super) devices: Option<AllocatedDevices>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(super) struct AllocatedDevices {
     pub(super) results: Option<Vec<AllocatedDevice>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct AllocatedDevice {
     pub(super) request: Option<String>,
@@ -213,7 +213,7 @@ pub(super) struct AllocatedDevice {
     pub(super) skip_node_operations: Option<Vec<String>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Consumer {
     pub(super) api_group: Option<String>,
@@ -223,7 +223,7 @@ pub(super) struct Consumer {
 }
 
 /// A number or a text, as text.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Scalar(pub(super) String);
 
 impl<'de> Deserialize<'de> for Scalar {

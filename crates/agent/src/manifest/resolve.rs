@@ -212,6 +212,21 @@ impl UnresolvedPod {
         self.checked(wanted, find)
     }
 
+    /// Returns `true` if the pod needs devices or claims.
+    pub fn needs_anything(&self) -> bool {
+        let containers = &self.request.containers;
+        let wants_devices = containers.iter().any(|container| !container.wants.is_empty());
+        wants_devices || self.extended.is_some() || !self.claims.is_empty()
+    }
+
+    /// Returns the names of its claims. The list is empty if one of them does not exist yet.
+    pub(super) fn claim_keys(&self) -> Vec<ClaimKey> {
+        let mut keys: Vec<ClaimKey> = self.wanted().into_iter().flatten().map(|each| each.key).collect();
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>, ResolveError> {
         let named = |name: &str, claim: &str, is_generated| Wanted {
             name: name.to_owned(),

@@ -47,6 +47,15 @@ pub(crate) async fn follow(store: Store, source: impl ActivePods, pause: Duratio
     }
 }
 
+/// Returns the pods of the embedder, and imported ones, that are not on its complete list, which was requested after `asked`
+/// admissions.
+pub(crate) fn missing_in(store: &Store, active: &BTreeSet<PodUid>, asked: u64) -> Vec<PodUid> {
+    let mut orphans = store.read(|node| node.orphans(Source::Embedder, active, asked));
+    // Pods without a readable UID are on no list: only an operator knows whether they exist.
+    orphans.retain(|pod| !is_unknown_pod(pod));
+    orphans
+}
+
 /// Removes the pods of the embedder, and imported ones, that are not on its list, and returns them.
 ///
 /// The list covers only pods that were admitted before it was requested. A pod that is admitted, or admitted again,
@@ -56,9 +65,7 @@ pub(crate) async fn remove(store: &Store, source: &impl ActivePods) -> Vec<PodUi
     let Some(active) = source.active().await else {
         return Vec::new();
     };
-    let mut orphans = store.read(|node| node.orphans(Source::Embedder, &active, asked));
-    // Pods without a readable UID are on no list: only an operator knows whether they exist.
-    orphans.retain(|pod| !is_unknown_pod(pod));
+    let orphans = missing_in(store, &active, asked);
     // Removed concurrently, so that they share a write.
     let removals = orphans.into_iter().map(async |pod| {
         let label = store.read(|node| NamedPod::of(node, &pod)).label();
