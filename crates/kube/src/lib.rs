@@ -6,6 +6,7 @@
 pub mod connection;
 mod events;
 mod task;
+mod watch;
 
 use std::fmt;
 

@@ -11,7 +11,7 @@ use crate::connection::CallError;
 const MIN_PAUSE: Duration = Duration::from_millis(200);
 
 /// Short, so that the node agrees with the API server soon after an outage. Jitter spreads the nodes.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// A background task that repeats its attempts. Successes and errors are visible in `status`.
 pub(crate) struct Task {
@@ -36,10 +36,15 @@ impl Task {
 
     /// Records a success, and resets the backoff.
     pub(crate) fn succeeded(&mut self) {
+        self.pauses = pauses();
         if self.logged.take().is_some() {
             tracing::info!(task = self.name, "API server task recovered");
         }
-        self.pauses = pauses();
+        self.progressed();
+    }
+
+    /// Records the success of one step. The backoff goes on, because the next step may fail each time.
+    pub(crate) fn progressed(&self) {
         self.agent
             .cluster()
             .succeeded(self.name, self.agent.store().now());
@@ -94,7 +99,8 @@ impl Task {
     }
 }
 
-fn pauses() -> ExponentialBackoff {
+/// Returns the pauses between attempts.
+pub(crate) fn pauses() -> ExponentialBackoff {
     ExponentialBuilder::new()
         .with_min_delay(MIN_PAUSE)
         .with_max_delay(MAX_PAUSE)
