@@ -49,7 +49,6 @@ impl Events {
     }
 
     /// Adds an event. Drops it if the queue is full.
-    #[expect(dead_code, reason = "the tasks that record events follow")]
     pub(crate) fn record(&self, pod: &PodRef, kind: Kind, reason: &'static str, message: String) {
         let event = Event {
             pod: pod.clone(),

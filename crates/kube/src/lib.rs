@@ -3,16 +3,25 @@
 //! The only crate that knows `kube` and `k8s-openapi`. Each background task compares the node with the API server and acts
 //! until they agree; none holds state that a restart would lose.
 
+mod abandon;
+mod claims;
 pub mod connection;
 mod events;
+mod identity;
+mod pods;
 mod task;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use devlet_agent::agent::Agent;
 use devlet_agent::cluster::ClusterConnection;
+use devlet_core::DriverName;
 
+use claims::ApiClaims;
 use connection::Connection;
 pub use connection::{Access, ConnectError};
 use events::Events;
@@ -52,6 +61,10 @@ pub struct Settings {
     pub node: String,
     /// What devlet does.
     pub mode: Mode,
+    /// `true` if devlet deletes Pod objects that are being deleted once their claims are unprepared.
+    pub final_delete: bool,
+    /// Time after which removals stop waiting for a driver that is away.
+    pub abandon_after: BTreeMap<DriverName, Duration>,
 }
 
 /// Starts the tasks of the integration, which run until the node stops. Does not wait for the API server.
@@ -60,14 +73,31 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
     let reported = ClusterConnection {
         mode: settings.mode.name(),
         server: connection.server().to_owned(),
-        node: settings.node,
+        node: settings.node.clone(),
         identity: String::new(),
     };
     agent.cluster().update(|state| state.connection = Some(reported));
     agent.spawn(connection.clone().follow(agent.stopping()));
+    agent.spawn(identity::run(agent.clone(), connection.clone()));
+    let claims = ApiClaims::new(agent, &connection);
+    agent.set_claim_source(Arc::new(claims.clone()));
+    let (events, queue) = Events::channel();
     if settings.mode == Mode::Agent {
-        let (_events, queue) = Events::channel();
-        agent.spawn(events::run(agent.clone(), connection, queue));
+        agent.spawn(events::run(agent.clone(), connection.clone(), queue));
+        agent.spawn(abandon::run(
+            agent.clone(),
+            settings.abandon_after,
+            events.clone(),
+        ));
     }
+    let context = pods::Context {
+        agent: agent.clone(),
+        connection,
+        claims,
+        events,
+        mode: settings.mode,
+        final_delete: settings.final_delete,
+    };
+    agent.spawn(pods::run(context, settings.node));
     Ok(())
 }

@@ -33,6 +33,7 @@ pub(crate) struct Settings {
     foreign: Vec<String>,
     access: AccessSettings,
     on_reboot: RebootSetting,
+    pub(crate) kubernetes: KubernetesSettings,
     limits: Limits,
 }
 
@@ -86,6 +87,28 @@ enum RebootSetting {
     Release,
 }
 
+/// The connection to the API server of a cluster, and the part that devlet plays for its node.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub(crate) struct KubernetesSettings {
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) in_cluster: bool,
+    pub(crate) node_name: Option<String>,
+    pub(crate) mode: Option<ModeSetting>,
+    pub(crate) final_delete: bool,
+    pub(crate) abandon_after: BTreeMap<String, Span>,
+}
+
+/// The part that devlet plays for a node of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ModeSetting {
+    /// The device part of the node: pods are admitted and removed by themselves
+    Agent,
+    /// Claims are looked up for admissions over devlet's API; nothing is written
+    Observe,
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -99,6 +122,7 @@ impl Default for Settings {
             foreign: Vec::new(),
             access: AccessSettings::default(),
             on_reboot: RebootSetting::default(),
+            kubernetes: KubernetesSettings::default(),
             limits: Limits::default(),
         }
     }
@@ -169,9 +193,11 @@ impl Settings {
     fn check_names(&self, text: &str) -> Result<(), Invalid> {
         let by_resource = self.deadlines.allocate_by_resource.keys();
         let by_driver = self.deadlines.prepare_by_driver.keys();
+        let abandoned = self.kubernetes.abandon_after.keys();
         let rules = self.access.register.iter().map(|rule| &rule.resource);
         let all = (by_resource.map(|name| (vec!["deadlines", "allocateByResource", name], name, None)))
             .chain(by_driver.map(|name| (vec!["deadlines", "prepareByDriver", name], name, None)))
+            .chain(abandoned.map(|name| (vec!["kubernetes", "abandonAfter", name], name, None)))
             .chain((self.foreign.iter()).map(|name| (vec!["foreign"], name, Some(name.as_str()))))
             .chain(rules.map(|name| (vec!["access", "register", "resource"], name, Some(name.as_str()))));
         for (path, name, value) in all {

@@ -15,7 +15,7 @@ use clap::Subcommand;
 
 use crate::{Outcome, output};
 
-pub(crate) use file::{LogFormat, Settings};
+pub(crate) use file::{KubernetesSettings, LogFormat, ModeSetting, Settings};
 pub(crate) use http_address::HttpAddress;
 pub(crate) use log_level::LogLevel;
 

@@ -69,6 +69,36 @@ const EXPLANATIONS: &[(&str, &str)] = &[
         "Treatment of pods admitted over devlet's API when the machine reboots: keep or release.",
     ),
     (
+        "kubernetes",
+        "The API server of a cluster, for which devlet is the device part of a node; off by default.",
+    ),
+    (
+        "kubernetes.kubeconfig",
+        "Kubeconfig file with the address and the credentials.",
+    ),
+    (
+        "kubernetes.inCluster",
+        "Use the ServiceAccount of the pod that devlet runs in, instead of a kubeconfig.",
+    ),
+    (
+        "kubernetes.nodeName",
+        "Name of the Node object; by default the host name in lower case.",
+    ),
+    (
+        "kubernetes.mode",
+        "agent: pods of the node are admitted and removed by themselves. observe: claims are looked up for admissions over\n\
+         devlet's API, and nothing is written. By default agent.",
+    ),
+    (
+        "kubernetes.finalDelete",
+        "Delete a Pod object that is being deleted once its containers have ended and its claims are unprepared. Only for\n\
+         nodes where no other program does it, and only pods with devices or claims.",
+    ),
+    (
+        "kubernetes.abandonAfter",
+        "Time after which removals stop waiting for a DRA driver that is away: {gpu.acme.com: 10m}.",
+    ),
+    (
         "limits",
         "Limits on callers, plugins and drivers. Over a limit, a request is refused with an error that names it.",
     ),
@@ -139,7 +169,7 @@ mod tests {
         let mut keys = Vec::new();
         for (key, value) in value.as_object().unwrap() {
             keys.push(key.clone());
-            let free = key == "access" || key == "deadlines" || key == "limits";
+            let free = ["access", "deadlines", "kubernetes", "limits"].contains(&key.as_str());
             let inner = value.as_object().into_iter().flatten().filter(|_| free);
             keys.extend(inner.map(|(inner, _)| format!("{key}.{inner}")));
         }

@@ -22,6 +22,13 @@ pub(super) fn text(agent: &Agent, http: Option<SocketAddr>, sample: bool, fresh:
             &format!("http://{address}/readyz?verbose  http://{address}/metrics"),
         );
     }
+    if let Some(cluster) = agent.cluster().read(|state| state.connection.clone()) {
+        let text = format!(
+            "{}  (node {}, mode {})",
+            cluster.server, cluster.node, cluster.mode
+        );
+        line("cluster", &text);
+    }
     let pods = agent.store().read(|node| node.pods().count());
     if pods > 0 {
         line("pods", &format!("{} from before", count(pods, "pod")));

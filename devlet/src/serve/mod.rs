@@ -10,6 +10,7 @@
 //! a clean stop.
 
 mod banner;
+mod cluster;
 mod descriptors;
 mod http;
 mod log;
@@ -32,6 +33,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{HttpAddress, LogFormat, LogLevel, Settings};
 use crate::{Outcome, output};
+use cluster::ClusterArgs;
 use log::LogWriter;
 
 #[derive(Debug, clap::Args)]
@@ -55,6 +57,8 @@ pub(crate) struct Args {
     /// Log level: error, warn, info, debug, trace or off; or by module, such as info,devlet_agent=debug
     #[arg(long, value_name = "LEVEL", add = LogLevel::candidates())]
     log_level: Option<LogLevel>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 /// Maximum time to print the banner: standard output may be a full pipe.
@@ -82,6 +86,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     settings.http = args.http.or(settings.http);
     settings.log = args.log.unwrap_or(settings.log);
     settings.log_level = args.log_level.or(settings.log_level);
+    args.cluster.apply(&mut settings.kubernetes);
+    cluster::check(&settings.kubernetes)?;
     let log = log::start(&settings, args.sample)?;
     let ended = run_logged(&settings, args.sample, &log);
     if let Err(error) = &ended {
@@ -135,6 +141,10 @@ async fn serve(
         // No request has been answered yet.
         let _ = stop(&agent).await;
         return Err(error).context("cannot serve devlet's API");
+    }
+    if let Err(error) = cluster::join(&agent, &settings.kubernetes).await {
+        let _ = stop(&agent).await;
+        return Err(error);
     }
     let address = match web {
         Some(listener) => {

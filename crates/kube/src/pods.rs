@@ -1,0 +1,282 @@
+//! The pods of the node: admitted when they appear, removed when they are gone or have ended.
+//!
+//! A pod has a worker while devlet and the API server disagree about it. The record of the node says whether a pod is
+//! admitted, so pods without devices and admitted pods cost nothing here. Nothing is removed because it is absent before the
+//! first complete list.
+
+mod object;
+mod worker;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use devlet_agent::agent::Agent;
+use devlet_agent::manifest::UnresolvedPod;
+use devlet_core::{DriverName, Node, PodUid, Source};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::Mode;
+use crate::claims::ApiClaims;
+use crate::connection::Connection;
+use crate::events::{Events, PodRef};
+use crate::watch::{self, Change};
+use object::{Stage, WatchedPod};
+
+/// Changes that wait for the reconciler. Then the watch is not read on.
+const MAX_QUEUED: usize = 64;
+
+const NOT_ADMITTED: &str = "not admitted: devlet observes only, so admit it over devlet's API";
+
+/// The parts that workers use.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) agent: Agent,
+    pub(crate) connection: Connection,
+    pub(crate) claims: ApiClaims,
+    pub(crate) events: Events,
+    pub(crate) mode: Mode,
+    /// `true` if deleted pods are deleted from the API server once their claims are unprepared.
+    pub(crate) final_delete: bool,
+}
+
+/// Follows the pods of a node until devlet stops.
+pub(crate) async fn run(context: Context, node: String) {
+    let (agent, stop) = (context.agent.clone(), context.agent.stopping());
+    let (sender, mut changes) = mpsc::channel(MAX_QUEUED);
+    let fields = format!("spec.nodeName={node}");
+    let connection = context.connection.clone();
+    agent.spawn(watch::follow("pods", agent.clone(), connection, fields, sender));
+    let mut pods = Pods {
+        context: Arc::new(context),
+        unsettled: BTreeMap::new(),
+        workers: JoinSet::new(),
+        list: None,
+    };
+    loop {
+        tokio::select! {
+            change = changes.recv() => match change {
+                Some(change) => pods.changed(change),
+                None => return,
+            },
+            Some(ended) = pods.workers.join_next() => if let Ok(ended) = ended {
+                pods.ended(ended);
+            },
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// The state that a pod shall have here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// With its devices and claims.
+    Admitted(UnresolvedPod),
+    /// Gone.
+    Removed(Removal),
+}
+
+/// A removal of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Removal {
+    pub(crate) pod: PodRef,
+    /// The drivers that the removal abandons.
+    pub(crate) abandoned: BTreeSet<DriverName>,
+    /// `true` if the Pod object is deleted afterwards.
+    pub(crate) deletes_object: bool,
+}
+
+/// A pod with a worker.
+struct Unsettled {
+    target: Arc<Target>,
+    /// Ends the worker. The next one starts when it has ended.
+    cancel: CancellationToken,
+}
+
+/// A list in progress.
+struct List {
+    /// Admissions before the list was requested.
+    asked: u64,
+    seen: BTreeSet<PodUid>,
+}
+
+struct Pods {
+    context: Arc<Context>,
+    unsettled: BTreeMap<PodUid, Unsettled>,
+    workers: JoinSet<(PodUid, Arc<Target>)>,
+    list: Option<List>,
+}
+
+impl Pods {
+    fn changed(&mut self, change: Change<WatchedPod>) {
+        match change {
+            Change::ListBegin => {
+                self.list = Some(List {
+                    asked: self.read(Node::admissions),
+                    seen: BTreeSet::new(),
+                });
+            }
+            Change::ListEnd => {
+                if let Some(list) = self.list.take() {
+                    self.remove_missing(&list);
+                }
+            }
+            Change::Present(pod) => {
+                if let Some(known) = pod.identity() {
+                    if let Some(list) = &mut self.list {
+                        list.seen.insert(known.uid.clone());
+                    }
+                    self.present(known, pod);
+                }
+            }
+            Change::Deleted(pod) => {
+                if let Some(known) = pod.identity() {
+                    self.gone(known, pod.abandoned);
+                }
+            }
+        }
+    }
+
+    fn present(&mut self, known: PodRef, pod: WatchedPod) {
+        match pod.stage {
+            Stage::Ended { is_deleted } => {
+                let deletes_object = is_deleted && self.context.final_delete && self.needs_devices(&pod);
+                let is_held = self.is_held(&known.uid, &pod.abandoned);
+                if is_held || deletes_object {
+                    let removal = Removal {
+                        pod: known,
+                        abandoned: pod.abandoned,
+                        deletes_object,
+                    };
+                    self.remove(removal);
+                } else {
+                    self.settle(&known.uid);
+                }
+            }
+            Stage::Active if self.is_admitted(&known.uid) => self.settle(&known.uid),
+            Stage::Active => match self.unresolved(pod) {
+                Ok(pod) if !pod.needs_anything() => self.settle(&known.uid),
+                Ok(_) if self.context.mode == Mode::Observe => {
+                    self.context.waits(&known, NOT_ADMITTED.to_owned());
+                }
+                Ok(pod) => self.set(known.uid, Target::Admitted(pod)),
+                Err(problem) => self.context.waits(&known, problem),
+            },
+        }
+    }
+
+    /// Removes a pod that does not exist any longer.
+    fn gone(&mut self, pod: PodRef, abandoned: BTreeSet<DriverName>) {
+        self.settle(&pod.uid);
+        if self.is_held(&pod.uid, &abandoned) || self.unsettled.contains_key(&pod.uid) {
+            self.remove(Removal {
+                pod,
+                abandoned,
+                deletes_object: false,
+            });
+        }
+    }
+
+    /// Removes the pods that are not on a complete list.
+    fn remove_missing(&mut self, list: &List) {
+        let mut missing: BTreeSet<PodUid> = BTreeSet::new();
+        if self.context.mode == Mode::Agent {
+            missing.extend(self.context.agent.missing_in(&list.seen, list.asked));
+        }
+        let is_admission = |unsettled: &Unsettled| matches!(*unsettled.target, Target::Admitted(_));
+        let admissions = self.unsettled.iter().filter(|(_, each)| is_admission(each));
+        missing.extend(admissions.map(|(uid, _)| uid.clone()));
+        let waiting = self
+            .context
+            .agent
+            .cluster()
+            .read(|state| state.waiting.keys().cloned().collect::<Vec<_>>());
+        missing.extend(waiting);
+        for uid in missing.difference(&list.seen) {
+            let name = self.read(|node| node.name_of(uid).cloned());
+            let pod = PodRef {
+                name: name.unwrap_or_default(),
+                uid: uid.clone(),
+            };
+            self.gone(pod, BTreeSet::new());
+        }
+    }
+
+    fn unresolved(&self, pod: WatchedPod) -> Result<UnresolvedPod, String> {
+        let foreign = &self.context.agent.config().foreign;
+        let unresolved = pod.object?.into_unresolved(Source::Embedder, foreign);
+        unresolved.map_err(|problem| problem.to_string())
+    }
+
+    fn needs_devices(&self, pod: &WatchedPod) -> bool {
+        self.unresolved(pod.clone()).is_ok_and(|pod| pod.needs_anything())
+    }
+
+    /// Returns `true` if the pod has its devices, and its record is that of an API object.
+    fn is_admitted(&self, uid: &PodUid) -> bool {
+        self.read(|node| node.pod(uid).is_some_and(|pod| pod.source != Source::Imported))
+    }
+
+    /// Returns `true` if a removal changes anything.
+    fn is_held(&self, uid: &PodUid, abandoned: &BTreeSet<DriverName>) -> bool {
+        self.read(|node| {
+            let is_known = node.pod(uid).is_some() || node.is_in_flight(uid);
+            let mut waits = node.pending_unprepare(uid).into_iter();
+            is_known || waits.any(|wait| abandoned.contains(&wait.driver))
+        })
+    }
+
+    fn read<T>(&self, question: impl FnOnce(&Node) -> T) -> T {
+        self.context.agent.store().read(question)
+    }
+
+    /// Forgets a pod that waits, because nothing is left to do.
+    fn settle(&mut self, uid: &PodUid) {
+        if !self.unsettled.contains_key(uid) {
+            self.context.settled(uid);
+        }
+    }
+
+    fn remove(&mut self, removal: Removal) {
+        if self.context.mode == Mode::Agent {
+            self.set(removal.pod.uid.clone(), Target::Removed(removal));
+        }
+    }
+
+    fn set(&mut self, uid: PodUid, target: Target) {
+        match self.unsettled.get_mut(&uid) {
+            Some(unsettled) if *unsettled.target == target => {}
+            Some(unsettled) => {
+                unsettled.target = Arc::new(target);
+                unsettled.cancel.cancel();
+            }
+            None => self.start(uid, Arc::new(target)),
+        }
+    }
+
+    fn start(&mut self, uid: PodUid, target: Arc<Target>) {
+        let cancel = CancellationToken::new();
+        let (context, token) = (Arc::clone(&self.context), cancel.clone());
+        let (ended, work) = ((uid.clone(), Arc::clone(&target)), Arc::clone(&target));
+        self.workers.spawn(async move {
+            // In a box: most of the time a worker only sleeps.
+            let working = Box::pin(async move { worker::reach(&context, &work).await });
+            let _ = token.run_until_cancelled(working).await;
+            ended
+        });
+        self.unsettled.insert(uid, Unsettled { target, cancel });
+    }
+
+    /// Ends the bookkeeping of a worker, or starts the next one if the target has changed meanwhile.
+    fn ended(&mut self, (uid, reached): (PodUid, Arc<Target>)) {
+        let Some(Unsettled { target, .. }) = self.unsettled.remove(&uid) else {
+            return;
+        };
+        if Arc::ptr_eq(&target, &reached) {
+            self.context.settled(&uid);
+        } else {
+            self.start(uid, target);
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The work on one pod: an admission or a removal, repeated until it succeeds.
+
+use std::mem;
+use std::time::Duration;
+
+use devlet_agent::agent::RemoveError;
+use devlet_agent::cluster::WaitingPod;
+use devlet_agent::manifest::{ResolveError, UnresolvedPod};
+use devlet_agent::workflow::admit::AdmitError;
+use devlet_core::{PodUid, ReserveError};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, Preconditions};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{Context, Removal, Target};
+use crate::connection::CallError;
+use crate::events::{Kind, PodRef};
+use crate::task;
+
+/// Time after which the claims of a waiting pod are looked up again.
+const ATTEMPT: Duration = Duration::from_secs(10 * 60);
+
+/// Time that a pod waits for one reason before an event reports it.
+const EVENT_DELAY: Duration = Duration::from_secs(5);
+
+/// Reasons of events, as a kubelet's.
+const ADMISSION: &str = "UnexpectedAdmissionError";
+const CLAIMS: &str = "FailedPrepareDynamicResources";
+
+/// Works until the pod has its target state.
+pub(super) async fn reach(context: &Context, target: &Target) {
+    match target {
+        Target::Admitted(pod) => admit(context, pod).await,
+        Target::Removed(removal) => remove(context, removal).await,
+    }
+}
+
+/// Why an attempt to admit a pod failed.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error(transparent)]
+    Claims(#[from] ResolveError),
+    #[error("{}", reason(.0))]
+    Admission(#[from] AdmitError),
+}
+
+/// Returns the reason without the time that the attempt took, which differs each time.
+fn reason(error: &AdmitError) -> String {
+    match error {
+        AdmitError::TimedOut { reason, .. } => reason.to_string(),
+        other => other.to_string(),
+    }
+}
+
+async fn admit(context: &Context, pod: &UnresolvedPod) {
+    let known = PodRef {
+        name: pod.request.name.clone(),
+        uid: pod.request.uid.clone(),
+    };
+    let mut pauses = task::pauses();
+    let mut told = None;
+    loop {
+        let failed = match attempt(context, &known, pod, &mut told).await {
+            Ok(()) => {
+                tracing::info!(pod = %label(&known), uid = %known.uid, "pod admitted");
+                return;
+            }
+            Err(failed) => failed,
+        };
+        let message = failed.to_string();
+        let event = match &failed {
+            Failed::Claims(_) => (CLAIMS, None),
+            Failed::Admission(AdmitError::Refused(reason) | AdmitError::TimedOut { reason, .. }) => {
+                event_of(reason)
+            }
+            Failed::Admission(_) => (ADMISSION, None),
+        };
+        tell(context, &known, event, &message, &mut told);
+        context.waits(&known, message);
+        tokio::time::sleep(pauses.next().unwrap_or(task::MAX_PAUSE)).await;
+    }
+}
+
+/// The reason of an event, and the kind of error within it.
+type EventReason = (&'static str, Option<mem::Discriminant<ReserveError>>);
+
+/// Records an event, unless the last one had the same reason.
+fn tell(context: &Context, pod: &PodRef, event: EventReason, message: &str, told: &mut Option<EventReason>) {
+    if told.replace(event) == Some(event) {
+        return;
+    }
+    tracing::info!(pod = %label(pod), uid = %pod.uid, reason = %message, "pod waits");
+    let message = format!("{message}; devlet keeps trying");
+    context.events.record(pod, Kind::Warning, event.0, message);
+}
+
+/// Admits a pod once. Waits for plugins, drivers and other pods.
+async fn attempt(
+    context: &Context,
+    known: &PodRef,
+    pod: &UnresolvedPod,
+    told: &mut Option<EventReason>,
+) -> Result<(), Failed> {
+    let request = pod.clone().resolve(&context.claims).await?;
+    let (latest, reasons) = watch::channel(None);
+    let deadline = Instant::now() + ATTEMPT;
+    let admission = context.agent.admit(&request, deadline, |reason: &ReserveError| {
+        if latest.borrow().as_ref() != Some(reason) {
+            context.waits(known, reason.to_string());
+            latest.send_replace(Some(reason.clone()));
+        }
+    });
+    let mut admission = Box::pin(admission);
+    loop {
+        tokio::select! {
+            admitted = &mut admission => return Ok(admitted.map(drop)?),
+            () = tokio::time::sleep(EVENT_DELAY) => {
+                let reason = reasons.borrow().clone();
+                if let Some(reason) = reason {
+                    tell(context, known, event_of(&reason), &reason.to_string(), told);
+                }
+            }
+        }
+    }
+}
+
+fn event_of(reason: &ReserveError) -> EventReason {
+    let name = match reason {
+        ReserveError::NoDriver { .. }
+        | ReserveError::Unpreparing { .. }
+        | ReserveError::DeviceInUse(_)
+        | ReserveError::NotPrepared { .. }
+        | ReserveError::ClaimReserved { .. }
+        | ReserveError::Reallocated { .. }
+        | ReserveError::ClaimUidTaken { .. }
+        | ReserveError::ClaimNameTaken { .. } => CLAIMS,
+        _ => ADMISSION,
+    };
+    (name, Some(mem::discriminant(reason)))
+}
+
+async fn remove(context: &Context, removal: &Removal) {
+    let pod = &removal.pod;
+    let mut pauses = task::pauses();
+    loop {
+        let deadline = Instant::now() + context.agent.config().wait;
+        let removed = context
+            .agent
+            .remove_without(&pod.uid, &removal.abandoned, deadline);
+        match removed.await {
+            Ok(abandoned) => {
+                for each in abandoned {
+                    let (claim, driver) = (each.claim, each.driver);
+                    let message = format!(
+                        "devlet no longer waits for DRA driver {driver} to unprepare ResourceClaim {claim}: the pod has the \
+                         annotation devlet.dev/abandon-driver"
+                    );
+                    context
+                        .events
+                        .record(pod, Kind::Normal, "DriverAbandoned", message);
+                }
+                tracing::info!(pod = %label(pod), uid = %pod.uid, "pod removed");
+                break;
+            }
+            Err(RemoveError::Unknown { .. }) => break,
+            // Its devices are free, and the node goes on with its claims.
+            Err(RemoveError::Unpreparing { .. }) if !removal.deletes_object => break,
+            Err(error) => context.waits(pod, error.to_string()),
+        }
+        tokio::time::sleep(pauses.next().unwrap_or(task::MAX_PAUSE)).await;
+    }
+    if removal.deletes_object {
+        delete_object(context, pod).await;
+    }
+}
+
+/// Deletes the Pod object for good. Another pod of the same name is not deleted.
+async fn delete_object(context: &Context, pod: &PodRef) {
+    let params = DeleteParams::default()
+        .grace_period(0)
+        .preconditions(Preconditions {
+            uid: Some(pod.uid.to_string()),
+            resource_version: None,
+        });
+    let mut pauses = task::pauses();
+    loop {
+        let deleted = context.connection.call(async |client| {
+            let pods: Api<Pod> = Api::namespaced(client, &pod.name.namespace);
+            pods.delete(&pod.name.name, &params).await
+        });
+        let error = match deleted.await {
+            Ok(_) => {
+                tracing::info!(pod = %label(pod), uid = %pod.uid, "Pod object deleted");
+                return;
+            }
+            Err(error) if is_gone(&error) => return,
+            Err(error) => error,
+        };
+        context.waits(pod, format!("the Pod object cannot be deleted: {error}"));
+        let pause = pauses.next().unwrap_or(task::MAX_PAUSE);
+        tokio::time::sleep(error.retry_after().map_or(pause, |asked| asked.max(pause))).await;
+    }
+}
+
+/// Returns `true` if the Pod object does not exist, or is another pod of the same name.
+fn is_gone(error: &CallError) -> bool {
+    error.is_not_found() || error.code() == Some(http::StatusCode::CONFLICT)
+}
+
+fn label(pod: &PodRef) -> String {
+    format!("{}/{}", pod.name.namespace, pod.name.name)
+}
+
+impl Context {
+    /// Shows that a pod waits. The time since which it waits stays the same if only the reason changes.
+    pub(super) fn waits(&self, pod: &PodRef, reason: String) {
+        let now = self.agent.store().now();
+        let is_known = self.agent.cluster().read(|state| {
+            let known = state.waiting.get(&pod.uid);
+            known.is_some_and(|known| known.reason == reason)
+        });
+        if is_known {
+            return;
+        }
+        self.agent.cluster().update(|state| {
+            let waiting = state.waiting.entry(pod.uid.clone());
+            let waiting = waiting.or_insert_with(|| WaitingPod {
+                name: pod.name.clone(),
+                since: now,
+                reason: String::new(),
+            });
+            waiting.reason = reason;
+        });
+    }
+
+    /// Shows that a pod does not wait any longer.
+    pub(super) fn settled(&self, pod: &PodUid) {
+        let waits = self.agent.cluster().read(|state| state.waiting.contains_key(pod));
+        if waits {
+            self.agent.cluster().update(|state| {
+                state.waiting.remove(pod);
+            });
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The connection of `devlet serve` to a cluster: flags, settings, and their checks.
+
+use std::path::PathBuf;
+
+#[cfg(feature = "kubernetes")]
+use anyhow::Context as _;
+use anyhow::bail;
+use devlet_agent::agent::Agent;
+
+use crate::config::{KubernetesSettings, ModeSetting};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ClusterArgs {
+    /// Kubeconfig file of a cluster: devlet becomes the device part of one of its nodes
+    #[arg(long, value_name = "FILE", conflicts_with = "in_cluster")]
+    kubeconfig: Option<PathBuf>,
+    /// Use the ServiceAccount of the pod that devlet runs in, instead of a kubeconfig file
+    #[arg(long)]
+    in_cluster: bool,
+    /// Name of the Node object [default: the host name in lower case]
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// What devlet does for the node [default: agent]
+    #[arg(long, value_name = "MODE")]
+    mode: Option<ModeSetting>,
+}
+
+impl ClusterArgs {
+    /// Overrides settings of the configuration file.
+    pub(super) fn apply(self, settings: &mut KubernetesSettings) {
+        if self.kubeconfig.is_some() {
+            settings.kubeconfig = self.kubeconfig;
+            settings.in_cluster = false;
+        }
+        if self.in_cluster {
+            settings.kubeconfig = None;
+            settings.in_cluster = true;
+        }
+        settings.node_name = self.node_name.or(settings.node_name.take());
+        settings.mode = self.mode.or(settings.mode);
+    }
+}
+
+/// Checks the settings, before anything is started.
+pub(super) fn check(settings: &KubernetesSettings) -> anyhow::Result<()> {
+    let KubernetesSettings {
+        kubeconfig,
+        in_cluster,
+        node_name,
+        mode,
+        final_delete,
+        abandon_after,
+    } = settings;
+    if kubeconfig.is_some() && *in_cluster {
+        bail!("kubernetes: kubeconfig and inCluster exclude each other; leave one of them out");
+    }
+    if kubeconfig.is_none() && !in_cluster {
+        let unused = [
+            ("--node-name", node_name.is_some()),
+            ("--mode", mode.is_some()),
+            ("kubernetes.finalDelete", *final_delete),
+            ("kubernetes.abandonAfter", !abandon_after.is_empty()),
+        ];
+        if let Some((unused, _)) = unused.into_iter().find(|(_, is_set)| *is_set) {
+            bail!("{unused} has no effect without a cluster; add --kubeconfig FILE or --in-cluster");
+        }
+        return Ok(());
+    }
+    if cfg!(not(feature = "kubernetes")) {
+        bail!(
+            "this devlet is built without the feature kubernetes, so it cannot connect to a cluster; leave --kubeconfig \
+             and --in-cluster out, or build it with the feature"
+        );
+    }
+    if *final_delete && *mode == Some(ModeSetting::Observe) {
+        bail!("kubernetes.finalDelete needs the mode agent: in the mode observe, nothing is written");
+    }
+    let node = node(settings);
+    if !is_name(&node) {
+        bail!("{node:?} is not the name of a node; write a lower-case DNS name: --node-name NAME");
+    }
+    Ok(())
+}
+
+/// Does nothing: [`check`] has refused settings of a cluster.
+#[cfg(not(feature = "kubernetes"))]
+pub(super) async fn join(_: &Agent, _: &KubernetesSettings) -> anyhow::Result<()> {
+    Ok(())
+}
+
+/// Starts the integration with the cluster, if there is one. Does not wait for the API server.
+#[cfg(feature = "kubernetes")]
+pub(super) async fn join(agent: &Agent, settings: &KubernetesSettings) -> anyhow::Result<()> {
+    use devlet_kube::{Access, Mode, Settings};
+
+    let access = match (&settings.kubeconfig, settings.in_cluster) {
+        (Some(path), _) => Access::Kubeconfig(path.clone()),
+        (None, true) => Access::InCluster,
+        (None, false) => return Ok(()),
+    };
+    let after = settings.abandon_after.iter();
+    let settings = Settings {
+        access,
+        node: node(settings),
+        mode: match settings.mode {
+            Some(ModeSetting::Observe) => Mode::Observe,
+            Some(ModeSetting::Agent) | None => Mode::Agent,
+        },
+        final_delete: settings.final_delete,
+        abandon_after: after
+            .map(|(driver, time)| (driver.as_str().into(), time.0))
+            .collect(),
+    };
+    devlet_kube::start(agent, settings)
+        .await
+        .context("cannot connect to the cluster")
+}
+
+/// Returns the name of the Node object: by default the one that a kubelet gives its node.
+fn node(settings: &KubernetesSettings) -> String {
+    settings.node_name.clone().unwrap_or_else(|| {
+        let name = rustix::system::uname();
+        name.nodename().to_string_lossy().trim().to_lowercase()
+    })
+}
+
+/// Returns `true` for a lower-case DNS name.
+fn is_name(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    let is_edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    text.len() <= 253 && text.bytes().all(is_inner) && is_edge(bytes.first()) && is_edge(bytes.last())
+}
