@@ -140,21 +140,12 @@ impl Pods {
 
     fn present(&mut self, known: PodRef, pod: WatchedPod) {
         match pod.stage {
-            Stage::Ended { is_deleted } => {
-                let deletes_object = is_deleted && self.context.final_delete && self.needs_devices(&pod);
-                let is_held = self.is_held(&known.uid, &pod.abandoned);
-                if is_held || deletes_object {
-                    let removal = Removal {
-                        pod: known,
-                        abandoned: pod.abandoned,
-                        deletes_object,
-                    };
-                    self.remove(removal);
-                } else {
-                    self.settle(&known.uid);
-                }
+            Stage::Ended { is_deleted } => self.has_ended(known, pod, is_deleted),
+            Stage::Active | Stage::Terminating { .. } if self.is_admitted(&known.uid) => {
+                self.settle(&known.uid);
             }
-            Stage::Active if self.is_admitted(&known.uid) => self.settle(&known.uid),
+            // Without its devices, it has not been started here.
+            Stage::Terminating { has_started } => self.has_ended(known, pod, !has_started),
             Stage::Active => match self.unresolved(pod) {
                 Ok(pod) if !pod.needs_anything() => self.settle(&known.uid),
                 Ok(_) if self.context.mode == Mode::Observe => {
@@ -163,6 +154,21 @@ impl Pods {
                 Ok(pod) => self.set(known.uid, Target::Admitted(pod)),
                 Err(problem) => self.context.waits(&known, problem),
             },
+        }
+    }
+
+    /// Removes a pod whose containers have ended for good, and its object if that `is_deletable`.
+    fn has_ended(&mut self, known: PodRef, pod: WatchedPod, is_deletable: bool) {
+        let deletes_object = is_deletable && self.context.final_delete && self.needs_devices(&pod);
+        let is_unsettled = self.unsettled.contains_key(&known.uid);
+        if deletes_object || is_unsettled || self.is_held(&known.uid, &pod.abandoned) {
+            self.remove(Removal {
+                pod: known,
+                abandoned: pod.abandoned,
+                deletes_object,
+            });
+        } else {
+            self.settle(&known.uid);
         }
     }
 

@@ -37,6 +37,11 @@ impl Task {
     /// Records a success, and resets the backoff.
     pub(crate) fn succeeded(&mut self) {
         self.pauses = pauses();
+        self.recovered();
+    }
+
+    /// Records a success that may be short, and does not reset the backoff.
+    pub(crate) fn recovered(&mut self) {
         if self.logged.take().is_some() {
             tracing::info!(task = self.name, "API server task recovered");
         }

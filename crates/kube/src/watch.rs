@@ -151,7 +151,7 @@ where
         let started = timeout(CALL_TIMEOUT, api.watch(&params, version)).await;
         let events = started.map_err(|_| CallError::Timeout)?;
         let events = events.map_err(|error| self.connection.failed(error))?;
-        task.progressed();
+        task.recovered();
         self.forward(events, version.to_owned(), task).await
     }
 

@@ -17,6 +17,9 @@ const LEVELS: [(&str, LevelFilter); 6] = [
     ("off", LevelFilter::OFF),
 ];
 
+/// Logs each failed call as an error. devlet logs the errors of an outage once.
+const KUBE_TARGET: &str = "kube_client";
+
 /// The prefix of the targets of all crates of this workspace.
 const OWN_TARGETS: &str = "devlet";
 
@@ -55,7 +58,8 @@ impl LogLevel {
     /// because HTTP/2 libraries log every frame.
     pub(crate) fn filter(&self) -> Targets {
         let directives = self.0.split(',').filter_map(|text| directive(text).ok());
-        directives.fold(Targets::new(), |filter, (target, level)| match target {
+        let initial = Targets::new().with_target(KUBE_TARGET, LevelFilter::OFF);
+        directives.fold(initial, |filter, (target, level)| match target {
             Some(target) => filter.with_target(target, level),
             None => filter
                 .with_default(level.min(LevelFilter::ERROR))
@@ -153,6 +157,9 @@ mod tests {
             assert!(filter.would_enable(target, &Level::ERROR), "{target}");
         }
         assert!(filter.would_enable("hyper::proto", &Level::TRACE));
+        assert!(!filter.would_enable("kube_client::client", &Level::ERROR));
+        let named: LogLevel = "info,kube_client=debug".parse().unwrap();
+        assert!(named.filter().would_enable("kube_client::client", &Level::DEBUG));
         assert!(!LogLevel::WARN.filter().would_enable("devlet", &Level::INFO));
     }
 }

@@ -28,8 +28,13 @@ pub(crate) struct WatchedPod {
 /// The stage of a pod's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Its containers may run.
+    /// Its containers run, or shall run.
     Active,
+    /// It is being deleted. Its containers may still run, or the node agent has not reported them.
+    Terminating {
+        /// `true` if the node agent has reported that they run.
+        has_started: bool,
+    },
     /// Its containers have ended for good.
     Ended {
         /// `true` if the pod is being deleted.
@@ -115,15 +120,15 @@ impl ContainerStatus {
 impl Parts {
     fn stage(&self) -> Stage {
         let is_deleted = self.metadata.deletion_timestamp.is_some();
-        let has_ended = match self.status.phase.as_deref() {
-            Some("Succeeded" | "Failed") => true,
-            // Nothing has been started, except for init containers.
-            None | Some("" | "Pending") => is_deleted && !self.status.has_running(),
-            Some(_) => is_deleted && !self.status.has_running() && self.has_all_statuses(),
-        };
-        match has_ended {
-            true => Stage::Ended { is_deleted },
-            false => Stage::Active,
+        let phase = self.status.phase.as_deref().unwrap_or_default();
+        let has_ended = matches!(phase, "Succeeded" | "Failed");
+        let has_stopped = is_deleted && !self.status.has_running() && self.has_all_statuses();
+        match (has_ended || has_stopped, is_deleted) {
+            (true, _) => Stage::Ended { is_deleted },
+            (false, true) => Stage::Terminating {
+                has_started: self.status.has_running() || !matches!(phase, "" | "Pending"),
+            },
+            (false, false) => Stage::Active,
         }
     }
 
