@@ -9,6 +9,7 @@ mod common;
 mod hostile;
 
 mod access;
+mod cluster;
 mod conformance;
 mod crash;
 mod crash_claims;

@@ -5,6 +5,7 @@ use super::quantity::quantity;
 use super::syntax::json_documents;
 use super::*;
 
+mod api_object;
 mod claims;
 mod fingerprint;
 

@@ -1,7 +1,9 @@
+use devlet_core::dra::claims::ClaimKey;
 use futures_util::{FutureExt as _, StreamExt as _};
 
 use super::*;
 use crate::config::Config;
+use crate::manifest;
 
 #[test]
 fn the_awaited_event_completes_a_sentence() {
@@ -81,4 +83,60 @@ fn an_admission_ends_with_its_answer() {
         assert!(matches!(next(), Some(None)));
         assert!(sender.is_closed());
     }
+}
+
+/// A source with one claim, which pod `job` may use.
+#[derive(Debug)]
+struct OneClaim;
+
+impl manifest::ClaimSource for OneClaim {
+    type Error = String;
+
+    async fn claim(&self, key: &ClaimKey) -> Result<manifest::ResourceClaim, String> {
+        if key.name != "known" {
+            return Err(format!("{} is not found", key.name));
+        }
+        let object = serde_json::json!({
+            "metadata": {"name": key.name, "namespace": key.namespace, "uid": "claim-1"},
+            "status": {"reservedFor": [{"resource": "pods", "name": "job", "uid": "pod-1"}], "allocation": {}},
+        });
+        let object: manifest::ClaimObject = serde_json::from_value(object).unwrap();
+        object
+            .try_into()
+            .map_err(|invalid: manifest::InvalidManifest| invalid.to_string())
+    }
+}
+
+#[tokio::test]
+async fn claims_that_are_not_among_the_manifests_are_looked_up() {
+    let root = tempfile::tempdir().unwrap();
+    let (agent, report) = Agent::start(Config::new(root.path())).await.unwrap();
+    let service = DevletService::new(agent.clone(), &report);
+    let parse = async |claim: &str| {
+        let pod = format!(
+            "metadata: {{name: job, uid: pod-1}}\nspec:\n  resourceClaims: [{{name: gpu, resourceClaimName: {claim}}}]\n  \
+             containers: [{{name: main}}]"
+        );
+        let given = "kind: ResourceClaim\nmetadata: {name: given, uid: claim-2}\n\
+                     status: {reservedFor: [{resource: pods, name: job}], allocation: {}}";
+        let texts = [pod.as_str(), given].map(|text| NamedText {
+            name: "job.yaml".to_owned(),
+            text: text.to_owned(),
+        });
+        let parsed = service.parse(texts.into(), Instant::now() + SOON).await;
+        parsed
+            .map(|request| request.claims[0].claim.uid.to_string())
+            .map_err(|status| status.message().to_owned())
+    };
+    let refused = parse("known").await.unwrap_err();
+    assert!(refused.contains("is not among the manifests"), "{refused}");
+    agent.set_claim_source(std::sync::Arc::new(OneClaim));
+    assert_eq!(parse("known").await, Ok("claim-1".to_owned()));
+    assert_eq!(parse("given").await, Ok("claim-2".to_owned()));
+    let refused = parse("other").await.unwrap_err();
+    assert!(
+        refused.contains("fetch ResourceClaim other: other is not found"),
+        "{refused}"
+    );
+    agent.stop().await.unwrap();
 }
