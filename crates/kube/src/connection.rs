@@ -282,6 +282,11 @@ impl CallError {
         self.code() == Some(StatusCode::NOT_FOUND)
     }
 
+    /// Returns `true` if the object exists already, or another writer owns a field.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.code() == Some(StatusCode::CONFLICT)
+    }
+
     /// Returns the pause that the API server asks for.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -7,8 +7,12 @@ mod abandon;
 mod claims;
 pub mod connection;
 mod events;
+mod health;
+mod heartbeat;
 mod identity;
+mod node;
 mod pods;
+mod slices;
 mod task;
 mod watch;
 
@@ -20,11 +24,19 @@ use std::time::Duration;
 use devlet_agent::agent::Agent;
 use devlet_agent::cluster::ClusterConnection;
 use devlet_core::DriverName;
+use tokio::sync::watch::channel;
 
 use claims::ApiClaims;
 use connection::Connection;
 pub use connection::{Access, ConnectError};
 use events::Events;
+use health::SeenPods;
+pub use health::{HealthSettings, OnUnhealthy};
+pub use node::NodeSettings;
+pub use slices::{SlicesSettings, WipeAtStart};
+
+/// The owner of the fields that devlet writes.
+const FIELD_MANAGER: &str = "devlet";
 
 /// The part that devlet plays for a node of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -65,6 +77,12 @@ pub struct Settings {
     pub final_delete: bool,
     /// Time after which removals stop waiting for a driver that is away.
     pub abandon_after: BTreeMap<DriverName, Duration>,
+    /// The Node object.
+    pub node_object: NodeSettings,
+    /// ResourceSlices.
+    pub slices: SlicesSettings,
+    /// Health of devices in the status of pods.
+    pub health: HealthSettings,
 }
 
 /// Starts the tasks of the integration, which run until the node stops. Does not wait for the API server.
@@ -82,8 +100,39 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
     let claims = ApiClaims::new(agent, &connection);
     agent.set_claim_source(Arc::new(claims.clone()));
     let (events, queue) = Events::channel();
+    let (facts, seen_node) = channel(None);
+    let seen_pods = SeenPods::default();
+    let common = || (agent.clone(), connection.clone(), settings.node.clone());
+    let (on, to, node) = common();
+    agent.spawn(node::follow_node(on, to, node, facts));
+    let (on, to, node) = common();
+    agent.spawn(slices::follow_slices(on, to, node, seen_node.clone()));
     if settings.mode == Mode::Agent {
-        agent.spawn(events::run(agent.clone(), connection.clone(), queue));
+        let (on, to, node) = common();
+        agent.spawn(events::run(on, to, node, queue));
+        let (on, to, node) = common();
+        agent.spawn(slices::wipe(on, to, node, settings.slices));
+        let (on, to, node) = common();
+        agent.spawn(node::publish(
+            on,
+            to,
+            node,
+            settings.node_object,
+            seen_node.clone(),
+        ));
+        if settings.node_object.heartbeat {
+            let (on, to, node) = common();
+            agent.spawn(heartbeat::run(on, to, node, seen_node));
+        }
+        let (on, to, _) = common();
+        let beside_kubelet = settings.node_object.beside_kubelet;
+        agent.spawn(health::run(
+            on,
+            to,
+            seen_pods.clone(),
+            settings.health,
+            beside_kubelet,
+        ));
         agent.spawn(abandon::run(
             agent.clone(),
             settings.abandon_after,
@@ -97,6 +146,7 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
         events,
         mode: settings.mode,
         final_delete: settings.final_delete,
+        seen: seen_pods,
     };
     agent.spawn(pods::run(context, settings.node));
     Ok(())

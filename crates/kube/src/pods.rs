@@ -21,6 +21,7 @@ use crate::Mode;
 use crate::claims::ApiClaims;
 use crate::connection::Connection;
 use crate::events::{Events, PodRef};
+use crate::health::SeenPods;
 use crate::watch::{self, Change};
 use object::{Stage, WatchedPod};
 
@@ -39,6 +40,8 @@ pub(crate) struct Context {
     pub(crate) mode: Mode,
     /// `true` if deleted pods are deleted from the API server once their claims are unprepared.
     pub(crate) final_delete: bool,
+    /// The pods whose devices have a health that is reported.
+    pub(crate) seen: SeenPods,
 }
 
 /// Follows the pods of a node until devlet stops.
@@ -120,6 +123,7 @@ impl Pods {
             Change::ListEnd => {
                 if let Some(list) = self.list.take() {
                     self.remove_missing(&list);
+                    self.context.seen.retain(|uid| list.seen.contains(uid));
                 }
             }
             Change::Present(pod) => {
@@ -127,11 +131,16 @@ impl Pods {
                     if let Some(list) = &mut self.list {
                         list.seen.insert(known.uid.clone());
                     }
-                    self.present(known, pod);
+                    let status = pod.status.clone();
+                    self.present(known.clone(), pod);
+                    if self.unsettled.contains_key(&known.uid) || self.is_admitted(&known.uid) {
+                        self.context.seen.put(known, status);
+                    }
                 }
             }
             Change::Deleted(pod) => {
                 if let Some(known) = pod.identity() {
+                    self.context.seen.remove(&known.uid);
                     self.gone(known, pod.abandoned);
                 }
             }

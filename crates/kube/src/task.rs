@@ -70,6 +70,11 @@ impl Task {
         pause
     }
 
+    /// Completes when the node stops.
+    pub(crate) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
     /// Waits. Returns `false` if the node stops.
     pub(crate) async fn pause(&self, pause: Duration) -> bool {
         tokio::select! {

@@ -97,6 +97,34 @@ pub(crate) struct KubernetesSettings {
     pub(crate) mode: Option<ModeSetting>,
     pub(crate) final_delete: bool,
     pub(crate) abandon_after: BTreeMap<String, Span>,
+    pub(crate) beside_kubelet: bool,
+    pub(crate) heartbeat: bool,
+    pub(crate) slices: SliceSettings,
+    pub(crate) on_unhealthy: BTreeMap<String, UnhealthySetting>,
+}
+
+/// Deletion of the ResourceSlices of this node.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub(crate) struct SliceSettings {
+    pub(crate) wipe_at_start: WipeSetting,
+}
+
+/// The ResourceSlices that are deleted when devlet starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum WipeSetting {
+    #[default]
+    Absent,
+    All,
+}
+
+/// The removal of a pod whose device is unhealthy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum UnhealthySetting {
+    Evict,
+    Delete,
 }
 
 /// The part that devlet plays for a node of a cluster.
@@ -194,10 +222,12 @@ impl Settings {
         let by_resource = self.deadlines.allocate_by_resource.keys();
         let by_driver = self.deadlines.prepare_by_driver.keys();
         let abandoned = self.kubernetes.abandon_after.keys();
+        let unhealthy = self.kubernetes.on_unhealthy.keys();
         let rules = self.access.register.iter().map(|rule| &rule.resource);
         let all = (by_resource.map(|name| (vec!["deadlines", "allocateByResource", name], name, None)))
             .chain(by_driver.map(|name| (vec!["deadlines", "prepareByDriver", name], name, None)))
             .chain(abandoned.map(|name| (vec!["kubernetes", "abandonAfter", name], name, None)))
+            .chain(unhealthy.map(|name| (vec!["kubernetes", "onUnhealthy", name], name, None)))
             .chain((self.foreign.iter()).map(|name| (vec!["foreign"], name, Some(name.as_str()))))
             .chain(rules.map(|name| (vec!["access", "register", "resource"], name, Some(name.as_str()))));
         for (path, name, value) in all {

@@ -99,6 +99,29 @@ const EXPLANATIONS: &[(&str, &str)] = &[
         "Time after which removals stop waiting for a DRA driver that is away: {gpu.acme.com: 10m}.",
     ),
     (
+        "kubernetes.besideKubelet",
+        "A kubelet owns the Node and the statuses of containers. Capacity and allocatable are both the number of healthy\n\
+         devices, and the health of devices is the pod condition devlet.dev/DevicesHealthy.",
+    ),
+    (
+        "kubernetes.heartbeat",
+        "Renew the lease and the Ready condition of the Node, and create it if it does not exist. For nodes without a\n\
+         kubelet.",
+    ),
+    (
+        "kubernetes.slices",
+        "Deletion of the ResourceSlices of DRA drivers that are gone.",
+    ),
+    (
+        "kubernetes.slices.wipeAtStart",
+        "absent: the slices of drivers that have not registered 30 s after the start. all: the slices of all drivers at\n\
+         once, as a kubelet does.",
+    ),
+    (
+        "kubernetes.onUnhealthy",
+        "Removal of pods with an unhealthy device of a resource or DRA driver: {acme.com/gpu: evict}, or delete.",
+    ),
+    (
         "limits",
         "Limits on callers, plugins and drivers. Over a limit, a request is refused with an error that names it.",
     ),

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use anyhow::bail;
 use devlet_agent::agent::Agent;
 
-use crate::config::{KubernetesSettings, ModeSetting};
+use crate::config::{KubernetesSettings, ModeSetting, SliceSettings};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ClusterArgs {
@@ -50,6 +50,10 @@ pub(super) fn check(settings: &KubernetesSettings) -> anyhow::Result<()> {
         mode,
         final_delete,
         abandon_after,
+        beside_kubelet,
+        heartbeat,
+        slices,
+        on_unhealthy,
     } = settings;
     if kubeconfig.is_some() && *in_cluster {
         bail!("kubernetes: kubeconfig and inCluster exclude each other; leave one of them out");
@@ -60,6 +64,10 @@ pub(super) fn check(settings: &KubernetesSettings) -> anyhow::Result<()> {
             ("--mode", mode.is_some()),
             ("kubernetes.finalDelete", *final_delete),
             ("kubernetes.abandonAfter", !abandon_after.is_empty()),
+            ("kubernetes.besideKubelet", *beside_kubelet),
+            ("kubernetes.heartbeat", *heartbeat),
+            ("kubernetes.slices", *slices != SliceSettings::default()),
+            ("kubernetes.onUnhealthy", !on_unhealthy.is_empty()),
         ];
         if let Some((unused, _)) = unused.into_iter().find(|(_, is_set)| *is_set) {
             bail!("{unused} has no effect without a cluster; add --kubeconfig FILE or --in-cluster");
@@ -74,6 +82,11 @@ pub(super) fn check(settings: &KubernetesSettings) -> anyhow::Result<()> {
     }
     if *final_delete && *mode == Some(ModeSetting::Observe) {
         bail!("kubernetes.finalDelete needs the mode agent: in the mode observe, nothing is written");
+    }
+    if *heartbeat && *beside_kubelet {
+        bail!(
+            "kubernetes: heartbeat and besideKubelet exclude each other, because a kubelet has a heartbeat"
+        );
     }
     let node = node(settings);
     if !is_name(&node) {
@@ -91,7 +104,10 @@ pub(super) async fn join(_: &Agent, _: &KubernetesSettings) -> anyhow::Result<()
 /// Starts the integration with the cluster, if there is one. Does not wait for the API server.
 #[cfg(feature = "kubernetes")]
 pub(super) async fn join(agent: &Agent, settings: &KubernetesSettings) -> anyhow::Result<()> {
-    use devlet_kube::{Access, Mode, Settings};
+    use devlet_kube::{Access, HealthSettings, Mode, NodeSettings, OnUnhealthy};
+    use devlet_kube::{Settings, SlicesSettings, WipeAtStart};
+
+    use crate::config::{UnhealthySetting, WipeSetting};
 
     let access = match (&settings.kubeconfig, settings.in_cluster) {
         (Some(path), _) => Access::Kubeconfig(path.clone()),
@@ -99,6 +115,13 @@ pub(super) async fn join(agent: &Agent, settings: &KubernetesSettings) -> anyhow
         (None, false) => return Ok(()),
     };
     let after = settings.abandon_after.iter();
+    let on_unhealthy = settings.on_unhealthy.iter().map(|(name, how)| {
+        let how = match how {
+            UnhealthySetting::Evict => OnUnhealthy::Evict,
+            UnhealthySetting::Delete => OnUnhealthy::Delete,
+        };
+        (name.clone(), how)
+    });
     let settings = Settings {
         access,
         node: node(settings),
@@ -110,6 +133,19 @@ pub(super) async fn join(agent: &Agent, settings: &KubernetesSettings) -> anyhow
         abandon_after: after
             .map(|(driver, time)| (driver.as_str().into(), time.0))
             .collect(),
+        node_object: NodeSettings {
+            beside_kubelet: settings.beside_kubelet,
+            heartbeat: settings.heartbeat,
+        },
+        slices: SlicesSettings {
+            wipe_at_start: match settings.slices.wipe_at_start {
+                WipeSetting::Absent => WipeAtStart::Absent,
+                WipeSetting::All => WipeAtStart::All,
+            },
+        },
+        health: HealthSettings {
+            on_unhealthy: on_unhealthy.collect(),
+        },
     };
     devlet_kube::start(agent, settings)
         .await

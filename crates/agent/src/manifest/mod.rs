@@ -34,7 +34,7 @@ pub use claim_source::{
 };
 pub use error::InvalidManifest;
 pub use place::{Place, Position, position_of};
-pub use quantity::InvalidQuantity;
+pub use quantity::{InvalidQuantity, quantity};
 pub use resolve::{ClaimOrigin, PodResourceClaim, ResolveError, UnresolvedPod};
 
 /// Namespace of derived UIDs, which are UUIDs of version 5 of `namespace/name`. It never changes, so that other programs

@@ -15,7 +15,7 @@ pub enum InvalidQuantity {
 }
 
 /// Parses a Kubernetes quantity as a number of devices. A fraction is rounded up.
-pub(super) fn quantity(text: &str) -> Result<usize, InvalidQuantity> {
+pub fn quantity(text: &str) -> Result<usize, InvalidQuantity> {
     use InvalidQuantity::{Malformed, Negative, TooLarge};
     /// Decimal places that are computed exactly. Further digits only round up.
     const PLACES: u32 = 18;

@@ -12,6 +12,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::events::PodRef;
+use crate::health::PodStatus;
 
 /// A Pod object without the parts that are not about devices.
 #[derive(Debug, Clone)]
@@ -23,6 +24,8 @@ pub(crate) struct WatchedPod {
     pub(crate) abandoned: BTreeSet<DriverName>,
     /// Its devices and claims, or the reason why they cannot be read.
     pub(crate) object: Result<PodObject, String>,
+    /// Its status, for the health of its devices.
+    pub(crate) status: PodStatus,
 }
 
 /// The stage of a pod's life.
@@ -168,6 +171,7 @@ impl<'de> Deserialize<'de> for WatchedPod {
             abandoned: abandoned(parts.metadata.annotations.as_ref()),
             // One pod that cannot be read must not hide the others.
             object: PodObject::deserialize(&value).map_err(|error| error.to_string()),
+            status: PodStatus::deserialize(&value).unwrap_or_default(),
             metadata: ObjectMeta {
                 name: parts.metadata.name,
                 namespace: parts.metadata.namespace,

@@ -1,0 +1,306 @@
+//! Writes the health of devices into the status of pods.
+//!
+//! The latest state only: however often a device changes, a pod is written at most once per second. Beside a kubelet, which
+//! owns the statuses of containers and writes differences back, the health is a condition of the pod.
+//!
+//! Patches only: reading and replacing a status would drop fields that are newer than this program.
+
+mod report;
+mod status;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use devlet_agent::agent::Agent;
+use devlet_core::PodUid;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{DeleteParams, EvictParams, Preconditions};
+use serde_json::Value;
+
+use crate::FIELD_MANAGER;
+use crate::connection::{CallError, Connection};
+use crate::events::PodRef;
+use crate::task::Task;
+use report::PodHealth;
+use status::SeenPod;
+pub(crate) use status::{PodStatus, SeenPods};
+
+/// Pause between two passes over the pods.
+const PASS_PAUSE: Duration = Duration::from_secs(1);
+
+/// Maximum writes in flight.
+const MAX_WRITES: usize = 8;
+
+const JSON_PATCH: &str = "application/json-patch+json";
+const STRATEGIC_MERGE: &str = "application/strategic-merge-patch+json";
+
+/// Treatment of pods whose device is unhealthy.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HealthSettings {
+    /// By name of an extended resource or of a DRA driver. Pods of others are left alone.
+    pub on_unhealthy: BTreeMap<String, OnUnhealthy>,
+}
+
+/// How a pod is removed whose device is unhealthy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OnUnhealthy {
+    /// By the eviction API, which keeps to disruption budgets.
+    Evict,
+    /// By deleting it.
+    Delete,
+}
+
+/// The writes that a pod needs.
+struct Due {
+    seen: Arc<SeenPod>,
+    health: PodHealth,
+    patch: Option<(&'static str, Value)>,
+    removal: Option<OnUnhealthy>,
+}
+
+/// The last attempts by pod: an attempt is repeated only if the health or the object has changed, or the call failed.
+type Attempts = BTreeMap<PodUid, (PodHealth, String)>;
+
+/// Writes the health of devices until the node stops.
+pub(crate) async fn run(
+    agent: Agent,
+    connection: Connection,
+    pods: SeenPods,
+    settings: HealthSettings,
+    beside_kubelet: bool,
+) {
+    let mut task = Task::new("health", &agent);
+    let mut changes = agent.store().subscribe();
+    let mut seen = pods.subscribe();
+    let mut attempts = Attempts::new();
+    loop {
+        changes.borrow_and_update();
+        let current = seen.borrow_and_update().clone();
+        attempts.retain(|uid, _| current.contains_key(uid));
+        let due = current.into_values().filter_map(|seen| {
+            let now = agent.store().now();
+            let uid = &seen.pod.uid;
+            // One short lock per pod.
+            let health = agent
+                .store()
+                .read(|node| PodHealth::of(node, uid, &seen.object, now));
+            due(seen, health, &settings, beside_kubelet, &attempts)
+        });
+        let due: Vec<Due> = due.collect();
+        let failure = write_all(&connection, &task, due, &mut attempts).await;
+        let pause = match &failure {
+            None => PASS_PAUSE,
+            Some(error) => task.failed(error).max(PASS_PAUSE),
+        };
+        if !task.pause(pause).await {
+            return;
+        }
+        if failure.is_none() {
+            task.succeeded();
+            tokio::select! {
+                Ok(()) = changes.changed() => {}
+                Ok(()) = seen.changed() => {}
+                () = task.stopped() => return,
+            }
+        }
+    }
+}
+
+/// Makes the writes. Returns the last failure.
+async fn write_all(
+    connection: &Connection,
+    task: &Task,
+    due: Vec<Due>,
+    attempts: &mut Attempts,
+) -> Option<CallError> {
+    let writes = due.into_iter().map(|due| write(connection, due));
+    let mut writes = stream::iter(writes).buffer_unordered(MAX_WRITES);
+    let mut failure = None;
+    loop {
+        let ended = tokio::select! {
+            ended = writes.next() => ended,
+            () = task.stopped() => None,
+        };
+        match ended {
+            None => return failure,
+            Some((due, Ok(()))) => {
+                let version = due.seen.object.version().to_owned();
+                attempts.insert(due.seen.pod.uid.clone(), (due.health, version));
+            }
+            Some((_, Err(error))) => failure = Some(error),
+        }
+    }
+}
+
+/// Returns the writes that a pod needs, if any.
+fn due(
+    seen: Arc<SeenPod>,
+    health: PodHealth,
+    settings: &HealthSettings,
+    beside_kubelet: bool,
+    attempts: &Attempts,
+) -> Option<Due> {
+    let SeenPod { pod, object } = &*seen;
+    let is_tried = |(last, version): &(PodHealth, String)| *last == health && version == object.version();
+    if health.is_empty() || attempts.get(&pod.uid).is_some_and(is_tried) {
+        return None;
+    }
+    let patch = match beside_kubelet {
+        true => {
+            let now = format!("{:.0}", Timestamp::now());
+            let patch = health.condition_patch(&pod.uid, object, &now);
+            patch.map(|patch| (STRATEGIC_MERGE, patch))
+        }
+        false => health.patch(&pod.uid, object).map(|patch| (JSON_PATCH, patch)),
+    };
+    let mut removals = health
+        .unhealthy
+        .iter()
+        .filter_map(|name| settings.on_unhealthy.get(name));
+    let removal = removals.next().copied().filter(|_| !object.is_deleted());
+    (patch.is_some() || removal.is_some()).then_some(Due {
+        seen,
+        health,
+        patch,
+        removal,
+    })
+}
+
+/// Makes the writes of a pod. A pod that has changed meanwhile is not an error: its watch
+/// reports the change.
+async fn write(connection: &Connection, due: Due) -> (Due, Result<(), CallError>) {
+    let pod = &due.seen.pod;
+    let patched = match &due.patch {
+        Some((kind, patch)) => patch_status(connection, pod, kind, patch).await,
+        None => Ok(()),
+    };
+    let written = match (patched, due.removal) {
+        (Ok(()), Some(how)) => remove(connection, pod, how).await,
+        (patched, _) => patched,
+    };
+    let is_outdated = |error: &CallError| {
+        matches!(
+            error.code(),
+            Some(StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY)
+        )
+    };
+    let written = match written {
+        Err(error) if error.is_not_found() => Ok(()),
+        Err(error) if is_outdated(&error) => {
+            tracing::warn!(pod = %label(pod), %error, "health of devices not written; devlet retries when the pod changes");
+            Ok(())
+        }
+        other => other,
+    };
+    (due, written)
+}
+
+async fn patch_status(
+    connection: &Connection,
+    pod: &PodRef,
+    kind: &str,
+    patch: &Value,
+) -> Result<(), CallError> {
+    let path = format!(
+        "/api/v1/namespaces/{}/pods/{}/status?fieldManager={FIELD_MANAGER}",
+        pod.name.namespace, pod.name.name
+    );
+    let patched = connection.call(|client| async move {
+        let body = patch.to_string().into_bytes();
+        let request = http::Request::patch(path).header(CONTENT_TYPE, kind).body(body);
+        let request = request.map_err(kube::Error::HttpError)?;
+        client.request::<PodStatus>(request).await
+    });
+    let answer = patched.await?;
+    if kind == JSON_PATCH && !answer.has_health() {
+        // Without its feature gate, the API server drops the field.
+        tracing::warn!(
+            pod = %label(pod),
+            "health of devices dropped by the API server; enable its feature gate ResourceHealthStatus"
+        );
+    }
+    Ok(())
+}
+
+async fn remove(connection: &Connection, pod: &PodRef, how: OnUnhealthy) -> Result<(), CallError> {
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: Some(pod.uid.to_string()),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    let removed = connection.call(|client| async move {
+        let pods = Api::<Pod>::namespaced(client, &pod.name.namespace);
+        match how {
+            OnUnhealthy::Delete => pods.delete(&pod.name.name, &params).await.map(drop),
+            OnUnhealthy::Evict => {
+                let params = EvictParams {
+                    delete_options: Some(params),
+                    ..EvictParams::default()
+                };
+                pods.evict(&pod.name.name, &params).await.map(drop)
+            }
+        }
+    });
+    removed.await?;
+    tracing::warn!(pod = %label(pod), uid = %pod.uid, ?how, "pod removed: one of its devices is unhealthy");
+    Ok(())
+}
+
+fn label(pod: &PodRef) -> String {
+    format!("{}/{}", pod.name.namespace, pod.name.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(version: &str) -> Arc<SeenPod> {
+        let object = serde_json::json!({ "metadata": { "resourceVersion": version } });
+        Arc::new(SeenPod {
+            pod: PodRef {
+                name: devlet_core::PodName::default(),
+                uid: "u".into(),
+            },
+            object: serde_json::from_value(object).unwrap(),
+        })
+    }
+
+    fn settings() -> HealthSettings {
+        HealthSettings {
+            on_unhealthy: BTreeMap::from([("acme.com/gpu".to_owned(), OnUnhealthy::Evict)]),
+        }
+    }
+
+    #[test]
+    fn only_pods_with_an_unhealthy_device_of_a_chosen_resource_are_removed() {
+        let removal = |health| {
+            let due = due(seen("1"), health, &settings(), true, &Attempts::new());
+            due.and_then(|due| due.removal)
+        };
+        assert_eq!(
+            removal(PodHealth::unhealthy_device("acme.com/gpu")),
+            Some(OnUnhealthy::Evict)
+        );
+        assert_eq!(removal(PodHealth::unhealthy_device("acme.com/nic")), None);
+        assert_eq!(removal(PodHealth::default()), None);
+    }
+
+    #[test]
+    fn an_attempt_is_repeated_only_after_a_change() {
+        let health = || PodHealth::unhealthy_device("acme.com/gpu");
+        let attempts = Attempts::from([("u".into(), (health(), "1".to_owned()))]);
+        let is_due = |version, health| due(seen(version), health, &settings(), true, &attempts).is_some();
+        assert!(!is_due("1", health()));
+        assert!(is_due("2", health()));
+        assert!(is_due("1", PodHealth::unhealthy_device("acme.com/nic")));
+    }
+}

@@ -1,0 +1,324 @@
+//! The ResourceSlices of this node: their list for `status`, and the deletion of those of drivers that are gone.
+//!
+//! The agent decides which drivers are gone ([`Agent::wipe_slices`]). Nothing is deleted in mode observe.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use devlet_agent::agent::Agent;
+use devlet_agent::cluster::ClusterSlice;
+use devlet_agent::reconcile::slices::{ResourceSlices, SliceError};
+use devlet_core::DriverName;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams};
+use tokio::sync::mpsc;
+
+use crate::connection::{CallError, Connection};
+use crate::node::NodeReceiver;
+use crate::task::Task;
+use crate::watch::{self, Change};
+
+const TASK: &str = "slices";
+
+/// Changes that wait for the list. Then the watch is not read on.
+const MAX_QUEUED: usize = 16;
+
+/// Which slices are deleted at a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WipeAtStart {
+    /// Those of drivers that have not registered 30 s after the start.
+    #[default]
+    Absent,
+    /// All slices of the node at once, as a kubelet does.
+    All,
+}
+
+/// How slices are deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SlicesSettings {
+    /// Which slices are deleted at a start.
+    pub wipe_at_start: WipeAtStart,
+}
+
+/// Deletes the slices of drivers that are gone, until the node stops.
+pub(crate) async fn wipe(agent: Agent, connection: Connection, node: String, settings: SlicesSettings) {
+    let slices = NodeSlices {
+        agent: agent.clone(),
+        connection,
+        node,
+    };
+    if settings.wipe_at_start == WipeAtStart::All {
+        let mut task = Task::new(TASK, &agent);
+        if task.retry(|| slices.delete(None)).await.is_none() {
+            return;
+        }
+        tracing::info!("all ResourceSlices of the node deleted");
+    }
+    agent.wipe_slices(slices);
+}
+
+struct NodeSlices {
+    agent: Agent,
+    connection: Connection,
+    node: String,
+}
+
+impl NodeSlices {
+    async fn list(&self) -> Result<BTreeSet<DriverName>, CallError> {
+        let params = ListParams::default().fields(&selector(&self.node, None));
+        let listed = self.connection.call(|client| async move {
+            let slices = Api::<ResourceSlice>::all(client);
+            slices.list(&params).await
+        });
+        let slices = listed.await?.items.into_iter();
+        Ok(slices.map(|slice| DriverName::from(slice.spec.driver)).collect())
+    }
+
+    /// Deletes the slices of a driver, or of all drivers.
+    async fn delete(&self, driver: Option<&DriverName>) -> Result<(), CallError> {
+        let params = ListParams::default().fields(&selector(&self.node, driver));
+        let deleted = self.connection.call(|client| async move {
+            let slices = Api::<ResourceSlice>::all(client);
+            slices.delete_collection(&DeleteParams::default(), &params).await
+        });
+        deleted.await.map(drop)
+    }
+
+    fn report<T>(&self, result: Result<T, CallError>) -> Result<T, SliceError> {
+        let now = self.agent.store().now();
+        match result {
+            Ok(value) => {
+                self.agent.cluster().succeeded(TASK, now);
+                Ok(value)
+            }
+            Err(error) => {
+                let message = error.to_string();
+                self.agent.cluster().failed(TASK, now, message.clone());
+                Err(SliceError(message))
+            }
+        }
+    }
+}
+
+impl ResourceSlices for NodeSlices {
+    async fn drivers(&self) -> Result<BTreeSet<DriverName>, SliceError> {
+        let listed = self.list().await;
+        self.report(listed)
+    }
+
+    async fn wipe(&self, driver: &DriverName) -> Result<(), SliceError> {
+        // The last check before the deletion, which the API server may carry out even if the call is cancelled.
+        let is_back = self
+            .agent
+            .store()
+            .read(|node| node.serving_driver(driver).is_some());
+        if is_back {
+            return Err(SliceError("the driver is connected again".to_owned()));
+        }
+        let deleted = self.delete(Some(driver)).await;
+        self.report(deleted)
+    }
+}
+
+/// Returns the field selector of a driver's slices. Without the node, the API server refuses an identity of a node.
+fn selector(node: &str, driver: Option<&DriverName>) -> String {
+    match driver {
+        Some(driver) => format!("spec.driver={driver},spec.nodeName={node}"),
+        None => format!("spec.nodeName={node}"),
+    }
+}
+
+/// Keeps the list of slices up to date until the node stops.
+pub(crate) async fn follow_slices(
+    agent: Agent,
+    connection: Connection,
+    node: String,
+    mut facts: NodeReceiver,
+) {
+    let (sender, mut changes) = mpsc::channel(MAX_QUEUED);
+    let fields = selector(&node, None);
+    agent.spawn(watch::follow(TASK, agent.clone(), connection, fields, sender));
+    let mut known = Slices::default();
+    let mut reported = BTreeSet::new();
+    loop {
+        tokio::select! {
+            change = changes.recv() => match change {
+                Some(change) => known.changed(change),
+                None => return,
+            },
+            // A task that has ended does not change the Node any more.
+            Ok(()) = facts.changed() => {}
+        }
+        let uid = facts.borrow_and_update().as_ref().map(|facts| facts.uid.clone());
+        let slices = known.with_owner(uid.as_deref());
+        log_stale(&slices, &mut reported);
+        agent.cluster().update(|state| state.slices = slices);
+    }
+}
+
+/// Slices by name, with the UIDs of the Node objects that own them.
+type Owned = BTreeMap<String, (ClusterSlice, Vec<String>)>;
+
+/// The slices of the node.
+#[derive(Debug, Default)]
+struct Slices {
+    current: Owned,
+    /// The slices of a list that is not complete.
+    listed: Option<Owned>,
+}
+
+impl Slices {
+    fn changed(&mut self, change: Change<ResourceSlice>) {
+        match (change, &mut self.listed) {
+            (Change::ListBegin, listed) => *listed = Some(BTreeMap::new()),
+            (Change::ListEnd, listed) => {
+                if let Some(listed) = listed.take() {
+                    self.current = listed;
+                }
+            }
+            (Change::Present(slice), Some(listed)) => listed.extend([trimmed(slice)]),
+            (Change::Present(slice), None) => self.current.extend([trimmed(slice)]),
+            (Change::Deleted(slice), _) => {
+                self.current.remove(&slice.metadata.name.unwrap_or_default());
+            }
+        }
+    }
+
+    /// Returns the slices. Those that an earlier Node object owns are marked, if the UID of the Node is known.
+    fn with_owner(&self, node: Option<&str>) -> BTreeMap<String, ClusterSlice> {
+        let slices = self.current.iter();
+        let slices = slices.map(|(name, (slice, owners))| {
+            let is_stale = |node: &str| !owners.is_empty() && owners.iter().all(|uid| uid != node);
+            let slice = ClusterSlice {
+                has_stale_owner: node.is_some_and(is_stale),
+                ..slice.clone()
+            };
+            (name.clone(), slice)
+        });
+        slices.collect()
+    }
+}
+
+fn trimmed(slice: ResourceSlice) -> (String, (ClusterSlice, Vec<String>)) {
+    let metadata = slice.metadata;
+    let owners = metadata.owner_references.into_iter().flatten();
+    let nodes = owners.filter(|owner| owner.kind == "Node");
+    let created = metadata.creation_timestamp;
+    let trimmed = ClusterSlice {
+        driver: slice.spec.driver,
+        pool: slice.spec.pool.name,
+        generation: slice.spec.pool.generation,
+        devices: slice.spec.devices.map_or(0, |devices| devices.len()),
+        created: created.map_or_else(String::new, |time| time.0.to_string()),
+        has_stale_owner: false,
+    };
+    let owners = nodes.map(|owner| owner.uid).collect();
+    (metadata.name.unwrap_or_default(), (trimmed, owners))
+}
+
+/// Logs slices with a stale owner once per driver.
+fn log_stale(slices: &BTreeMap<String, ClusterSlice>, reported: &mut BTreeSet<String>) {
+    for (name, slice) in slices.iter().filter(|(_, slice)| slice.has_stale_owner) {
+        if reported.insert(slice.driver.clone()) {
+            tracing::warn!(
+                driver = slice.driver,
+                slice = name,
+                "ResourceSlice owned by a deleted Node object; restart the driver"
+            );
+        }
+    }
+    let is_fresh = |driver: &String| {
+        slices
+            .values()
+            .any(|slice| slice.driver == *driver && !slice.has_stale_owner)
+    };
+    reported.retain(|driver| !is_fresh(driver));
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSliceSpec};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+    use kube::api::ObjectMeta;
+
+    use super::*;
+
+    fn slice(name: &str, owner: &str) -> ResourceSlice {
+        ResourceSlice {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                owner_references: Some(vec![OwnerReference {
+                    kind: "Node".to_owned(),
+                    uid: owner.to_owned(),
+                    ..OwnerReference::default()
+                }]),
+                ..ObjectMeta::default()
+            },
+            spec: ResourceSliceSpec {
+                driver: "gpu.acme.com".to_owned(),
+                devices: Some(vec![Device::default(), Device::default()]),
+                pool: ResourcePool {
+                    name: "n".to_owned(),
+                    generation: 3,
+                    resource_slice_count: 1,
+                },
+                ..ResourceSliceSpec::default()
+            },
+        }
+    }
+
+    fn known(changes: Vec<Change<ResourceSlice>>) -> Slices {
+        let mut slices = Slices::default();
+        changes.into_iter().for_each(|change| slices.changed(change));
+        slices
+    }
+
+    #[test]
+    fn a_list_replaces_the_slices_when_it_is_complete() {
+        let mut slices = known(vec![
+            Change::ListBegin,
+            Change::Present(slice("a", "1")),
+            Change::Present(slice("b", "1")),
+            Change::ListEnd,
+            Change::Deleted(slice("b", "1")),
+            Change::Present(slice("c", "1")),
+        ]);
+        let names = |slices: &Slices| slices.with_owner(None).into_keys().collect::<Vec<_>>();
+        assert_eq!(names(&slices), ["a", "c"]);
+        slices.changed(Change::ListBegin);
+        slices.changed(Change::Present(slice("d", "1")));
+        assert_eq!(names(&slices), ["a", "c"]);
+        slices.changed(Change::ListEnd);
+        assert_eq!(names(&slices), ["d"]);
+        let a = &slices.with_owner(None)["d"];
+        let shown = (a.driver.as_str(), a.pool.as_str(), a.generation, a.devices);
+        assert_eq!(shown, ("gpu.acme.com", "n", 3, 2));
+    }
+
+    #[test]
+    fn a_slice_of_an_earlier_node_object_has_a_stale_owner_and_is_logged_once() {
+        let slices = known(vec![Change::Present(slice("a", "1"))]);
+        let is_stale = |node| slices.with_owner(node)["a"].has_stale_owner;
+        assert!(is_stale(Some("2")));
+        assert!(!is_stale(Some("1")));
+        assert!(!is_stale(None), "the Node is not known yet");
+
+        let mut reported = BTreeSet::new();
+        log_stale(&slices.with_owner(Some("2")), &mut reported);
+        assert_eq!(reported.len(), 1);
+        // Garbage collection has deleted it.
+        log_stale(&BTreeMap::new(), &mut reported);
+        assert_eq!(reported.len(), 1);
+        log_stale(&slices.with_owner(Some("1")), &mut reported);
+        assert!(reported.is_empty());
+    }
+
+    #[test]
+    fn a_driver_is_selected_together_with_the_node() {
+        let driver = DriverName::from("gpu.acme.com");
+        assert_eq!(
+            selector("n", Some(&driver)),
+            "spec.driver=gpu.acme.com,spec.nodeName=n"
+        );
+    }
+}
