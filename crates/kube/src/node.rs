@@ -152,6 +152,7 @@ pub(crate) async fn publish(
     let mut changes = agent.store().subscribe();
     // The Node and the counts of the last write. A restart writes once, which removes resources that are gone.
     let mut written: Option<(String, Published)> = None;
+    let mut conflict = None;
     loop {
         changes.borrow_and_update();
         let node = facts.borrow_and_update().clone();
@@ -160,7 +161,7 @@ pub(crate) async fn publish(
         let published = published(views, settings.beside_kubelet, now);
         let pause = match node {
             Some(node) if is_due(&node, &published, written.as_ref()) => {
-                match apply(&connection, &name, &node.uid, &published).await {
+                match apply(&connection, &name, &node.uid, &published, &mut conflict).await {
                     Ok(()) => {
                         task.succeeded();
                         written = Some((node.uid, published));
@@ -229,6 +230,7 @@ async fn apply(
     name: &str,
     uid: &str,
     published: &Published,
+    conflict: &mut Option<CallError>,
 ) -> Result<(), CallError> {
     let patch = patch(name, uid, published);
     let apply = |params: PatchParams| {
@@ -241,7 +243,10 @@ async fn apply(
     match apply(PatchParams::apply(FIELD_MANAGER)).await {
         Err(error) if error.is_conflict() => {
             // The message names the other writer, such as a kubelet that has set the counts to 0.
-            tracing::warn!(%error, "extended resources of the Node changed by another writer; devlet overwrites them");
+            if conflict.as_ref() != Some(&error) {
+                tracing::warn!(%error, "extended resources of the Node changed by another writer; devlet overwrites them");
+                *conflict = Some(error);
+            }
             apply(PatchParams::apply(FIELD_MANAGER).force()).await
         }
         other => other,

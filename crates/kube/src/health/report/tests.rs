@@ -128,17 +128,16 @@ fn list(node: &mut Node, plugin: ConnectionId, healthy: &[bool]) {
     node.devices_listed(plugin, DeviceList::new(devices).0);
 }
 
-fn object(status: Value) -> PodStatus {
+fn object(status: &Value) -> PodStatus {
     serde_json::from_value(json!({ "metadata": { "resourceVersion": "1" }, "status": status })).unwrap()
 }
 
-fn mapped(status: Value) -> PodStatus {
+fn mapped(mut status: Value) -> PodStatus {
     let mapping = json!({
         "containerName": "main", "resourceName": "acme.com/gpu", "requestName": "container-0-request-0",
     });
-    let mut status = status;
     status["extendedResourceClaimStatus"] = json!({ "requestMappings": [mapping] });
-    object(status)
+    object(&status)
 }
 
 fn health(node: &Node, object: &PodStatus) -> PodHealth {
@@ -205,14 +204,14 @@ fn all_containers_with_a_status_get_the_health_of_their_devices_sorted() {
 fn nothing_is_written_before_the_containers_have_a_status() {
     let (mut node, plugin, _) = node();
     list(&mut node, plugin, &[true, true]);
-    let object = object(json!({ "phase": "Pending" }));
+    let object = object(&json!({ "phase": "Pending" }));
     assert_eq!(health(&node, &object).patch(&"u".into(), &object), None);
 }
 
 #[test]
 fn devices_without_a_plugin_are_unknown_and_unlisted_ones_unhealthy() {
     let (mut node, plugin, _) = node();
-    let object = object(json!({ "containerStatuses": [{ "name": "main" }] }));
+    let object = object(&json!({ "containerStatuses": [{ "name": "main" }] }));
     let nics = |node: &Node| {
         let resources = health(node, &object).resources("main");
         let nics = resources.into_iter().find(|each| each.name == "acme.com/nic");
@@ -246,7 +245,7 @@ fn of_devices_with_the_same_id_the_worse_health_counts() {
 fn beside_a_kubelet_a_condition_names_the_devices_and_keeps_its_time_while_its_status_stays() {
     let (mut node, plugin, _) = node();
     let patch = |node: &Node, known: Value| {
-        let object = object(json!({ "conditions": known }));
+        let object = object(&json!({ "conditions": known }));
         let mut health = health(node, &object);
         // Without the devices of the driver, whose health is unknown.
         for resources in health.containers.values_mut() {
