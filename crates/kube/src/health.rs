@@ -80,6 +80,7 @@ pub(crate) async fn run(
     let mut changes = agent.store().subscribe();
     let mut seen = pods.subscribe();
     let mut attempts = Attempts::new();
+    let mut is_dropped = false;
     loop {
         changes.borrow_and_update();
         let current = seen.borrow_and_update().clone();
@@ -94,7 +95,7 @@ pub(crate) async fn run(
             due(seen, health, &settings, beside_kubelet, &attempts)
         });
         let due: Vec<Due> = due.collect();
-        let failure = write_all(&connection, &task, due, &mut attempts).await;
+        let failure = write_all(&connection, &task, due, &mut attempts, &mut is_dropped).await;
         let pause = match &failure {
             None => PASS_PAUSE,
             Some(error) => task.failed(error).max(PASS_PAUSE),
@@ -113,12 +114,13 @@ pub(crate) async fn run(
     }
 }
 
-/// Makes the writes. Returns the last failure.
+/// Makes the writes. Returns the last failure. `is_dropped` is set if the API server does not keep the health.
 async fn write_all(
     connection: &Connection,
     task: &Task,
     due: Vec<Due>,
     attempts: &mut Attempts,
+    is_dropped: &mut bool,
 ) -> Option<CallError> {
     let writes = due.into_iter().map(|due| write(connection, due));
     let mut writes = stream::iter(writes).buffer_unordered(MAX_WRITES);
@@ -130,7 +132,13 @@ async fn write_all(
         };
         match ended {
             None => return failure,
-            Some((due, Ok(()))) => {
+            Some((due, Ok(is_kept))) => {
+                if !is_kept && !std::mem::replace(is_dropped, true) {
+                    tracing::warn!(
+                        pod = %label(&due.seen.pod),
+                        "health of devices dropped by the API server; enable its feature gate ResourceHealthStatus"
+                    );
+                }
                 let version = due.seen.object.version().to_owned();
                 attempts.insert(due.seen.pod.uid.clone(), (due.health, version));
             }
@@ -173,41 +181,38 @@ fn due(
     })
 }
 
-/// Makes the writes of a pod. A pod that has changed meanwhile is not an error: its watch
-/// reports the change.
-async fn write(connection: &Connection, due: Due) -> (Due, Result<(), CallError>) {
+/// Makes the writes of a pod. Returns `false` if the API server does not keep them. A pod that has changed meanwhile is not
+/// an error: its watch reports the change.
+async fn write(connection: &Connection, due: Due) -> (Due, Result<bool, CallError>) {
     let pod = &due.seen.pod;
     let patched = match &due.patch {
         Some((kind, patch)) => patch_status(connection, pod, kind, patch).await,
-        None => Ok(()),
+        None => Ok(true),
     };
     let written = match (patched, due.removal) {
-        (Ok(()), Some(how)) => remove(connection, pod, how).await,
+        (Ok(is_kept), Some(how)) => remove(connection, pod, how).await.map(|()| is_kept),
         (patched, _) => patched,
     };
-    let is_outdated = |error: &CallError| {
-        matches!(
-            error.code(),
-            Some(StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY)
-        )
-    };
+    let is_outdated =
+        |error: &CallError| error.is_conflict() || error.code() == Some(StatusCode::UNPROCESSABLE_ENTITY);
     let written = match written {
-        Err(error) if error.is_not_found() => Ok(()),
+        Err(error) if error.is_not_found() => Ok(true),
         Err(error) if is_outdated(&error) => {
             tracing::warn!(pod = %label(pod), %error, "health of devices not written; devlet retries when the pod changes");
-            Ok(())
+            Ok(true)
         }
         other => other,
     };
     (due, written)
 }
 
+/// Returns `false` if the API server has dropped the health, because its feature gate is off.
 async fn patch_status(
     connection: &Connection,
     pod: &PodRef,
     kind: &str,
     patch: &Value,
-) -> Result<(), CallError> {
+) -> Result<bool, CallError> {
     let path = format!(
         "/api/v1/namespaces/{}/pods/{}/status?fieldManager={FIELD_MANAGER}",
         pod.name.namespace, pod.name.name
@@ -219,14 +224,7 @@ async fn patch_status(
         client.request::<PodStatus>(request).await
     });
     let answer = patched.await?;
-    if kind == JSON_PATCH && !answer.has_health() {
-        // Without its feature gate, the API server drops the field.
-        tracing::warn!(
-            pod = %label(pod),
-            "health of devices dropped by the API server; enable its feature gate ResourceHealthStatus"
-        );
-    }
-    Ok(())
+    Ok(kind != JSON_PATCH || answer.has_health())
 }
 
 async fn remove(connection: &Connection, pod: &PodRef, how: OnUnhealthy) -> Result<(), CallError> {
