@@ -15,9 +15,9 @@ use clap::Subcommand;
 
 use crate::{Outcome, output};
 
-pub(crate) use file::{
-    KubernetesSettings, LogFormat, ModeSetting, Settings, SliceSettings, UnhealthySetting, WipeSetting,
-};
+pub(crate) use file::{KubernetesSettings, LogFormat, ModeSetting, Settings, SliceSettings};
+#[cfg(feature = "kubernetes")]
+pub(crate) use file::{UnhealthySetting, WipeSetting};
 pub(crate) use http_address::HttpAddress;
 pub(crate) use log_level::LogLevel;
 
