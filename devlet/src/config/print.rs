@@ -110,12 +110,8 @@ const EXPLANATIONS: &[(&str, &str)] = &[
     ),
     (
         "kubernetes.slices",
-        "Deletion of the ResourceSlices of DRA drivers that are gone.",
-    ),
-    (
-        "kubernetes.slices.wipeAtStart",
-        "absent: the slices of drivers that have not registered 30 s after the start. all: the slices of all drivers at\n\
-         once, as a kubelet does.",
+        "Deletion of ResourceSlices. wipeAtStart: absent, for drivers that have not registered 30 s after the start, or\n\
+         all, for all drivers at once, as a kubelet does.",
     ),
     (
         "kubernetes.onUnhealthy",
