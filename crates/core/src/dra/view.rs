@@ -236,6 +236,16 @@ impl Node {
         now.since(since) < WIPE_DELAY_MS
     }
 
+    /// Returns the time when slices of a driver are outdated; `None` if a plugin is connected, or they were deleted. A
+    /// driver without a plugin since the node started has time from `started` on.
+    pub fn wipe_at(&self, driver: &DriverName, started: Moment) -> Option<Moment> {
+        let since = match self.dra.drivers.drivers.get(driver) {
+            Some(driver) => driver.unusable.filter(|unusable| !unusable.wiped)?.since,
+            None => started,
+        };
+        Some(since.after(WIPE_DELAY_MS))
+    }
+
     /// Returns all claims, by UID.
     pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
         self.dra

@@ -1665,6 +1665,7 @@ fn slices_are_wiped_when_a_driver_has_been_away_for_a_while() {
     assert_eq!(node.slices_to_wipe(START.after(WIPE_DELAY_MS - 1)), []);
     assert_eq!(node.slices_to_wipe(due), ["d0".into()]);
     assert!(!node.keeps_slices(&driver, START, due));
+    assert_eq!(node.wipe_at(&driver, START), Some(due));
     node.slices_wiped(&driver);
     assert_eq!(
         (node.slices_to_wipe(due), node.next_wipe(START)),
@@ -1672,6 +1673,8 @@ fn slices_are_wiped_when_a_driver_has_been_away_for_a_while() {
     );
     connect_driver(&mut node, "d0", "0.sock");
     assert!(node.keeps_slices(&driver, START, much_later));
+    assert_eq!(node.wipe_at(&driver, START), None);
+    assert_eq!(node.wipe_at(&"other".into(), START), Some(due));
     assert!(node.keeps_slices(&"other".into(), START, START));
     assert!(!node.keeps_slices(&"other".into(), START, due));
 }
