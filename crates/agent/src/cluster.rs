@@ -23,6 +23,8 @@ pub struct ClusterState {
     pub waiting: BTreeMap<PodUid, WaitingPod>,
     /// ResourceSlices of this node, by name.
     pub slices: BTreeMap<String, ClusterSlice>,
+    /// Time since which slices of absent drivers are deleted; `None` if they are not.
+    pub wipes_slices_since: Option<Moment>,
 }
 
 /// The API server of an integration.
@@ -45,6 +47,10 @@ pub struct TaskState {
     pub last_success: Option<Moment>,
     /// The last error. Older than the last success if the task works again.
     pub last_error: Option<TaskError>,
+    /// Time of the first error since the last success.
+    pub failing_since: Option<Moment>,
+    /// Number of errors.
+    pub errors: u64,
 }
 
 /// An error of a background task.
@@ -95,19 +101,33 @@ impl ClusterReport {
         self.0.send_modify(change);
     }
 
-    /// Returns a receiver that sees every change.
+    /// Returns a receiver that sees every change, except those of tasks.
     pub fn subscribe(&self) -> watch::Receiver<ClusterState> {
         self.0.subscribe()
     }
 
     /// Records a success of a task.
     pub fn succeeded(&self, task: &'static str, now: Moment) {
-        self.update(|state| state.tasks.entry(task).or_default().last_success = Some(now));
+        self.update_task(task, |state| {
+            state.last_success = Some(now);
+            state.failing_since = None;
+        });
     }
 
     /// Records an error of a task.
     pub fn failed(&self, task: &'static str, now: Moment, message: String) {
-        let error = Some(TaskError { at: now, message });
-        self.update(|state| state.tasks.entry(task).or_default().last_error = error);
+        self.update_task(task, |state| {
+            state.last_error = Some(TaskError { at: now, message });
+            state.failing_since.get_or_insert(now);
+            state.errors += 1;
+        });
+    }
+
+    /// Changes the state of a task. Does not wake receivers: lists do not show tasks.
+    fn update_task(&self, task: &'static str, change: impl FnOnce(&mut TaskState)) {
+        self.0.send_if_modified(|state| {
+            change(state.tasks.entry(task).or_default());
+            false
+        });
     }
 }

@@ -245,6 +245,8 @@ impl Client {
         list_drivers(ListDriversRequest) -> v1::DriverList;
         /// Lists all claims, or those of a name.
         list_claims(ListClaimsRequest) -> v1::ClaimList;
+        /// Lists all ResourceSlices, or those of a driver.
+        list_slices(ListSlicesRequest) -> v1::SliceList;
         /// Returns `true` if a pod may still have to be unprepared.
         might_need_unprepare(MightNeedUnprepareRequest) -> v1::MightNeedUnprepareResponse;
         /// Returns the state of devlet.
@@ -266,6 +268,8 @@ impl Client {
         watch_drivers(ListDriversRequest) -> DriverList;
         /// Lists all claims, now and after each change.
         watch_claims(ListClaimsRequest) -> ClaimList;
+        /// Lists all ResourceSlices, now and after each change.
+        watch_slices(ListSlicesRequest) -> SliceList;
     }
 }
 

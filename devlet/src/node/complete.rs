@@ -11,7 +11,7 @@ use devlet_client::{Client, locate, v1};
 
 use super::inventory::{Plugin, Resource};
 use super::kind::Kind;
-use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources};
+use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources, Slices};
 use super::pods::Pod;
 
 /// Maximum time for a devlet to answer, while the shell waits for completions.
@@ -287,6 +287,14 @@ async fn listed(kind: Kind, client: Client) -> Option<Vec<Name>> {
                 &Claims::from(list),
                 |each| each.id.name.clone(),
                 |each| each.phase.to_owned(),
+            )
+        }
+        Kind::Slices => {
+            let list = client.list_slices(v1::ListSlicesRequest::default()).await.ok()?;
+            described(
+                &Slices::from(list),
+                |each| each.name.clone(),
+                |each| each.driver.clone(),
             )
         }
     })

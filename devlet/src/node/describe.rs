@@ -6,6 +6,7 @@ mod driver;
 mod plugin;
 mod pod;
 mod resource;
+mod slice;
 
 use super::claims::Wait;
 use super::kind::{self, Kind, Target, TargetParser};
@@ -18,7 +19,7 @@ use crate::table::{Screen, hanging};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Kind of the object; KIND/NAME includes its name
-    #[arg(value_name = "pod|resource|device|plugin|driver|claim", value_parser = TargetParser)]
+    #[arg(value_name = "pod|resource|device|plugin|driver|claim|slice", value_parser = TargetParser)]
     #[arg(add = complete::kinds())]
     kind: Target,
     /// Name of the object; several of one kind may be given
@@ -56,6 +57,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
             Kind::Plugins => plugin::run(&client, &name, output).await?,
             Kind::Drivers => driver::run(&client, name, output).await?,
             Kind::Claims => claim::run(&client, name, output).await?,
+            Kind::Slices => slice::run(&client, &name, output).await?,
         };
         if one == Outcome::Bad {
             outcome = one;

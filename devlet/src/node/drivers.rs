@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::claims::Wait;
 use super::inventory::LastPlugin;
+use super::slices::Slice;
 use super::time;
 use crate::output::or_dash;
 use crate::table::Tone;
@@ -22,6 +23,7 @@ pub(super) struct Driver {
     pub(super) last_plugin: Option<LastPlugin>,
     pub(super) claims: u64,
     pub(super) waits: Vec<Wait>,
+    pub(super) slices: Vec<Slice>,
 }
 
 #[derive(Debug, Serialize)]
@@ -110,6 +112,7 @@ impl From<v1::Driver> for Driver {
             last_plugin: driver.last_plugin.map(LastPlugin::from),
             claims: driver.claims,
             waits: driver.waits.into_iter().map(Wait::from).collect(),
+            slices: driver.slices.into_iter().map(Slice::from).collect(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `devlet get`: lists of resources, devices, plugins, pods, drivers and claims.
+//! `devlet get`: lists of resources, devices, plugins, pods, drivers, claims and slices.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use super::claims::Claim;
 use super::drivers::Driver;
 use super::inventory::{Device, Plugin, Resource};
 use super::kind::{Kind, Target, TargetParser, name};
-use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources};
+use super::listing::{Claims, Devices, Drivers, Item, Listing, Plugins, Pods, Resources, Slices};
 use super::pods::Pod;
 use super::select::{Filter, NamespaceArg, NoMatch, check_sort_key, check_sort_path, near};
 use super::selector::Selector;
+use super::slices::Slice;
 use super::watch::{self, View};
 use super::{ConnectArg, complete};
 use crate::output::{self, ListOutputArg, Output};
@@ -21,7 +22,7 @@ use crate::{Outcome, jsonpath};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Kind to list; KIND/NAME for one object
-    #[arg(value_name = "resources|devices|plugins|pods|drivers|claims", value_parser = TargetParser)]
+    #[arg(value_name = "resources|devices|plugins|pods|drivers|claims|slices", value_parser = TargetParser)]
     #[arg(add = complete::kinds())]
     kind: Target,
     /// List only objects with these names
@@ -83,6 +84,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
             Kind::Pods => check_sort_key::<Pod>(path)?,
             Kind::Drivers => check_sort_key::<Driver>(path)?,
             Kind::Claims => check_sort_key::<Claim>(path)?,
+            Kind::Slices => check_sort_key::<Slice>(path)?,
         }
     }
     let client = args.connect.connect().await?;
@@ -124,6 +126,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
             let list = async |client: &Client| client.list_claims(request.clone()).await;
             let watch = async |client: &Client| client.watch_claims(request.clone()).await;
             show.run::<_, Claims>(client, list, watch).await
+        }
+        Kind::Slices => {
+            let request = v1::ListSlicesRequest::default();
+            let list = async |client: &Client| client.list_slices(request.clone()).await;
+            let watch = async |client: &Client| client.watch_slices(request.clone()).await;
+            show.run::<_, Slices>(client, list, watch).await
         }
     }
 }

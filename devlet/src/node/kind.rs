@@ -31,6 +31,14 @@ pub(super) enum Kind {
         alias = "resourceclaims"
     )]
     Claims,
+    /// ResourceSlices of this node at the API server (sl)
+    #[value(
+        alias = "slice",
+        alias = "sl",
+        alias = "resourceslice",
+        alias = "resourceslices"
+    )]
+    Slices,
 }
 
 impl Kind {
@@ -43,6 +51,7 @@ impl Kind {
             Self::Pods => "pod",
             Self::Drivers => "driver",
             Self::Claims => "claim",
+            Self::Slices => "slice",
         }
     }
 
@@ -55,6 +64,7 @@ impl Kind {
             Self::Pods => "pods",
             Self::Drivers => "drivers",
             Self::Claims => "claims",
+            Self::Slices => "slices",
         }
     }
 
@@ -81,7 +91,7 @@ impl Kind {
         let forms = match self {
             Self::Pods | Self::Claims => "NAME, NAMESPACE/NAME or a UID",
             Self::Devices => "ID or RESOURCE/ID",
-            Self::Resources | Self::Plugins | Self::Drivers => "NAME",
+            Self::Resources | Self::Plugins | Self::Drivers | Self::Slices => "NAME",
         };
         Err(format!(
             "{name:?} is not the name of a {}: write {forms}",

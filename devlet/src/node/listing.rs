@@ -10,6 +10,7 @@ use super::drivers::{Driver, RefusedDriver};
 use super::inventory::{Device, Plugin, Resource};
 use super::kind::Kind;
 use super::pods::Pod;
+use super::slices::Slice;
 use super::time;
 use crate::output::{or_dash, table};
 use crate::table::{Cell, Table};
@@ -140,6 +141,7 @@ listings! {
     Plugins { plugins: Plugin } from PluginList;
     Pods { pods: Pod } from PodList;
     Claims { claims: Claim } from ClaimList;
+    Slices { slices: Slice } from SliceList;
     Drivers { drivers: Driver, refused: RefusedDriver } from DriverList;
 }
 
@@ -149,6 +151,7 @@ lists_of! {
     Plugins { plugins: Plugin }
     Pods { pods: Pod }
     Claims { claims: Claim }
+    Slices { slices: Slice }
 }
 
 impl Listing for Drivers {
@@ -310,8 +313,16 @@ impl Item for Plugin {
 impl Item for Pod {
     const KIND: Kind = Kind::Pods;
     const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
-        &["NAMESPACE", "NAME", "DEVICES", "CLAIMS", "AGE"],
-        &["UID", "SOURCE", "IDS", "BEFORE REBOOT", "LABELS"],
+        &[
+            "NAMESPACE",
+            "NAME",
+            "DEVICES",
+            "CLAIMS",
+            "SOURCE",
+            "WAITING FOR",
+            "AGE",
+        ],
+        &["UID", "IDS", "BEFORE REBOOT", "LABELS"],
     );
 
     fn blank() -> Self {
@@ -373,6 +384,8 @@ impl Item for Pod {
             Cell::new(name.as_str()),
             Cell::new(listed(&str::to_owned)).short(listed(&short)),
             Cell::new(or_dash(claims.join(", "))),
+            Cell::new(self.source),
+            Cell::new(self.waiting_text()).tone(self.tone()),
             Cell::passing(self.age_text()),
         ]
     }
@@ -386,7 +399,6 @@ impl Item for Pod {
             .collect();
         vec![
             Cell::new(self.id.uid.as_str()),
-            Cell::new(self.source),
             Cell::new(or_dash(ids.join(","))),
             Cell::new(if self.before_reboot { "yes" } else { "no" }),
             Cell::new(or_dash(labels.join(","))),
@@ -398,7 +410,7 @@ impl Item for Driver {
     const KIND: Kind = Kind::Drivers;
     const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
         &["NAME", "STATE", "SERVICE", "CLAIMS", "WAITING", "AGE"],
-        &["HEALTH", "ENDPOINTS"],
+        &["HEALTH", "SLICES", "ENDPOINTS"],
     );
 
     fn blank() -> Self {
@@ -428,6 +440,7 @@ impl Item for Driver {
             .collect();
         vec![
             Cell::new(self.health_text()),
+            Cell::new(self.slices.len().to_string()),
             Cell::new(or_dash(endpoints.join(", "))),
         ]
     }

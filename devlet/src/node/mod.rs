@@ -16,6 +16,7 @@ mod get;
 mod import;
 mod inventory;
 mod kind;
+mod kubernetes;
 mod listing;
 mod options;
 mod pods;
@@ -26,6 +27,7 @@ mod runtime;
 mod samples;
 mod select;
 mod selector;
+mod slices;
 mod state;
 mod status;
 mod time;
@@ -54,18 +56,18 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: OutputArg,
     },
-    /// List resources, devices, plugins, pods, DRA drivers or claims
+    /// List resources, devices, plugins, pods, DRA drivers, claims or ResourceSlices
     #[command(
         after_help = "Examples:\n  devlet get resources\n  devlet get devices --resource acme.com/gpu -o wide\n  \
         devlet get pods -n team-a -l app=train\n  devlet get pod/job1 -o jsonpath='{.pods[*].uid}'\n  \
         devlet get pods --sort-by .admittedAt --watch\n\n\
-        Short names: res, dev, pl, po, dr, cl. Without --namespace, pods and claims of all namespaces are listed. \
+        Short names: res, dev, pl, po, dr, cl, sl. Without --namespace, pods and claims of all namespaces are listed. \
         With --watch a table is redrawn on a terminal; elsewhere changed rows are printed, or the whole list as \
         a line of JSON or a YAML document. Exit codes: 0 listed, 1 refused, or a name does not exist, 2 wrong \
         usage, or devlet cannot be reached or did not come back within 30 seconds."
     )]
     Get(get::Args),
-    /// Show the details of a resource, device, plugin, pod, DRA driver or claim
+    /// Show the details of a resource, device, plugin, pod, DRA driver, claim or ResourceSlice
     #[command(
         after_help = "Examples:\n  devlet describe pod job1\n  devlet describe pod/job1\n  devlet describe resource acme.com/gpu\n  \
         devlet describe device acme.com/gpu/gpu-0\n  devlet describe driver gpu.acme.com\n  \

@@ -7,6 +7,8 @@ use serde::Serialize;
 
 use super::claims::{AdmittedClaim, PodClaim, UsedDevice, admitted};
 use super::time;
+use crate::output::or_dash;
+use crate::table::Tone;
 
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct PodId {
@@ -213,8 +215,19 @@ pub(super) struct Pod {
     #[serde(skip)]
     pub(super) age_ms: u64,
     pub(super) before_reboot: bool,
+    /// Set for a pod of an API server that is not admitted.
+    pub(super) waiting: Option<Waiting>,
     pub(super) claims: Vec<PodClaim>,
     pub(super) containers: Vec<PodContainer>,
+}
+
+/// The reason why a pod is not admitted.
+#[derive(Debug, Serialize)]
+pub(super) struct Waiting {
+    pub(super) reason: String,
+    pub(super) since: String,
+    #[serde(skip)]
+    age_ms: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -255,9 +268,16 @@ impl From<v1::Pod> for Pod {
             v1::PodSource::Api => "api",
             v1::PodSource::Embedder => "embedder",
             v1::PodSource::Imported => "imported",
+            v1::PodSource::Kubernetes => "kubernetes",
+        };
+        let waiting = |waiting: v1::PodWaiting| Waiting {
+            reason: waiting.reason,
+            since: time::moment(waiting.since_ms),
+            age_ms: waiting.age_ms,
         };
         Self {
             id: pod.id.unwrap_or_default().into(),
+            waiting: pod.waiting.map(waiting),
             labels: pod.labels,
             source,
             admitted_at: time::known_moment(pod.admitted_at_ms),
@@ -305,11 +325,24 @@ impl From<v1::Container> for PodContainer {
 }
 
 impl Pod {
-    /// Returns the age for people; `-` if unknown.
+    /// Returns the age for people, or the time for which the pod waits; `-` if unknown.
     pub(super) fn age_text(&self) -> String {
-        match self.admitted_at {
-            Some(_) => time::age(self.age_ms),
-            None => "-".to_owned(),
+        match (&self.waiting, &self.admitted_at) {
+            (Some(waiting), _) => time::age(waiting.age_ms),
+            (None, Some(_)) => time::age(self.age_ms),
+            (None, None) => "-".to_owned(),
+        }
+    }
+
+    pub(super) fn waiting_text(&self) -> String {
+        let reason = self.waiting.as_ref().map(|waiting| waiting.reason.clone());
+        or_dash(reason.unwrap_or_default())
+    }
+
+    pub(super) fn tone(&self) -> Tone {
+        match self.waiting {
+            Some(_) => Tone::Waiting,
+            None => Tone::Plain,
         }
     }
 

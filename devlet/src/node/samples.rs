@@ -49,6 +49,7 @@ pub(super) fn pod() -> v1::Pod {
         labels: BTreeMap::from([("app".to_owned(), "train".to_owned())]),
         admitted_at_ms: 1_700_000_000_000,
         age_ms: 7_000,
+        waiting: None,
         container_names: Vec::new(),
         containers: vec![container],
         claims: vec![v1::PodClaim {
@@ -169,6 +170,41 @@ pub(super) fn driver() -> v1::Driver {
         ],
         claims: 3,
         waits: vec![wait()],
+        slices: vec![slice()],
         ..Default::default()
+    }
+}
+
+/// Returns a slice that is to be deleted, and whose owner is gone.
+pub(super) fn slice() -> v1::Slice {
+    v1::Slice {
+        name: "node-1-gpu-x7k2p".into(),
+        driver: "gpu.acme.com".into(),
+        pool: "node-1".into(),
+        generation: 3,
+        devices: 8,
+        created_at_ms: 1_700_000_000_000,
+        age_ms: 7_000,
+        has_stale_owner: true,
+        wiped_at_ms: Some(1_700_000_037_000),
+        wiped_in_ms: 30_000,
+    }
+}
+
+/// Returns a pod of an API server that is not admitted.
+pub(super) fn waiting_pod() -> v1::Pod {
+    v1::Pod {
+        id: Some(v1::PodId {
+            uid: "u-2".into(),
+            namespace: "team-a".into(),
+            name: "job2".into(),
+        }),
+        source: v1::PodSource::Kubernetes.into(),
+        waiting: Some(v1::PodWaiting {
+            reason: "no device plugin offers acme.com/gpu".into(),
+            since_ms: 1_700_000_000_000,
+            age_ms: 9_000,
+        }),
+        ..v1::Pod::default()
     }
 }

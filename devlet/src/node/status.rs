@@ -3,6 +3,7 @@
 use devlet_client::v1;
 use serde::Serialize;
 
+use super::kubernetes::Kubernetes;
 use super::{ConnectArg, time};
 use crate::Outcome;
 use crate::output::{self, Output, escape_control};
@@ -36,6 +37,7 @@ struct Shown {
     drivers_without_plugin: u64,
     claims: u64,
     claims_waiting: u64,
+    kubernetes: Option<Kubernetes>,
     problems: Vec<Problem>,
 }
 
@@ -70,6 +72,7 @@ impl From<v1::StatusResponse> for Shown {
             drivers_without_plugin: status.drivers_without_plugin,
             claims: status.claims,
             claims_waiting: status.claims_waiting,
+            kubernetes: status.kubernetes.map(Kubernetes::from),
             problems: status.problems.into_iter().map(problem).collect(),
         }
     }
@@ -106,6 +109,9 @@ impl Shown {
             self.claims,
             and(self.claims_waiting, "waiting for a driver"),
         );
+        if let Some(kubernetes) = &self.kubernetes {
+            text.push_str(&kubernetes.text());
+        }
         let screen = Screen::stdout();
         for problem in &self.problems {
             let tone = if problem.blocking {

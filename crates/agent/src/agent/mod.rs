@@ -318,6 +318,8 @@ impl Agent {
     pub fn wipe_slices(&self, slices: impl ResourceSlices + 'static) {
         let (store, stop) = (self.inner.store.clone(), self.inner.stop.clone());
         let started = store.now();
+        self.cluster()
+            .update(|state| state.wipes_slices_since = Some(started));
         self.spawn(slices::follow(store, slices, started, stop));
     }
 

@@ -174,6 +174,7 @@ fn message(node: &Node, pod: &Pod, containers: Vec<v1::Container>, now: Moment) 
         labels: pod.metadata.labels.clone(),
         admitted_at_ms: pod.metadata.admitted_at.map_or(0, |moment| moment.0),
         age_ms: pod.metadata.admitted_at.map_or(0, |moment| age(moment, now)),
+        waiting: None,
     }
 }
 

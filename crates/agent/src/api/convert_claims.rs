@@ -90,6 +90,7 @@ fn driver(view: DriverView, now: Moment) -> v1::Driver {
         last_plugin: view.last.map(|last| last_plugin(last, now)),
         claims: 0,
         waits: Vec::new(),
+        slices: Vec::new(),
     }
 }
 

@@ -1,10 +1,13 @@
-//! The lists of the API, at one moment: resources, devices, plugins, pods, drivers and claims.
+//! The lists of the API, at one moment: resources, devices, plugins, pods, drivers, claims and slices.
+
+use std::collections::BTreeSet;
 
 use devlet_client::v1;
 use devlet_core::ResourceName;
 
+use super::lookup::PodLookupError;
 use super::service::DevletService;
-use super::{convert, convert_claims, lookup};
+use super::{convert, convert_claims, convert_cluster, lookup};
 
 /// Drivers, and plugins of drivers that were rejected.
 pub(super) type Drivers = (Vec<v1::Driver>, Vec<v1::RefusedDriver>);
@@ -44,10 +47,13 @@ impl DevletService {
     /// Returns all drivers, or those of a name.
     pub(super) fn drivers(&self, name: &str) -> Drivers {
         let now = self.now();
-        self.read(|node| {
+        let slices = self.slices(name);
+        let (mut drivers, rejected) = self.read(|node| {
             let drivers = convert_claims::drivers(node, name, now);
             (drivers, convert_claims::rejected_drivers(node, name, now))
-        })
+        });
+        add_slices(&mut drivers, slices);
+        (drivers, rejected)
     }
 
     /// Returns all claims, or those of a name.
@@ -56,10 +62,31 @@ impl DevletService {
         self.read(|node| convert_claims::claims(node, name, now))
     }
 
-    fn pods(&self) -> Vec<v1::Pod> {
+    /// Returns all slices, or those of a driver.
+    pub(super) fn slices(&self, driver: &str) -> Vec<v1::Slice> {
         let now = self.now();
-        let pods = self.read(|node| node.pods().map(|pod| convert::pod(node, pod, now)).collect());
-        let mut pods: Vec<v1::Pod> = pods;
+        let cluster = self.agent.cluster();
+        let (slices, wipes_since) = cluster.read(|state| (state.slices.clone(), state.wipes_slices_since));
+        self.read(|node| convert_cluster::slices(node, &slices, wipes_since, driver, now))
+    }
+
+    pub(super) fn pods(&self) -> Vec<v1::Pod> {
+        let now = self.now();
+        let mut pods = self.read(|node| {
+            let pods = node.pods().map(|pod| convert::pod(node, pod, now));
+            pods.collect::<Vec<v1::Pod>>()
+        });
+        let of_cluster = self.agent.cluster().read(|state| {
+            let uids: BTreeSet<&str> = pods.iter().map(uid).collect();
+            let waiting = state
+                .waiting
+                .iter()
+                .filter(|(uid, _)| !uids.contains(uid.as_str()));
+            let waiting = waiting.map(|(uid, pod)| convert_cluster::waiting_pod(uid, pod, now));
+            waiting.collect::<Vec<v1::Pod>>()
+        });
+        pods.iter_mut().for_each(|pod| self.mark(pod));
+        pods.extend(of_cluster);
         pods.sort_by_cached_key(|pod| {
             let id = pod.id.clone().unwrap_or_default();
             (id.namespace, id.name, id.uid)
@@ -67,17 +94,65 @@ impl DevletService {
         pods
     }
 
-    /// Returns the pod that a name refers to, if it exists, or all pods for an empty name.
-    pub(super) fn pods_matching(&self, name: &str) -> Vec<v1::Pod> {
-        if name.is_empty() {
-            return self.pods();
-        }
+    /// Returns the pods that a name refers to: one on record, or those that wait for their admission.
+    pub(super) fn pods_named(&self, name: &str) -> Result<Vec<v1::Pod>, PodLookupError> {
         let now = self.now();
-        self.read(|node| {
-            let uid = lookup::find_pod(node, name).ok();
-            let pod = uid.and_then(|uid| node.pod(&uid));
-            pod.map(|pod| convert::pod(node, pod, now)).into_iter().collect()
-        })
+        let recorded = self.read(|node| {
+            let uid = lookup::find_pod(node, name)?;
+            Ok(node.pod(&uid).map(|pod| convert::pod(node, pod, now)))
+        });
+        match recorded {
+            Ok(pod) => {
+                let mut pods = Vec::from_iter(pod);
+                pods.iter_mut().for_each(|pod| self.mark(pod));
+                Ok(pods)
+            }
+            Err(PodLookupError::Unknown { .. }) => self.agent.cluster().read(|state| {
+                let found = lookup::find_waiting(state, name)?.into_iter();
+                let found = found.filter_map(|uid| {
+                    let pod = state.waiting.get(&uid)?;
+                    Some(convert_cluster::waiting_pod(&uid, pod, now))
+                });
+                Ok(found.collect())
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Marks a pod of the API server. The integration admits its pods as an embedder does.
+    fn mark(&self, pod: &mut v1::Pod) {
+        let is_integrated = self.agent.cluster().read(|state| state.connection.is_some());
+        if is_integrated && pod.source() == v1::PodSource::Embedder {
+            pod.set_source(v1::PodSource::Kubernetes);
+        }
+    }
+
+    /// Returns the pods that a name refers to, if there are any, or all pods for an empty name.
+    pub(super) fn pods_matching(&self, name: &str) -> Vec<v1::Pod> {
+        match name {
+            "" => self.pods(),
+            name => self.pods_named(name).unwrap_or_default(),
+        }
+    }
+}
+
+fn uid(pod: &v1::Pod) -> &str {
+    pod.id.as_ref().map_or("", |id| id.uid.as_str())
+}
+
+/// Adds slices to their drivers, and the drivers that have only slices.
+fn add_slices(drivers: &mut Vec<v1::Driver>, slices: Vec<v1::Slice>) {
+    for slice in slices {
+        let place = drivers.binary_search_by(|driver| driver.name.cmp(&slice.driver));
+        let place = place.unwrap_or_else(|place| {
+            let driver = v1::Driver {
+                name: slice.driver.clone(),
+                ..v1::Driver::default()
+            };
+            drivers.insert(place, driver);
+            place
+        });
+        drivers[place].slices.push(slice);
     }
 }
 
@@ -107,4 +182,8 @@ pub(super) fn driver_list(revision: u64, (drivers, refused): Drivers) -> v1::Dri
 
 pub(super) fn claim_list(revision: u64, claims: Vec<v1::Claim>) -> v1::ClaimList {
     v1::ClaimList { revision, claims }
+}
+
+pub(super) fn slice_list(revision: u64, slices: Vec<v1::Slice>) -> v1::SliceList {
+    v1::SliceList { revision, slices }
 }

@@ -10,7 +10,8 @@ use tonic::Status;
 
 use super::convert::pod_id;
 use super::convert_claims::id;
-use crate::display::NamedPod;
+use crate::cluster::{ClusterState, WaitingPod};
+use crate::display::{NamedPod, pod_label};
 use crate::manifest;
 
 /// The reason why a text does not name one pod.
@@ -24,6 +25,14 @@ pub enum PodLookupError {
     Unknown {
         /// The text.
         name: String,
+    },
+    /// The pod waits for its admission.
+    #[error("pod {name} of the API server is not admitted: {reason}")]
+    NotAdmitted {
+        /// The text.
+        name: String,
+        /// What the pod waits for.
+        reason: String,
     },
     /// Several pods have this name.
     #[error("several pods are called {name}: name one of {}", .pods.join(", "))]
@@ -172,6 +181,44 @@ pub(super) fn find_pod(node: &Node, name: &str) -> Result<PodUid, PodLookupError
             name: name.to_owned(),
             pods: named.into_iter().map(full).collect(),
         }),
+    }
+}
+
+/// Finds the pods of a cluster that are not admitted and have this name or UID. Several pods may have one name: deleted ones
+/// and their replacement.
+pub(super) fn find_waiting(state: &ClusterState, name: &str) -> Result<Vec<PodUid>, PodLookupError> {
+    let is_meant =
+        |(uid, pod): &(&PodUid, &WaitingPod)| match (name.strip_prefix("uid:"), name.split_once('/')) {
+            (Some(wanted), _) => uid.as_str() == wanted,
+            (None, Some((namespace, name))) => pod.name.namespace == namespace && pod.name.name == name,
+            (None, None) => pod.name.name == name || uid.as_str() == name,
+        };
+    let found: Vec<_> = state.waiting.iter().filter(is_meant).collect();
+    let names: BTreeSet<String> = found.iter().map(|(_, pod)| pod_label(&pod.name)).collect();
+    let name = name.to_owned();
+    match names.len() {
+        0 => Err(PodLookupError::Unknown { name }),
+        1 => Ok(found.into_iter().map(|(uid, _)| uid.clone()).collect()),
+        _ => Err(PodLookupError::Ambiguous {
+            name,
+            pods: names.into_iter().collect(),
+        }),
+    }
+}
+
+/// Returns the error for a pod that must be admitted, if it is not: the pod may be one that waits.
+pub(super) fn not_admitted(state: &ClusterState, error: PodLookupError) -> PodLookupError {
+    let PodLookupError::Unknown { name } = &error else {
+        return error;
+    };
+    let found = find_waiting(state, name).unwrap_or_default();
+    let pod = found.first().and_then(|uid| state.waiting.get(uid));
+    match pod {
+        Some(pod) => PodLookupError::NotAdmitted {
+            name: pod_label(&pod.name),
+            reason: pod.reason.clone(),
+        },
+        None => error,
     }
 }
 

@@ -10,6 +10,7 @@
 mod admit;
 mod convert;
 mod convert_claims;
+mod convert_cluster;
 mod file_notes;
 mod lists;
 mod lookup;

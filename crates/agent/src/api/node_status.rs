@@ -6,7 +6,7 @@ use devlet_client::v1;
 
 use super::convert::{self, number};
 use super::service::DevletService;
-use super::{convert_claims, file_notes, problems};
+use super::{convert_claims, convert_cluster, file_notes, problems};
 
 impl DevletService {
     pub(super) async fn node_status(&self) -> v1::StatusResponse {
@@ -20,11 +20,15 @@ impl DevletService {
         let is_gone = |resource: &&v1::Resource| resource.state() == v1::ResourceState::Gone;
         let now = self.now();
         let uptime_ms = convert::age(self.started, now);
+        let cluster = self.agent.cluster();
+        let kubernetes = cluster.read(|state| convert_cluster::status(state, now));
+        let of_cluster = cluster.read(|state| problems::of_cluster(state, now));
         self.read(|node| {
             let mut problems = problems::current(node, now, health.as_ref().err(), mirror.as_deref());
             problems.extend(problems::of_id_files(id_file.as_deref()));
             problems.extend(problems::of_sockets(&unreachable));
             problems.extend(problems::of_registry(&self.agent.registry_summary()));
+            problems.extend(of_cluster);
             let ready = !problems.iter().any(|problem| problem.blocking);
             problems.extend(file_notes::since_start(&set_aside));
             problems.extend(self.start_problems.iter().cloned());
@@ -49,6 +53,7 @@ impl DevletService {
                 claims: counts.claims,
                 claims_waiting: counts.claims_waiting,
                 wait_ms: milliseconds(self.agent.config().wait),
+                kubernetes,
             }
         })
     }

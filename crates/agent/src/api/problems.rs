@@ -1,5 +1,7 @@
 //! Problems that an operator should look at.
 
+use std::collections::BTreeSet;
+
 use devlet_client::v1::Problem;
 use devlet_core::device_plugin::impaired::{Impaired, Impairment};
 use devlet_core::dra::claims::{AllocatedDevice, DeviceShare, Failure, PreparationState};
@@ -8,9 +10,13 @@ use devlet_core::{Availability, Blocked, DeviceView, Moment, Node, PodUid};
 use devlet_uds::SocketMissing;
 
 use super::lookup::shown_claims;
+use crate::cluster::{ClusterState, TaskState};
 use crate::display::{NamedPod, first, format_since};
 use crate::plugin_registry::status::Summary;
 use crate::store::{WriteError, is_unknown_pod};
+
+/// Time for which errors of a reconciler are not a problem: it retries.
+const TOLERATED_FAILURE_MS: u64 = 60 * 1000;
 
 /// Returns the current problems of the node.
 pub(super) fn current(
@@ -296,6 +302,33 @@ pub(super) fn of_registry(summary: &Summary) -> Vec<Problem> {
         });
     }
     problems
+}
+
+/// Returns the problems of an integration with a cluster.
+pub(super) fn of_cluster(state: &ClusterState, now: Moment) -> Vec<Problem> {
+    let failing = |(name, task): (&&str, &TaskState)| {
+        let since = task.failing_since?;
+        let error = task.last_error.as_ref()?;
+        (now.since(since) > TOLERATED_FAILURE_MS).then(|| Problem {
+            what: format!(
+                "reconciler {name} fails{}: {}",
+                format_since(" since ", since),
+                error.message
+            ),
+            hint: "devlet keeps retrying; admitted pods keep their devices and claims".to_owned(),
+            blocking: false,
+        })
+    };
+    let stale = state.slices.values().filter(|slice| slice.has_stale_owner);
+    let drivers: BTreeSet<&str> = stale.map(|slice| slice.driver.as_str()).collect();
+    let stale = drivers.into_iter().map(|driver| Problem {
+        what: format!(
+            "the owner of ResourceSlices of driver {driver} is an earlier Node object, so they are deleted as garbage"
+        ),
+        hint: format!("driver {driver} must restart to publish its devices again"),
+        blocking: false,
+    });
+    state.tasks.iter().filter_map(failing).chain(stale).collect()
 }
 
 /// Describes a device that several pods hold.

@@ -16,11 +16,12 @@ impl DevletService {
         &self,
         request: v1::RemovePodRequest,
     ) -> Result<v1::RemovePodResponse, Status> {
-        let (pod, id) = self.read(|node| {
+        let found = self.read(|node| {
             let pod = lookup::find_to_remove(node, &request.pod)?;
             let id = convert::pod_id(node, &pod);
             Ok::<_, PodLookupError>((pod, id))
-        })?;
+        });
+        let (pod, id) = found.map_err(|error| self.not_admitted(error))?;
         if is_unknown_pod(&pod) {
             return Err(Status::failed_precondition(format!(
                 "{pod} stands for a pod whose UID could not be read; when that pod is gone: devlet forget --pod {pod}"

@@ -78,6 +78,13 @@ impl DevletService {
         }
     }
 
+    /// Returns the error for a pod that must be admitted.
+    pub(super) fn not_admitted(&self, error: PodLookupError) -> PodLookupError {
+        self.agent
+            .cluster()
+            .read(|state| lookup::not_admitted(state, error))
+    }
+
     /// Returns the deadline of a call that waits at most `wait_ms`, or as long as the configuration says.
     pub(super) fn deadline(&self, wait_ms: Option<u64>) -> Instant {
         let wait = wait_ms.map_or(self.agent.config().wait, Duration::from_millis);
@@ -94,6 +101,7 @@ impl Devlet for DevletService {
     type WatchPodsStream = Updates<v1::PodList>;
     type WatchDriversStream = Updates<v1::DriverList>;
     type WatchClaimsStream = Updates<v1::ClaimList>;
+    type WatchSlicesStream = Updates<v1::SliceList>;
 
     async fn admit(&self, request: Request<v1::AdmitRequest>) -> Result<Response<Self::AdmitStream>, Status> {
         let metrics = self.agent.metrics();
@@ -119,7 +127,8 @@ impl Devlet for DevletService {
             container,
             wait_ms,
         } = request.into_inner();
-        let pod = self.read(|node| lookup::find_pod(node, &pod))?;
+        let pod = self.read(|node| lookup::find_pod(node, &pod));
+        let pod = pod.map_err(|error| self.not_admitted(error))?;
         let deadline = self.deadline(wait_ms);
         let (options, conflicts) = self.agent.start_container(&pod, &container, deadline).await?;
         for conflict in &conflicts {
@@ -197,10 +206,11 @@ impl Devlet for DevletService {
     ) -> Result<Response<v1::PodList>, Status> {
         let name = &request.get_ref().pod;
         let revision = self.read(Node::changes);
-        if !name.is_empty() {
-            self.read(|node| lookup::find_pod(node, name))?;
-        }
-        Ok(Response::new(lists::pod_list(revision, self.pods_matching(name))))
+        let pods = match name.as_str() {
+            "" => self.pods(),
+            name => self.pods_named(name)?,
+        };
+        Ok(Response::new(lists::pod_list(revision, pods)))
     }
 
     async fn list_drivers(
@@ -226,6 +236,15 @@ impl Devlet for DevletService {
             self.read(|node| lookup::find_claims(node, name))?;
         }
         Ok(Response::new(lists::claim_list(revision, self.claims(name))))
+    }
+
+    async fn list_slices(
+        &self,
+        request: Request<v1::ListSlicesRequest>,
+    ) -> Result<Response<v1::SliceList>, Status> {
+        let revision = self.read(Node::changes);
+        let slices = self.slices(&request.get_ref().driver);
+        Ok(Response::new(lists::slice_list(revision, slices)))
     }
 
     async fn might_need_unprepare(
@@ -291,6 +310,14 @@ impl Devlet for DevletService {
     ) -> Result<Response<Self::WatchClaimsStream>, Status> {
         let name = request.into_inner().claim;
         Ok(self.watch(move |service| service.claims(&name), lists::claim_list))
+    }
+
+    async fn watch_slices(
+        &self,
+        request: Request<v1::ListSlicesRequest>,
+    ) -> Result<Response<Self::WatchSlicesStream>, Status> {
+        let driver = request.into_inner().driver;
+        Ok(self.watch(move |service| service.slices(&driver), lists::slice_list))
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {

@@ -131,6 +131,7 @@ impl Coded for PodLookupError {
     fn code(&self) -> Code {
         match self {
             Self::Unknown { .. } => Code::NotFound,
+            Self::NotAdmitted { .. } => Code::FailedPrecondition,
             Self::Empty | Self::Ambiguous { .. } | Self::UidOrName { .. } => Code::InvalidArgument,
         }
     }

@@ -1,3 +1,5 @@
+mod cluster;
+
 use devlet_client::v1;
 use devlet_client::v1::devlet_server::Devlet as _;
 use devlet_core::{Moment, Node, Pod, PodName, PodUid, Restored, Source};

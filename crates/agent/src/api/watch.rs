@@ -10,6 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status};
 
 use super::service::DevletService;
+use crate::cluster::ClusterState;
 
 /// Pause after a list was sent. Changes come in bursts: the first is sent at once, the others together.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -34,7 +35,10 @@ impl DevletService {
         let (sender, receiver) = mpsc::channel(1);
         let service = self.clone();
         self.agent.spawn(async move {
-            let changes = service.agent.store().subscribe();
+            let changes = Changes {
+                node: service.agent.store().subscribe(),
+                cluster: service.agent.cluster().subscribe(),
+            };
             let list = || list(&service);
             let stop = service.agent.stopping();
             tokio::select! {
@@ -49,9 +53,31 @@ impl DevletService {
     }
 }
 
+/// Changes that a list may show.
+pub(super) struct Changes {
+    pub(super) node: watch::Receiver<u64>,
+    pub(super) cluster: watch::Receiver<ClusterState>,
+}
+
+impl Changes {
+    /// Returns the revision of the node. Changes up to now are seen.
+    fn see(&mut self) -> u64 {
+        self.cluster.mark_unchanged();
+        *self.node.borrow_and_update()
+    }
+
+    /// Completes after the next change. Fails when the node is gone.
+    async fn next(&mut self) -> Result<(), watch::error::RecvError> {
+        tokio::select! {
+            changed = self.node.changed() => changed,
+            changed = self.cluster.changed() => changed,
+        }
+    }
+}
+
 /// Sends the result of `list` at once, and after each change that makes it differ.
 pub(super) async fn follow<T: Clone + PartialEq, L, P: Future<Output = ()>>(
-    mut changes: watch::Receiver<u64>,
+    mut changes: Changes,
     list: impl Fn() -> T,
     wrap: fn(u64, T) -> L,
     pause: impl Fn(Duration) -> P,
@@ -59,7 +85,7 @@ pub(super) async fn follow<T: Clone + PartialEq, L, P: Future<Output = ()>>(
 ) {
     let mut last = None;
     loop {
-        let revision = *changes.borrow_and_update();
+        let revision = changes.see();
         let began = Instant::now();
         let items = list();
         let time = if last.as_ref() == Some(&items) {
@@ -72,7 +98,7 @@ pub(super) async fn follow<T: Clone + PartialEq, L, P: Future<Output = ()>>(
             PAUSE
         };
         pause(time).await;
-        if changes.changed().await.is_err() {
+        if changes.next().await.is_err() {
             return;
         }
     }

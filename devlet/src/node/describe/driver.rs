@@ -10,6 +10,7 @@ use crate::node::drivers::{Driver, RefusedDriver};
 use crate::node::kind::Kind;
 use crate::node::time;
 use crate::output::{self, Output, escape_control, or_dash, table};
+use crate::table::Cell;
 
 /// Output of `-o json`. The keys are an interface.
 #[derive(Debug, Serialize)]
@@ -89,6 +90,9 @@ impl DriverShown {
                 refused.attempts,
             ));
         }
+        if !driver.slices.is_empty() {
+            text.push_str(&slices_text(driver));
+        }
         if !self.resource_claims.is_empty() {
             let claims = self.resource_claims.iter().flat_map(|claim| {
                 let ours = claim.drivers.iter().filter(|each| each.name == driver.name);
@@ -114,6 +118,32 @@ impl DriverShown {
     }
 }
 
+/// Returns the slices, and the time of their deletion, which is the same for all of them.
+fn slices_text(driver: &Driver) -> String {
+    let rows = driver.slices.iter().map(|slice| {
+        [
+            Cell::new(slice.name.as_str()),
+            Cell::new(slice.pool.as_str()),
+            Cell::new(slice.generation.to_string()),
+            Cell::new(slice.devices.to_string()),
+            slice.owner_cell(),
+            Cell::new(slice.age_text()),
+        ]
+    });
+    let header = ["SLICE", "POOL", "GENERATION", "DEVICES", "OWNER", "AGE"];
+    let mut text = format!("\n{}", table(header, rows));
+    if driver.slices.iter().any(|slice| slice.stale_owner) {
+        let stale = "their owner is an earlier Node object: the driver must restart";
+        text.push_str(&field("Stale slices:  ", stale));
+    }
+    if let Some(slice) = driver.slices.iter().find(|slice| slice.wiped_at.is_some()) {
+        let at = slice.wiped_at.as_deref().unwrap_or_default();
+        let wipe = format!("at {at} (in {}), unless a plugin connects", slice.wipe_text());
+        text.push_str(&field("Slices wiped:  ", &wipe.replace("(in now)", "(now)")));
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,6 +167,8 @@ mod tests {
             "default/gpu",
             "node-1/gpu-0 (unhealthy)",
             "Waiting for:  ",
+            "Stale slices:  their owner is an earlier Node object: the driver must restart\n",
+            "Slices wiped:  at 2023-11-14T22:13:57Z (in 30s), unless a plugin connects\n",
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }

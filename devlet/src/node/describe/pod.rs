@@ -31,6 +31,7 @@ fn pod_text(pod: &Pod) -> String {
         "api" => "a caller of devlet's API; held until it is removed",
         "embedder" => "the program that devlet is part of",
         "imported" => "a kubelet's file",
+        "kubernetes" => "the API server; held until it is deleted there",
         other => other,
     };
     let mut text = format!(
@@ -45,6 +46,13 @@ fn pod_text(pod: &Pod) -> String {
         text.push_str(&format!(
             "{title:<12}{}\n",
             output::line(&format!("{key}={value}"))
+        ));
+    }
+    if let Some(waiting) = &pod.waiting {
+        text.push_str(&format!(
+            "State:      {}\n{}",
+            pod.tone().paint(&format!("not admitted for {}", pod.age_text())),
+            field("Waits for:  ", &waiting.reason)
         ));
     }
     if let Some(admitted_at) = &pod.admitted_at {
@@ -148,6 +156,18 @@ mod tests {
         let row = text.lines().find(|line| line.contains("acme.com/gpu  gpu-0"));
         let cells: Vec<&str> = row.unwrap_or_default().split_whitespace().collect();
         assert_eq!(cells, ["acme.com/gpu", "gpu-0", "-", "yes"], "{text}");
+    }
+
+    #[test]
+    fn a_pod_that_waits_is_described_with_the_reason() {
+        let text = pod_text(&Pod::from(samples::waiting_pod()));
+        for expected in [
+            "From:       the API server; held until it is deleted there\n",
+            "State:      not admitted for 9s\n",
+            "Waits for:  no device plugin offers acme.com/gpu\n",
+        ] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ fn pods_are_one_line_each_and_wide_shows_the_ids() {
     assert_eq!(lines.len(), 2);
     assert_eq!(
         lines[1].split_whitespace().collect::<Vec<_>>(),
-        ["default", "job1", "gpu=1", "gpu", "7s"]
+        ["default", "job1", "gpu=1", "gpu", "api", "-", "7s"]
     );
     for expected in ["acme.com/gpu=1", "gpu-0", "u-1", "app=train"] {
         assert!(text(&pods(), true).contains(expected), "{expected}");
@@ -179,4 +179,59 @@ fn devices_and_plugins_have_their_state_in_table_and_json() {
     }
     assert!(rows.contains("broken"), "{rows}");
     assert_eq!(json["plugins"][3]["rejection"]["reason"], "broken");
+}
+
+#[test]
+fn pods_of_an_api_server_are_listed_with_what_they_wait_for() {
+    let pods = Pods::from(v1::PodList {
+        revision: 1,
+        pods: vec![samples::waiting_pod()],
+    });
+    let table = text(&pods, false);
+    let row = table.lines().nth(1).unwrap();
+    let cells: Vec<&str> = row
+        .split("  ")
+        .map(str::trim)
+        .filter(|cell| !cell.is_empty())
+        .collect();
+    let reason = "no device plugin offers acme.com/gpu";
+    assert_eq!(cells, ["team-a", "job2", "-", "-", "kubernetes", reason, "9s"]);
+    let json = serde_json::to_value(&pods).unwrap();
+    assert_eq!(
+        json["pods"][0]["waiting"],
+        serde_json::json!({"reason": reason, "since": "2023-11-14T22:13:20Z"})
+    );
+    let admitted = serde_json::to_value(self::pods()).unwrap();
+    assert_eq!(admitted["pods"][0]["waiting"], serde_json::Value::Null);
+}
+
+#[test]
+fn slices_are_one_line_each_and_have_the_documented_keys() {
+    let mut kept = samples::slice();
+    (kept.has_stale_owner, kept.wiped_at_ms, kept.wiped_in_ms) = (false, None, 0);
+    let slices = Slices::from(v1::SliceList {
+        revision: 4,
+        slices: vec![samples::slice(), kept],
+    });
+    let table = text(&slices, false);
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .skip(1)
+        .map(|row| row.split_whitespace().collect())
+        .collect();
+    let name = "node-1-gpu-x7k2p";
+    assert_eq!(
+        rows[0],
+        [name, "gpu.acme.com", "node-1", "3", "8", "stale", "30s", "7s"]
+    );
+    assert_eq!(
+        rows[1],
+        [name, "gpu.acme.com", "node-1", "3", "8", "current", "-", "7s"]
+    );
+    assert!(text(&slices, true).contains("2023-11-14T22:13:57Z"));
+    let expected = serde_json::json!({
+        "name": name, "driver": "gpu.acme.com", "pool": "node-1", "generation": 3, "devices": 8,
+        "createdAt": "2023-11-14T22:13:20Z", "staleOwner": true, "wipedAt": "2023-11-14T22:13:57Z",
+    });
+    assert_eq!(serde_json::to_value(&slices).unwrap()["slices"][0], expected);
 }

@@ -1,14 +1,17 @@
 use std::sync::{Arc, Mutex};
 
+use devlet_core::Moment;
 use devlet_testkit::PATIENCE;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::cluster::ClusterReport;
 
 /// A watched list, with pauses that the test ends.
 struct Watched {
     items: Arc<Mutex<Vec<u64>>>,
     revision: watch::Sender<u64>,
+    cluster: ClusterReport,
     sent: mpsc::Receiver<Result<(u64, Vec<u64>), Status>>,
     pauses: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
 }
@@ -16,7 +19,12 @@ struct Watched {
 impl Watched {
     fn new() -> Self {
         let items = Arc::new(Mutex::new(Vec::new()));
-        let (revision, changes) = watch::channel(0);
+        let (revision, node) = watch::channel(0);
+        let cluster = ClusterReport::default();
+        let changes = Changes {
+            node,
+            cluster: cluster.subscribe(),
+        };
         let (sender, sent) = mpsc::channel(1);
         let (begun, pauses) = mpsc::unbounded_channel();
         let shared = Arc::clone(&items);
@@ -33,6 +41,7 @@ impl Watched {
         Self {
             items,
             revision,
+            cluster,
             sent,
             pauses,
         }
@@ -81,5 +90,19 @@ async fn a_change_that_is_not_visible_is_not_sent() {
     watched.pause().await.send(()).unwrap();
     assert!(watched.sent.try_recv().is_err());
     watched.change(Some(1));
+    assert_eq!(watched.sent().await, [1]);
+}
+
+#[tokio::test]
+async fn a_change_of_a_cluster_is_sent_and_a_success_of_its_tasks_is_not() {
+    let mut watched = Watched::new();
+    assert!(watched.sent().await.is_empty());
+    watched.pause().await.send(()).unwrap();
+    watched.items.lock().unwrap().push(1);
+    watched.cluster.succeeded("pods", Moment(1));
+    watched.cluster.failed("pods", Moment(2), "no answer".into());
+    tokio::task::yield_now().await;
+    assert!(watched.sent.try_recv().is_err());
+    watched.cluster.update(|state| state.waiting.clear());
     assert_eq!(watched.sent().await, [1]);
 }

@@ -305,7 +305,7 @@ pub struct ListPodsRequest {
 pub struct PodList {
     #[prost(uint64, tag = "1")]
     pub revision: u64,
-    /// By namespace, name and UID.
+    /// By namespace, name and UID: pods on record, and pods of an API server that wait for their admission.
     #[prost(message, repeated, tag = "2")]
     pub pods: ::prost::alloc::vec::Vec<Pod>,
 }
@@ -348,6 +348,21 @@ pub struct Pod {
     pub admitted_at_ms: u64,
     /// Time since the admission.
     #[prost(uint64, tag = "9")]
+    pub age_ms: u64,
+    /// Set for a pod of an API server that is not admitted. Of such a pod only the id is known.
+    #[prost(message, optional, tag = "10")]
+    pub waiting: ::core::option::Option<PodWaiting>,
+}
+/// The reason why a pod of an API server is not admitted.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PodWaiting {
+    /// What it waits for, or why it was refused.
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub since_ms: u64,
+    /// Time since then.
+    #[prost(uint64, tag = "3")]
     pub age_ms: u64,
 }
 /// A claim of a pod.
@@ -482,7 +497,8 @@ pub struct ListDriversRequest {
 pub struct DriverList {
     #[prost(uint64, tag = "1")]
     pub revision: u64,
-    /// By name: drivers that have registered since devlet started, and drivers with devices in claims on this node.
+    /// By name: drivers that have registered since devlet started, and drivers with devices in claims or with ResourceSlices
+    /// on this node.
     #[prost(message, repeated, tag = "2")]
     pub drivers: ::prost::alloc::vec::Vec<Driver>,
     /// By socket: plugins that exist but were rejected.
@@ -511,6 +527,9 @@ pub struct Driver {
     /// Time since the last of them disconnected.
     #[prost(uint64, tag = "7")]
     pub unusable_for_ms: u64,
+    /// Its ResourceSlices of this node, by pool and name.
+    #[prost(message, repeated, tag = "8")]
+    pub slices: ::prost::alloc::vec::Vec<Slice>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DriverPlugin {
@@ -688,6 +707,51 @@ pub struct Wait {
     #[prost(string, tag = "6")]
     pub failure: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSlicesRequest {
+    /// Returns only slices of this driver; empty for all.
+    #[prost(string, tag = "1")]
+    pub driver: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SliceList {
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+    /// By driver, pool and name.
+    #[prost(message, repeated, tag = "2")]
+    pub slices: ::prost::alloc::vec::Vec<Slice>,
+}
+/// A ResourceSlice of this node, as the API server has it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Slice {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub driver: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub pool: ::prost::alloc::string::String,
+    /// Generation of the pool.
+    #[prost(int64, tag = "4")]
+    pub generation: i64,
+    /// Number of devices.
+    #[prost(uint64, tag = "5")]
+    pub devices: u64,
+    /// Creation time, by the clock of the API server; 0 if unknown.
+    #[prost(uint64, tag = "6")]
+    pub created_at_ms: u64,
+    /// Time since then, by devlet's clock.
+    #[prost(uint64, tag = "7")]
+    pub age_ms: u64,
+    /// `true` if its owner is an earlier Node object of this name. The driver must restart.
+    #[prost(bool, tag = "8")]
+    pub has_stale_owner: bool,
+    /// Time when devlet deletes it, because its driver is not connected; absent if it is not to be deleted.
+    #[prost(uint64, optional, tag = "9")]
+    pub wiped_at_ms: ::core::option::Option<u64>,
+    /// Time until then; 0 if the deletion is due.
+    #[prost(uint64, tag = "10")]
+    pub wiped_in_ms: u64,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -737,6 +801,64 @@ pub struct StatusResponse {
     /// Time since devlet started.
     #[prost(uint64, tag = "18")]
     pub uptime_ms: u64,
+    /// Absent if devlet does not use an API server.
+    #[prost(message, optional, tag = "19")]
+    pub kubernetes: ::core::option::Option<KubernetesStatus>,
+}
+/// The API server, and the reconcilers that keep the node and the API server in agreement.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct KubernetesStatus {
+    /// `agent` or `observe`.
+    #[prost(string, tag = "1")]
+    pub mode: ::prost::alloc::string::String,
+    /// URL of the API server.
+    #[prost(string, tag = "2")]
+    pub server: ::prost::alloc::string::String,
+    /// Name of the Node object.
+    #[prost(string, tag = "3")]
+    pub node: ::prost::alloc::string::String,
+    /// The user that the API server authenticated; empty while unknown.
+    #[prost(string, tag = "4")]
+    pub identity: ::prost::alloc::string::String,
+    /// By name.
+    #[prost(message, repeated, tag = "5")]
+    pub reconcilers: ::prost::alloc::vec::Vec<Reconciler>,
+    /// Pods that are not admitted.
+    #[prost(uint64, tag = "6")]
+    pub pods_waiting: u64,
+    /// ResourceSlices of this node.
+    #[prost(uint64, tag = "7")]
+    pub slices: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Reconciler {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Time of the last success; 0 if there is none.
+    #[prost(uint64, tag = "2")]
+    pub last_success_ms: u64,
+    /// Time since then.
+    #[prost(uint64, tag = "3")]
+    pub last_success_age_ms: u64,
+    /// Kept after a later success.
+    #[prost(message, optional, tag = "4")]
+    pub last_error: ::core::option::Option<ReconcilerError>,
+    /// Time of the first error since the last success; 0 if it does not fail.
+    #[prost(uint64, tag = "5")]
+    pub failing_since_ms: u64,
+    /// Time since then.
+    #[prost(uint64, tag = "6")]
+    pub failing_for_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReconcilerError {
+    #[prost(string, tag = "1")]
+    pub message: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub at_ms: u64,
+    /// Time since then.
+    #[prost(uint64, tag = "3")]
+    pub age_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Problem {
@@ -844,6 +966,8 @@ pub enum PodSource {
     Embedder = 2,
     /// A kubelet's file.
     Imported = 3,
+    /// An API server. The pod stays until it is deleted there.
+    Kubernetes = 4,
 }
 impl PodSource {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -856,6 +980,7 @@ impl PodSource {
             Self::Api => "POD_SOURCE_API",
             Self::Embedder => "POD_SOURCE_EMBEDDER",
             Self::Imported => "POD_SOURCE_IMPORTED",
+            Self::Kubernetes => "POD_SOURCE_KUBERNETES",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -865,6 +990,7 @@ impl PodSource {
             "POD_SOURCE_API" => Some(Self::Api),
             "POD_SOURCE_EMBEDDER" => Some(Self::Embedder),
             "POD_SOURCE_IMPORTED" => Some(Self::Imported),
+            "POD_SOURCE_KUBERNETES" => Some(Self::Kubernetes),
             _ => None,
         }
     }
@@ -1405,6 +1531,27 @@ pub mod devlet_client {
                 .insert(GrpcMethod::new("devlet.v1.Devlet", "ListClaims"));
             self.inner.unary(req, path, codec).await
         }
+        pub async fn list_slices(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSlicesRequest>,
+        ) -> std::result::Result<tonic::Response<super::SliceList>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/devlet.v1.Devlet/ListSlices",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("devlet.v1.Devlet", "ListSlices"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Watch methods send the list at once and after each change, until the caller disconnects. Each message is the
         /// complete list, so several changes may be coalesced into one message.
         pub async fn watch_resources(
@@ -1549,6 +1696,30 @@ pub mod devlet_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("devlet.v1.Devlet", "WatchClaims"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        pub async fn watch_slices(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSlicesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::SliceList>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/devlet.v1.Devlet/WatchSlices",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("devlet.v1.Devlet", "WatchSlices"));
             self.inner.server_streaming(req, path, codec).await
         }
         /// Returns `true` if a pod may still have to be unprepared. A caller that reports pods must not report it as terminated
@@ -1773,6 +1944,10 @@ pub mod devlet_server {
             &self,
             request: tonic::Request<super::ListClaimsRequest>,
         ) -> std::result::Result<tonic::Response<super::ClaimList>, tonic::Status>;
+        async fn list_slices(
+            &self,
+            request: tonic::Request<super::ListSlicesRequest>,
+        ) -> std::result::Result<tonic::Response<super::SliceList>, tonic::Status>;
         /// Server streaming response type for the WatchResources method.
         type WatchResourcesStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::ResourceList, tonic::Status>,
@@ -1848,6 +2023,19 @@ pub mod devlet_server {
             request: tonic::Request<super::ListClaimsRequest>,
         ) -> std::result::Result<
             tonic::Response<Self::WatchClaimsStream>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the WatchSlices method.
+        type WatchSlicesStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::SliceList, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        async fn watch_slices(
+            &self,
+            request: tonic::Request<super::ListSlicesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::WatchSlicesStream>,
             tonic::Status,
         >;
         /// Returns `true` if a pod may still have to be unprepared. A caller that reports pods must not report it as terminated
@@ -2451,6 +2639,49 @@ pub mod devlet_server {
                     };
                     Box::pin(fut)
                 }
+                "/devlet.v1.Devlet/ListSlices" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSlicesSvc<T: Devlet>(pub Arc<T>);
+                    impl<T: Devlet> tonic::server::UnaryService<super::ListSlicesRequest>
+                    for ListSlicesSvc<T> {
+                        type Response = super::SliceList;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSlicesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Devlet>::list_slices(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSlicesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/devlet.v1.Devlet/WatchResources" => {
                     #[allow(non_camel_case_types)]
                     struct WatchResourcesSvc<T: Devlet>(pub Arc<T>);
@@ -2712,6 +2943,52 @@ pub mod devlet_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchClaimsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/devlet.v1.Devlet/WatchSlices" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchSlicesSvc<T: Devlet>(pub Arc<T>);
+                    impl<
+                        T: Devlet,
+                    > tonic::server::ServerStreamingService<super::ListSlicesRequest>
+                    for WatchSlicesSvc<T> {
+                        type Response = super::SliceList;
+                        type ResponseStream = T::WatchSlicesStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSlicesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Devlet>::watch_slices(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchSlicesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
