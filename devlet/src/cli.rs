@@ -98,8 +98,8 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  devlet completions bash > /etc/bash_completion.d/devlet\n  \
                             devlet completions fish > ~/.config/fish/completions/devlet.fish\n\n\
-                            The script calls devlet, so that names of pods, claims, resources, devices, plugins \
-                            and drivers are completed from the running devlet."
+                            The script calls devlet, so that names of pods, claims, resources, devices, plugins, \
+                            drivers and slices are completed from the running devlet."
     )]
     Completions {
         /// Shell that runs the script

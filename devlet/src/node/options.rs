@@ -71,6 +71,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
         output::warn(&format!("error: no such pod: {}", args.pod));
         return Ok(Outcome::Bad);
     };
+    if let Some(waiting) = &pod.waiting {
+        let reason = &waiting.reason;
+        output::warn(&format!("error: pod {} is not admitted: {reason}", args.pod));
+        return Ok(Outcome::Bad);
+    }
     let containers = match chosen(&pod, args.container.as_deref(), args.format) {
         Ok(containers) => containers,
         // The container name is missing on the command line.

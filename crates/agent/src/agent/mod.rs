@@ -129,7 +129,8 @@ impl Agent {
             database_bytes: std::fs::metadata(config.database()).map_or(0, |file| file.len()),
         };
         let now = store.now();
-        metrics.text(&store.read(|node| View::new(node, now, about_store)))
+        let view = store.read(|node| View::new(node, now, about_store));
+        metrics.text(&self.cluster().read(|state| view.with_cluster(state)))
     }
 
     /// Returns the sockets of the node that peers cannot dial. Sockets on a disk that hangs are among them.

@@ -11,6 +11,7 @@
 //! which become label values where they are defined or above.
 
 mod admission;
+mod cluster;
 mod drivers;
 mod names;
 mod process;

@@ -15,11 +15,13 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
+use super::cluster::ClusterCounts;
 use super::drivers::{ClaimCounts, ClaimsInUse, DriverCounts};
 use super::names::{Label, MAX_SOCKETS, OTHER};
 use super::process::Process;
 use super::statistics::{Histogram, Statistics};
 use super::{ByResource, Metrics};
+use crate::cluster::ClusterState;
 
 /// The `Content-Type` of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -45,6 +47,7 @@ pub struct View {
     pods: usize,
     blocked: bool,
     store: StoreView,
+    cluster: Option<ClusterCounts>,
 }
 
 impl View {
@@ -63,7 +66,15 @@ impl View {
             pods: node.pod_count(),
             blocked: node.blocked().is_some(),
             store,
+            cluster: None,
         }
+    }
+
+    /// Adds the values of an integration with a cluster.
+    #[must_use]
+    pub fn with_cluster(mut self, state: &ClusterState) -> Self {
+        self.cluster = ClusterCounts::new(state);
+        self
     }
 }
 
@@ -96,6 +107,9 @@ impl Metrics {
         drivers.register_claims_in_use(&mut page.registry, &view.claims_in_use);
         super::drivers::register_claims(&mut page.registry, &view.claims);
         state(&mut page, view);
+        if let Some(cluster) = &view.cluster {
+            cluster.register(&mut page.registry);
+        }
         let set_aside = self.recorded.set_aside.load(Ordering::Relaxed);
         page.gauge(
             "devlet_state_files_set_aside",

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use tonic::Status;
 
 use super::*;
+use crate::cluster::{ClusterConnection, ClusterReport, ClusterSlice};
 use crate::grpc::call::CallError;
 use crate::store::{OpenOptions, Store};
 use crate::workflow::admit::AdmitError;
@@ -17,6 +18,7 @@ const GPU: &str = "acme.com/gpu";
 struct World {
     metrics: Metrics,
     store: Store,
+    cluster: ClusterReport,
     directory: TempDir,
 }
 
@@ -30,6 +32,7 @@ impl World {
         Self {
             metrics,
             store,
+            cluster: ClusterReport::default(),
             directory,
         }
     }
@@ -70,6 +73,7 @@ impl World {
         };
         let now = self.store.now();
         let view = self.store.read(|node| View::new(node, now, store));
+        let view = self.cluster.read(|state| view.with_cluster(state));
         self.metrics.text(&view).unwrap()
     }
 
@@ -431,4 +435,56 @@ fn the_number_of_lines_does_not_depend_on_devices_and_pods() {
         world.text().lines().count()
     };
     assert_eq!(lines(2, 1), lines(5000, 1000));
+}
+
+/// Returns the metrics of a table of `docs/metrics.md`.
+fn documented(prefix: &str) -> BTreeSet<String> {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+    let text = std::fs::read_to_string(file).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+    let names = rows.filter_map(|row| row.split('`').next());
+    names
+        .filter(|name| name.starts_with(prefix))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_metrics_of_an_integration_with_a_cluster_are_documented_and_absent_without_it() {
+    let world = World::new();
+    world.cluster.succeeded("pods", Moment(1_700_000_000_500));
+    world
+        .cluster
+        .failed("pods", Moment(1_700_000_001_000), "first".into());
+    world
+        .cluster
+        .failed("node", Moment(1_700_000_001_000), "second".into());
+    world.cluster.succeeded("node", Moment(1_700_000_002_000));
+    assert!(!world.text().contains("kubernetes_"));
+
+    let connection = ClusterConnection::default();
+    world.cluster.update(|state| {
+        state.connection = Some(connection);
+        let slice = |has_stale_owner| ClusterSlice {
+            has_stale_owner,
+            ..ClusterSlice::default()
+        };
+        state.slices = [("a".to_owned(), slice(true)), ("b".to_owned(), slice(false))].into();
+    });
+    world.assert_has(&[
+        r#"devlet_kubernetes_reconciler_errors_total{reconciler="pods"} 1"#,
+        r#"devlet_kubernetes_reconciler_failing{reconciler="pods"} 1"#,
+        r#"devlet_kubernetes_reconciler_failing{reconciler="node"} 0"#,
+        r#"devlet_kubernetes_reconciler_last_success_timestamp_seconds{reconciler="pods"} 1700000000.5"#,
+        "devlet_kubernetes_pods_waiting 0",
+        "devlet_kubernetes_slices 2",
+        "devlet_kubernetes_slices_stale 1",
+    ]);
+    let text = world.text();
+    let samples = text.lines().filter(|line| line.starts_with("devlet_kubernetes_"));
+    let printed: BTreeSet<String> = samples
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(printed, documented("devlet_kubernetes_"));
 }
