@@ -19,7 +19,7 @@ pub struct ClusterState {
     pub connection: Option<ClusterConnection>,
     /// Background tasks by name.
     pub tasks: BTreeMap<&'static str, TaskState>,
-    /// Pods of the cluster on this node that are not admitted, with the reason.
+    /// Pods of the cluster on this node that wait for their admission, or for the end of their removal.
     pub waiting: BTreeMap<PodUid, WaitingPod>,
     /// ResourceSlices of this node, by name.
     pub slices: BTreeMap<String, ClusterSlice>,
@@ -62,7 +62,7 @@ pub struct TaskError {
     pub message: String,
 }
 
-/// A pod of the cluster that is not admitted.
+/// A pod of the cluster that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingPod {
     /// Its name.

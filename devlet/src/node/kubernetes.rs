@@ -86,8 +86,8 @@ impl Kubernetes {
             escape_control(&identity),
             self.slices,
             match self.pods_waiting {
-                1 => "1 pod is not admitted".to_owned(),
-                pods => format!("{pods} pods are not admitted"),
+                1 => "1 pod".to_owned(),
+                pods => format!("{pods} pods"),
             },
         );
         let header = ["RECONCILER", "STATE", "LAST SUCCESS", "LAST ERROR"];
@@ -184,7 +184,7 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(text.contains("Waiting:    2 pods are not admitted\n"), "{text}");
+        assert!(text.contains("Waiting:    2 pods\n"), "{text}");
     }
 
     #[test]

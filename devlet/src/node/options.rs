@@ -71,7 +71,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<Outcome> {
         output::warn(&format!("error: no such pod: {}", args.pod));
         return Ok(Outcome::Bad);
     };
-    if let Some(waiting) = &pod.waiting {
+    if let (Some(waiting), 0) = (&pod.waiting, pod.admitted_at_ms) {
         let reason = &waiting.reason;
         output::warn(&format!("error: pod {} is not admitted: {reason}", args.pod));
         return Ok(Outcome::Bad);

@@ -215,13 +215,13 @@ pub(super) struct Pod {
     #[serde(skip)]
     pub(super) age_ms: u64,
     pub(super) before_reboot: bool,
-    /// Set for a pod of an API server that is not admitted.
+    /// Set for a pod of an API server that waits for its admission, or for the end of its removal.
     pub(super) waiting: Option<Waiting>,
     pub(super) claims: Vec<PodClaim>,
     pub(super) containers: Vec<PodContainer>,
 }
 
-/// The reason why a pod is not admitted.
+/// The reason why a pod waits.
 #[derive(Debug, Serialize)]
 pub(super) struct Waiting {
     pub(super) reason: String,
@@ -332,6 +332,11 @@ impl Pod {
             (None, Some(_)) => time::age(self.age_ms),
             (None, None) => "-".to_owned(),
         }
+    }
+
+    /// Returns `false` for a pod that waits and holds nothing.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.waiting.is_none() || self.admitted_at.is_some()
     }
 
     pub(super) fn waiting_text(&self) -> String {

@@ -138,7 +138,7 @@ async fn chosen(client: &Client, args: &Args) -> anyhow::Result<Vec<String>> {
         ..Filter::default()
     };
     let pods = pods.into_iter().map(Pod::from);
-    let chosen = pods.filter(|pod| pod.waiting.is_none() && filter.admits(pod));
+    let chosen = pods.filter(|pod| pod.is_recorded() && filter.admits(pod));
     let chosen: Vec<String> = chosen.map(|pod| format!("uid:{}", pod.id.uid)).collect();
     if chosen.is_empty() {
         output::warn(&filter.none(Kind::Pods));

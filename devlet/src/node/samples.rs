@@ -191,7 +191,7 @@ pub(super) fn slice() -> v1::Slice {
     }
 }
 
-/// Returns a pod of an API server that is not admitted.
+/// Returns a pod of an API server that waits for its admission.
 pub(super) fn waiting_pod() -> v1::Pod {
     v1::Pod {
         id: Some(v1::PodId {

@@ -43,7 +43,7 @@ fn reconciler(name: &str, task: &TaskState, now: Moment) -> v1::Reconciler {
     }
 }
 
-/// Converts a pod that is not admitted.
+/// Converts a pod that waits and is not on record.
 pub(super) fn waiting_pod(uid: &PodUid, pod: &WaitingPod, now: Moment) -> v1::Pod {
     v1::Pod {
         id: Some(v1::PodId {
@@ -52,12 +52,26 @@ pub(super) fn waiting_pod(uid: &PodUid, pod: &WaitingPod, now: Moment) -> v1::Po
             name: pod.name.name.clone(),
         }),
         source: v1::PodSource::Kubernetes.into(),
-        waiting: Some(v1::PodWaiting {
-            reason: pod.reason.clone(),
-            since_ms: pod.since.0,
-            age_ms: age(pod.since, now),
-        }),
+        waiting: Some(waiting(pod, now)),
         ..v1::Pod::default()
+    }
+}
+
+fn waiting(pod: &WaitingPod, now: Moment) -> v1::PodWaiting {
+    v1::PodWaiting {
+        reason: pod.reason.clone(),
+        since_ms: pod.since.0,
+        age_ms: age(pod.since, now),
+    }
+}
+
+/// Marks a pod on record that the API server has. The integration admits its pods as an embedder does.
+pub(super) fn mark(state: &ClusterState, pod: &mut v1::Pod, now: Moment) {
+    if state.connection.is_some() && pod.source() == v1::PodSource::Embedder {
+        pod.set_source(v1::PodSource::Kubernetes);
+        let uid = pod.id.as_ref().map(|id| PodUid::from(id.uid.as_str()));
+        let entry = uid.and_then(|uid| state.waiting.get(&uid));
+        pod.waiting = entry.map(|pod| waiting(pod, now));
     }
 }
 

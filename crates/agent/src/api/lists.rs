@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use devlet_client::v1;
-use devlet_core::ResourceName;
+use devlet_core::{PodUid, ResourceName};
 
 use super::lookup::PodLookupError;
 use super::service::DevletService;
@@ -76,17 +76,13 @@ impl DevletService {
             let pods = node.pods().map(|pod| convert::pod(node, pod, now));
             pods.collect::<Vec<v1::Pod>>()
         });
-        let of_cluster = self.agent.cluster().read(|state| {
-            let uids: BTreeSet<&str> = pods.iter().map(uid).collect();
-            let waiting = state
-                .waiting
-                .iter()
-                .filter(|(uid, _)| !uids.contains(uid.as_str()));
-            let waiting = waiting.map(|(uid, pod)| convert_cluster::waiting_pod(uid, pod, now));
-            waiting.collect::<Vec<v1::Pod>>()
+        self.agent.cluster().read(|state| {
+            pods.iter_mut()
+                .for_each(|pod| convert_cluster::mark(state, pod, now));
+            let recorded: BTreeSet<PodUid> = pods.iter().map(uid).collect();
+            let others = state.waiting.iter().filter(|(uid, _)| !recorded.contains(*uid));
+            pods.extend(others.map(|(uid, pod)| convert_cluster::waiting_pod(uid, pod, now)));
         });
-        pods.iter_mut().for_each(|pod| self.mark(pod));
-        pods.extend(of_cluster);
         pods.sort_by_cached_key(|pod| {
             let id = pod.id.clone().unwrap_or_default();
             (id.namespace, id.name, id.uid)
@@ -94,37 +90,30 @@ impl DevletService {
         pods
     }
 
-    /// Returns the pods that a name refers to: one on record, or those that wait for their admission.
+    /// Returns the pods that a name refers to: one on record, or those of an API server that wait.
     pub(super) fn pods_named(&self, name: &str) -> Result<Vec<v1::Pod>, PodLookupError> {
         let now = self.now();
         let recorded = self.read(|node| {
             let uid = lookup::find_pod(node, name)?;
             Ok(node.pod(&uid).map(|pod| convert::pod(node, pod, now)))
         });
-        match recorded {
+        self.agent.cluster().read(|state| match recorded {
             Ok(pod) => {
                 let mut pods = Vec::from_iter(pod);
-                pods.iter_mut().for_each(|pod| self.mark(pod));
+                pods.iter_mut()
+                    .for_each(|pod| convert_cluster::mark(state, pod, now));
                 Ok(pods)
             }
-            Err(PodLookupError::Unknown { .. }) => self.agent.cluster().read(|state| {
+            Err(PodLookupError::Unknown { .. }) => {
                 let found = lookup::find_waiting(state, name)?.into_iter();
                 let found = found.filter_map(|uid| {
                     let pod = state.waiting.get(&uid)?;
                     Some(convert_cluster::waiting_pod(&uid, pod, now))
                 });
                 Ok(found.collect())
-            }),
+            }
             Err(error) => Err(error),
-        }
-    }
-
-    /// Marks a pod of the API server. The integration admits its pods as an embedder does.
-    fn mark(&self, pod: &mut v1::Pod) {
-        let is_integrated = self.agent.cluster().read(|state| state.connection.is_some());
-        if is_integrated && pod.source() == v1::PodSource::Embedder {
-            pod.set_source(v1::PodSource::Kubernetes);
-        }
+        })
     }
 
     /// Returns the pods that a name refers to, if there are any, or all pods for an empty name.
@@ -136,8 +125,8 @@ impl DevletService {
     }
 }
 
-fn uid(pod: &v1::Pod) -> &str {
-    pod.id.as_ref().map_or("", |id| id.uid.as_str())
+fn uid(pod: &v1::Pod) -> PodUid {
+    PodUid::from(pod.id.as_ref().map_or("", |id| id.uid.as_str()))
 }
 
 /// Adds slices to their drivers, and the drivers that have only slices.

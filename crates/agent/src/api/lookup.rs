@@ -26,7 +26,7 @@ pub enum PodLookupError {
         /// The text.
         name: String,
     },
-    /// The pod waits for its admission.
+    /// The pod is one of an API server that waits.
     #[error("pod {name} of the API server is not admitted: {reason}")]
     NotAdmitted {
         /// The text.
@@ -184,7 +184,7 @@ pub(super) fn find_pod(node: &Node, name: &str) -> Result<PodUid, PodLookupError
     }
 }
 
-/// Finds the pods of a cluster that are not admitted and have this name or UID. Several pods may have one name: deleted ones
+/// Finds the pods of a cluster that wait and have this name or UID. Several pods may have one name: deleted ones
 /// and their replacement.
 pub(super) fn find_waiting(state: &ClusterState, name: &str) -> Result<Vec<PodUid>, PodLookupError> {
     let is_meant =

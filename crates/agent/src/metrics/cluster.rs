@@ -70,7 +70,7 @@ impl ClusterCounts {
         let gauges = [
             (
                 "pods_waiting",
-                "Pods of the API server that are not admitted",
+                "Pods of the API server that wait",
                 self.pods_waiting,
             ),
             ("slices", "ResourceSlices of the node", self.slices),

@@ -51,8 +51,8 @@ fn pod_text(pod: &Pod) -> String {
     if let Some(waiting) = &pod.waiting {
         text.push_str(&format!(
             "State:      {}\n{}",
-            pod.tone().paint(&format!("not admitted for {}", pod.age_text())),
-            field("Waits for:  ", &waiting.reason)
+            pod.tone().paint(&format!("waiting for {}", pod.age_text())),
+            field("Reason:     ", &waiting.reason)
         ));
     }
     if let Some(admitted_at) = &pod.admitted_at {
@@ -163,8 +163,8 @@ mod tests {
         let text = pod_text(&Pod::from(samples::waiting_pod()));
         for expected in [
             "From:       the API server; held until it is deleted there\n",
-            "State:      not admitted for 9s\n",
-            "Waits for:  no device plugin offers acme.com/gpu\n",
+            "State:      waiting for 9s\n",
+            "Reason:     no device plugin offers acme.com/gpu\n",
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }

@@ -126,17 +126,19 @@ async fn pods_of_the_api_server_are_marked_and_listed_while_they_wait() {
     let admitted = node.admit("admitted", Source::Embedder).await;
     node.waits("u-1", "team-a", "job", "no plugin");
     node.waits("u-2", "team-b", "job", "no driver");
-    // The report lags behind the record.
-    node.waits(admitted.uid.as_str(), "default", "admitted", "old reason");
+    node.waits(admitted.uid.as_str(), "default", "admitted", "its removal");
 
     let expected = [
-        waiting("admitted", ""),
+        waiting("admitted", "its removal"),
         (own.name.name, v1::PodSource::Api, String::new()),
         waiting("job", "no plugin"),
         waiting("job", "no driver"),
     ];
     assert_eq!(node.pods("").await.unwrap(), expected);
-    assert_eq!(node.pods("admitted").await.unwrap(), [waiting("admitted", "")]);
+    assert_eq!(
+        node.pods("admitted").await.unwrap(),
+        [waiting("admitted", "its removal")]
+    );
     assert_eq!(
         node.pods("team-b/job").await.unwrap(),
         [waiting("job", "no driver")]

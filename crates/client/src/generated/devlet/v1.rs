@@ -305,7 +305,7 @@ pub struct ListPodsRequest {
 pub struct PodList {
     #[prost(uint64, tag = "1")]
     pub revision: u64,
-    /// By namespace, name and UID: pods on record, and pods of an API server that wait for their admission.
+    /// By namespace, name and UID: pods on record, and pods of an API server that wait.
     #[prost(message, repeated, tag = "2")]
     pub pods: ::prost::alloc::vec::Vec<Pod>,
 }
@@ -349,14 +349,15 @@ pub struct Pod {
     /// Time since the admission.
     #[prost(uint64, tag = "9")]
     pub age_ms: u64,
-    /// Set for a pod of an API server that is not admitted. Of such a pod only the id is known.
+    /// Set for a pod of an API server that waits for its admission, or for the end of its removal. If it is not on record,
+    /// only its id is known, and `admitted_at_ms` is 0.
     #[prost(message, optional, tag = "10")]
     pub waiting: ::core::option::Option<PodWaiting>,
 }
-/// The reason why a pod of an API server is not admitted.
+/// The reason why a pod of an API server waits.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PodWaiting {
-    /// What it waits for, or why it was refused.
+    /// What it waits for, or why it was refused. devlet keeps trying.
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
     #[prost(uint64, tag = "2")]
@@ -823,7 +824,7 @@ pub struct KubernetesStatus {
     /// By name.
     #[prost(message, repeated, tag = "5")]
     pub reconcilers: ::prost::alloc::vec::Vec<Reconciler>,
-    /// Pods that are not admitted.
+    /// Pods that wait for their admission, or for the end of their removal.
     #[prost(uint64, tag = "6")]
     pub pods_waiting: u64,
     /// ResourceSlices of this node.
