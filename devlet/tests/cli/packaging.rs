@@ -1,10 +1,12 @@
-//! The systemd unit: systemd accepts it, and its command starts a daemon.
+//! The systemd unit and the manifests for Kubernetes. `packaging/kubernetes/check` asks an API server.
 
+use std::collections::BTreeSet;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
 
 use devlet_testkit::skip;
+use serde_json::Value;
 
 use crate::common::{Daemon, devlet, root, stderr};
 
@@ -68,4 +70,124 @@ fn systemd_finds_nothing_wrong_with_the_unit() {
         .unwrap();
     assert!(verified.status.success(), "{}", stderr(&verified));
     assert_eq!(stderr(&verified), "");
+}
+
+fn kubernetes(file: &str) -> String {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    std::fs::read_to_string(repository.join("packaging/kubernetes").join(file)).unwrap()
+}
+
+/// Returns the objects of a manifest.
+fn objects(manifest: &str) -> Vec<Value> {
+    let documents = manifest.split("---\n").filter(|text| !text.trim().is_empty());
+    documents
+        .map(|text| serde_saphyr::from_str(text).unwrap())
+        .collect()
+}
+
+/// Renders the expressions that the templates of the chart use.
+fn rendered(template: &str, values: &Value) -> String {
+    let value = |path: &str| {
+        let path = path.strip_prefix(".Values.").unwrap().replace('.', "/");
+        values.pointer(&format!("/{path}")).unwrap().clone()
+    };
+    let mut text = String::new();
+    let mut is_left_out = false;
+    for line in template.lines() {
+        let (before, rest) = line.split_once("{{").unwrap_or((line, ""));
+        let (expression, after) = rest.split_once("}}").unwrap_or_default();
+        let words: Vec<&str> = expression.trim_start_matches('-').split_whitespace().collect();
+        match words[..] {
+            ["if", "eq", path, wanted] => is_left_out = value(path) != wanted.trim_matches('"'),
+            ["end"] => is_left_out = false,
+            _ if is_left_out => {}
+            [] => text.push_str(&format!("{line}\n")),
+            [".Release.Namespace"] => text.push_str(&format!("{before}devlet{after}\n")),
+            ["toYaml", path, "|", "nindent", spaces] => {
+                let indent = " ".repeat(spaces.parse().unwrap());
+                let block = serde_saphyr::to_string(&value(path)).unwrap();
+                text.extend(block.lines().map(|line| format!("{indent}{line}\n")));
+            }
+            [path] => text.push_str(&format!("{before}{}{after}\n", value(path).as_str().unwrap())),
+            _ => panic!("{line}"),
+        }
+    }
+    text
+}
+
+/// Parses the configuration within a ConfigMap, so that its layout does not matter.
+fn with_parsed_configuration(mut objects: Vec<Value>) -> Vec<Value> {
+    for text in objects
+        .iter_mut()
+        .filter_map(|object| object.pointer_mut("/data/devlet.yaml"))
+    {
+        *text = serde_saphyr::from_str(text.as_str().unwrap()).unwrap();
+    }
+    objects
+}
+
+#[test]
+fn the_chart_with_its_default_values_equals_the_plain_manifests() {
+    let values: Value = serde_saphyr::from_str(&kubernetes("chart/values.yaml")).unwrap();
+    for file in ["rbac.yaml", "devlet.yaml"] {
+        let template = kubernetes(&format!("chart/templates/{file}"));
+        let chart = with_parsed_configuration(objects(&rendered(&template, &values)));
+        let plain = with_parsed_configuration(objects(&kubernetes(file)));
+        assert!(!plain.is_empty());
+        assert_eq!(chart, plain, "{file}");
+    }
+    let mut observe = values;
+    observe["config"]["kubernetes"]["mode"] = "observe".into();
+    let roles = objects(&rendered(&kubernetes("chart/templates/rbac.yaml"), &observe));
+    let names: Vec<&Value> = roles.iter().map(|object| &object["metadata"]["name"]).collect();
+    assert_eq!(names, ["devlet", "devlet-observe", "devlet-observe"]);
+}
+
+#[test]
+fn the_roles_have_exactly_the_documented_rights() {
+    let texts = |list: &Value| -> Vec<String> {
+        let list = list.as_array().unwrap().iter();
+        list.map(|text| text.as_str().unwrap().to_owned()).collect()
+    };
+    let mut granted = BTreeSet::new();
+    for role in objects(&kubernetes("rbac.yaml")) {
+        for rule in role["rules"].as_array().into_iter().flatten() {
+            for resource in texts(&rule["resources"]) {
+                granted.extend(
+                    texts(&rule["verbs"])
+                        .into_iter()
+                        .map(|verb| (resource.clone(), verb)),
+                );
+            }
+        }
+    }
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let text = std::fs::read_to_string(repository.join("docs/kubernetes.md")).unwrap();
+    let (_, table) = text
+        .split_once("| resource | verbs | for | as a node |\n")
+        .unwrap();
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let mut documented = BTreeSet::new();
+    for row in rows {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let resource = cells[1].trim_matches('`').to_owned();
+        let verbs = cells[2].split(", ").map(|verb| verb.trim_matches('`').to_owned());
+        documented.extend(verbs.map(|verb| (resource.clone(), verb)));
+    }
+    assert_eq!(granted, documented);
+}
+
+#[test]
+fn the_configuration_in_the_manifests_is_valid() {
+    let root = root();
+    let file = root.path().join("devlet.yaml");
+    let objects = objects(&kubernetes("devlet.yaml"));
+    let configuration = objects[0]["data"]["devlet.yaml"].as_str().unwrap();
+    std::fs::write(&file, configuration).unwrap();
+    let printed = devlet()
+        .args(["config", "print", "--config"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert!(printed.status.success(), "{}", stderr(&printed));
 }
