@@ -56,7 +56,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: OutputArg,
     },
-    /// List resources, devices, plugins, pods, DRA drivers, claims or ResourceSlices
+    /// List resources, devices, plugins, pods, drivers, claims or slices
     #[command(
         after_help = "Examples:\n  devlet get resources\n  devlet get devices --resource acme.com/gpu -o wide\n  \
         devlet get pods -n team-a -l app=train\n  devlet get pod/job1 -o jsonpath='{.pods[*].uid}'\n  \
@@ -67,7 +67,7 @@ pub(crate) enum Command {
         usage, or devlet cannot be reached or did not come back within 30 seconds."
     )]
     Get(get::Args),
-    /// Show the details of a resource, device, plugin, pod, DRA driver, claim or ResourceSlice
+    /// Show the details of a resource, device, plugin, pod, driver, claim or slice
     #[command(
         after_help = "Examples:\n  devlet describe pod job1\n  devlet describe pod/job1\n  devlet describe resource acme.com/gpu\n  \
         devlet describe device acme.com/gpu/gpu-0\n  devlet describe driver gpu.acme.com\n  \
