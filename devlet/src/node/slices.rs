@@ -71,12 +71,12 @@ impl Slice {
         }
     }
 
-    pub(super) fn wipe_cell(&self) -> Cell {
-        let tone = match self.wiped_at {
-            Some(_) => Tone::Waiting,
-            None => Tone::Plain,
-        };
-        Cell::passing(self.wipe_text()).tone(tone)
+    /// Returns the time of the deletion. Not the time until then: a watch shows a change when the driver leaves.
+    fn wipe_cell(&self) -> Cell {
+        match &self.wiped_at {
+            Some(at) => Cell::new(at.as_str()).tone(Tone::Waiting),
+            None => Cell::new("-"),
+        }
     }
 }
 
@@ -90,10 +90,10 @@ impl Item for Slice {
             "GENERATION",
             "DEVICES",
             "OWNER",
-            "WIPED IN",
+            "WIPED AT",
             "AGE",
         ],
-        &["CREATED", "WIPED AT"],
+        &["CREATED"],
     );
 
     fn blank() -> Self {
@@ -118,7 +118,6 @@ impl Item for Slice {
     }
 
     fn wide_row(&self) -> Vec<Cell> {
-        let time = |time: &Option<String>| Cell::new(or_dash(time.clone().unwrap_or_default()));
-        vec![time(&self.created_at), time(&self.wiped_at)]
+        vec![Cell::new(or_dash(self.created_at.clone().unwrap_or_default()))]
     }
 }

@@ -222,13 +222,22 @@ fn slices_are_one_line_each_and_have_the_documented_keys() {
     let name = "node-1-gpu-x7k2p";
     assert_eq!(
         rows[0],
-        [name, "gpu.acme.com", "node-1", "3", "8", "stale", "30s", "7s"]
+        [
+            name,
+            "gpu.acme.com",
+            "node-1",
+            "3",
+            "8",
+            "stale",
+            "2023-11-14T22:13:57Z",
+            "7s"
+        ]
     );
     assert_eq!(
         rows[1],
         [name, "gpu.acme.com", "node-1", "3", "8", "current", "-", "7s"]
     );
-    assert!(text(&slices, true).contains("2023-11-14T22:13:57Z"));
+    assert!(text(&slices, true).contains("2023-11-14T22:13:20Z"));
     let expected = serde_json::json!({
         "name": name, "driver": "gpu.acme.com", "pool": "node-1", "generation": 3, "devices": 8,
         "createdAt": "2023-11-14T22:13:20Z", "staleOwner": true, "wipedAt": "2023-11-14T22:13:57Z",
