@@ -30,7 +30,7 @@ impl NamedPod {
 }
 
 /// Returns `namespace/name`.
-pub(crate) fn pod_label(PodName { namespace, name }: &PodName) -> String {
+pub fn pod_label(PodName { namespace, name }: &PodName) -> String {
     format!("{namespace}/{name}")
 }
 

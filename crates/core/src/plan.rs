@@ -56,6 +56,11 @@ impl Node {
         }
     }
 
+    /// Returns the reason why a request cannot be reserved now. It may have another one by the time of its reservation.
+    pub fn check(&self, request: &PodRequest) -> Result<(), ReserveError> {
+        self.plan(request, &Preferences::new(), false).map(drop)
+    }
+
     /// Replaces `Insufficient` by `Reserved` if the recorded pods leave enough devices. The pod then waits for the
     /// admissions and removals that hold the other devices: an admission that fails later must not cause a refusal.
     fn or_wait(

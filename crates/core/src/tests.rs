@@ -172,8 +172,11 @@ pub(crate) fn reserve(node: &mut Node, request: &PodRequest) -> ReservationId {
     node.reserve(request, &Preferences::new()).unwrap().unwrap()
 }
 
+/// Returns the reason of a refusal, which a check finds too.
 pub(crate) fn refusal(node: &mut Node, request: &PodRequest) -> ReserveError {
-    node.reserve(request, &Preferences::new()).unwrap_err()
+    let refused = node.reserve(request, &Preferences::new()).unwrap_err();
+    assert_eq!(node.check(request).as_ref(), Err(&refused));
+    refused
 }
 
 /// As many answers as there are grants, all empty.

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use devlet_agent::agent::RemoveError;
 use devlet_agent::cluster::WaitingPod;
+use devlet_agent::display::pod_label;
 use devlet_agent::manifest::{ResolveError, UnresolvedPod};
 use devlet_agent::workflow::admit::AdmitError;
-use devlet_core::{PodUid, ReserveError};
+use devlet_core::{PodRequest, PodUid, ReserveError};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{Context, Removal, Target};
 use crate::connection::CallError;
@@ -22,7 +23,7 @@ use crate::task;
 /// Time after which the claims of a waiting pod are looked up again.
 const ATTEMPT: Duration = Duration::from_secs(10 * 60);
 
-/// Time that a pod waits for one reason before an event reports it.
+/// Time that a pod waits before an event reports the reason.
 const EVENT_DELAY: Duration = Duration::from_secs(5);
 
 /// Reasons of events, as a kubelet's.
@@ -55,21 +56,25 @@ fn reason(error: &AdmitError) -> String {
 }
 
 async fn admit(context: &Context, pod: &UnresolvedPod) {
-    let known = PodRef {
-        name: pod.request.name.clone(),
-        uid: pod.request.uid.clone(),
+    let mut admission = Admission {
+        context,
+        pod: PodRef {
+            name: pod.request.name.clone(),
+            uid: pod.request.uid.clone(),
+        },
+        since: Instant::now(),
+        told: None,
     };
     let mut pauses = task::pauses();
-    let mut told = None;
     loop {
-        let failed = match attempt(context, &known, pod, &mut told).await {
+        let failed = match admission.attempt(pod).await {
             Ok(()) => {
-                tracing::info!(pod = %label(&known), uid = %known.uid, "pod admitted");
+                let PodRef { name, uid } = &admission.pod;
+                tracing::info!(pod = %pod_label(name), %uid, "pod admitted");
                 return;
             }
             Err(failed) => failed,
         };
-        let message = failed.to_string();
         let event = match &failed {
             Failed::Claims(_) => (CLAIMS, None),
             Failed::Admission(AdmitError::Refused(reason) | AdmitError::TimedOut { reason, .. }) => {
@@ -77,8 +82,7 @@ async fn admit(context: &Context, pod: &UnresolvedPod) {
             }
             Failed::Admission(_) => (ADMISSION, None),
         };
-        tell(context, &known, event, &message, &mut told);
-        context.waits(&known, message);
+        admission.waits(event, failed.to_string());
         tokio::time::sleep(pauses.next().unwrap_or(task::MAX_PAUSE)).await;
     }
 }
@@ -86,40 +90,72 @@ async fn admit(context: &Context, pod: &UnresolvedPod) {
 /// The reason of an event, and the kind of error within it.
 type EventReason = (&'static str, Option<mem::Discriminant<ReserveError>>);
 
-/// Records an event, unless the last one had the same reason.
-fn tell(context: &Context, pod: &PodRef, event: EventReason, message: &str, told: &mut Option<EventReason>) {
-    if told.replace(event) == Some(event) {
-        return;
-    }
-    tracing::info!(pod = %label(pod), uid = %pod.uid, reason = %message, "pod waits");
-    let message = format!("{message}; devlet keeps trying");
-    context.events.record(pod, Kind::Warning, event.0, message);
+/// An admission in progress.
+struct Admission<'a> {
+    context: &'a Context,
+    pod: PodRef,
+    since: Instant,
+    /// The last reason that an event has reported.
+    told: Option<EventReason>,
 }
 
-/// Admits a pod once. Waits for plugins, drivers and other pods.
-async fn attempt(
-    context: &Context,
-    known: &PodRef,
-    pod: &UnresolvedPod,
-    told: &mut Option<EventReason>,
-) -> Result<(), Failed> {
-    let request = pod.clone().resolve(&context.claims).await?;
-    let (latest, reasons) = watch::channel(None);
-    let deadline = Instant::now() + ATTEMPT;
-    let admission = context.agent.admit(&request, deadline, |reason: &ReserveError| {
-        if latest.borrow().as_ref() != Some(reason) {
-            context.waits(known, reason.to_string());
-            latest.send_replace(Some(reason.clone()));
+impl Admission<'_> {
+    /// Reports that the pod waits: at once in `status`, and after a while by an event, which has each reason once.
+    fn waits(&mut self, event: EventReason, message: String) {
+        let is_late = self.since.elapsed() >= EVENT_DELAY;
+        if is_late && self.told.replace(event) != Some(event) {
+            let PodRef { name, uid } = &self.pod;
+            tracing::info!(pod = %pod_label(name), %uid, reason = %message, "pod waits");
+            let message = format!("{message}; devlet keeps trying");
+            let events = &self.context.events;
+            events.record(&self.pod, Kind::Warning, event.0, message);
         }
-    });
-    let mut admission = Box::pin(admission);
-    loop {
-        tokio::select! {
-            admitted = &mut admission => return Ok(admitted.map(drop)?),
-            () = tokio::time::sleep(EVENT_DELAY) => {
-                let reason = reasons.borrow().clone();
-                if let Some(reason) = reason {
-                    tell(context, known, event_of(&reason), &reason.to_string(), told);
+        self.context.waits(&self.pod, message);
+    }
+
+    /// Tries once to admit the pod. Waits for plugins, drivers and other pods.
+    async fn attempt(&mut self, pod: &UnresolvedPod) -> Result<(), Failed> {
+        let deadline = Instant::now() + ATTEMPT;
+        let request = pod.clone().resolve(&self.context.claims).await?;
+        self.until_possible(&request, deadline).await;
+        // In a box: thousands of pods may wait before this.
+        Ok(Box::pin(self.admit(&request, deadline)).await?)
+    }
+
+    /// Waits while the node lacks devices or drivers that may come, up to the deadline.
+    async fn until_possible(&mut self, request: &PodRequest, deadline: Instant) {
+        let store = self.context.agent.store();
+        let mut changes = store.subscribe();
+        while Instant::now() < deadline {
+            changes.borrow_and_update();
+            match store.read(|node| node.check(request)) {
+                Err(reason) if reason.waiting_helps() && !reason.awaits_record() => {
+                    self.waits(event_of(&reason), reason.to_string());
+                }
+                _ => return,
+            }
+            // The timeout only lets an event report the reason.
+            if let Ok(Err(_)) = timeout(EVENT_DELAY, changes.changed()).await {
+                return;
+            }
+        }
+    }
+
+    async fn admit(&mut self, request: &PodRequest, deadline: Instant) -> Result<(), AdmitError> {
+        let agent = self.context.agent.clone();
+        let (latest, mut reasons) = watch::channel(None);
+        let admission = agent.admit(request, deadline, |reason: &ReserveError| {
+            latest.send_if_modified(|latest| latest.replace(reason.clone()).as_ref() != Some(reason));
+        });
+        tokio::pin!(admission);
+        loop {
+            tokio::select! {
+                admitted = &mut admission => return admitted.map(drop),
+                _ = timeout(EVENT_DELAY, reasons.changed()) => {
+                    let reason = reasons.borrow_and_update().clone();
+                    if let Some(reason) = reason {
+                        self.waits(event_of(&reason), reason.to_string());
+                    }
                 }
             }
         }
@@ -161,7 +197,7 @@ async fn remove(context: &Context, removal: &Removal) {
                         .events
                         .record(pod, Kind::Normal, "DriverAbandoned", message);
                 }
-                tracing::info!(pod = %label(pod), uid = %pod.uid, "pod removed");
+                tracing::info!(pod = %pod_label(&pod.name), uid = %pod.uid, "pod removed");
                 break;
             }
             Err(RemoveError::Unknown { .. }) => break,
@@ -192,7 +228,7 @@ async fn delete_object(context: &Context, pod: &PodRef) {
         });
         let error = match deleted.await {
             Ok(_) => {
-                tracing::info!(pod = %label(pod), uid = %pod.uid, "Pod object deleted");
+                tracing::info!(pod = %pod_label(&pod.name), uid = %pod.uid, "Pod object deleted");
                 return;
             }
             Err(error) if is_gone(&error) => return,
@@ -207,10 +243,6 @@ async fn delete_object(context: &Context, pod: &PodRef) {
 /// Returns `true` if the Pod object does not exist, or is another pod of the same name.
 fn is_gone(error: &CallError) -> bool {
     error.is_not_found() || error.code() == Some(http::StatusCode::CONFLICT)
-}
-
-fn label(pod: &PodRef) -> String {
-    format!("{}/{}", pod.name.namespace, pod.name.name)
 }
 
 impl Context {
