@@ -215,8 +215,12 @@ impl UnresolvedPod {
     /// Returns `true` if the pod needs devices or claims.
     pub fn needs_anything(&self) -> bool {
         let containers = &self.request.containers;
-        let wants_devices = containers.iter().any(|container| !container.wants.is_empty());
-        wants_devices || self.extended.is_some() || !self.claims.is_empty()
+        containers.iter().any(|container| !container.wants.is_empty()) || self.has_claims()
+    }
+
+    /// Returns `true` if the pod has claims. Without claims, its request is complete.
+    pub fn has_claims(&self) -> bool {
+        self.extended.is_some() || !self.claims.is_empty()
     }
 
     /// Returns the names of its claims. The list is empty if one of them does not exist yet.

@@ -1,5 +1,6 @@
 //! The work on one pod: an admission or a removal, repeated until it succeeds.
 
+use std::borrow::Cow;
 use std::mem;
 use std::time::Duration;
 
@@ -116,7 +117,10 @@ impl Admission<'_> {
     /// Tries once to admit the pod. Waits for plugins, drivers and other pods.
     async fn attempt(&mut self, pod: &UnresolvedPod) -> Result<(), Failed> {
         let deadline = Instant::now() + ATTEMPT;
-        let request = pod.clone().resolve(&self.context.claims).await?;
+        let request = match pod.has_claims() {
+            true => Cow::Owned(pod.clone().resolve(&self.context.claims).await?),
+            false => Cow::Borrowed(&pod.request),
+        };
         self.until_possible(&request, deadline).await;
         // In a box: thousands of pods may wait before this.
         Ok(Box::pin(self.admit(&request, deadline)).await?)
