@@ -173,7 +173,8 @@ mod tests {
     #[test]
     fn printed_settings_can_be_read_again() {
         let set = "rootDir: /x\nhttp: 127.0.0.1:1\nforeign: [a.b/c]\naccess: {register: [{resource: a/*, uids: [1]}, {resource: b/*, uids: [2], share: true}]}\n\
-                   deadlines: {allocateByResource: {a.b/*: 90s}, prepareByDriver: {a.b: 2m}}";
+                   deadlines: {allocateByResource: {a.b/*: 90s}, prepareByDriver: {a.b: 2m}}\n\
+                   kubernetes: {kubeconfig: /k, nodeName: n1, mode: observe, abandonAfter: {a.b: 10m}}";
         for settings in [Settings::default(), Settings::parse(set).unwrap()] {
             for plain in [true, false] {
                 let printed = text(&settings, plain).unwrap();
