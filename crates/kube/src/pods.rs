@@ -169,7 +169,7 @@ impl Pods {
     /// Removes a pod whose containers have ended for good, and its object if that `is_deletable`.
     fn has_ended(&mut self, known: PodRef, pod: WatchedPod, is_deletable: bool) {
         let deletes_object = is_deletable && self.context.final_delete && self.needs_devices(&pod);
-        let is_unsettled = self.unsettled.contains_key(&known.uid);
+        let is_unsettled = self.target(&known.uid).is_some();
         if deletes_object || is_unsettled || self.is_held(&known.uid, &pod.abandoned) {
             self.remove(Removal {
                 pod: known,
@@ -183,8 +183,15 @@ impl Pods {
 
     /// Removes a pod that does not exist any longer.
     fn gone(&mut self, pod: PodRef, abandoned: BTreeSet<DriverName>) {
-        self.settle(&pod.uid);
-        if self.is_held(&pod.uid, &abandoned) || self.unsettled.contains_key(&pod.uid) {
+        let is_leaving = match self.target(&pod.uid) {
+            Some(Target::Removed(removal)) => abandoned.is_subset(&removal.abandoned),
+            Some(Target::Admitted(_)) => false,
+            None => {
+                self.context.settled(&pod.uid);
+                !self.is_held(&pod.uid, &abandoned)
+            }
+        };
+        if !is_leaving {
             self.remove(Removal {
                 pod,
                 abandoned,
@@ -199,9 +206,7 @@ impl Pods {
         if self.context.mode == Mode::Agent {
             missing.extend(self.context.agent.missing_in(&list.seen, list.asked));
         }
-        let is_admission = |unsettled: &Unsettled| matches!(*unsettled.target, Target::Admitted(_));
-        let admissions = self.unsettled.iter().filter(|(_, each)| is_admission(each));
-        missing.extend(admissions.map(|(uid, _)| uid.clone()));
+        missing.extend(self.unsettled.keys().cloned());
         let waiting = self
             .context
             .agent
@@ -228,9 +233,11 @@ impl Pods {
         self.unresolved(pod.clone()).is_ok_and(|pod| pod.needs_anything())
     }
 
-    /// Returns `true` if the pod has its devices, and its record is that of an API object.
+    /// Returns `true` if the pod has its devices. In the mode `agent`, a pod that a client of devlet's API has admitted, or
+    /// that is imported, is admitted again: from then on it exists while the API server lists it.
     fn is_admitted(&self, uid: &PodUid) -> bool {
-        self.read(|node| node.pod(uid).is_some_and(|pod| pod.source != Source::Imported))
+        let is_ours = |source| source == Source::Embedder || self.context.mode == Mode::Observe;
+        self.read(|node| node.pod(uid).is_some_and(|pod| is_ours(pod.source)))
     }
 
     /// Returns `true` if a removal changes anything.
@@ -247,10 +254,15 @@ impl Pods {
     }
 
     /// Forgets a pod that waits, because nothing is left to do.
-    fn settle(&mut self, uid: &PodUid) {
-        if !self.unsettled.contains_key(uid) {
+    fn settle(&self, uid: &PodUid) {
+        if self.target(uid).is_none() {
             self.context.settled(uid);
         }
+    }
+
+    /// Returns the target of the pod's worker.
+    fn target(&self, uid: &PodUid) -> Option<&Target> {
+        self.unsettled.get(uid).map(|unsettled| &*unsettled.target)
     }
 
     fn remove(&mut self, removal: Removal) {
