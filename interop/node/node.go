@@ -41,10 +41,10 @@ func (l *Log) String() string {
 	return l.text.String()
 }
 
-// Start runs devlet on a root directory and returns once it answers.
-func Start(binary, root string) (*Node, error) {
+// Start runs devlet on a root directory, with more flags of serve, and returns once it answers.
+func Start(binary, root string, flags ...string) (*Node, error) {
 	n := &Node{binary: binary, root: root, ended: make(chan error, 1), log: &Log{}}
-	n.daemon = exec.Command(binary, "serve", "--root-dir", root)
+	n.daemon = exec.Command(binary, append([]string{"serve", "--root-dir", root}, flags...)...)
 	n.daemon.Stdout, n.daemon.Stderr = n.log, n.log
 	n.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := n.daemon.Start(); err != nil {
@@ -77,6 +77,9 @@ func (n *Node) Stop() error {
 		return fmt.Errorf("devlet does not stop\n%s", n.log)
 	}
 }
+
+// PID returns the process ID of devlet.
+func (n *Node) PID() int { return n.daemon.Process.Pid }
 
 // Log returns the output of devlet so far.
 func (n *Node) Log() string { return n.log.String() }
@@ -214,7 +217,7 @@ type Results struct{ passed, failed int }
 func (r *Results) Check(name string, err error) bool {
 	if err != nil {
 		r.failed++
-		fmt.Printf("%s: %v\n", name, err)
+		fmt.Printf("%s: FAILED: %v\n", name, err)
 		return false
 	}
 	r.passed++
@@ -229,3 +232,6 @@ func (r *Results) End() {
 		os.Exit(1)
 	}
 }
+
+// Failed returns the number of failures so far.
+func (r *Results) Failed() int { return r.failed }

@@ -1,0 +1,105 @@
+// Command drive tests devlet as a part of a node of a real Kubernetes control
+// plane. ../README.md describes its flags.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"syscall"
+
+	"devlet.test/interop/kubernetes/cluster"
+	"devlet.test/interop/node"
+)
+
+// scenario is a named test.
+type scenario struct {
+	name string
+	run  func(*T)
+	// alone: it damages the control plane, so it gets one of its own.
+	alone bool
+}
+
+// scenarios run in this order. Those of planned need features that devlet does
+// not have yet; they run only with --planned.
+var (
+	scenarios = slices.Concat(foundation)
+	planned   = []scenario{}
+)
+
+var (
+	devlet     = flag.String("devlet", "", "the built devlet")
+	testkit    = flag.String("testkit", "", "the example testkit-plugin of crates/testkit")
+	programs   = flag.String("programs", "", "the directory that build prints")
+	pattern    = flag.String("run", "", "run only scenarios whose names match this regular expression")
+	list       = flag.Bool("list", false, "print the names of the scenarios")
+	runPlanned = flag.Bool("planned", false, "run the planned scenarios too")
+	up         = flag.String("up", "", "only start a control plane with a node of this name, and wait for a signal")
+	keep       = flag.Bool("keep", false, "keep all files of the run")
+)
+
+var results node.Results
+
+func main() {
+	flag.Parse()
+	names := regexp.MustCompile(*pattern)
+	chosen := scenarios
+	if *runPlanned {
+		chosen = slices.Concat(scenarios, planned)
+	}
+	chosen = slices.DeleteFunc(slices.Clone(chosen), func(s scenario) bool { return !names.MatchString(s.name) })
+	if *list {
+		for _, s := range chosen {
+			fmt.Println(s.name)
+		}
+		return
+	}
+	// The paths of sockets below it must be short.
+	dir, err := os.MkdirTemp("", "dk")
+	if err != nil {
+		panic(err)
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		<-signals
+		os.RemoveAll(dir)
+		os.Exit(130)
+	}()
+
+	if *up != "" {
+		t := &T{name: *up, dir: dir}
+		t.scenario(stay, nil)
+		results.End()
+	}
+	var shared *cluster.Cluster
+	for _, s := range chosen {
+		t := &T{name: s.name, dir: filepath.Join(dir, s.name)}
+		if s.alone {
+			t.scenario(s.run, nil)
+			continue
+		}
+		t.scenario(s.run, &shared)
+	}
+	if shared != nil {
+		shared.Stop()
+	}
+	if results.Failed() > 0 || *keep {
+		fmt.Println("logs and files are in", dir)
+	} else {
+		os.RemoveAll(dir)
+	}
+	results.End()
+}
+
+// stay prints the files to use the control plane with, and waits for a signal.
+func stay(t *T) {
+	h := t.host()
+	fmt.Printf("API server         %s\nadministrator      %s\nnode %-13s %s\nlogs               %s\n",
+		t.Server, t.AdminConfig, h.name, h.kubeconfig, t.Dir)
+	select {}
+}
