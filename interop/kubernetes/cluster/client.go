@@ -183,6 +183,14 @@ func (c *Client) Watch(ctx context.Context, collection string, query url.Values,
 	}
 }
 
+// WatchOnce starts a watch and ends it at the first event, which exists if an
+// object does.
+func (c *Client) WatchOnce(collection string, query url.Values) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return c.Watch(ctx, collection, query, func(string, Object) bool { return false })
+}
+
 // AwaitList waits until a condition returns no error for the objects of a
 // collection. It is evaluated at first, and after each event.
 func (c *Client) AwaitList(collection string, query url.Values, timeout time.Duration, condition func([]Object) error) error {

@@ -113,6 +113,28 @@ func (h *host) exampleDriver(name string, devices int, flags ...string) *cluster
 	return driver
 }
 
+// publish publishes a ResourceSlice as a driver on this node does.
+func (h *host) publish(driver string, devices ...string) {
+	list := []any{}
+	for _, device := range devices {
+		list = append(list, Object{"name": device})
+	}
+	node := h.object()
+	_, err := h.api.Create(sliceCollection, Object{
+		"metadata": Object{
+			"generateName": h.name + "-",
+			"ownerReferences": []any{Object{
+				"apiVersion": "v1", "kind": "Node", "name": h.name, "uid": node.UID(), "controller": true,
+			}},
+		},
+		"spec": Object{
+			"driver": driver, "nodeName": h.name, "devices": list,
+			"pool": Object{"name": h.name, "generation": 1, "resourceSliceCount": 1},
+		},
+	})
+	h.t.ok(err)
+}
+
 // cdi returns the directory of CDI specs.
 func (h *host) cdi() string { return filepath.Join(h.root, "cdi") }
 

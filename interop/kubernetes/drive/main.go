@@ -27,7 +27,7 @@ type scenario struct {
 // scenarios run in this order. Those of planned need features that devlet does
 // not have yet; they run only with --planned.
 var (
-	scenarios = slices.Concat(foundation)
+	scenarios = slices.Concat(foundation, rights)
 	planned   = []scenario{}
 )
 

@@ -1,0 +1,262 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"devlet.test/interop/kubernetes/cluster"
+)
+
+// rights compares the permissions of docs/kubernetes.md with those that the API server grants.
+var rights = []scenario{
+	{name: "rights-of-node", run: rightsOfNode},
+	{name: "rights-of-account", run: rightsOfAccount},
+}
+
+// accountRole has all rights that the agent uses as a ServiceAccount.
+const accountRole = `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: devlet, namespace: kube-system}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: devlet}
+rules:
+- {apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}
+- {apiGroups: [""], resources: [nodes/status], verbs: [patch]}
+- {apiGroups: [""], resources: [pods], verbs: [get, list, watch, delete]}
+- {apiGroups: [""], resources: [pods/status], verbs: [patch]}
+- {apiGroups: ["", events.k8s.io], resources: [events], verbs: [create, patch]}
+- {apiGroups: [resource.k8s.io], resources: [resourceclaims], verbs: [get]}
+- {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [list, watch, deletecollection]}
+- {apiGroups: [resource.k8s.io], resources: [resourceclaims/status], verbs: [patch]}
+- {apiGroups: [resource.k8s.io], resources: [resourceclaims/driver], verbs: ["associated-node:patch"]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: devlet}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: devlet}
+subjects: [{kind: ServiceAccount, name: devlet, namespace: kube-system}]
+`
+
+// account returns the ServiceAccount of the agent, with a token bound to the node.
+func (h *host) account() cluster.User {
+	h.t.ok(h.t.Apply(accountRole))
+	user, err := h.t.ServiceAccountToken("kube-system", "devlet", time.Hour, h.object())
+	h.t.ok(err)
+	return user
+}
+
+// rightsScene has objects of a node and of another one.
+type rightsScene struct {
+	*T
+	mine, other *host
+	driver      string
+	// ours and theirs are pods with an allocated claim each, on the two nodes.
+	ours, theirs Object
+}
+
+func newRightsScene(t *T) *rightsScene {
+	s := &rightsScene{T: t, mine: t.host(), other: t.hostNamed(t.name + "-other"), driver: t.name + ".example.com"}
+	t.class(s.driver, "")
+	t.template("one", s.driver, 1)
+	s.mine.publish(s.driver, "device-0")
+	s.other.publish(s.driver, "device-0")
+	t.create(pod{name: "ours", host: s.mine, template: "one"})
+	t.create(pod{name: "theirs", host: s.other, template: "one"})
+	s.ours, s.theirs = t.scheduled("ours"), t.scheduled("theirs")
+	return s
+}
+
+func rightsOfNode(t *T) {
+	s := newRightsScene(t)
+	s.check(s.mine.api, map[string]bool{
+		"get the own node":                      true,
+		"list the own node by name":             true,
+		"watch the own node by name":            true,
+		"get another node":                      false,
+		"patch the status of the own node":      true,
+		"patch the status of another node":      false,
+		"list pods of the own node":             true,
+		"watch pods of the own node":            true,
+		"list all pods":                         false,
+		"patch the status of an own pod":        true,
+		"patch the labels of an own pod":        false,
+		"patch the status of another pod":       false,
+		"get the claim of an own pod":           true,
+		"get the claim of another pod":          false,
+		"list claims":                           false,
+		"patch the devices of a claim's status": false,
+		"list slices of the own node":           true,
+		"list all slices":                       false,
+		"delete slices of all nodes":            false,
+		"delete slices of the own node":         true,
+		"create an event":                       true,
+		"patch an event":                        true,
+		"create a DeviceTaintRule":              false,
+		"delete another pod":                    false,
+		"delete an own pod":                     true,
+	})
+	object := s.mine.object()
+	t.ok(t.Admin.Delete(nodePath(s.mine.name), -1))
+	_, err := s.mine.api.Create("/api/v1/nodes", Object{"metadata": Object{"name": s.mine.name}})
+	t.Check("create the own node: allowed", err)
+	if err == nil && s.mine.object().UID() == object.UID() {
+		t.Check("the node is a new one", errors.New("it has the old UID"))
+	}
+}
+
+func rightsOfAccount(t *T) {
+	s := newRightsScene(t)
+	api, err := t.Client(s.mine.account())
+	t.ok(err)
+	s.check(api, map[string]bool{
+		"get the own node":                      true,
+		"list the own node by name":             true,
+		"watch the own node by name":            true,
+		"patch the status of the own node":      true,
+		"list pods of the own node":             true,
+		"watch pods of the own node":            true,
+		"patch the status of an own pod":        true,
+		"get the claim of an own pod":           true,
+		"list claims":                           false,
+		"patch the devices of a claim's status": true,
+		"list slices of the own node":           true,
+		"delete slices of the own node":         true,
+		"create an event":                       true,
+		"patch an event":                        true,
+		"create a DeviceTaintRule":              false,
+		"delete an own pod":                     true,
+	})
+	if t.minor() >= 36 {
+		unbound, err := t.ServiceAccountToken("kube-system", "devlet", time.Hour, nil)
+		t.ok(err)
+		api, err := t.Client(unbound)
+		t.ok(err)
+		_, err = api.Patch(t.path("resourceclaims", t.claimOf(s.theirs), "status"), s.claimDevices(s.theirs))
+		t.Check("patch the devices of a claim's status with a token of no node: refused",
+			refused(err, "arbitrary-node:patch"))
+	}
+}
+
+// call is a call in the table of rights.
+type call struct {
+	name string
+	make func(api *cluster.Client) error
+}
+
+// calls returns all calls, those that delete objects last.
+func (s *rightsScene) calls() []call {
+	mine, t := s.mine.name, s.T
+	patch := func(path string, body Object) func(*cluster.Client) error {
+		return func(api *cluster.Client) error { _, err := api.Patch(path, body); return err }
+	}
+	list := func(collection string, selector string) func(*cluster.Client) error {
+		return func(api *cluster.Client) error {
+			_, _, err := api.List(collection, url.Values{"fieldSelector": {selector}})
+			return err
+		}
+	}
+	watch := func(collection string, selector string) func(*cluster.Client) error {
+		return func(api *cluster.Client) error {
+			return api.WatchOnce(collection, url.Values{"fieldSelector": {selector}})
+		}
+	}
+	get := func(path string) func(*cluster.Client) error {
+		return func(api *cluster.Client) error { _, err := api.Get(path); return err }
+	}
+	condition := Object{"status": Object{"conditions": []any{Object{"type": "devlet.dev/DevicesHealthy", "status": "True"}}}}
+	event := Object{
+		"metadata":       Object{"name": "rights", "namespace": t.name},
+		"involvedObject": Object{"kind": "Pod", "namespace": t.name, "name": "ours", "uid": s.ours.UID()},
+		"reason":         "Test", "message": "a test", "type": "Normal", "count": 1,
+	}
+	remove := func(pod Object) func(*cluster.Client) error {
+		return func(api *cluster.Client) error {
+			_, err := api.Call("DELETE", t.path("pods", pod.Name()), "application/json",
+				Object{"gracePeriodSeconds": 0, "preconditions": Object{"uid": pod.UID()}})
+			return err
+		}
+	}
+	wipe := func(selector string) func(*cluster.Client) error {
+		return func(api *cluster.Client) error {
+			_, err := api.Call("DELETE", sliceCollection+"?"+url.Values{"fieldSelector": {selector}}.Encode(), "", nil)
+			return err
+		}
+	}
+	return []call{
+		{"get the own node", get(nodePath(mine))},
+		{"list the own node by name", list("/api/v1/nodes", "metadata.name="+mine)},
+		{"watch the own node by name", watch("/api/v1/nodes", "metadata.name="+mine)},
+		{"get another node", get(nodePath(s.other.name))},
+		{"patch the status of the own node", patch(nodePath(mine)+"/status", Object{"status": Object{"capacity": Object{"example.com/a": "1"}}})},
+		{"patch the status of another node", patch(nodePath(s.other.name)+"/status", Object{"status": Object{"capacity": Object{"example.com/a": "1"}}})},
+		{"list pods of the own node", list("/api/v1/pods", "spec.nodeName="+mine)},
+		{"watch pods of the own node", watch("/api/v1/pods", "spec.nodeName="+mine)},
+		{"list all pods", get("/api/v1/pods")},
+		{"patch the status of an own pod", patch(t.path("pods", "ours", "status"), condition)},
+		{"patch the labels of an own pod", patch(t.path("pods", "ours", "status"), Object{"metadata": Object{"labels": Object{"a": "b"}}})},
+		{"patch the status of another pod", patch(t.path("pods", "theirs", "status"), condition)},
+		{"get the claim of an own pod", get(t.path("resourceclaims", t.claimOf(s.ours)))},
+		{"get the claim of another pod", get(t.path("resourceclaims", t.claimOf(s.theirs)))},
+		{"list claims", get(t.path("resourceclaims"))},
+		{"patch the devices of a claim's status", patch(t.path("resourceclaims", t.claimOf(s.ours), "status"), s.claimDevices(s.ours))},
+		{"list slices of the own node", list(sliceCollection, "spec.nodeName="+mine)},
+		{"list all slices", get(sliceCollection)},
+		{"create an event", func(api *cluster.Client) error { _, err := api.Create(t.path("events"), event); return err }},
+		{"patch an event", patch(t.path("events", "rights"), Object{"count": 2})},
+		{"create a DeviceTaintRule", func(api *cluster.Client) error {
+			_, err := api.Create("/apis/resource.k8s.io/v1alpha3/devicetaintrules", Object{"metadata": Object{"name": t.name}})
+			return err
+		}},
+		{"delete slices of all nodes", wipe("spec.driver=" + s.driver)},
+		{"delete slices of the own node", wipe("spec.nodeName=" + mine + ",spec.driver=" + s.driver)},
+		{"delete another pod", remove(s.theirs)},
+		{"delete an own pod", remove(s.ours)},
+	}
+}
+
+// check makes the calls for which an expectation exists, and compares the answers.
+func (s *rightsScene) check(api *cluster.Client, allowed map[string]bool) {
+	for _, call := range s.calls() {
+		expected, ok := allowed[call.name]
+		if !ok {
+			continue
+		}
+		delete(allowed, call.name)
+		err := call.make(api)
+		if expected {
+			s.Check(call.name+": allowed", err)
+		} else {
+			s.Check(call.name+": refused", forbidden(err))
+		}
+	}
+	s.Check("all expectations are used", equal("unknown calls", allowed, map[string]bool{}))
+	left, err := s.other.slices(s.driver)
+	s.ok(err)
+	s.Check("slices of other nodes are left", equal("slices", len(left), 1))
+}
+
+// claimDevices is a patch with the device of a pod's claim.
+func (s *rightsScene) claimDevices(pod Object) Object {
+	return Object{"status": Object{"devices": []any{Object{
+		"driver": s.driver, "pool": pod.Text("spec", "nodeName"), "device": "device-0",
+		"conditions": []any{Object{
+			"type": "Ready", "status": "True", "reason": "Test", "message": "",
+			"lastTransitionTime": time.Now().UTC().Format(time.RFC3339),
+		}},
+	}}}}
+}
+
+// minor returns the minor version of the API server.
+func (t *T) minor() int {
+	version, err := t.Admin.Get("/version")
+	t.ok(err)
+	var minor int
+	_, err = fmt.Sscan(version.Text("minor"), &minor)
+	t.ok(err)
+	return minor
+}
