@@ -94,6 +94,16 @@ func (n *Node) Run(args ...string) ([]byte, error) {
 	return out, err
 }
 
+// RunAny runs a command and returns its output, also with exit code 1.
+func (n *Node) RunAny(args ...string) ([]byte, error) {
+	out, err := exec.Command(n.binary, append(args, "--root-dir", n.root)...).Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == 1 {
+		err = nil
+	}
+	return out, err
+}
+
 // Ask runs a command of devlet and decodes its JSON.
 func (n *Node) Ask(into any, args ...string) error {
 	out, err := n.Run(append(args, "-o", "json")...)

@@ -8,8 +8,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -261,7 +264,10 @@ func (c *Cluster) ServiceAccountToken(namespace, account string, validity time.D
 func (c *Cluster) Client(user User) (*Client, error) { return newClient(c.Server, c.Authority, user) }
 
 // Kubeconfig writes a kubeconfig that names the user's files, and returns its path.
-func (c *Cluster) Kubeconfig(user User) (string, error) {
+func (c *Cluster) Kubeconfig(user User) (string, error) { return c.KubeconfigFor(c.Server, user) }
+
+// KubeconfigFor is Kubeconfig for another URL of the API server.
+func (c *Cluster) KubeconfigFor(server string, user User) (string, error) {
 	identity := map[string]any{"client-certificate": user.Cert, "client-key": user.Key}
 	if user.Token != "" {
 		identity = map[string]any{"tokenFile": user.Token}
@@ -269,7 +275,7 @@ func (c *Cluster) Kubeconfig(user User) (string, error) {
 	config, err := json.MarshalIndent(map[string]any{
 		"apiVersion": "v1", "kind": "Config", "current-context": "test",
 		"clusters": []any{map[string]any{"name": "test", "cluster": map[string]any{
-			"server": c.Server, "certificate-authority": c.Authority.File,
+			"server": server, "certificate-authority": c.Authority.File,
 		}}},
 		"users":    []any{map[string]any{"name": user.Name, "user": identity}},
 		"contexts": []any{map[string]any{"name": "test", "context": map[string]any{"cluster": "test", "user": user.Name}}},
@@ -298,6 +304,24 @@ func (c *Cluster) Kubectl(input string, args ...string) ([]byte, error) {
 func (c *Cluster) Apply(manifest string) error {
 	_, err := c.Kubectl(manifest, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	return err
+}
+
+// ServeTomorrow serves TLS with a certificate that is valid only from tomorrow
+// on, and returns its URL. It answers no request.
+func (c *Cluster) ServeTomorrow() (stop func(), url string, err error) {
+	files, err := c.Authority.Issue("tomorrow", Subject{
+		User: "kube-apiserver", Hosts: []string{"127.0.0.1"}, From: time.Now().Add(24 * time.Hour),
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, "", err
+	}
+	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0)}
+	go server.ServeTLS(listener, files.Cert, files.Key)
+	return func() { server.Close() }, "https://" + listener.Addr().String(), nil
 }
 
 // freePorts returns ports outside the range that Linux uses for outgoing

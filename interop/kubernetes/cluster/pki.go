@@ -30,6 +30,8 @@ type Subject struct {
 	Groups []string
 	// Hosts are the names and addresses of a server; a client has none.
 	Hosts []string
+	// From is the start of the validity, now if it is zero.
+	From time.Time
 	// Validity is a year if it is zero.
 	Validity time.Duration
 }
@@ -81,13 +83,17 @@ func certificate(s Subject) *x509.Certificate {
 	if s.Validity == 0 {
 		s.Validity = 365 * 24 * time.Hour
 	}
+	if s.From.IsZero() {
+		s.From = time.Now()
+	}
 	cert := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: s.User, Organization: s.Groups},
-		NotBefore:    time.Now().Add(-time.Minute),
-		NotAfter:     time.Now().Add(s.Validity),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		// Certificates have whole seconds.
+		NotBefore:   s.From.Add(-time.Second),
+		NotAfter:    s.From.Add(s.Validity),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	for _, host := range s.Hosts {
 		cert.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
+	"devlet.test/interop/kubernetes/cluster"
 	"devlet.test/interop/node"
 )
 
@@ -56,4 +59,133 @@ func (h *host) serving(driver string) error {
 		return err
 	}
 	return equal("state of the driver", view.State, "serving")
+}
+
+// serve starts devlet as the device part of the node.
+func (h *host) serve(flags ...string) { h.serveAs(h.user, flags...) }
+
+// serveAs starts devlet as the device part of the node, with the rights of another user.
+func (h *host) serveAs(user cluster.User, flags ...string) {
+	kubeconfig, err := h.t.Kubeconfig(user)
+	h.t.ok(err)
+	h.start(append([]string{"--kubeconfig", kubeconfig, "--node-name", h.name, "--mode", "agent"}, flags...)...)
+}
+
+// podView is a pod as `get pods` prints it.
+type podView struct {
+	UID, Namespace, Name, Source string
+	Claims                       []struct{ Name, UID, Phase string }
+	Containers                   []struct {
+		Name    string
+		Devices []struct{ IDs []string }
+	}
+}
+
+// holds reports whether the pod has all it asked for.
+func (p podView) holds() bool {
+	return !slices.ContainsFunc(p.Claims, func(c struct{ Name, UID, Phase string }) bool { return c.Phase != "prepared" })
+}
+
+// admitted returns the pods that devlet has admitted, by UID.
+func (h *host) admitted() (map[string]podView, error) {
+	var all struct{ Pods []podView }
+	if err := h.Ask(&all, "get", "pods"); err != nil {
+		return nil, err
+	}
+	byUID := map[string]podView{}
+	for _, p := range all.Pods {
+		byUID[p.UID] = p
+	}
+	return byUID, nil
+}
+
+// awaitAdmitted waits until devlet has admitted a pod and prepared its claims.
+func (h *host) awaitAdmitted(pod Object, timeout time.Duration) error {
+	return node.Until(timeout, func() error {
+		pods, err := h.admitted()
+		if err != nil {
+			return err
+		}
+		if p, ok := pods[pod.UID()]; !ok || !p.holds() {
+			return fmt.Errorf("devlet has %v, not %s; %s", p, pod.UID(), h.status())
+		}
+		return nil
+	})
+}
+
+// awaitRemoved waits until devlet does not know a pod.
+func (h *host) awaitRemoved(pod Object, timeout time.Duration) error {
+	return node.Until(timeout, func() error {
+		pods, err := h.admitted()
+		if err == nil && pods[pod.UID()].UID != "" {
+			err = fmt.Errorf("devlet has %v; %s", pods[pod.UID()], h.status())
+		}
+		return err
+	})
+}
+
+// claimCount waits until devlet has a number of claims.
+func (h *host) claimCount(count int, timeout time.Duration) error {
+	return node.Until(timeout, func() error {
+		var all struct{ Claims []Object }
+		if err := h.Ask(&all, "get", "claims"); err != nil {
+			return err
+		}
+		if len(all.Claims) != count {
+			return fmt.Errorf("%d claims, not %d: %v", len(all.Claims), count, all.Claims)
+		}
+		return nil
+	})
+}
+
+// status returns the object `kubernetes` of status for messages.
+func (h *host) status() Object {
+	view, _ := h.kubernetes()
+	return view
+}
+
+// kubernetes returns the object `kubernetes` of status.
+func (h *host) kubernetes() (Object, error) {
+	// The exit code is 1 while devlet is not ready; the text is still valid.
+	out, err := h.RunAny("status", "-o", "json")
+	if err != nil {
+		return nil, err
+	}
+	var status Object
+	if err := json.Unmarshal(out, &status); err != nil {
+		return nil, err
+	}
+	if view := status.Object("kubernetes"); view != nil {
+		return view, nil
+	}
+	return nil, errors.New("status has no object kubernetes")
+}
+
+// awaitError waits until a reconciler reports an error with a text, as its last state.
+func (h *host) awaitError(reconciler, text string, timeout time.Duration) error {
+	return node.Until(timeout, func() error {
+		view, err := h.kubernetes()
+		if err != nil {
+			return err
+		}
+		for _, r := range view.Objects("reconcilers") {
+			if message := r.Text("lastError", "message"); r.Text("name") == reconciler && strings.Contains(message, text) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no error of %s with %q: %v", reconciler, text, view)
+	})
+}
+
+// sliceView is a ResourceSlice as `get slices` prints it.
+type sliceView struct {
+	Name, Driver string
+	StaleOwner   bool
+}
+
+// listedSlices returns the slices that devlet lists.
+func (h *host) listedSlices() ([]sliceView, error) {
+	var all struct{ Slices []sliceView }
+	err := h.Ask(&all, "get", "slices")
+	return all.Slices, err
 }

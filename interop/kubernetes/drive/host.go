@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"devlet.test/interop/kubernetes/cluster"
@@ -176,3 +177,8 @@ func (t *T) path(kind string, name ...string) string {
 	}
 	return path
 }
+
+// pause stops devlet from running until resume.
+func pause(h *host) { syscall.Kill(h.PID(), syscall.SIGSTOP) }
+
+func resume(h *host) { syscall.Kill(h.PID(), syscall.SIGCONT) }

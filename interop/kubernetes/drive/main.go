@@ -28,7 +28,7 @@ type scenario struct {
 // not have yet; they run only with --planned.
 var (
 	scenarios = slices.Concat(foundation, rights)
-	planned   = []scenario{}
+	planned   = slices.Concat(pods, nodes, wiping, outages, health, crashes)
 )
 
 var (

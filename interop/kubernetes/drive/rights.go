@@ -209,7 +209,7 @@ func (s *rightsScene) calls() []call {
 		{"create an event", func(api *cluster.Client) error { _, err := api.Create(t.path("events"), event); return err }},
 		{"patch an event", patch(t.path("events", "rights"), Object{"count": 2})},
 		{"create a DeviceTaintRule", func(api *cluster.Client) error {
-			_, err := api.Create("/apis/resource.k8s.io/v1alpha3/devicetaintrules", Object{"metadata": Object{"name": t.name}})
+			_, err := api.Create("/apis/resource.k8s.io/v1/devicetaintrules", Object{"metadata": Object{"name": t.name}})
 			return err
 		}},
 		{"delete slices of all nodes", wipe("spec.driver=" + s.driver)},

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"devlet.test/interop/kubernetes/cluster"
+	"devlet.test/interop/node"
+)
+
+// outages tests what devlet does when the API server is away, forgets, or refuses.
+var outages = []scenario{
+	{name: "api-away-mid-prepare", run: apiAwayMidPrepare, alone: true},
+	{name: "api-away-at-start", run: apiAwayAtStart, alone: true},
+	{name: "api-watch-too-old", run: apiWatchTooOld, alone: true},
+	{name: "api-restored", run: apiRestored, alone: true},
+	{name: "api-certificate-replaced", run: apiCertificateReplaced},
+	{name: "api-certificate-expired", run: apiCertificateExpired},
+	{name: "api-certificate-of-tomorrow", run: apiCertificateOfTomorrow},
+	{name: "api-token-replaced", run: apiTokenReplaced},
+	{name: "api-forbidden", run: apiForbidden},
+	{name: "api-too-many-requests", run: apiTooManyRequests},
+}
+
+// outage is the time for which the API server is away.
+const outage = 60 * time.Second
+
+// apiAwayMidPrepare kills the API server while a driver prepares a claim.
+func apiAwayMidPrepare(t *T) {
+	s := newScene(t)
+	resource := "example.com/" + t.name
+	s.h.plugin(resource, 1)
+	held := t.create(pod{name: "held", host: s.h, bound: true, limits: Object{resource: "1"}})
+	t.Must("a pod is admitted", s.h.awaitAdmitted(held, soon))
+	t.ok(s.peer.command(`fault NodePrepareResources "wait"`))
+	first := s.pod("first")
+	claim := s.claimUID(first)
+	t.Must("the driver is asked to prepare another one", s.peer.awaitAsked("NodePrepareResources", claim))
+	t.APIServer.Kill()
+	killed := time.Now()
+	t.ok(s.peer.command("proceed"))
+	t.ok(s.peer.command("fault NodePrepareResources null"))
+	t.Check("it is admitted without the API server", s.h.awaitAdmitted(first, soon))
+	options, err := s.h.options("first")
+	t.Check("devlet prints its options", errors.Join(err, equal("CDI devices", len(options.CDIDevices), 1)))
+	t.Check("devlet reports the outage", s.h.awaitError("pods", "", soon))
+
+	// The point of the test: the API server is away for a minute.
+	time.Sleep(time.Until(killed.Add(outage)))
+	pods, err := s.h.admitted()
+	t.Check("no pod is removed meanwhile", errors.Join(err, equal("pods", len(pods), 2)))
+	t.Check("no claim is unprepared meanwhile", equal("calls", s.peer.asked("NodeUnprepareResources", claim), 0))
+	t.ok(t.APIServer.Start())
+	t.Must("the API server returns", t.Ready())
+	t.ok(t.Admin.Delete(t.path("pods", "held"), 0))
+	returned := time.Now()
+	t.Check("a pod that is deleted now is removed", s.h.awaitRemoved(held, soon))
+	t.Check("within 15 s", within(returned, 15*time.Second))
+	pods, err = s.h.admitted()
+	t.Check("the other one stays", errors.Join(err, equal("pods", len(pods), 1)))
+	slices, err := s.h.slices(s.driver)
+	t.Check("the driver's slices stay", errors.Join(err, equal("slices", len(slices), 1)))
+}
+
+// apiAwayAtStart restarts devlet while the API server is away.
+func apiAwayAtStart(t *T) {
+	s := newScene(t)
+	first := s.pod("first")
+	t.Must("devlet admits a pod", s.h.awaitAdmitted(first, soon))
+	t.APIServer.Kill()
+	s.h.Kill()
+	t.Must("devlet is killed and starts again without the API server", s.h.restart())
+	t.Check("the pod is still admitted", s.h.awaitAdmitted(first, soon))
+	t.Check("its driver connects", node.Until(soon, func() error { return s.h.serving(s.driver) }))
+	options, err := s.h.options("first")
+	t.Check("devlet prints its options", errors.Join(err, equal("CDI devices", len(options.CDIDevices), 1)))
+	t.Check("devlet reports the outage", s.h.awaitError("pods", "", soon))
+	t.ok(t.APIServer.Start())
+	t.Must("the API server returns", t.Ready())
+	t.ok(t.Admin.Delete(t.path("pods", "first"), 0))
+	t.Check("devlet follows it again", s.h.awaitRemoved(first, soon))
+}
+
+// apiWatchTooOld lets devlet miss a deletion that the API server does not remember: its watch ends with 410.
+func apiWatchTooOld(t *T) {
+	s := newScene(t)
+	first := s.pod("first")
+	t.Must("devlet admits a pod", s.h.awaitAdmitted(first, soon))
+	pause(s.h)
+	t.ok(t.Admin.Delete(t.path("pods", "first"), 0))
+	t.Must("the API server restarts", t.Restart())
+	second := s.pod("second")
+	t.Must("the API server restarts again", t.Restart())
+	resume(s.h)
+	t.Check("devlet removes the pod that was deleted", s.h.awaitRemoved(first, soon))
+	t.Check("devlet admits the pod that was created", s.h.awaitAdmitted(second, soon))
+}
+
+// apiRestored restores etcd to a revision that is older than what devlet has seen.
+func apiRestored(t *T) {
+	s := newScene(t)
+	resource := "example.com/" + t.name
+	s.h.plugin(resource, 4)
+	t.ok(s.h.counts(resource, "4", "4"))
+	before := t.create(pod{name: "before", host: s.h, bound: true, limits: Object{resource: "1"}})
+	t.Must("devlet admits a pod", s.h.awaitAdmitted(before, soon))
+	snapshot := filepath.Join(t.dir, "snapshot")
+	t.ok(t.Snapshot(snapshot))
+	lost := t.create(pod{name: "lost", host: s.h, bound: true, limits: Object{resource: "1"}})
+	for i := range 300 {
+		_, err := t.Admin.Patch(t.path("pods", "lost"), Object{"metadata": Object{"annotations": Object{"n": fmt.Sprint(i)}}})
+		t.ok(err)
+	}
+	t.Must("devlet admits a newer pod", s.h.awaitAdmitted(lost, soon))
+	t.Must("etcd is restored to the time between them", t.Restore(snapshot))
+	after := t.create(pod{name: "after", host: s.h, bound: true, limits: Object{resource: "1"}})
+	t.Check("devlet admits a pod that is created now", s.h.awaitAdmitted(after, soon))
+	t.Check("devlet removes the pod that is lost", s.h.awaitRemoved(lost, soon))
+	t.Check("devlet keeps the older pod", s.h.awaitAdmitted(before, soon))
+	t.Check("the counts are published", s.h.counts(resource, "4", "4"))
+}
+
+func apiCertificateReplaced(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	const validity = 20 * time.Second
+	_, err := t.Node(h.name, validity)
+	t.ok(err)
+	issued := time.Now()
+	h.serve()
+	h.plugin(resource, 2)
+	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
+	t.Must("devlet admits a pod", h.awaitAdmitted(first, soon))
+	_, err = t.Node(h.name, 0)
+	t.ok(err)
+	// The point of the test: the first certificate is no longer valid.
+	time.Sleep(time.Until(issued.Add(validity + time.Second)))
+	second := t.create(pod{name: "second", host: h, bound: true, limits: Object{resource: "1"}})
+	t.Check("devlet admits a pod with the new certificate", h.awaitAdmitted(second, soon))
+}
+
+func apiCertificateExpired(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	_, err := t.Node(h.name, time.Second)
+	t.ok(err)
+	h.serve()
+	h.plugin(resource, 2)
+	t.Check("devlet reports that it is not authenticated", h.awaitError("pods", "401", soon))
+	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
+	_, err = t.Node(h.name, 0)
+	t.ok(err)
+	t.Check("devlet admits a pod once the certificate is replaced", h.awaitAdmitted(first, late))
+}
+
+// apiCertificateOfTomorrow has a serving certificate that is not valid yet, as with a clock that is wrong.
+func apiCertificateOfTomorrow(t *T) {
+	h := t.host()
+	stop, server, err := t.ServeTomorrow()
+	t.ok(err)
+	t.cleanup(stop)
+	path, err := t.KubeconfigFor(server, h.user)
+	t.ok(err)
+	h.start("--kubeconfig", path, "--node-name", h.name, "--mode", "agent")
+	t.Check("devlet says that the certificate is not valid yet", h.awaitError("pods", "not yet valid", soon))
+}
+
+func apiTokenReplaced(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	account := h.account()
+	h.serveAs(account)
+	h.plugin(resource, 2)
+	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
+	t.Must("devlet admits a pod as a ServiceAccount", h.awaitAdmitted(first, soon))
+	t.ok(t.Admin.Delete("/api/v1/namespaces/kube-system/serviceaccounts/devlet", -1))
+	t.Check("devlet reports that the token is invalid", h.awaitError("node", "401", late))
+	t.Must("a new token is written", func() error { h.account(); return nil }())
+	second := t.create(pod{name: "second", host: h, bound: true, limits: Object{resource: "1"}})
+	t.Check("devlet admits a pod with it", h.awaitAdmitted(second, late))
+}
+
+// apiForbidden lacks a rule of the role.
+func apiForbidden(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	account := h.account()
+	t.ok(t.Apply(`
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: devlet}
+rules:
+- {apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}
+`))
+	h.serveAs(account)
+	h.plugin(resource, 2)
+	t.Check("devlet names the missing rule for pods", h.awaitError("pods", "list", soon))
+	t.Check("devlet names the missing rule for the node's status", h.awaitError("node", "nodes/status", soon))
+	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
+	t.ok(t.Apply(accountRole))
+	t.Check("devlet works once the role is complete", h.awaitAdmitted(first, soon))
+	t.Check("and publishes its devices", h.counts(resource, "2", "2"))
+}
+
+// apiTooManyRequests rejects all requests of the node with 429.
+func apiTooManyRequests(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	h.serve()
+	h.plugin(resource, 2)
+	t.Must("the counts are published", h.counts(resource, "2", "2"))
+	manifest := fmt.Sprintf(`
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {name: %[1]s}
+spec: {type: Limited, limited: {nominalConcurrencyShares: 0, lendablePercent: 0, borrowingLimitPercent: 0, limitResponse: {type: Reject}}}
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: %[1]s}
+spec:
+  matchingPrecedence: 1
+  priorityLevelConfiguration: {name: %[1]s}
+  rules:
+  - subjects: [{kind: User, user: {name: "system:node:%[2]s"}}]
+    resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}]
+`, t.name, h.name)
+	t.ok(t.Apply(manifest))
+	remove := func() { t.Kubectl(manifest, "delete", "--ignore-not-found", "-f", "-") }
+	t.cleanup(remove)
+	t.Must("the API server rejects the node", node.Until(soon, func() error {
+		_, err := h.api.Get(nodePath(h.name))
+		if !cluster.IsCode(err, 429) {
+			return fmt.Errorf("it answers with %v", err)
+		}
+		return nil
+	}))
+	_, err := t.Admin.Patch(nodePath(h.name)+"/status", Object{"status": Object{"capacity": Object{resource: "0"}}})
+	t.ok(err)
+	h.plugin("example.com/more", 1)
+	t.Check("devlet reports it", h.awaitError("node", "429", late))
+	remove()
+	t.Check("the counts are published afterwards", h.counts(resource, "2", "2"))
+}
+
+// within returns an error if more than a time has passed.
+func within(since time.Time, limit time.Duration) error {
+	if took := time.Since(since); took > limit {
+		return fmt.Errorf("after %v", took)
+	}
+	return nil
+}

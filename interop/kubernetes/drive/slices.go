@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"time"
+
+	"devlet.test/interop/node"
+)
+
+// wiping tests that slices of drivers that left are deleted, and others are not.
+var wiping = []scenario{
+	{name: "slices-of-stopped-driver", run: slicesOfStoppedDriver},
+	{name: "slices-after-restart", run: slicesAfterRestart},
+	{name: "slices-of-earlier-node", run: slicesOfEarlierNode},
+}
+
+// wipeDelay is the time after which the slices of a driver are deleted.
+const wipeDelay = 30 * time.Second
+
+// uids returns the UIDs of a driver's slices.
+func (h *host) uids(driver string) []string {
+	list, err := h.slices(driver)
+	h.t.ok(err)
+	var uids []string
+	for _, slice := range list {
+		uids = append(uids, slice.UID())
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// awaitWiped waits until a driver has no slices, and returns the time of the deletion.
+func (h *host) awaitWiped(driver string, timeout time.Duration) (time.Time, error) {
+	err := h.t.Admin.AwaitList(sliceCollection, h.sliceQuery(driver), timeout, func(list []Object) error {
+		return equal("slices", len(list), 0)
+	})
+	if err != nil {
+		err = fmt.Errorf("%w; %v", err, h.status())
+	}
+	return time.Now(), err
+}
+
+// deletions counts deleted slices of the node until it is stopped.
+func (h *host) deletions() (stop func() []string) {
+	_, version, err := h.t.Admin.List(sliceCollection, url.Values{"fieldSelector": {"spec.nodeName=" + h.name}})
+	h.t.ok(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	deleted := make(chan []string, 1)
+	go func() {
+		var drivers []string
+		query := url.Values{"fieldSelector": {"spec.nodeName=" + h.name}, "resourceVersion": {version}}
+		h.t.Admin.Watch(ctx, sliceCollection, query, func(kind string, slice Object) bool {
+			if kind == "DELETED" {
+				drivers = append(drivers, slice.Text("spec", "driver"))
+			}
+			return true
+		})
+		deleted <- drivers
+	}()
+	return func() []string { cancel(); return <-deleted }
+}
+
+// slicesOfStoppedDriver stops two drivers: one returns just in time, the other does not.
+func slicesOfStoppedDriver(t *T) {
+	const returns, leaves = "returns.example.com", "leaves.example.com"
+	h := t.host()
+	h.serve()
+	returning, leaving := h.exampleDriver(returns, 2), h.exampleDriver(leaves, 2)
+	t.Must("the drivers publish", errors.Join(h.awaitSlices(returns, 2, soon), h.awaitSlices(leaves, 2, soon)))
+	t.Must("the drivers register", node.Until(soon, func() error { return errors.Join(h.serving(returns), h.serving(leaves)) }))
+	before := h.uids(returns)
+	t.ok(returning.Stop())
+	stopped := time.Now()
+	t.ok(leaving.Stop())
+
+	// The point of the test: the driver is away for 29 s.
+	time.Sleep(time.Until(stopped.Add(wipeDelay - time.Second)))
+	t.ok(returning.Start())
+	t.Check("after 29 s, the slices of both are there", errors.Join(
+		equal("slices", h.uids(returns), before), equal("slices", len(h.uids(leaves)) > 0, true)))
+	wiped, err := h.awaitWiped(leaves, soon)
+	t.Must("the slices of the driver that left are deleted", err)
+	if away := wiped.Sub(stopped); away < wipeDelay || away > wipeDelay+5*time.Second {
+		t.Check("after 30 s", fmt.Errorf("after %v", away))
+	} else {
+		t.Check("after 30 s", nil)
+	}
+	// Its deletion would have been due before the other one.
+	t.Check("those of the driver that returned are the same", equal("slices", h.uids(returns), before))
+}
+
+// slicesAfterRestart has a driver that runs while devlet restarts, and slices of one that never comes.
+func slicesAfterRestart(t *T) {
+	const live, ghost = "live.example.com", "ghost.example.com"
+	h := t.host()
+	h.serve()
+	h.exampleDriver(live, 2)
+	h.publish(ghost, "device-0")
+	t.Must("the driver publishes", h.awaitSlices(live, 2, soon))
+	t.Must("the driver registers", node.Until(soon, func() error { return h.serving(live) }))
+	_, err := h.awaitWiped(ghost, late)
+	t.Must("slices without a driver are deleted", err)
+
+	h.publish(ghost, "device-0")
+	before, deleted := h.uids(live), h.deletions()
+	h.Kill()
+	t.Must("devlet is killed and starts again", h.restart())
+	listed, err := h.listedSlices()
+	t.Check("devlet lists the slices", err)
+	t.Check("with their drivers", equal("lists the live driver",
+		slices.ContainsFunc(listed, func(s sliceView) bool { return s.Driver == live }), true))
+	_, err = h.awaitWiped(ghost, late)
+	t.Must("slices without a driver are deleted again", err)
+	t.Check("no slice of the live driver was deleted", equal("deleted slices", deleted(), []string{ghost}))
+	t.Check("they are the same", equal("slices", h.uids(live), before))
+}
+
+// slicesOfEarlierNode creates the Node again, so that the driver's slices have an owner that does not exist.
+func slicesOfEarlierNode(t *T) {
+	const driver = "earlier.example.com"
+	h := t.host()
+	h.serve()
+	// The garbage collector would delete the slices before devlet has seen them.
+	t.ControllerManager.Pause()
+	t.cleanup(t.ControllerManager.Resume)
+	h.testDriver(driver)
+	h.publish(driver, "device-0")
+	t.ok(t.Admin.Delete(nodePath(h.name), -1))
+	h.createObject()
+	t.Check("devlet reports the stale owner", node.Until(soon, func() error {
+		listed, err := h.listedSlices()
+		if err != nil {
+			return err
+		}
+		if len(listed) != 1 || !listed[0].StaleOwner {
+			return fmt.Errorf("it lists %+v", listed)
+		}
+		return nil
+	}))
+}
