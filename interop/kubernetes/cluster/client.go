@@ -124,6 +124,28 @@ func (c *Client) Call(method, path, kind string, body any) (Object, error) {
 	return answer, json.NewDecoder(response.Body).Decode(&answer)
 }
 
+// Hold starts a call whose body does not end, so that the API server keeps a
+// place for it until release is called. A call that the API server ends is
+// made again.
+func (c *Client) Hold(collection string) (release func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		for ctx.Err() == nil {
+			body, _ := io.Pipe()
+			request, err := http.NewRequestWithContext(ctx, "POST", c.server+collection, body)
+			if err != nil {
+				return
+			}
+			request.Header.Set("Content-Type", "application/json")
+			if response, err := c.http.Do(request); err == nil {
+				response.Body.Close()
+			}
+			pause(ctx, 10*time.Millisecond)
+		}
+	}()
+	return cancel
+}
+
 // Get returns an object or a list.
 func (c *Client) Get(path string) (Object, error) { return c.Call("GET", path, "", nil) }
 

@@ -211,6 +211,17 @@ func apiTooManyRequests(t *T) {
 	h.serve()
 	h.plugin(resource, 2)
 	t.Must("the counts are published", h.counts(resource, "2", "2"))
+	accept := t.rejectAll(h)
+	_, err := t.Admin.Patch(nodePath(h.name)+"/status", Object{"status": Object{"capacity": Object{resource: "0"}}})
+	t.ok(err)
+	h.plugin("example.com/more", 1)
+	t.Check("devlet reports it", h.awaitError("node", "429", late))
+	accept()
+	t.Check("the counts are published afterwards", h.counts(resource, "2", "2"))
+}
+
+// rejectAll has the API server answer all requests of the node with 429, until accept is called.
+func (t *T) rejectAll(h *host) (accept func()) {
 	manifest := fmt.Sprintf(`
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
@@ -221,15 +232,20 @@ apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: FlowSchema
 metadata: {name: %[1]s}
 spec:
-  matchingPrecedence: 1
+  matchingPrecedence: 2
   priorityLevelConfiguration: {name: %[1]s}
   rules:
   - subjects: [{kind: User, user: {name: "system:node:%[2]s"}}]
     resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}]
 `, t.name, h.name)
 	t.ok(t.Apply(manifest))
-	remove := func() { t.Kubectl(manifest, "delete", "--ignore-not-found", "-f", "-") }
-	t.cleanup(remove)
+	// One call at a time is accepted, so there must be one.
+	release := h.api.Hold("/api/v1/namespaces/default/events")
+	accept = func() {
+		release()
+		t.Kubectl(manifest, "delete", "--ignore-not-found", "-f", "-")
+	}
+	t.cleanup(accept)
 	t.Must("the API server rejects the node", node.Until(soon, func() error {
 		_, err := h.api.Get(nodePath(h.name))
 		if !cluster.IsCode(err, 429) {
@@ -237,12 +253,7 @@ spec:
 		}
 		return nil
 	}))
-	_, err := t.Admin.Patch(nodePath(h.name)+"/status", Object{"status": Object{"capacity": Object{resource: "0"}}})
-	t.ok(err)
-	h.plugin("example.com/more", 1)
-	t.Check("devlet reports it", h.awaitError("node", "429", late))
-	remove()
-	t.Check("the counts are published afterwards", h.counts(resource, "2", "2"))
+	return accept
 }
 
 // within returns an error if more than a time has passed.
