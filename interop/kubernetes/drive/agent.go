@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -74,8 +75,10 @@ func (h *host) serveAs(user cluster.User, flags ...string) {
 // podView is a pod as `get pods` prints it.
 type podView struct {
 	UID, Namespace, Name, Source string
-	Claims                       []struct{ Name, UID, Phase string }
-	Containers                   []struct {
+	// Waiting is set for a pod that is not admitted.
+	Waiting    *struct{ Reason string }
+	Claims     []struct{ Name, UID, Phase string }
+	Containers []struct {
 		Name    string
 		Devices []struct{ IDs []string }
 	}
@@ -86,8 +89,8 @@ func (p podView) holds() bool {
 	return !slices.ContainsFunc(p.Claims, func(c struct{ Name, UID, Phase string }) bool { return c.Phase != "prepared" })
 }
 
-// admitted returns the pods that devlet has admitted, by UID.
-func (h *host) admitted() (map[string]podView, error) {
+// listed returns the pods that devlet has admitted, and those that wait, by UID.
+func (h *host) listed() (map[string]podView, error) {
 	var all struct{ Pods []podView }
 	if err := h.Ask(&all, "get", "pods"); err != nil {
 		return nil, err
@@ -97,6 +100,27 @@ func (h *host) admitted() (map[string]podView, error) {
 		byUID[p.UID] = p
 	}
 	return byUID, nil
+}
+
+// admitted returns the pods that devlet has admitted, by UID.
+func (h *host) admitted() (map[string]podView, error) {
+	pods, err := h.listed()
+	maps.DeleteFunc(pods, func(_ string, p podView) bool { return p.Waiting != nil })
+	return pods, err
+}
+
+// awaitWaiting waits until a pod waits for a reason with a text.
+func (h *host) awaitWaiting(pod Object, text string) error {
+	return node.Until(soon, func() error {
+		pods, err := h.listed()
+		if err != nil {
+			return err
+		}
+		if p := pods[pod.UID()]; p.Waiting == nil || !strings.Contains(p.Waiting.Reason, text) {
+			return fmt.Errorf("the reason does not contain %q: %+v; %v", text, p, h.status())
+		}
+		return nil
+	})
 }
 
 // awaitAdmitted waits until devlet has admitted a pod and prepared its claims.
@@ -116,7 +140,7 @@ func (h *host) awaitAdmitted(pod Object, timeout time.Duration) error {
 // awaitRemoved waits until devlet does not know a pod.
 func (h *host) awaitRemoved(pod Object, timeout time.Duration) error {
 	return node.Until(timeout, func() error {
-		pods, err := h.admitted()
+		pods, err := h.listed()
 		if err == nil && pods[pod.UID()].UID != "" {
 			err = fmt.Errorf("devlet has %v; %s", pods[pod.UID()], h.status())
 		}
@@ -161,7 +185,7 @@ func (h *host) kubernetes() (Object, error) {
 	return nil, errors.New("status has no object kubernetes")
 }
 
-// awaitError waits until a reconciler reports an error with a text, as its last state.
+// awaitError waits until a reconciler fails with an error that has a text.
 func (h *host) awaitError(reconciler, text string, timeout time.Duration) error {
 	return node.Until(timeout, func() error {
 		view, err := h.kubernetes()
@@ -169,7 +193,8 @@ func (h *host) awaitError(reconciler, text string, timeout time.Duration) error 
 			return err
 		}
 		for _, r := range view.Objects("reconcilers") {
-			if message := r.Text("lastError", "message"); r.Text("name") == reconciler && strings.Contains(message, text) {
+			failing := r.Text("name") == reconciler && r.Text("failingSince") != ""
+			if failing && strings.Contains(r.Text("lastError", "message"), text) {
 				return nil
 			}
 		}

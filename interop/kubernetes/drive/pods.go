@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"sync"
 
 	"devlet.test/interop/kubernetes/cluster"
@@ -12,6 +13,7 @@ import (
 var pods = []scenario{
 	{name: "pod-appears", run: podAppears},
 	{name: "pod-of-device-plugin", run: podOfDevicePlugin},
+	{name: "pod-waits-for-driver", run: podWaitsForDriver},
 	{name: "pod-terminates", run: podTerminates},
 	{name: "pod-force-deleted", run: podForceDeleted},
 	{name: "pod-replaced", run: podReplaced},
@@ -90,6 +92,24 @@ func podOfDevicePlugin(t *T) {
 	t.create(pod{name: "second", host: h, limits: Object{"example.com/" + t.name: "1"}})
 	t.ok(t.Admin.Delete(t.path("pods", "first"), 0))
 	t.Check("another pod gets a device after it", h.awaitAdmitted(t.scheduled("second"), soon))
+}
+
+// podWaitsForDriver schedules a pod before its driver runs.
+func podWaitsForDriver(t *T) {
+	driver := t.name + ".example.com"
+	h := t.host()
+	t.class(driver, "")
+	t.template("one", driver, 1)
+	h.serve()
+	h.publish(driver, "device-0")
+	t.create(pod{name: "first", host: h, template: "one"})
+	bound := t.scheduled("first")
+	t.Check("devlet says that it waits for the driver", h.awaitWaiting(bound, driver))
+	t.Check("an event says so, too", t.Admin.AwaitList(t.path("events"),
+		url.Values{"fieldSelector": {"involvedObject.uid=" + bound.UID() + ",reason=FailedPrepareDynamicResources"}}, soon,
+		func(events []Object) error { return equal("some events", len(events) > 0, true) }))
+	h.testDriver(driver)
+	t.Check("the driver comes, and devlet admits the pod", h.awaitAdmitted(bound, soon))
 }
 
 // podTerminates deletes a pod with a grace period: its containers may use the devices until the node agent, here the test,
