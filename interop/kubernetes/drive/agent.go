@@ -117,7 +117,7 @@ func (h *host) awaitWaiting(pod Object, text string) error {
 			return err
 		}
 		if p := pods[pod.UID()]; p.Waiting == nil || !strings.Contains(p.Waiting.Reason, text) {
-			return fmt.Errorf("the reason does not contain %q: %+v; %v", text, p, h.status())
+			return fmt.Errorf("the reason does not contain %q: %s; %s", text, p, h.status())
 		}
 		return nil
 	})
@@ -131,9 +131,21 @@ func (h *host) awaitAdmitted(pod Object, timeout time.Duration) error {
 			return err
 		}
 		if p, ok := pods[pod.UID()]; !ok || !p.holds() {
-			return fmt.Errorf("devlet has %v, not %s; %s", p, pod.UID(), h.status())
+			waiting, _ := h.listed()
+			return fmt.Errorf("it is not admitted: %s; %s", waiting[pod.UID()], h.status())
 		}
 		return nil
+	})
+}
+
+// awaitReleased waits until devlet has not admitted a pod. Its object may still exist.
+func (h *host) awaitReleased(pod Object) error {
+	return node.Until(soon, func() error {
+		pods, err := h.admitted()
+		if err == nil && pods[pod.UID()].UID != "" {
+			err = fmt.Errorf("it is admitted: %s; %s", pods[pod.UID()], h.status())
+		}
+		return err
 	})
 }
 
@@ -142,7 +154,7 @@ func (h *host) awaitRemoved(pod Object, timeout time.Duration) error {
 	return node.Until(timeout, func() error {
 		pods, err := h.listed()
 		if err == nil && pods[pod.UID()].UID != "" {
-			err = fmt.Errorf("devlet has %v; %s", pods[pod.UID()], h.status())
+			err = fmt.Errorf("devlet has it: %s; %s", pods[pod.UID()], h.status())
 		}
 		return err
 	})
@@ -162,10 +174,26 @@ func (h *host) claimCount(count int, timeout time.Duration) error {
 	})
 }
 
-// status returns the object `kubernetes` of status for messages.
-func (h *host) status() Object {
-	view, _ := h.kubernetes()
-	return view
+// String prints the pod for messages.
+func (p podView) String() string {
+	text, _ := json.Marshal(p)
+	return string(text)
+}
+
+// status returns the failing reconcilers for messages.
+func (h *host) status() string {
+	view, err := h.kubernetes()
+	if err != nil {
+		return err.Error()
+	}
+	text := "reconcilers:"
+	for _, r := range view.Objects("reconcilers") {
+		text += " " + r.Text("name")
+		if r.Text("failingSince") != "" {
+			text += fmt.Sprintf(" (%s)", r.Text("lastError", "message"))
+		}
+	}
+	return text
 }
 
 // kubernetes returns the object `kubernetes` of status.
@@ -198,7 +226,7 @@ func (h *host) awaitError(reconciler, text string, timeout time.Duration) error 
 				return nil
 			}
 		}
-		return fmt.Errorf("no error of %s with %q: %v", reconciler, text, view)
+		return fmt.Errorf("no error of %s with %q; %s", reconciler, text, h.status())
 	})
 }
 

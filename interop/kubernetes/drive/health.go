@@ -17,18 +17,6 @@ var health = []scenario{
 	{name: "device-tainted", run: deviceTainted},
 }
 
-// run sets the status that a node agent gives a running pod.
-func (t *T) run(pod Object) {
-	_, err := t.Admin.Patch(t.path("pods", pod.Name(), "status"), Object{"status": Object{
-		"phase": "Running",
-		"containerStatuses": []any{Object{
-			"name": "main", "image": "none", "imageID": "none", "ready": true, "restartCount": 0, "started": true,
-			"state": Object{"running": Object{"startedAt": "2026-01-01T00:00:00Z"}},
-		}},
-	}})
-	t.ok(err)
-}
-
 // awaitHealth waits for the health of the only device of a pod's container.
 func (t *T) awaitHealth(pod, resource, id, health string) error {
 	_, err := t.Admin.Await(t.path("pods", pod), soon, func(o Object) error {

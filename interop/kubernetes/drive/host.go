@@ -31,11 +31,16 @@ type host struct {
 	flags []string
 }
 
+// hosts is the number of hosts so far.
+var hosts int
+
 // host creates a node with the scenario's name. devlet does not run yet.
 func (t *T) host() *host { return t.hostNamed(t.name) }
 
 func (t *T) hostNamed(name string) *host {
-	h := &host{t: t, name: name, root: filepath.Join(t.dir, name)}
+	hosts++
+	// Short, because paths of sockets are limited to 107 bytes.
+	h := &host{t: t, name: name, root: filepath.Join(filepath.Dir(t.dir), fmt.Sprintf("n%d", hosts))}
 	t.ok(os.MkdirAll(h.root, 0o755))
 	h.createObject()
 	var err error
@@ -103,7 +108,7 @@ func (h *host) restart() error {
 
 // exampleDriver starts dra-example-driver with a number of devices.
 func (h *host) exampleDriver(name string, devices int, flags ...string) *cluster.Process {
-	driver := cluster.NewProcess(h.root, filepath.Join(*programs, "dra-example-kubeletplugin"), append([]string{
+	driver := cluster.NewProcess(h.t.dir, filepath.Join(*programs, "dra-example-kubeletplugin"), append([]string{
 		"--node-name=" + h.name, "--kubeconfig=" + h.kubeconfig, "--driver-name=" + name,
 		fmt.Sprintf("--num-devices=%d", devices), "--cdi-root=" + h.cdi(),
 		"--kubelet-registrar-directory-path=" + filepath.Join(h.root, "plugins_registry"),

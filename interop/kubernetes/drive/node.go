@@ -25,7 +25,7 @@ func (h *host) counts(resource, capacity, allocatable string) error {
 			equal("allocatable", o.Text("status", "allocatable", resource), allocatable))
 	})
 	if err != nil {
-		err = fmt.Errorf("%w; %v", err, h.status())
+		err = fmt.Errorf("%w; %s", err, h.status())
 	}
 	return err
 }

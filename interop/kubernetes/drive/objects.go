@@ -120,3 +120,22 @@ func revision(o Object) int {
 	number, _ := strconv.Atoi(o.Text("metadata", "resourceVersion"))
 	return number
 }
+
+// run sets the status that a node agent gives a pod whose container runs.
+func (t *T) run(pod Object) {
+	t.setState(pod, true, Object{"running": Object{"startedAt": "2026-01-01T00:00:00Z"}})
+}
+
+// end sets the status of a pod whose container has ended.
+func (t *T) end(pod Object) { t.setState(pod, false, Object{"terminated": Object{"exitCode": 0}}) }
+
+func (t *T) setState(pod Object, isRunning bool, state Object) {
+	_, err := t.Admin.Patch(t.path("pods", pod.Name(), "status"), Object{"status": Object{
+		"phase": "Running",
+		"containerStatuses": []any{Object{
+			"name": "main", "image": "none", "imageID": "none", "restartCount": 0,
+			"ready": isRunning, "started": isRunning, "state": state,
+		}},
+	}})
+	t.ok(err)
+}

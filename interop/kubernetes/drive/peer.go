@@ -21,6 +21,7 @@ import (
 type peer struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
+	ended chan struct{}
 
 	mu     sync.Mutex
 	events []peerEvent
@@ -59,8 +60,8 @@ func (h *host) testDriver(name string) *peer {
 func (h *host) peer(script Object, flags ...string) *peer {
 	text, err := json.Marshal(script)
 	h.t.ok(err)
-	p := &peer{cmd: exec.Command(*testkit, append(flags, string(text))...)}
-	log, err := os.OpenFile(filepath.Join(h.root, "testkit.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	p := &peer{cmd: exec.Command(*testkit, append(flags, string(text))...), ended: make(chan struct{})}
+	log, err := os.OpenFile(filepath.Join(h.t.dir, "testkit.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	h.t.ok(err)
 	defer log.Close()
 	p.cmd.Stderr = log
@@ -72,10 +73,25 @@ func (h *host) peer(script Object, flags ...string) *peer {
 	h.t.ok(p.cmd.Start())
 	go p.listen(stdout)
 	h.t.cleanup(p.kill)
+	h.t.ok(node.Until(soon, func() error {
+		select {
+		case <-p.ended:
+			return nil
+		default:
+		}
+		if len(p.all()) == 0 {
+			return errors.New("the peer does not serve")
+		}
+		return nil
+	}))
+	if len(p.all()) == 0 {
+		h.t.ok(fmt.Errorf("the peer has ended; see %s", log.Name()))
+	}
 	return p
 }
 
 func (p *peer) listen(stdout io.Reader) {
+	defer close(p.ended)
 	for lines := bufio.NewScanner(stdout); lines.Scan(); {
 		var event peerEvent
 		if json.Unmarshal(lines.Bytes(), &event) == nil {

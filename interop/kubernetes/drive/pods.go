@@ -15,6 +15,7 @@ var pods = []scenario{
 	{name: "pod-of-device-plugin", run: podOfDevicePlugin},
 	{name: "pod-waits-for-driver", run: podWaitsForDriver},
 	{name: "pod-terminates", run: podTerminates},
+	{name: "pod-finally-deleted", run: podFinallyDeleted},
 	{name: "pod-force-deleted", run: podForceDeleted},
 	{name: "pod-replaced", run: podReplaced},
 	{name: "pod-shares-claim", run: podSharesClaim},
@@ -32,11 +33,11 @@ type scene struct {
 }
 
 // newScene starts devlet and a driver with one device, and makes the template `one`.
-func newScene(t *T) *scene {
+func newScene(t *T, flags ...string) *scene {
 	s := &scene{T: t, h: t.host(), driver: t.name + ".example.com"}
 	t.class(s.driver, "")
 	t.template("one", s.driver, 1)
-	s.h.serve()
+	s.h.serve(flags...)
 	s.peer = s.h.testDriver(s.driver)
 	s.h.publish(s.driver, "device-0")
 	return s
@@ -112,31 +113,48 @@ func podWaitsForDriver(t *T) {
 	t.Check("the driver comes, and devlet admits the pod", h.awaitAdmitted(bound, soon))
 }
 
-// podTerminates deletes a pod with a grace period: its containers may use the devices until the node agent, here the test,
-// has ended them and deletes the object.
+// podTerminates deletes a pod whose container runs: it may use its device until it has ended. The test is the node agent.
 func podTerminates(t *T) {
 	s := newScene(t)
 	first := s.pod("first")
 	t.Must("devlet admits it", s.h.awaitAdmitted(first, soon))
 	claim := s.claimUID(first)
-	_, err := t.Admin.Call("DELETE", t.path("pods", "first"), "application/json", Object{"gracePeriodSeconds": 300})
-	t.ok(err)
+	t.run(first)
+	t.ok(t.Admin.Delete(t.path("pods", "first"), 300))
 	// devlet has seen the deletion when it has admitted a pod that came later.
-	t.class(s.driver+"-more", "")
-	other := t.create(pod{name: "later", host: s.h, bound: true, limits: Object{"example.com/" + t.name: "1"}})
-	s.h.plugin("example.com/"+t.name, 1)
-	t.Must("devlet admits a later pod", s.h.awaitAdmitted(other, soon))
+	s.h.plugin("example.com/later", 1)
+	later := t.create(pod{name: "later", host: s.h, bound: true, limits: Object{"example.com/later": "1"}})
+	t.Must("devlet admits a later pod", s.h.awaitAdmitted(later, soon))
 	pods, err := s.h.admitted()
 	t.ok(err)
-	t.Check("the terminating pod keeps its claim", func() error {
-		if p, ok := pods[first.UID()]; !ok || !p.holds() {
-			return fmt.Errorf("devlet has %v", p)
-		}
-		return equal("unprepare calls", s.peer.asked("NodeUnprepareResources", claim), 0)
-	}())
+	t.Check("the terminating pod keeps its claim", errors.Join(
+		equal("admitted", pods[first.UID()].UID, first.UID()), equal("prepared", pods[first.UID()].holds(), true),
+		equal("calls", s.peer.asked("NodeUnprepareResources", claim), 0)))
+	t.end(first)
+	t.Check("its claim is unprepared once the container has ended", s.peer.awaitAsked("NodeUnprepareResources", claim))
+	t.Check("devlet removes the pod", s.h.awaitReleased(first))
+	object, err := t.Admin.Get(t.path("pods", "first"))
+	t.Check("its object stays", errors.Join(err, equal("UID", object.UID(), first.UID())))
 	t.ok(t.Admin.Delete(t.path("pods", "first"), 0))
-	t.Check("devlet removes it with its object", s.h.awaitRemoved(first, soon))
-	t.Check("its claim is unprepared", s.peer.awaitAsked("NodeUnprepareResources", claim))
+	t.Check("devlet forgets it with its object", s.h.awaitRemoved(first, soon))
+}
+
+// podFinallyDeleted has devlet delete the object of a terminating pod, after its claim is unprepared.
+func podFinallyDeleted(t *T) {
+	config := t.write("config.yaml", []byte("kubernetes: {finalDelete: true}\n"))
+	s := newScene(t, "--config", config)
+	first := s.pod("first")
+	t.Must("devlet admits it", s.h.awaitAdmitted(first, soon))
+	claim := s.claimUID(first)
+	t.run(first)
+	t.ok(s.peer.command(`fault NodeUnprepareResources "wait"`))
+	t.ok(t.Admin.Delete(t.path("pods", "first"), 300))
+	t.end(first)
+	t.Must("the driver is asked to unprepare", s.peer.awaitAsked("NodeUnprepareResources", claim))
+	object, err := t.Admin.Get(t.path("pods", "first"))
+	t.Check("the object is there until it has", errors.Join(err, equal("UID", object.UID(), first.UID())))
+	t.ok(s.peer.command("proceed"))
+	t.Check("devlet deletes the object", t.Admin.AwaitGone(t.path("pods", "first"), first.UID(), soon))
 }
 
 // podForceDeleted gives the only device to another pod.

@@ -39,7 +39,7 @@ func (h *host) awaitWiped(driver string, timeout time.Duration) (time.Time, erro
 		return equal("slices", len(list), 0)
 	})
 	if err != nil {
-		err = fmt.Errorf("%w; %v", err, h.status())
+		err = fmt.Errorf("%w; %s", err, h.status())
 	}
 	return time.Now(), err
 }
