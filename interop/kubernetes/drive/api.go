@@ -57,7 +57,7 @@ func apiAwayMidPrepare(t *T) {
 	t.ok(t.Admin.Delete(t.path("pods", "held"), 0))
 	returned := time.Now()
 	t.Check("a pod that is deleted now is removed", s.h.awaitRemoved(held, soon))
-	t.Check("within 15 s", within(returned, 15*time.Second))
+	t.Check("within 15 s", between(time.Since(returned), 0, 15*time.Second))
 	pods, err = s.h.admitted()
 	t.Check("the other one stays", errors.Join(err, equal("pods", len(pods), 1)))
 	slices, err := s.h.slices(s.driver)
@@ -148,7 +148,7 @@ func apiCertificateExpired(t *T) {
 	t.ok(err)
 	h.serve()
 	h.plugin(resource, 2)
-	t.Check("devlet reports that it is not authenticated", h.awaitError("pods", "401", soon))
+	t.Check("devlet reports that it is not authenticated", h.awaitError("pods", "Unauthorized", soon))
 	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
 	_, err = t.Node(h.name, 0)
 	t.ok(err)
@@ -167,19 +167,30 @@ func apiCertificateOfTomorrow(t *T) {
 	t.Check("devlet says that the certificate is not valid yet", h.awaitError("pods", "not yet valid", soon))
 }
 
+// apiTokenReplaced deletes the ServiceAccount and creates it again. Watches that are open are not affected.
 func apiTokenReplaced(t *T) {
 	h := t.host()
 	resource := "example.com/" + t.name
 	account := h.account()
 	h.serveAs(account)
-	h.plugin(resource, 2)
-	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
-	t.Must("devlet admits a pod as a ServiceAccount", h.awaitAdmitted(first, soon))
+	plugin := h.plugin(resource, 2)
+	t.Must("devlet publishes its devices as a ServiceAccount", h.counts(resource, "2", "2"))
+	api, err := t.Client(account)
+	t.ok(err)
 	t.ok(t.Admin.Delete("/api/v1/namespaces/kube-system/serviceaccounts/devlet", -1))
-	t.Check("devlet reports that the token is invalid", h.awaitError("node", "401", late))
-	t.Must("a new token is written", func() error { h.account(); return nil }())
-	second := t.create(pod{name: "second", host: h, bound: true, limits: Object{resource: "1"}})
-	t.Check("devlet admits a pod with it", h.awaitAdmitted(second, late))
+	t.Must("its token is invalid", node.Until(soon, func() error {
+		_, err := api.Get("/version")
+		if !cluster.IsCode(err, 401) {
+			return fmt.Errorf("the API server answers with %v", err)
+		}
+		return nil
+	}))
+	t.ok(plugin.command("health device-1 Unhealthy"))
+	t.Check("devlet reports that", h.awaitError("node", "Unauthorized", soon))
+	h.account()
+	t.Check("devlet publishes its devices with a new token", h.counts(resource, "2", "1"))
+	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
+	t.Check("and admits a pod", h.awaitAdmitted(first, soon))
 }
 
 // apiForbidden lacks a rule of the role.
@@ -215,7 +226,7 @@ func apiTooManyRequests(t *T) {
 	_, err := t.Admin.Patch(nodePath(h.name)+"/status", Object{"status": Object{"capacity": Object{resource: "0"}}})
 	t.ok(err)
 	h.plugin("example.com/more", 1)
-	t.Check("devlet reports it", h.awaitError("node", "429", late))
+	t.Check("devlet reports it", h.awaitError("node", "Too many requests", late))
 	accept()
 	t.Check("the counts are published afterwards", h.counts(resource, "2", "2"))
 }
@@ -254,12 +265,4 @@ spec:
 		return nil
 	}))
 	return accept
-}
-
-// within returns an error if more than a time has passed.
-func within(since time.Time, limit time.Duration) error {
-	if took := time.Since(since); took > limit {
-		return fmt.Errorf("after %v", took)
-	}
-	return nil
 }

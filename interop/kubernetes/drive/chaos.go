@@ -47,21 +47,23 @@ func killedAtRandom(t *T) {
 	t.Must("the driver publishes its devices", h.awaitSlices(driver, devices, soon))
 	t.Must("the plugin's devices are published", h.counts(resource, "4", "4"))
 
-	number := 0
+	change := func(count int) {
+		for range count {
+			t.change(h, random, resource, devices)
+			time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
+		}
+	}
 	for round := range rounds() {
-		started := time.Now()
-		ended := make(chan struct{})
 		delay := time.Duration(random.IntN(400)) * time.Millisecond
+		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
 			time.Sleep(delay)
 			h.Kill()
 		}()
-		for range 1 + random.IntN(6) {
-			number++
-			t.change(h, random, resource, fmt.Sprintf("pod-%d", number))
-		}
+		change(1 + random.IntN(8))
 		<-ended
+		change(random.IntN(4))
 		err := h.restart()
 		if err == nil {
 			err = plugin.command("register")
@@ -72,39 +74,42 @@ func killedAtRandom(t *T) {
 		if err == nil {
 			err = h.counts(resource, "4", "4")
 		}
-		t.Must(fmt.Sprintf("round %d: API server, devlet and driver agree", round+1), wrap(err, "seed %d, killed after %v, at %v",
-			seed, delay, started.Format(time.RFC3339Nano)))
+		t.Must(fmt.Sprintf("round %d: API server, devlet and driver agree", round+1),
+			wrap(err, "SEED=%d, killed after %v", seed, delay))
 	}
 }
 
-// change creates a pod, if devices may be free, or deletes one.
-func (t *T) change(h *host, random *rand.Rand, resource, name string) {
+// change creates a pod of one kind, or deletes one: there are at most as many as devices.
+func (t *T) change(h *host, random *rand.Rand, resource string, devices int) {
+	kind := []string{"claims", "plugin"}[random.IntN(2)]
 	pods, _, err := t.Admin.List(t.path("pods"), nil)
 	t.ok(err)
-	if len(pods) > 0 && (len(pods) >= 6 || random.IntN(3) == 0) {
-		victim := pods[random.IntN(len(pods))]
-		t.ok(t.Admin.Delete(t.path("pods", victim.Name()), 0))
+	pods = slices.DeleteFunc(pods, func(p Object) bool { return !strings.HasPrefix(p.Name(), kind) })
+	if len(pods) == devices || len(pods) > 0 && random.IntN(3) == 0 {
+		t.ok(t.Admin.Delete(t.path("pods", pods[random.IntN(len(pods))].Name()), 0))
 		return
 	}
-	if random.IntN(2) == 0 {
-		t.create(pod{name: name, host: h, template: "one"})
+	created := pod{name: fmt.Sprintf("%s-%d", kind, random.IntN(1_000_000)), host: h}
+	if kind == "claims" {
+		created.template = "one"
 	} else {
-		t.create(pod{name: name, host: h, limits: Object{resource: "1"}})
+		created.limits = Object{resource: "1"}
 	}
+	t.create(created)
 }
 
-// agree compares the bound pods in the API, those of devlet, and the claims that the driver has prepared.
+// agree compares the pods in the API, those of devlet, and the claims that the driver has prepared.
 func (t *T) agree(h *host) error {
 	list, _, err := t.Admin.List(t.path("pods"), nil)
 	if err != nil {
 		return err
 	}
-	bound, claims := map[string]bool{}, map[string]bool{}
+	existing, claims := map[string]bool{}, map[string]bool{}
 	for _, p := range list {
 		if p.Text("spec", "nodeName") == "" {
-			continue
+			return fmt.Errorf("%s is not scheduled: %v", p.Name(), p.At("status", "conditions"))
 		}
-		bound[p.UID()] = true
+		existing[p.UID()] = true
 		if name := t.claimOf(p); name != "" {
 			claim, err := t.Admin.Get(t.path("resourceclaims", name))
 			if err != nil {
@@ -138,7 +143,7 @@ func (t *T) agree(h *host) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(same("admitted pods", admitted, bound), same("prepared claims", prepared, claims))
+	return errors.Join(same("admitted pods", admitted, existing), same("prepared claims", prepared, claims))
 }
 
 // claimsOfSpecs returns the UIDs of claims that dra-example-driver has prepared: it writes a CDI spec for each.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"devlet.test/interop/kubernetes/cluster"
 )
@@ -111,6 +112,14 @@ func refused(err error, text string) error {
 	}
 	if !strings.Contains(err.Error(), text) {
 		return fmt.Errorf("the error does not contain %q: %w", text, err)
+	}
+	return nil
+}
+
+// between returns an error unless a time is within limits.
+func between(took, least, most time.Duration) error {
+	if took < least || took > most {
+		return fmt.Errorf("after %v", took)
 	}
 	return nil
 }
