@@ -180,6 +180,22 @@ func (p podView) String() string {
 	return string(text)
 }
 
+// awaitAbandoned waits until devlet has abandoned the driver of a claim.
+func (h *host) awaitAbandoned(claim string) error {
+	return node.Until(soon, func() error {
+		var all struct{ Claims []struct{ UID, Phase string } }
+		if err := h.Ask(&all, "get", "claims"); err != nil {
+			return err
+		}
+		for _, c := range all.Claims {
+			if c.UID == claim {
+				return equal("phase", c.Phase, "abandoned")
+			}
+		}
+		return fmt.Errorf("devlet does not list the claim: %v", all.Claims)
+	})
+}
+
 // status returns the failing reconcilers for messages.
 func (h *host) status() string {
 	view, err := h.kubernetes()

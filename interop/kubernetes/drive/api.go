@@ -177,7 +177,7 @@ func apiTokenReplaced(t *T) {
 	t.Must("devlet publishes its devices as a ServiceAccount", h.counts(resource, "2", "2"))
 	api, err := t.Client(account)
 	t.ok(err)
-	t.ok(t.Admin.Delete("/api/v1/namespaces/kube-system/serviceaccounts/devlet", -1))
+	t.ok(t.Admin.Delete("/api/v1/namespaces/"+accountNamespace+"/serviceaccounts/devlet", -1))
 	t.Must("its token is invalid", node.Until(soon, func() error {
 		_, err := api.Get("/version")
 		if !cluster.IsCode(err, 401) {
@@ -201,16 +201,22 @@ func apiForbidden(t *T) {
 	t.ok(t.Apply(`
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
-metadata: {name: devlet}
+metadata: {name: devlet-observe}
 rules:
 - {apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: devlet-agent}
+rules: []
 `))
+	t.cleanup(t.roles)
 	h.serveAs(account)
 	h.plugin(resource, 2)
 	t.Check("devlet names the missing rule for pods", h.awaitError("pods", "list", soon))
 	t.Check("devlet names the missing rule for the node's status", h.awaitError("node", "nodes/status", soon))
 	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
-	t.ok(t.Apply(accountRole))
+	t.roles()
 	t.Check("devlet works once the role is complete", h.awaitAdmitted(first, soon))
 	t.Check("and publishes its devices", h.counts(resource, "2", "2"))
 }

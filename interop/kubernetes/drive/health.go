@@ -53,9 +53,13 @@ func healthOfDevicePlugin(t *T) {
 		equal("image", status.Objects("status", "containerStatuses")[0].Text("image"), "none")))
 }
 
-// draHealth sets the health of the only device of a driver: 1 is unhealthy, 2 healthy.
-func (s *scene) draHealth(value int) error {
-	return s.peer.command(fmt.Sprintf(`health [{"pool":%q,"device":"device-0","health":%d}]`, s.h.name, value))
+// Values of the protocol.
+const healthy, unhealthy = 1, 2
+
+// report sends the health of the only device of the driver.
+func (s *scene) report(health int) error {
+	return s.peer.command(fmt.Sprintf(`health [{"pool":%q,"device":"device-0","health":%d,"timeoutSeconds":600}]`,
+		s.h.name, health))
 }
 
 func healthOfClaim(t *T) {
@@ -64,9 +68,9 @@ func healthOfClaim(t *T) {
 	t.Must("devlet admits a pod", s.h.awaitAdmitted(first, soon))
 	t.run(first)
 	id := "devlet.test/device=" + s.claimUID(first)
-	t.ok(s.draHealth(1))
+	t.ok(s.report(unhealthy))
 	t.Check("its device is reported as unhealthy", t.awaitHealth("first", "claim:device", id, "Unhealthy"))
-	t.ok(s.draHealth(2))
+	t.ok(s.report(healthy))
 	t.Check("and as healthy again", t.awaitHealth("first", "claim:device", id, "Healthy"))
 }
 

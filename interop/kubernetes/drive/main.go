@@ -28,7 +28,7 @@ type scenario struct {
 // not have yet; they run only with --planned.
 var (
 	scenarios = slices.Concat(foundation, rights)
-	planned   = slices.Concat(manifests, pods, nodes, wiping, outages, health, crashes)
+	planned   = slices.Concat(manifests, accountRights, pods, nodes, wiping, outages, health, settings, crashes)
 )
 
 var (

@@ -141,8 +141,7 @@ func podTerminates(t *T) {
 
 // podFinallyDeleted has devlet delete the object of a terminating pod, after its claim is unprepared.
 func podFinallyDeleted(t *T) {
-	config := t.write("config.yaml", []byte("kubernetes: {finalDelete: true}\n"))
-	s := newScene(t, "--config", config)
+	s := newScene(t, t.config("finalDelete: true")...)
 	first := s.pod("first")
 	t.Must("devlet admits it", s.h.awaitAdmitted(first, soon))
 	claim := s.claimUID(first)

@@ -4,50 +4,42 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"time"
 
 	"devlet.test/interop/kubernetes/cluster"
+	"devlet.test/interop/node"
 )
 
 // rights compares the permissions of docs/kubernetes.md with those that the API server grants.
-var rights = []scenario{
-	{name: "rights-of-node", run: rightsOfNode},
-	{name: "rights-of-account", run: rightsOfAccount},
-}
+var (
+	rights = []scenario{
+		{name: "rights-of-node", run: rightsOfNode},
+	}
+	accountRights = []scenario{
+		{name: "rights-of-account", run: rightsOfAccount},
+		{name: "rights-of-observer", run: rightsOfObserver},
+	}
+)
 
-// accountRole has all rights that the agent uses as a ServiceAccount.
-const accountRole = `
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: devlet, namespace: kube-system}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: devlet}
-rules:
-- {apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}
-- {apiGroups: [""], resources: [nodes/status], verbs: [patch]}
-- {apiGroups: [""], resources: [pods], verbs: [get, list, watch, delete]}
-- {apiGroups: [""], resources: [pods/status], verbs: [patch]}
-- {apiGroups: ["", events.k8s.io], resources: [events], verbs: [create, patch]}
-- {apiGroups: [resource.k8s.io], resources: [resourceclaims], verbs: [get]}
-- {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [list, watch, deletecollection]}
-- {apiGroups: [resource.k8s.io], resources: [resourceclaims/status], verbs: [patch]}
-- {apiGroups: [resource.k8s.io], resources: [resourceclaims/driver], verbs: ["associated-node:patch"]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: devlet}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: devlet}
-subjects: [{kind: ServiceAccount, name: devlet, namespace: kube-system}]
-`
-
-// account returns the ServiceAccount of the agent, with a token bound to the node.
+// account returns the ServiceAccount of packaging/kubernetes, with a token bound to the node.
 func (h *host) account() cluster.User {
-	h.t.ok(h.t.Apply(accountRole))
-	user, err := h.t.ServiceAccountToken("kube-system", "devlet", time.Hour, h.object())
+	h.t.roles()
+	user, err := h.t.ServiceAccountToken(accountNamespace, "devlet", time.Hour, h.object())
 	h.t.ok(err)
 	return user
+}
+
+// accountNamespace is that of the ServiceAccount in packaging/kubernetes.
+const accountNamespace = "devlet"
+
+// roles creates the ServiceAccount and its roles.
+func (t *T) roles() {
+	for _, file := range []string{"namespace.yaml", "rbac.yaml"} {
+		manifest, err := os.ReadFile("packaging/kubernetes/" + file)
+		t.ok(err)
+		t.ok(t.Apply(string(manifest)))
+	}
 }
 
 // rightsScene has objects of a node and of another one.
@@ -55,8 +47,8 @@ type rightsScene struct {
 	*T
 	mine, other *host
 	driver      string
-	// ours and theirs are pods with an allocated claim each, on the two nodes.
-	ours, theirs Object
+	// ours and theirs are pods with an allocated claim each, on the two nodes; late is another one on ours.
+	ours, theirs, late Object
 }
 
 func newRightsScene(t *T) *rightsScene {
@@ -67,6 +59,7 @@ func newRightsScene(t *T) *rightsScene {
 	s.other.publish(s.driver, "device-0")
 	t.create(pod{name: "ours", host: s.mine, template: "one"})
 	t.create(pod{name: "theirs", host: s.other, template: "one"})
+	s.late = t.create(pod{name: "late", host: s.mine, bound: true})
 	s.ours, s.theirs = t.scheduled("ours"), t.scheduled("theirs")
 	return s
 }
@@ -97,6 +90,10 @@ func rightsOfNode(t *T) {
 		"create an event":                       true,
 		"patch an event":                        true,
 		"create a DeviceTaintRule":              false,
+		"create the lease of the own node":      true,
+		"create the lease of another node":      false,
+		"evict an own pod":                      true,
+		"evict another pod":                     false,
 		"delete another pod":                    false,
 		"delete an own pod":                     true,
 	})
@@ -129,10 +126,12 @@ func rightsOfAccount(t *T) {
 		"create an event":                       true,
 		"patch an event":                        true,
 		"create a DeviceTaintRule":              false,
+		"create the lease of the own node":      false,
+		"evict an own pod":                      false,
 		"delete an own pod":                     true,
 	})
 	if t.minor() >= 36 {
-		unbound, err := t.ServiceAccountToken("kube-system", "devlet", time.Hour, nil)
+		unbound, err := t.ServiceAccountToken(accountNamespace, "devlet", time.Hour, nil)
 		t.ok(err)
 		api, err := t.Client(unbound)
 		t.ok(err)
@@ -140,6 +139,36 @@ func rightsOfAccount(t *T) {
 		t.Check("patch the devices of a claim's status with a token of no node: refused",
 			refused(err, "arbitrary-node:patch"))
 	}
+}
+
+// rightsOfObserver lacks the role of the mode agent.
+func rightsOfObserver(t *T) {
+	s := newRightsScene(t)
+	user := s.mine.account()
+	const binding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/devlet-agent"
+	t.ok(t.Admin.Delete(binding, -1))
+	t.cleanup(t.roles)
+	api, err := t.Client(user)
+	t.ok(err)
+	t.Must("the rights are taken away", node.Until(soon, func() error {
+		_, err := api.Patch(nodePath(s.mine.name)+"/status", Object{})
+		return forbidden(err)
+	}))
+	s.check(api, map[string]bool{
+		"get the own node":                      true,
+		"watch the own node by name":            true,
+		"patch the status of the own node":      false,
+		"list pods of the own node":             true,
+		"watch pods of the own node":            true,
+		"patch the status of an own pod":        false,
+		"get the claim of an own pod":           true,
+		"patch the devices of a claim's status": false,
+		"list slices of the own node":           true,
+		"delete slices of the own node":         false,
+		"create an event":                       false,
+		"evict an own pod":                      false,
+		"delete an own pod":                     false,
+	})
 }
 
 // call is a call in the table of rights.
@@ -181,6 +210,22 @@ func (s *rightsScene) calls() []call {
 			return err
 		}
 	}
+	lease := func(node string) func(*cluster.Client) error {
+		return func(api *cluster.Client) error {
+			_, err := api.Create("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", Object{
+				"metadata": Object{"name": node}, "spec": Object{"holderIdentity": node, "leaseDurationSeconds": 40},
+			})
+			return err
+		}
+	}
+	evict := func(pod Object) func(*cluster.Client) error {
+		return func(api *cluster.Client) error {
+			_, err := api.Create(t.path("pods", pod.Name(), "eviction"), Object{
+				"apiVersion": "policy/v1", "kind": "Eviction", "metadata": Object{"name": pod.Name(), "namespace": t.name},
+			})
+			return err
+		}
+	}
 	wipe := func(selector string) func(*cluster.Client) error {
 		return func(api *cluster.Client) error {
 			_, err := api.Call("DELETE", sliceCollection+"?"+url.Values{"fieldSelector": {selector}}.Encode(), "", nil)
@@ -212,10 +257,14 @@ func (s *rightsScene) calls() []call {
 			_, err := api.Create("/apis/resource.k8s.io/v1/devicetaintrules", Object{"metadata": Object{"name": t.name}})
 			return err
 		}},
+		{"create the lease of the own node", lease(mine)},
+		{"create the lease of another node", lease(s.other.name)},
+		{"evict another pod", evict(s.theirs)},
 		{"delete slices of all nodes", wipe("spec.driver=" + s.driver)},
 		{"delete slices of the own node", wipe("spec.nodeName=" + mine + ",spec.driver=" + s.driver)},
 		{"delete another pod", remove(s.theirs)},
 		{"delete an own pod", remove(s.ours)},
+		{"evict an own pod", evict(s.late)},
 	}
 }
 
