@@ -62,6 +62,8 @@ names! {
     ClaimUid,
     /// The name of a DRA driver, such as `gpu.acme.com`.
     DriverName,
+    /// The name of a lease, unguessable.
+    LeaseName,
 }
 
 /// One connection to a plugin. A number is never reused, so late messages of a replaced connection are recognised.

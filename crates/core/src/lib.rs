@@ -9,7 +9,8 @@
 //!   [`Node::connection_lost`]);
 //! - **two-phase operations** change pods and claims ([`Node::reserve`], then [`Node::begin_commit`] and
 //!   [`Node::finish_commit`], or [`Node::abort`]; [`Node::begin_release`], then [`Node::finish_release`]). The
-//!   first phase returns the records to write; the second runs when they are on disk. For claims, see [`dra`].
+//!   first phase returns the records to write; the second runs when they are on disk. For claims, see [`dra`]; for leases,
+//!   see [`shield`].
 //!
 //! Queries are views: they take `&self` and change nothing.
 //!
@@ -28,12 +29,13 @@ mod plan;
 mod pod;
 mod quota;
 mod resource_name;
+pub mod shield;
 mod spec_change;
 mod view;
 
 pub use id::{
-    CallId, ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, Moment, PodUid, ProcessId, RecordId,
-    ReservationId, ResourceName,
+    CallId, ClaimUid, ConnectionId, ContainerName, DeviceId, DriverName, LeaseName, Moment, PodUid,
+    ProcessId, RecordId, ReservationId, ResourceName,
 };
 pub use import::Importing;
 pub use node::{

@@ -8,6 +8,7 @@ mod dra;
 mod dra_history;
 mod history;
 mod inventory;
+mod leases;
 mod preferences;
 mod reuse;
 mod views;

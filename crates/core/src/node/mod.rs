@@ -22,6 +22,7 @@ use crate::dra::claims::Claim;
 use crate::id::{ConnectionId, PodUid, ResourceName};
 use crate::import::Importing;
 use crate::pod::Pod;
+use crate::shield::{Lease, Leases};
 
 /// The state that durable records describe at start.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +33,8 @@ pub struct Restored {
     pub resources: BTreeMap<ResourceName, Option<LastPlugin>>,
     /// Claims. If the machine was booted since they were recorded, [`Claim::rebooted`] must have been called.
     pub claims: Vec<Claim>,
+    /// Leases. If the machine was booted since they were recorded, [`Lease::rebooted`] must have been called.
+    pub leases: Vec<Lease>,
 }
 
 /// The state of one node.
@@ -42,6 +45,7 @@ pub struct Node {
     pub(crate) rejections: Rejections,
     pub(crate) ledger: Ledger,
     pub(crate) dra: Dra,
+    pub(crate) leases: Leases,
     pub(crate) blocked: Vec<Blocked>,
     pub(crate) importing: Importing,
     pub(crate) next_connection: u64,
@@ -74,6 +78,7 @@ impl Node {
                 node.dra.claims.hold(&pod.uid, &uid);
             }
         }
+        node.leases = Leases::restore(restored.leases);
         node.ledger = Ledger::restore(restored.pods);
         node.changes += 1;
         node

@@ -1,0 +1,250 @@
+//! Changes of leases, in two phases: `begin_...` returns what to write, [`Leases::finish`] follows the write.
+
+use alloc::collections::BTreeSet;
+use alloc::string::{String, ToString as _};
+use alloc::vec::Vec;
+
+use super::{Busy, ContainerProcess, Lease, LeasePhase, Leases};
+use super::{EndError, GrantError, PrepareError, StartError};
+use crate::device_plugin::run_options::Answer;
+use crate::id::{DeviceId, LeaseName, Moment, ResourceName};
+
+/// A change of leases that is being written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeaseChange {
+    /// New leases.
+    Grant(Vec<Lease>),
+    /// Leases with the plugin's answers.
+    Prepared(Vec<Lease>),
+    /// A container starts.
+    Start(Lease, String),
+    /// A container has ended.
+    Stop(Lease, String),
+    /// Leases end.
+    End(Vec<LeaseName>),
+}
+
+impl LeaseChange {
+    /// Returns the records to write.
+    pub fn put(&self) -> &[Lease] {
+        match self {
+            Self::Grant(leases) | Self::Prepared(leases) => leases,
+            Self::Start(lease, _) | Self::Stop(lease, _) => core::slice::from_ref(lease),
+            Self::End(_) => &[],
+        }
+    }
+
+    /// Returns the records to delete.
+    pub fn delete(&self) -> &[LeaseName] {
+        match self {
+            Self::End(names) => names,
+            _ => &[],
+        }
+    }
+}
+
+impl Leases {
+    /// Begins a lease for devices that the kubelet has chosen.
+    pub fn begin_grant(
+        &self,
+        name: LeaseName,
+        resource: ResourceName,
+        devices: impl IntoIterator<Item = DeviceId>,
+        now: Moment,
+    ) -> Result<LeaseChange, GrantError> {
+        let devices: BTreeSet<DeviceId> = devices.into_iter().collect();
+        if devices.is_empty() {
+            return Err(GrantError::NoDevices);
+        }
+        if self.entries.contains_key(&name) {
+            return Err(GrantError::NameTaken);
+        }
+        let lease = Lease {
+            name,
+            resource,
+            devices,
+            answer: None,
+            granted_at: now,
+            is_direct: false,
+            containers: Default::default(),
+        };
+        Ok(LeaseChange::Grant([lease].into()))
+    }
+
+    /// Begins leases that the kubelet's record names and devlet does not know. Returns `None` if there is none.
+    pub fn begin_adopt(&self, leases: impl IntoIterator<Item = Lease>) -> Option<LeaseChange> {
+        let unknown = |lease: &Lease| !lease.devices.is_empty() && !self.entries.contains_key(&lease.name);
+        let leases: Vec<Lease> = leases.into_iter().filter(unknown).collect();
+        (!leases.is_empty()).then_some(LeaseChange::Grant(leases))
+    }
+
+    /// Begins to prepare all leases of these devices, before a container of one of them starts. The plugin must be asked
+    /// for an answer for each lease that has none. Ends with [`Leases::begin_prepared`] or [`Leases::abort_prepare`].
+    pub fn begin_prepare(
+        &mut self,
+        resource: &ResourceName,
+        devices: &BTreeSet<DeviceId>,
+    ) -> Result<Vec<Lease>, PrepareError> {
+        let names = self.of_devices(resource, devices);
+        if names.is_empty() {
+            return Err(PrepareError::Unknown);
+        }
+        for (device, entry) in self.overlapping(resource, devices) {
+            if let Some(busy) = entry.busy {
+                return Err(match busy {
+                    Busy::Preparing => PrepareError::Preparing {
+                        device: device.clone(),
+                    },
+                    Busy::Ending => PrepareError::Ending {
+                        device: device.clone(),
+                    },
+                });
+            }
+            let others = entry.lease.is_direct && !names.contains(&entry.lease.name);
+            if others {
+                return Err(PrepareError::Adopted {
+                    device: device.clone(),
+                    pod: entry.holder.as_ref().map(|holder| holder.pod.clone()),
+                });
+            }
+            if let Some(container) = entry.lease.containers.keys().next() {
+                return Err(PrepareError::Running {
+                    device: device.clone(),
+                    container: container.clone(),
+                    pod: entry.holder.as_ref().map(|holder| holder.pod.clone()),
+                });
+            }
+        }
+        let entries = names.iter().filter_map(|name| {
+            let entry = self.entries.get_mut(name)?;
+            entry.busy = Some(Busy::Preparing);
+            Some(entry.lease.clone())
+        });
+        Ok(entries.collect())
+    }
+
+    /// Ends a preparation that failed.
+    pub fn abort_prepare(&mut self, leases: &[LeaseName]) {
+        for name in leases {
+            if let Some(entry) = self.entries.get_mut(name)
+                && entry.busy == Some(Busy::Preparing)
+            {
+                entry.busy = None;
+            }
+        }
+    }
+
+    /// Begins to record the plugin's answers. Returns `None` if all leases have their answers on record already.
+    pub fn begin_prepared(
+        &mut self,
+        answers: impl IntoIterator<Item = (LeaseName, Answer)>,
+    ) -> Option<LeaseChange> {
+        let answered = answers.into_iter().filter_map(|(name, answer)| {
+            let entry = self.entries.get(&name)?;
+            let answer = Some(answer);
+            (entry.lease.answer != answer).then(|| Lease {
+                answer,
+                ..entry.lease.clone()
+            })
+        });
+        let leases: Vec<Lease> = answered.collect();
+        (!leases.is_empty()).then_some(LeaseChange::Prepared(leases))
+    }
+
+    /// Begins the start of a container, whose ID is never used again. Refused unless its lease is prepared, and no other container that may run has one
+    /// of its devices.
+    pub fn begin_start(
+        &mut self,
+        name: &str,
+        container: &str,
+        process: ContainerProcess,
+    ) -> Result<LeaseChange, StartError> {
+        let entry = self.entries.get(name).ok_or(StartError::Ended)?;
+        let lease = &entry.lease;
+        match entry.phase() {
+            LeasePhase::Prepared => {}
+            LeasePhase::Granted => return Err(StartError::NotPrepared),
+            LeasePhase::Preparing => return Err(StartError::Preparing),
+            LeasePhase::Ending => return Err(StartError::Ended),
+        }
+        for (device, other) in self.overlapping(&lease.resource, &lease.devices) {
+            let device = || device.clone();
+            if other.busy == Some(Busy::Preparing) {
+                return Err(StartError::Preparing);
+            }
+            let mut running = other.lease.containers.keys();
+            if let Some(other) =
+                running.find(|id| other.lease.name.as_str() != name || id.as_str() != container)
+            {
+                return Err(StartError::Running {
+                    device: device(),
+                    container: other.clone(),
+                });
+            }
+        }
+        let entry = self.entries.get_mut(name).ok_or(StartError::Ended)?;
+        entry.lease.containers.insert(container.to_string(), process);
+        Ok(LeaseChange::Start(entry.lease.clone(), container.to_string()))
+    }
+
+    /// Begins the end of a container. Returns `None` if it is not known to run.
+    pub fn begin_stop(&self, name: &str, container: &str) -> Option<LeaseChange> {
+        let mut lease = self.entries.get(name)?.lease.clone();
+        lease.containers.remove(container)?;
+        Some(LeaseChange::Stop(lease, container.to_string()))
+    }
+
+    /// Begins the end of a lease that the kubelet does not know any more.
+    pub fn begin_end(&mut self, name: &str) -> Result<LeaseChange, EndError> {
+        let entry = self.entries.get_mut(name).ok_or(EndError::Unknown)?;
+        if entry.busy.is_some() {
+            return Err(EndError::Busy);
+        }
+        if let Some(container) = entry.lease.containers.keys().next() {
+            return Err(EndError::Running {
+                container: container.clone(),
+            });
+        }
+        entry.busy = Some(Busy::Ending);
+        Ok(LeaseChange::End([entry.lease.name.clone()].into()))
+    }
+
+    /// Ends a change that is on disk.
+    pub fn finish(&mut self, change: LeaseChange) {
+        match change {
+            LeaseChange::Grant(leases) => leases.into_iter().for_each(|lease| self.insert(lease)),
+            LeaseChange::Prepared(leases) => {
+                for lease in leases {
+                    if let Some(entry) = self.entries.get_mut(&lease.name) {
+                        entry.lease.answer = lease.answer;
+                    }
+                }
+            }
+            LeaseChange::Start(..) => {}
+            LeaseChange::Stop(lease, container) => self.stopped(&lease.name, &container),
+            LeaseChange::End(names) => names.iter().for_each(|name| self.remove(name)),
+        }
+    }
+
+    /// Ends a change that could not be written.
+    pub fn cancel(&mut self, change: LeaseChange) {
+        match change {
+            LeaseChange::Grant(_) | LeaseChange::Prepared(_) | LeaseChange::Stop(..) => {}
+            // The container does not start.
+            LeaseChange::Start(lease, container) => self.stopped(&lease.name, &container),
+            LeaseChange::End(names) => {
+                for name in names {
+                    if let Some(entry) = self.entries.get_mut(&name) {
+                        entry.busy = None;
+                    }
+                }
+            }
+        }
+    }
+
+    fn stopped(&mut self, name: &LeaseName, container: &str) {
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.lease.containers.remove(container);
+        }
+    }
+}

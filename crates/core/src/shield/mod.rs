@@ -1,0 +1,272 @@
+//! Leases: devices that a kubelet has given to a container, while devlet stands between it and the device plugins.
+//!
+//! The kubelet decides who has which device. devlet answers its `Allocate` with a lease, and prepares the lease before
+//! each start of the container:
+//!
+//! ```text
+//!          Allocate            PreStartContainer         the plugin has answered
+//!   (none) ────────► granted ───────────────────► preparing ──────────────────► prepared ──┐ PreStartContainer
+//!                      ▲ ▲                            │                            │ ▲      │ (preparing again)
+//!                      │ └──────── failed ────────────┘                            │ └──────┘
+//!                      └──────────────── reboot ───────────────────────────────────┤
+//!                                                                                  ▼
+//!                       ended: removed, once the kubelet does not know it and no container of it may run
+//! ```
+//!
+//! Several leases may have the same devices: those of an init container and of a later container of its pod, and those of
+//! a pod that is gone and of its successor. The calls of a kubelet do not tell them apart. So the rule is about
+//! containers: a device is in at most one container that may run. A container may run from its start, which devlet
+//! allows or refuses ([`Leases::begin_start`]), until its end is known.
+//!
+//! A change that forbids something counts from its begin; one that allows something counts when it is on disk.
+
+mod changes;
+mod error;
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+pub use changes::LeaseChange;
+pub use error::{EndError, GrantError, PrepareError, StartError};
+
+use crate::device_plugin::run_options::Answer;
+use crate::id::{ContainerName, DeviceId, LeaseName, Moment, PodUid, ResourceName};
+use crate::node::Node;
+
+/// Devices of one resource that the kubelet has given to one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// The name, which only devlet, the kubelet and the runtime know.
+    pub name: LeaseName,
+    /// The resource.
+    pub resource: ResourceName,
+    /// The devices.
+    pub devices: BTreeSet<DeviceId>,
+    /// The plugin's answer to `Allocate`; `None` until the lease is prepared for the first time.
+    pub answer: Option<Answer>,
+    /// When the kubelet asked for it.
+    pub granted_at: Moment,
+    /// `true` if the container got the plugin's answer from the kubelet itself, before devlet stood between them.
+    pub is_direct: bool,
+    /// The containers that may run, by the runtime's ID.
+    pub containers: BTreeMap<String, ContainerProcess>,
+}
+
+/// The first process of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ContainerProcess {
+    /// Its process ID on the host.
+    pub pid: u32,
+    /// Its start time in clock ticks since the boot, which tells it from a later process with the same ID.
+    pub started: u64,
+}
+
+/// The container that has a lease.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LeaseHolder {
+    /// The pod.
+    pub pod: PodUid,
+    /// The container.
+    pub container: ContainerName,
+}
+
+/// The phase of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LeasePhase {
+    /// The plugin has not been called.
+    Granted,
+    /// The plugin is being called.
+    Preparing,
+    /// The plugin has answered.
+    Prepared,
+    /// Its removal is being written.
+    Ending,
+}
+
+/// What keeps a lease from changes for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Busy {
+    Preparing,
+    Ending,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    lease: Lease,
+    busy: Option<Busy>,
+    holder: Option<LeaseHolder>,
+}
+
+/// All leases.
+#[derive(Debug, Clone, Default)]
+pub struct Leases {
+    entries: BTreeMap<LeaseName, Entry>,
+    /// The leases of each device.
+    by_device: BTreeMap<(ResourceName, DeviceId), BTreeSet<LeaseName>>,
+}
+
+/// A lease, for display.
+#[derive(Debug, Clone, Copy)]
+pub struct LeaseView<'a> {
+    /// The lease.
+    pub lease: &'a Lease,
+    /// Its phase.
+    pub phase: LeasePhase,
+    /// Its container, if the kubelet has told.
+    pub holder: Option<&'a LeaseHolder>,
+}
+
+impl Node {
+    /// Returns the leases.
+    pub fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// Returns the leases, to change them.
+    pub fn leases_mut(&mut self) -> &mut Leases {
+        self.changes += 1;
+        &mut self.leases
+    }
+}
+
+impl Lease {
+    /// Forgets what a reboot has ended: containers, and the plugin's preparations. Returns `true` if there was something.
+    pub fn rebooted(&mut self) -> bool {
+        // A direct lease keeps its answer: the kubelet has it, too, and passes it on.
+        let had_answer = !self.is_direct && self.answer.take().is_some();
+        let had_containers = !self.containers.is_empty();
+        self.containers.clear();
+        had_answer || had_containers
+    }
+
+    fn keys(&self) -> impl Iterator<Item = (ResourceName, DeviceId)> {
+        let devices = self.devices.iter();
+        devices.map(|device| (self.resource.clone(), device.clone()))
+    }
+}
+
+impl Entry {
+    fn phase(&self) -> LeasePhase {
+        match self.busy {
+            Some(Busy::Preparing) => LeasePhase::Preparing,
+            Some(Busy::Ending) => LeasePhase::Ending,
+            None if self.lease.answer.is_some() => LeasePhase::Prepared,
+            None => LeasePhase::Granted,
+        }
+    }
+}
+
+impl Leases {
+    /// Returns the leases of durable records.
+    pub(crate) fn restore(leases: impl IntoIterator<Item = Lease>) -> Self {
+        let mut all = Self::default();
+        leases.into_iter().for_each(|lease| all.insert(lease));
+        all
+    }
+
+    /// Returns all leases, by name.
+    pub fn iter(&self) -> impl Iterator<Item = LeaseView<'_>> {
+        self.entries.values().map(|entry| LeaseView {
+            lease: &entry.lease,
+            phase: entry.phase(),
+            holder: entry.holder.as_ref(),
+        })
+    }
+
+    /// Returns a lease.
+    pub fn get(&self, name: &str) -> Option<LeaseView<'_>> {
+        let entry = self.entries.get(name)?;
+        Some(LeaseView {
+            lease: &entry.lease,
+            phase: entry.phase(),
+            holder: entry.holder.as_ref(),
+        })
+    }
+
+    /// Returns the names of the leases with exactly these devices.
+    pub fn of_devices(&self, resource: &ResourceName, devices: &BTreeSet<DeviceId>) -> Vec<LeaseName> {
+        let Some(first) = devices.first() else {
+            return Vec::new();
+        };
+        let names = self.by_device.get(&(resource.clone(), first.clone()));
+        let names = names.into_iter().flatten();
+        names
+            .filter(|name| {
+                let entry = self.entries.get(*name);
+                entry.is_some_and(|entry| entry.lease.devices == *devices)
+            })
+            .cloned()
+            .collect()
+    }
+
+    /// Records which container has a lease, according to the kubelet. Returns `true` if that is news.
+    pub fn identify(&mut self, name: &LeaseName, holder: &LeaseHolder) -> bool {
+        match self.entries.get_mut(name.as_str()) {
+            Some(entry) if entry.holder.as_ref() != Some(holder) => {
+                entry.holder = Some(holder.clone());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns the leases that share a device with these devices.
+    fn overlapping<'a>(
+        &'a self,
+        resource: &'a ResourceName,
+        devices: &'a BTreeSet<DeviceId>,
+    ) -> impl Iterator<Item = (&'a DeviceId, &'a Entry)> {
+        devices.iter().flat_map(move |device| {
+            let names = self.by_device.get(&(resource.clone(), device.clone()));
+            let entries = names.into_iter().flatten();
+            entries.filter_map(move |name| Some((device, self.entries.get(name)?)))
+        })
+    }
+
+    fn insert(&mut self, lease: Lease) {
+        for key in lease.keys() {
+            self.by_device.entry(key).or_default().insert(lease.name.clone());
+        }
+        let entry = Entry {
+            busy: None,
+            holder: None,
+            lease,
+        };
+        self.entries.insert(entry.lease.name.clone(), entry);
+    }
+
+    fn remove(&mut self, name: &LeaseName) {
+        let Some(entry) = self.entries.remove(name) else {
+            return;
+        };
+        for key in entry.lease.keys() {
+            if let Some(names) = self.by_device.get_mut(&key) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.by_device.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Checks what must hold at any time. For tests.
+    #[cfg(test)]
+    pub(crate) fn check(&self) {
+        let mut indexed: BTreeMap<(ResourceName, DeviceId), BTreeSet<LeaseName>> = BTreeMap::new();
+        let mut used: BTreeSet<(ResourceName, DeviceId)> = BTreeSet::new();
+        for (name, entry) in &self.entries {
+            assert_eq!(*name, entry.lease.name);
+            for key in entry.lease.keys() {
+                for container in entry.lease.containers.keys() {
+                    assert!(used.insert(key.clone()), "{key:?} is also in {container}");
+                }
+                indexed.entry(key).or_default().insert(name.clone());
+            }
+            if entry.busy == Some(Busy::Ending) {
+                assert!(entry.lease.containers.is_empty());
+            }
+        }
+        assert_eq!(indexed, self.by_device);
+    }
+}

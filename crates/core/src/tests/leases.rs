@@ -1,0 +1,381 @@
+//! Leases: refusals one by one, and random histories against a model of the containers and of the disk.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::LeaseName;
+use crate::shield::{
+    ContainerProcess, EndError, GrantError, Lease, LeaseChange, Leases, PrepareError, StartError,
+};
+
+fn ids(numbers: &[usize]) -> BTreeSet<DeviceId> {
+    numbers.iter().map(|number| format!("g{number}").into()).collect()
+}
+
+fn grant(leases: &mut Leases, name: &str, devices: &[usize]) {
+    let change = leases.begin_grant(name.into(), GPU.into(), ids(devices), START);
+    leases.finish(change.unwrap());
+}
+
+fn prepare(leases: &mut Leases, devices: &[usize]) {
+    let prepared = leases.begin_prepare(&GPU.into(), &ids(devices)).unwrap();
+    let names: Vec<LeaseName> = prepared.iter().map(|lease| lease.name.clone()).collect();
+    let answers = names.iter().map(|name| (name.clone(), Answer::default()));
+    if let Some(change) = leases.begin_prepared(answers) {
+        leases.finish(change);
+    }
+    leases.abort_prepare(&names);
+}
+
+fn start(leases: &mut Leases, name: &str, container: &str) -> Result<(), StartError> {
+    let change = leases.begin_start(name, container, ContainerProcess::default())?;
+    leases.finish(change);
+    Ok(())
+}
+
+fn stop(leases: &mut Leases, name: &str, container: &str) {
+    let change = leases.begin_stop(name, container).unwrap();
+    leases.finish(change);
+}
+
+fn refused(leases: &mut Leases, devices: &[usize]) -> PrepareError {
+    leases.begin_prepare(&GPU.into(), &ids(devices)).unwrap_err()
+}
+
+#[test]
+fn all_leases_of_the_same_devices_are_prepared_together() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "init", &[0, 1]);
+    grant(&mut leases, "main", &[0, 1]);
+    grant(&mut leases, "other", &[0]);
+
+    let prepared = leases.begin_prepare(&GPU.into(), &ids(&[0, 1])).unwrap();
+
+    let names: Vec<_> = prepared.iter().map(|lease| lease.name.as_str()).collect();
+    assert_eq!(names, ["init", "main"]);
+}
+
+#[test]
+fn a_device_waits_for_the_end_of_the_container_that_has_it() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "old", &[0, 1]);
+    prepare(&mut leases, &[0, 1]);
+    start(&mut leases, "old", "c1").unwrap();
+    grant(&mut leases, "new", &[1, 2]);
+
+    let refusal = refused(&mut leases, &[1, 2]);
+
+    assert_eq!(
+        refusal.to_string(),
+        "waiting for container c1 to end: it still has device g1"
+    );
+    assert_eq!(
+        leases.begin_end("old"),
+        Err(EndError::Running {
+            container: "c1".into()
+        })
+    );
+    stop(&mut leases, "old", "c1");
+    prepare(&mut leases, &[1, 2]);
+}
+
+#[test]
+fn a_container_that_comes_late_does_not_start_beside_its_successor() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "old", &[0]);
+    prepare(&mut leases, &[0]);
+    grant(&mut leases, "new", &[0]);
+    prepare(&mut leases, &[0]);
+    start(&mut leases, "new", "c2").unwrap();
+
+    let late = start(&mut leases, "old", "c1");
+
+    let (device, container) = ("g0".into(), "c2".into());
+    assert_eq!(late, Err(StartError::Running { device, container }));
+    // A hook that is run again is not another container.
+    start(&mut leases, "new", "c2").unwrap();
+}
+
+#[test]
+fn no_container_starts_while_the_plugin_is_called_for_its_device() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "old", &[0]);
+    prepare(&mut leases, &[0]);
+    grant(&mut leases, "new", &[0, 1]);
+    leases.begin_prepare(&GPU.into(), &ids(&[0, 1])).unwrap();
+
+    assert_eq!(start(&mut leases, "old", "c1"), Err(StartError::Preparing));
+    assert_eq!(start(&mut leases, "new", "c2"), Err(StartError::Preparing));
+    let device = "g0".into();
+    assert_eq!(refused(&mut leases, &[0]), PrepareError::Preparing { device });
+}
+
+#[test]
+fn a_lease_that_ends_is_neither_prepared_nor_started() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "a", &[0]);
+    prepare(&mut leases, &[0]);
+    let end = leases.begin_end("a").unwrap();
+
+    assert_eq!(start(&mut leases, "a", "c1"), Err(StartError::Ended));
+    let device = "g0".into();
+    assert_eq!(refused(&mut leases, &[0]), PrepareError::Ending { device });
+    assert_eq!(leases.begin_end("a"), Err(EndError::Busy));
+
+    leases.cancel(end);
+    start(&mut leases, "a", "c1").unwrap();
+}
+
+#[test]
+fn a_lease_without_an_answer_starts_no_container() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "a", &[0]);
+    assert_eq!(start(&mut leases, "a", "c1"), Err(StartError::NotPrepared));
+    assert_eq!(start(&mut leases, "b", "c1"), Err(StartError::Ended));
+    assert_eq!(refused(&mut leases, &[1]), PrepareError::Unknown);
+    assert_eq!(
+        leases.begin_grant("b".into(), GPU.into(), [], START),
+        Err(GrantError::NoDevices)
+    );
+    assert_eq!(
+        leases.begin_grant("a".into(), GPU.into(), ids(&[1]), START),
+        Err(GrantError::NameTaken)
+    );
+}
+
+#[test]
+fn a_reboot_ends_containers_and_preparations() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "a", &[0]);
+    prepare(&mut leases, &[0]);
+    start(&mut leases, "a", "c1").unwrap();
+    let mut lease = leases.get("a").unwrap().lease.clone();
+
+    assert!(lease.rebooted());
+
+    let mut leases = Leases::restore([lease.clone()]);
+    assert!(!lease.rebooted());
+    assert_eq!(start(&mut leases, "a", "c2"), Err(StartError::NotPrepared));
+    prepare(&mut leases, &[0]);
+    start(&mut leases, "a", "c2").unwrap();
+}
+
+#[test]
+fn a_container_from_before_the_adoption_keeps_its_devices() {
+    let mut leases = Leases::default();
+    let direct = Lease {
+        name: "direct".into(),
+        resource: GPU.into(),
+        devices: ids(&[0, 1]),
+        answer: Some(Answer::default()),
+        granted_at: START,
+        is_direct: true,
+        containers: BTreeMap::new(),
+    };
+    let change = leases.begin_adopt([direct.clone()]).unwrap();
+    leases.finish(change);
+    assert_eq!(leases.begin_adopt([direct]), None);
+    grant(&mut leases, "new", &[1]);
+
+    let (device, pod) = ("g1".into(), None);
+    assert_eq!(refused(&mut leases, &[1]), PrepareError::Adopted { device, pod });
+    // Its own container is started again by the kubelet.
+    prepare(&mut leases, &[0, 1]);
+}
+
+const DEVICES: usize = 3;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Grant(Vec<usize>),
+    Prepare(u8),
+    Answer(u8),
+    Abort(u8),
+    Start(u8),
+    Stop(u8),
+    End(u8),
+    Write(bool),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let devices = || proptest::sample::subsequence((0..DEVICES).collect::<Vec<_>>(), 1..=DEVICES);
+    prop_oneof![
+        3 => devices().prop_map(Step::Grant),
+        5 => any::<u8>().prop_map(Step::Prepare),
+        5 => any::<u8>().prop_map(Step::Answer),
+        1 => any::<u8>().prop_map(Step::Abort),
+        6 => any::<u8>().prop_map(Step::Start),
+        4 => any::<u8>().prop_map(Step::Stop),
+        3 => any::<u8>().prop_map(Step::End),
+        10 => proptest::bool::weighted(0.9).prop_map(Step::Write),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// What the leases say, compared with what runs and what is on disk.
+#[derive(Default)]
+struct World {
+    leases: Leases,
+    disk: BTreeMap<LeaseName, Lease>,
+    queue: Vec<LeaseChange>,
+    /// Preparations in flight.
+    preparing: Vec<Vec<LeaseName>>,
+    /// Containers that run, with their leases. A hook was answered for each.
+    running: BTreeMap<String, (LeaseName, BTreeSet<DeviceId>)>,
+    /// Containers whose hook waits for the disk.
+    starting: BTreeMap<String, (LeaseName, BTreeSet<DeviceId>)>,
+    next: usize,
+}
+
+fn pick<T: Clone>(all: impl Iterator<Item = T>, number: u8) -> Option<T> {
+    let all: Vec<T> = all.collect();
+    all.get(usize::from(number) % all.len().max(1)).cloned()
+}
+
+impl World {
+    fn lease(&self, number: u8) -> Option<Lease> {
+        pick(self.leases.iter().map(|view| view.lease.clone()), number)
+    }
+
+    fn write(&mut self, is_written: bool) {
+        for change in self.queue.drain(..) {
+            if !is_written {
+                if let LeaseChange::Start(_, container) = &change {
+                    self.starting.remove(container);
+                }
+                self.leases.cancel(change);
+                continue;
+            }
+            for lease in change.put() {
+                self.disk.insert(lease.name.clone(), lease.clone());
+            }
+            for name in change.delete() {
+                self.disk.remove(name);
+            }
+            if let LeaseChange::Start(_, container) = &change
+                && let Some(started) = self.starting.remove(container)
+            {
+                self.running.insert(container.clone(), started);
+            }
+            self.leases.finish(change);
+        }
+        if !is_written {
+            // The writer makes a new file from memory.
+            let all = self.leases.iter();
+            self.disk = all
+                .map(|view| (view.lease.name.clone(), view.lease.clone()))
+                .collect();
+        }
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Grant(devices) => {
+                self.next += 1;
+                let name = format!("l{}", self.next);
+                let change = self
+                    .leases
+                    .begin_grant(name.into(), GPU.into(), ids(&devices), START);
+                self.queue.push(change.unwrap());
+            }
+            Step::Prepare(number) => {
+                let Some(lease) = self.lease(number) else { return };
+                let busy =
+                    |device: &DeviceId| self.running.values().any(|(_, devices)| devices.contains(device));
+                let is_busy = lease.devices.iter().any(busy);
+                if let Ok(leases) = self.leases.begin_prepare(&GPU.into(), &lease.devices) {
+                    assert!(!is_busy, "prepared {:?} while a container has one", lease.devices);
+                    self.preparing
+                        .push(leases.into_iter().map(|lease| lease.name).collect());
+                }
+            }
+            Step::Answer(number) => {
+                if self.preparing.is_empty() {
+                    return;
+                }
+                let names = self
+                    .preparing
+                    .swap_remove(usize::from(number) % self.preparing.len());
+                let answers = names.iter().map(|name| (name.clone(), Answer::default()));
+                self.queue.extend(self.leases.begin_prepared(answers));
+                self.write(true);
+                self.leases.abort_prepare(&names);
+            }
+            Step::Abort(number) => {
+                if !self.preparing.is_empty() {
+                    let names = self
+                        .preparing
+                        .swap_remove(usize::from(number) % self.preparing.len());
+                    self.leases.abort_prepare(&names);
+                }
+            }
+            Step::Start(number) => {
+                let Some(lease) = self.lease(number) else { return };
+                self.next += 1;
+                let container = format!("c{}", self.next);
+                let process = ContainerProcess::default();
+                if let Ok(change) = self.leases.begin_start(lease.name.as_str(), &container, process) {
+                    self.queue.push(change);
+                    self.starting.insert(container, (lease.name, lease.devices));
+                }
+            }
+            Step::Stop(number) => {
+                let Some(container) = pick(self.running.keys().cloned(), number) else {
+                    return;
+                };
+                let (lease, _) = self.running.remove(&container).unwrap();
+                self.queue
+                    .extend(self.leases.begin_stop(lease.as_str(), &container));
+            }
+            Step::End(number) => {
+                let Some(lease) = self.lease(number) else { return };
+                self.queue.extend(self.leases.begin_end(lease.name.as_str()).ok());
+            }
+            Step::Write(is_written) => self.write(is_written),
+            Step::Restart => {
+                // What was not written is lost, and no hook was answered for it.
+                self.queue.clear();
+                self.starting.clear();
+                self.preparing.clear();
+                self.leases = Leases::restore(self.disk.values().cloned());
+            }
+        }
+    }
+
+    fn check(&self) {
+        self.leases.check();
+        let mut used = BTreeSet::new();
+        for (container, (lease, devices)) in &self.running {
+            for device in devices {
+                assert!(used.insert(device), "{device} is in two containers that run");
+            }
+            for known in [
+                self.leases.get(lease.as_str()).map(|view| view.lease),
+                self.disk.get(lease),
+            ] {
+                let known = known.expect("a lease ended although its container runs");
+                assert!(
+                    known.containers.contains_key(container),
+                    "{container} of {lease} is forgotten"
+                );
+                assert!(known.answer.is_some(), "{container} runs without an answer");
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_device_is_in_one_running_container_whatever_happens(
+        steps in proptest::collection::vec(step(), 1..120)
+    ) {
+        let mut world = World::default();
+        for step in steps {
+            world.take(step);
+            world.check();
+        }
+    }
+}
