@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use devlet_core::dra::claims::Claim;
+use devlet_core::shield::LeaseChange;
 use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 
 use super::decisions::Settled;
@@ -66,6 +67,7 @@ pub(crate) enum Completion {
         pods: Vec<Pod>,
         removed: Vec<PodUid>,
     },
+    Lease(LeaseChange),
     /// The change affects the disk only.
     Nothing,
 }
@@ -78,6 +80,7 @@ impl Completion {
             Self::Commit(id) => node.finish_commit(id),
             Self::Release(pod) => node.finish_release(&pod),
             Self::Record(id) => node.finish_record(id),
+            Self::Lease(change) => node.leases_mut().finish(change),
             Self::Import {
                 pods,
                 removed,
@@ -124,6 +127,7 @@ impl Completion {
             Self::Commit(id) => state.node.cancel_commit(id),
             Self::Release(pod) => state.node.cancel_release(&pod),
             Self::Record(id) => state.node.cancel_record(id),
+            Self::Lease(change) => state.node.leases_mut().cancel(change),
             Self::Import {
                 importing, removed, ..
             } => {

@@ -3,6 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use devlet_core::dra::claims::{AllocatedDevice, Claim, Preparation, PreparationState, PreparedDevice};
+use devlet_core::shield::Lease;
 use devlet_core::{Allocation, ClaimUse, ContainerKind, DriverName, Pod, PodClaim, Source};
 use serde_json::{Map, Value, json};
 
@@ -33,6 +34,7 @@ pub(crate) fn to_json(persisted: &PersistedState) -> Value {
         "contested": contested.collect::<Vec<_>>(),
         "blocked": blocked.collect::<Vec<_>>(),
         "claims": persisted.claims.values().map(claim).collect::<Vec<_>>(),
+        "leases": persisted.leases.values().map(lease).collect::<Vec<_>>(),
         "pods": persisted.pods.values().map(pod).collect::<Vec<_>>(),
         "resources": resources.collect::<Map<_, _>>(),
         "mirrors": mirrors(KubeletFile::Devices),
@@ -87,6 +89,21 @@ fn claim(claim: &Claim) -> Value {
         "name": claim.key.name,
         "pod": claim.pod.as_str(),
         "drivers": claim.preparations.iter().map(preparation).collect::<Vec<_>>(),
+    })
+}
+
+fn lease(lease: &Lease) -> Value {
+    let containers = lease.containers.iter();
+    let containers = containers.map(|(id, process)| json!({ "id": id, "pid": process.pid, "started": process.started }));
+    let devices = lease.devices.iter().map(devlet_core::DeviceId::as_str);
+    json!({
+        "name": lease.name.as_str(),
+        "resource": lease.resource.as_str(),
+        "devices": devices.collect::<Vec<_>>(),
+        "answer": lease.answer.as_ref().map(|answer| STANDARD.encode(&answer.raw)),
+        "grantedAtMs": lease.granted_at.0,
+        "direct": lease.is_direct,
+        "containers": containers.collect::<Vec<_>>(),
     })
 }
 

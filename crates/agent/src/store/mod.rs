@@ -45,6 +45,8 @@ mod import;
 mod import_report;
 mod kubelet_file;
 mod kubelet_files;
+mod lease_record;
+mod leases;
 mod load_error;
 mod mirror_hashes;
 mod node_id;
@@ -90,6 +92,7 @@ pub use file_backend::Storage;
 pub use held::{Held, Hold};
 pub use import_report::{Difference, ImportReport, Undecodable, UnreadableFile};
 pub use kubelet_files::MirrorError;
+pub use leases::{LeaseError, PreparingLeases};
 pub use open_options::OpenOptions;
 pub use open_report::{Contested, Found, OpenError, OpenReport, Quarantined, Reboot, Takeover};
 

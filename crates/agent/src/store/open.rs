@@ -179,6 +179,7 @@ fn restore(persisted: PersistedState, is_imported: bool, now: Moment) -> Node {
     let PersistedState {
         pods,
         claims,
+        leases,
         metadata,
     } = persisted;
     let known = metadata.resources.iter();
@@ -194,6 +195,7 @@ fn restore(persisted: PersistedState, is_imported: bool, now: Moment) -> Node {
         pods,
         resources,
         claims: claims.into_values().collect(),
+        leases: leases.into_values().collect(),
     });
     node.evict_idle(now);
     for (by, record) in &metadata.blocked {

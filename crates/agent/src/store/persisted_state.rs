@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use devlet_core::dra::claims::Claim;
-use devlet_core::{ClaimUid, Pod, PodUid, ResourceName};
+use devlet_core::shield::Lease;
+use devlet_core::{ClaimUid, LeaseName, Pod, PodUid, ResourceName};
 use prost::Message as _;
 
 use super::claim_record::ClaimRecord;
 use super::contest::Contest;
 use super::kubelet_file::{BlockedBy, Hash, KubeletFile, PendingFile};
+use super::lease_record;
 use super::load_error::LoadError;
 use super::mirror_hashes::{MirrorHashes, MirrorUpdate};
 use super::node_id::Progress;
@@ -57,7 +59,7 @@ impl NodeMetadata {
     /// Applies a row that has been written.
     pub(crate) fn apply(&mut self, row: &Row) {
         match row {
-            Row::Pod(..) | Row::Claim(..) => {}
+            Row::Pod(..) | Row::Claim(..) | Row::Lease(..) => {}
             Row::Resource(name, Some(record)) => {
                 self.resources.insert(name.clone(), record.clone());
             }
@@ -134,6 +136,7 @@ impl NodeMetadata {
 pub(crate) struct PersistedState {
     pub(crate) pods: BTreeMap<PodUid, Pod>,
     pub(crate) claims: BTreeMap<ClaimUid, Claim>,
+    pub(crate) leases: BTreeMap<LeaseName, Lease>,
     pub(crate) metadata: NodeMetadata,
 }
 
@@ -141,6 +144,7 @@ impl PersistedState {
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows = self.metadata.rows();
         rows.extend(self.claims.values().map(Row::claim));
+        rows.extend(self.leases.values().map(Row::lease));
         rows.extend(self.pods.values().map(Row::pod));
         rows
     }
@@ -165,6 +169,10 @@ impl PersistedState {
                 TableRecord::Claims => {
                     let claim = value.map(|bytes| decode_claim(key_text()?, bytes)).transpose()?;
                     put(&mut self.claims, key_text()?.into(), claim);
+                }
+                TableRecord::Leases => {
+                    let lease = value.map(|bytes| lease_record::decode(key_text()?, bytes)).transpose()?;
+                    put(&mut self.leases, key_text()?.into(), lease);
                 }
                 TableRecord::Resources => {
                     let record = value.map(ResourceRecord::decode).transpose()?;

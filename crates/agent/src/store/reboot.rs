@@ -1,4 +1,4 @@
-//! Changes to pods and claims after a reboot of the machine.
+//! Changes to pods, claims and leases after a reboot of the machine.
 
 use std::collections::BTreeMap;
 
@@ -54,6 +54,11 @@ impl Startup<'_> {
             }
             if claim.rebooted() || is_left {
                 rows.push(Row::claim(claim));
+            }
+        }
+        for lease in persisted.leases.values_mut() {
+            if lease.rebooted() {
+                rows.push(Row::lease(lease));
             }
         }
         self.report.reboot = Some(reboot);

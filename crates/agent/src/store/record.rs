@@ -162,6 +162,7 @@ pub(crate) enum TableRecord {
     Claims = 5,
     /// Keys are numbers: 8 bytes, little endian.
     ClaimMirrors = 6,
+    Leases = 7,
 }
 
 /// Why no pod is admitted.

@@ -1,12 +1,14 @@
 //! One change of a value in the database, and the table entries that it consists of.
 
 use devlet_core::dra::claims::Claim;
-use devlet_core::{ClaimUid, Pod, PodUid, ResourceName};
+use devlet_core::shield::Lease;
+use devlet_core::{ClaimUid, LeaseName, Pod, PodUid, ResourceName};
 use prost::Message as _;
 
 use super::claim_record;
 use super::contest::Contest;
 use super::kubelet_file::{BlockedBy, Hash, KubeletFile, PendingFile};
+use super::lease_record;
 use super::mirror_hashes::MirrorUpdate;
 use super::node_id::Progress;
 use super::record::{self, BlockedRecord, EntryRecord, ResourceRecord, TableRecord};
@@ -17,6 +19,7 @@ use super::tables::{BOOT_ID_KEY, NODE_ID_KEY, STARTS_KEY, STOP_KEY};
 pub(crate) enum Row {
     Pod(PodUid, Option<Vec<u8>>),
     Claim(ClaimUid, Option<Vec<u8>>),
+    Lease(LeaseName, Option<Vec<u8>>),
     Resource(ResourceName, Option<ResourceRecord>),
     /// A reason why no pod is admitted.
     Blocked(BlockedBy, Option<BlockedRecord>),
@@ -41,6 +44,10 @@ impl Row {
         Self::Claim(uid, Some(bytes))
     }
 
+    pub(crate) fn lease(lease: &Lease) -> Self {
+        Self::Lease(lease.name.clone(), Some(lease_record::encode(lease)))
+    }
+
     /// Returns the table entries that it changes.
     pub(super) fn entries(&self) -> Vec<EntryRecord> {
         let entry = |table: TableRecord, key: &[u8], value: Option<Vec<u8>>| EntryRecord {
@@ -54,6 +61,13 @@ impl Row {
                 vec![entry(
                     TableRecord::Claims,
                     uid.as_str().as_bytes(),
+                    record.clone(),
+                )]
+            }
+            Self::Lease(name, record) => {
+                vec![entry(
+                    TableRecord::Leases,
+                    name.as_str().as_bytes(),
                     record.clone(),
                 )]
             }

@@ -13,6 +13,7 @@
 //! | | `checkpoint` | number of the last record of the write-ahead log that the tables contain, 8 bytes, little endian |
 //! | `pods` | UID | [`PodRecord`] |
 //! | `claims` | UID | [`ClaimRecord`](super::claim_record::ClaimRecord) |
+//! | `leases` | name | [`LeaseRecord`](super::lease_record::LeaseRecord); absent in a database of an earlier version |
 //! | `resources` | name | [`ResourceRecord`] |
 //! | `mirrors`, `claim-mirrors` | count | SHA-256 of the kubelet's file that is in place, written or adopted by devlet, and of its next version |
 
@@ -20,15 +21,17 @@ use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::thread;
 
-use devlet_core::ClaimUid;
 use devlet_core::dra::claims::Claim;
+use devlet_core::shield::Lease;
+use devlet_core::{ClaimUid, LeaseName};
 use prost::Message as _;
 use redb::{
     AccessGuard, ReadTransaction, ReadableDatabase as _, ReadableTable as _, ReadableTableMetadata as _,
-    StorageError, TableDefinition, WriteTransaction,
+    StorageError, TableDefinition, TableError, WriteTransaction,
 };
 
 use super::kubelet_file::KubeletFile;
+use super::lease_record;
 use super::load_error::LoadError;
 use super::persisted_state::{NodeMetadata, PersistedState, decode_array, decode_claim, decode_pod};
 use super::record::{EntryRecord, InvalidRecord, Names, PodRecord, ResourceRecord, TableRecord};
@@ -36,6 +39,7 @@ use super::record::{EntryRecord, InvalidRecord, Names, PodRecord, ResourceRecord
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
 const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
+const LEASES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("leases");
 const RESOURCES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("resources");
 const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors");
 const CLAIM_MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
@@ -67,7 +71,7 @@ impl KubeletFile {
 pub(super) fn create(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     let mut meta = transaction.open_table(META)?;
     meta.insert(SCHEMA_KEY, &SCHEMA.to_le_bytes()[..])?;
-    for table in [PODS, CLAIMS, RESOURCES] {
+    for table in [PODS, CLAIMS, LEASES, RESOURCES] {
         transaction.open_table(table)?;
     }
     for table in [MIRRORS, CLAIM_MIRRORS] {
@@ -89,7 +93,7 @@ pub(super) fn write_entries(
     entries: impl IntoIterator<Item = EntryRecord>,
 ) -> Result<(), redb::Error> {
     // Opened on first use: most changes affect one table.
-    let (mut meta, mut pods, mut claims, mut resources) = (None, None, None, None);
+    let (mut meta, mut pods, mut claims, mut leases, mut resources) = (None, None, None, None, None);
     let invalid = || redb::Error::Corrupted(InvalidRecord::Entry.to_string());
     for entry in entries {
         let table = TableRecord::try_from(entry.table).map_err(|_| invalid())?;
@@ -97,6 +101,7 @@ pub(super) fn write_entries(
             TableRecord::Meta => (&mut meta, META),
             TableRecord::Pods => (&mut pods, PODS),
             TableRecord::Claims => (&mut claims, CLAIMS),
+            TableRecord::Leases => (&mut leases, LEASES),
             TableRecord::Resources => (&mut resources, RESOURCES),
             TableRecord::Mirrors | TableRecord::ClaimMirrors => {
                 let number = entry.key.as_slice().try_into().map_err(|_| invalid())?;
@@ -175,6 +180,19 @@ impl Snapshot {
         })
     }
 
+    /// Reads every lease.
+    fn leases(&self) -> Result<BTreeMap<LeaseName, Lease>, LoadError> {
+        let table = match self.0.open_table(LEASES) {
+            Err(TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
+            table => table.map_err(redb::Error::from)?,
+        };
+        let decode = |_: &mut Names, name: &str, bytes: &[u8]| {
+            let lease = lease_record::decode(name, bytes)?;
+            Ok((lease.name.clone(), lease))
+        };
+        Ok(decode_entries(table.iter()?, decode)?.into_iter().collect())
+    }
+
     /// Reads a table. The two halves of a large one are read in parallel.
     fn all<K: Ord + Send, V: Send>(
         &self,
@@ -234,10 +252,11 @@ impl Snapshot {
                 of_file.0.insert(number.value(), decode_array(hash.value())?);
             }
         }
-        let claims = self.claims()?;
+        let (claims, leases) = (self.claims()?, self.leases()?);
         Ok(PersistedState {
             pods,
             claims,
+            leases,
             metadata,
         })
     }

@@ -399,6 +399,7 @@ impl Writer {
         self.shared.read(|node| {
             rows.extend(node.recorded_claims().map(Row::claim));
             rows.extend(node.pods().map(Row::pod));
+            rows.extend(node.leases().iter().map(|view| Row::lease(view.lease)));
         });
         rows
     }

@@ -1,0 +1,74 @@
+//! Records of leases.
+
+use std::collections::BTreeMap;
+
+use devlet_core::Moment;
+use devlet_core::shield::{ContainerProcess, Lease};
+use prost::Message as _;
+
+use super::answer::recorded;
+use super::record::InvalidRecord;
+
+/// A lease; its name is the key.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct LeaseRecord {
+    #[prost(string, tag = "1")]
+    pub(crate) resource: String,
+    #[prost(string, repeated, tag = "2")]
+    pub(crate) devices: Vec<String>,
+    /// The plugin's answer; none before the plugin was called.
+    #[prost(bytes = "vec", optional, tag = "3")]
+    pub(crate) answer: Option<Vec<u8>>,
+    #[prost(uint64, tag = "4")]
+    pub(crate) granted_at: u64,
+    #[prost(bool, tag = "5")]
+    pub(crate) is_direct: bool,
+    /// Containers that may run, by the runtime's ID.
+    #[prost(btree_map = "string, message", tag = "6")]
+    pub(crate) containers: BTreeMap<String, ProcessRecord>,
+}
+
+/// The first process of a container.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(crate) struct ProcessRecord {
+    #[prost(uint32, tag = "1")]
+    pub(crate) pid: u32,
+    /// In clock ticks since the boot.
+    #[prost(uint64, tag = "2")]
+    pub(crate) started: u64,
+}
+
+pub(crate) fn encode(lease: &Lease) -> Vec<u8> {
+    let containers = lease.containers.iter();
+    let containers = containers.map(|(id, &ContainerProcess { pid, started })| {
+        let process = ProcessRecord { pid, started };
+        (id.clone(), process)
+    });
+    let record = LeaseRecord {
+        resource: lease.resource.as_str().into(),
+        devices: lease.devices.iter().map(|id| id.as_str().into()).collect(),
+        answer: lease.answer.as_ref().map(|answer| answer.raw.to_vec()),
+        granted_at: lease.granted_at.0,
+        is_direct: lease.is_direct,
+        containers: containers.collect(),
+    };
+    record.encode_to_vec()
+}
+
+pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<Lease, InvalidRecord> {
+    let record = LeaseRecord::decode(bytes)?;
+    let containers = record.containers.into_iter();
+    let containers = containers.map(|(id, ProcessRecord { pid, started })| {
+        let process = ContainerProcess { pid, started };
+        (id, process)
+    });
+    Ok(Lease {
+        name: name.into(),
+        resource: record.resource.into(),
+        devices: record.devices.into_iter().map(Into::into).collect(),
+        answer: record.answer.map(recorded),
+        granted_at: Moment(record.granted_at),
+        is_direct: record.is_direct,
+        containers: containers.collect(),
+    })
+}
