@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::dra::claims::Claim;
 use devlet_core::shield::LeaseChange;
 use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
@@ -68,6 +69,7 @@ pub(crate) enum Completion {
         removed: Vec<PodUid>,
     },
     Lease(LeaseChange),
+    Lists(Vec<(ResourceName, Arc<DeviceList>)>),
     /// The change affects the disk only.
     Nothing,
 }
@@ -81,6 +83,11 @@ impl Completion {
             Self::Release(pod) => node.finish_release(&pod),
             Self::Record(id) => node.finish_record(id),
             Self::Lease(change) => node.leases_mut().finish(change),
+            Self::Lists(lists) => {
+                for (name, list) in lists {
+                    node.list_recorded(&name, list);
+                }
+            }
             Self::Import {
                 pods,
                 removed,
@@ -141,7 +148,7 @@ impl Completion {
                     state.node.cancel_release(pod);
                 }
             }
-            Self::Nothing => {}
+            Self::Lists(_) | Self::Nothing => {}
         }
     }
 }

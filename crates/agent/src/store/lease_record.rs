@@ -1,8 +1,9 @@
-//! Records of leases.
+//! Records of leases, and of the devices that plugins listed last.
 
 use std::collections::BTreeMap;
 
 use devlet_core::Moment;
+use devlet_core::device_plugin::list::{Device, DeviceList};
 use devlet_core::shield::{ContainerProcess, Lease};
 use prost::Message as _;
 
@@ -36,6 +37,44 @@ pub(crate) struct ProcessRecord {
     /// In clock ticks since the boot.
     #[prost(uint64, tag = "2")]
     pub(crate) started: u64,
+}
+
+/// The devices of a resource; its name is the key.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ListRecord {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) devices: Vec<DeviceRecord>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct DeviceRecord {
+    #[prost(string, tag = "1")]
+    pub(crate) id: String,
+    #[prost(bool, tag = "2")]
+    pub(crate) healthy: bool,
+    #[prost(int64, repeated, tag = "3")]
+    pub(crate) nodes: Vec<i64>,
+}
+
+pub(crate) fn encode_list(list: &DeviceList) -> Vec<u8> {
+    let device = |device: &Device| DeviceRecord {
+        id: device.id.as_str().into(),
+        healthy: device.healthy,
+        nodes: device.nodes.clone(),
+    };
+    let devices = list.devices().iter().map(device).collect();
+    ListRecord { devices }.encode_to_vec()
+}
+
+pub(crate) fn decode_list(bytes: &[u8]) -> Result<DeviceList, InvalidRecord> {
+    let record = ListRecord::decode(bytes)?;
+    let device = |record: DeviceRecord| Device {
+        id: record.id.into(),
+        healthy: record.healthy,
+        nodes: record.nodes,
+    };
+    let devices = record.devices.into_iter().map(device).collect();
+    Ok(DeviceList::new(devices).0)
 }
 
 pub(crate) fn encode(lease: &Lease) -> Vec<u8> {

@@ -111,6 +111,15 @@ impl Store {
         self.change_leases(end).await
     }
 
+    /// Records the devices that plugins listed last, so that they can be advertised after a restart.
+    pub async fn record_lists(&self) -> Result<(), WriteError> {
+        let lists = self.read(|node| node.unrecorded_lists());
+        // Encoded before the lock is taken: lists may be long.
+        let rows: Vec<Row> = lists.iter().map(|(name, list)| Row::list(name, list)).collect();
+        let change = (!rows.is_empty()).then_some((rows, Completion::Lists(lists)));
+        done(self.begin(|_| Ok::<_, WriteError>(change))?).await
+    }
+
     async fn change_leases<E: From<WriteError>>(
         &self,
         begin: impl FnOnce(&mut Leases) -> Result<Option<LeaseChange>, E>,

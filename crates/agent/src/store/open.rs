@@ -180,6 +180,7 @@ fn restore(persisted: PersistedState, is_imported: bool, now: Moment) -> Node {
         pods,
         claims,
         leases,
+        lists,
         metadata,
     } = persisted;
     let known = metadata.resources.iter();
@@ -196,6 +197,7 @@ fn restore(persisted: PersistedState, is_imported: bool, now: Moment) -> Node {
         resources,
         claims: claims.into_values().collect(),
         leases: leases.into_values().collect(),
+        lists,
     });
     node.evict_idle(now);
     for (by, record) in &metadata.blocked {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::dra::claims::Claim;
 use devlet_core::shield::Lease;
 use devlet_core::{ClaimUid, LeaseName, Pod, PodUid, ResourceName};
@@ -59,7 +60,7 @@ impl NodeMetadata {
     /// Applies a row that has been written.
     pub(crate) fn apply(&mut self, row: &Row) {
         match row {
-            Row::Pod(..) | Row::Claim(..) | Row::Lease(..) => {}
+            Row::Pod(..) | Row::Claim(..) | Row::Lease(..) | Row::List(..) => {}
             Row::Resource(name, Some(record)) => {
                 self.resources.insert(name.clone(), record.clone());
             }
@@ -137,6 +138,7 @@ pub(crate) struct PersistedState {
     pub(crate) pods: BTreeMap<PodUid, Pod>,
     pub(crate) claims: BTreeMap<ClaimUid, Claim>,
     pub(crate) leases: BTreeMap<LeaseName, Lease>,
+    pub(crate) lists: BTreeMap<ResourceName, DeviceList>,
     pub(crate) metadata: NodeMetadata,
 }
 
@@ -145,6 +147,7 @@ impl PersistedState {
         let mut rows = self.metadata.rows();
         rows.extend(self.claims.values().map(Row::claim));
         rows.extend(self.leases.values().map(Row::lease));
+        rows.extend(self.lists.iter().map(|(name, list)| Row::list(name, list)));
         rows.extend(self.pods.values().map(Row::pod));
         rows
     }
@@ -173,6 +176,10 @@ impl PersistedState {
                 TableRecord::Leases => {
                     let lease = value.map(|bytes| lease_record::decode(key_text()?, bytes)).transpose()?;
                     put(&mut self.leases, key_text()?.into(), lease);
+                }
+                TableRecord::Lists => {
+                    let list = value.map(lease_record::decode_list).transpose()?;
+                    put(&mut self.lists, key_text()?.into(), list);
                 }
                 TableRecord::Resources => {
                     let record = value.map(ResourceRecord::decode).transpose()?;

@@ -163,6 +163,7 @@ pub(crate) enum TableRecord {
     /// Keys are numbers: 8 bytes, little endian.
     ClaimMirrors = 6,
     Leases = 7,
+    Lists = 8,
 }
 
 /// Why no pod is admitted.

@@ -1,5 +1,6 @@
 //! One change of a value in the database, and the table entries that it consists of.
 
+use devlet_core::device_plugin::list::DeviceList;
 use devlet_core::dra::claims::Claim;
 use devlet_core::shield::Lease;
 use devlet_core::{ClaimUid, LeaseName, Pod, PodUid, ResourceName};
@@ -20,6 +21,8 @@ pub(crate) enum Row {
     Pod(PodUid, Option<Vec<u8>>),
     Claim(ClaimUid, Option<Vec<u8>>),
     Lease(LeaseName, Option<Vec<u8>>),
+    /// The devices of a resource.
+    List(ResourceName, Option<Vec<u8>>),
     Resource(ResourceName, Option<ResourceRecord>),
     /// A reason why no pod is admitted.
     Blocked(BlockedBy, Option<BlockedRecord>),
@@ -42,6 +45,10 @@ impl Row {
     pub(crate) fn claim(claim: &Claim) -> Self {
         let (uid, bytes) = claim_record::encode_claim(claim);
         Self::Claim(uid, Some(bytes))
+    }
+
+    pub(crate) fn list(name: &ResourceName, list: &DeviceList) -> Self {
+        Self::List(name.clone(), Some(lease_record::encode_list(list)))
     }
 
     pub(crate) fn lease(lease: &Lease) -> Self {
@@ -67,6 +74,13 @@ impl Row {
             Self::Lease(name, record) => {
                 vec![entry(
                     TableRecord::Leases,
+                    name.as_str().as_bytes(),
+                    record.clone(),
+                )]
+            }
+            Self::List(name, record) => {
+                vec![entry(
+                    TableRecord::Lists,
                     name.as_str().as_bytes(),
                     record.clone(),
                 )]

@@ -14,6 +14,7 @@
 //! | `pods` | UID | [`PodRecord`] |
 //! | `claims` | UID | [`ClaimRecord`](super::claim_record::ClaimRecord) |
 //! | `leases` | name | [`LeaseRecord`](super::lease_record::LeaseRecord); absent in a database of an earlier version |
+//! | `lists` | resource | [`ListRecord`](super::lease_record::ListRecord); absent in a database of an earlier version |
 //! | `resources` | name | [`ResourceRecord`] |
 //! | `mirrors`, `claim-mirrors` | count | SHA-256 of the kubelet's file that is in place, written or adopted by devlet, and of its next version |
 
@@ -40,6 +41,7 @@ const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
 const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
 const LEASES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("leases");
+const LISTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("lists");
 const RESOURCES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("resources");
 const MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("mirrors");
 const CLAIM_MIRRORS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("claim-mirrors");
@@ -71,7 +73,7 @@ impl KubeletFile {
 pub(super) fn create(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     let mut meta = transaction.open_table(META)?;
     meta.insert(SCHEMA_KEY, &SCHEMA.to_le_bytes()[..])?;
-    for table in [PODS, CLAIMS, LEASES, RESOURCES] {
+    for table in [PODS, CLAIMS, LEASES, LISTS, RESOURCES] {
         transaction.open_table(table)?;
     }
     for table in [MIRRORS, CLAIM_MIRRORS] {
@@ -93,7 +95,8 @@ pub(super) fn write_entries(
     entries: impl IntoIterator<Item = EntryRecord>,
 ) -> Result<(), redb::Error> {
     // Opened on first use: most changes affect one table.
-    let (mut meta, mut pods, mut claims, mut leases, mut resources) = (None, None, None, None, None);
+    let (mut meta, mut pods, mut claims, mut resources) = (None, None, None, None);
+    let (mut leases, mut lists) = (None, None);
     let invalid = || redb::Error::Corrupted(InvalidRecord::Entry.to_string());
     for entry in entries {
         let table = TableRecord::try_from(entry.table).map_err(|_| invalid())?;
@@ -102,6 +105,7 @@ pub(super) fn write_entries(
             TableRecord::Pods => (&mut pods, PODS),
             TableRecord::Claims => (&mut claims, CLAIMS),
             TableRecord::Leases => (&mut leases, LEASES),
+            TableRecord::Lists => (&mut lists, LISTS),
             TableRecord::Resources => (&mut resources, RESOURCES),
             TableRecord::Mirrors | TableRecord::ClaimMirrors => {
                 let number = entry.key.as_slice().try_into().map_err(|_| invalid())?;
@@ -182,15 +186,24 @@ impl Snapshot {
 
     /// Reads every lease.
     fn leases(&self) -> Result<BTreeMap<LeaseName, Lease>, LoadError> {
-        let table = match self.0.open_table(LEASES) {
+        self.all_if_any(LEASES, |name, bytes| {
+            let lease = lease_record::decode(name, bytes)?;
+            Ok((lease.name.clone(), lease))
+        })
+    }
+
+    /// Reads a table that may be absent.
+    fn all_if_any<K: Ord, V>(
+        &self,
+        table: TableDefinition<'_, &'static str, &'static [u8]>,
+        decode: impl Fn(&str, &[u8]) -> Result<(K, V), InvalidRecord>,
+    ) -> Result<BTreeMap<K, V>, LoadError> {
+        let table = match self.0.open_table(table) {
             Err(TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
             table => table.map_err(redb::Error::from)?,
         };
-        let decode = |_: &mut Names, name: &str, bytes: &[u8]| {
-            let lease = lease_record::decode(name, bytes)?;
-            Ok((lease.name.clone(), lease))
-        };
-        Ok(decode_entries(table.iter()?, decode)?.into_iter().collect())
+        let entries = decode_entries(table.iter()?, |_, key, bytes| decode(key, bytes))?;
+        Ok(entries.into_iter().collect())
     }
 
     /// Reads a table. The two halves of a large one are read in parallel.
@@ -253,10 +266,14 @@ impl Snapshot {
             }
         }
         let (claims, leases) = (self.claims()?, self.leases()?);
+        let lists = self.all_if_any(LISTS, |name, bytes| {
+            Ok((name.into(), lease_record::decode_list(bytes)?))
+        })?;
         Ok(PersistedState {
             pods,
             claims,
             leases,
+            lists,
             metadata,
         })
     }

@@ -400,6 +400,7 @@ impl Writer {
             rows.extend(node.recorded_claims().map(Row::claim));
             rows.extend(node.pods().map(Row::pod));
             rows.extend(node.leases().iter().map(|view| Row::lease(view.lease)));
+            rows.extend(node.remembered_lists().map(|(name, list)| Row::list(name, list)));
         });
         rows
     }

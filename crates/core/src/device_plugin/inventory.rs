@@ -76,6 +76,10 @@ pub(crate) struct Resource {
     pub(crate) plugins: BTreeMap<ConnectionId, Plugin>,
     /// The active list; without a plugin, the last active list.
     pub(crate) list: Arc<DeviceList>,
+    /// The last list of a plugin that had found its devices.
+    pub(crate) remembered: Arc<DeviceList>,
+    /// The remembered list that is on record.
+    pub(crate) recorded: Option<Arc<DeviceList>>,
     /// The plugin of the active list.
     pub(crate) active: Option<ConnectionId>,
     /// The process that sent the list.
@@ -117,6 +121,9 @@ impl Resource {
                 self.list = Arc::clone(list);
                 self.active = Some(id);
                 self.list_process = self.plugins.get(&id).map(|plugin| plugin.process);
+                if self.plugins.get(&id).is_some_and(|plugin| plugin.ready) {
+                    self.remembered = Arc::clone(&self.list);
+                }
                 changed
             }
             None => self.active.take().is_some(),

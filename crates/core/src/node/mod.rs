@@ -16,13 +16,14 @@ pub use error::{Blocked, CommitError, ConnectError, LastSeen, PutError, ReleaseE
 
 use crate::device_plugin::inventory::{LastPlugin, Resource};
 use crate::device_plugin::ledger::Ledger;
+use crate::device_plugin::list::DeviceList;
 use crate::device_plugin::rejections::Rejections;
 use crate::dra::Dra;
 use crate::dra::claims::Claim;
 use crate::id::{ConnectionId, PodUid, ResourceName};
 use crate::import::Importing;
 use crate::pod::Pod;
-use crate::shield::{Lease, Leases};
+use crate::shield::{Lease, Leases, restore_lists};
 
 /// The state that durable records describe at start.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +36,8 @@ pub struct Restored {
     pub claims: Vec<Claim>,
     /// Leases. If the machine was booted since they were recorded, [`Lease::rebooted`] must have been called.
     pub leases: Vec<Lease>,
+    /// The devices that plugins listed last.
+    pub lists: BTreeMap<ResourceName, DeviceList>,
 }
 
 /// The state of one node.
@@ -70,6 +73,7 @@ impl Node {
                 },
             );
         }
+        restore_lists(&mut node.resources, restored.lists);
         for claim in restored.claims {
             node.dra.claims.put(claim);
         }

@@ -20,6 +20,7 @@
 //!
 //! A change that forbids something counts from its begin; one that allows something counts when it is on disk.
 
+mod advertise;
 mod changes;
 mod error;
 
@@ -27,6 +28,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 
+pub use advertise::Advertised;
+pub(crate) use advertise::restore as restore_lists;
 pub use changes::LeaseChange;
 pub use error::{EndError, GrantError, PrepareError, StartError};
 
