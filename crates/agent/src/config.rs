@@ -27,6 +27,8 @@ pub struct Config {
     pub on_reboot: OnReboot,
     /// Limits on requests of peers.
     pub limits: Limits,
+    /// The kubelet to stand beside, if there is one.
+    pub shield: Option<Shield>,
 }
 
 /// Treatment of pods that were admitted over our API before the machine rebooted. Other pods are always kept.
@@ -37,6 +39,47 @@ pub enum OnReboot {
     Keep,
     /// They are released.
     Release,
+}
+
+/// A kubelet that devlet shields from device plugins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shield {
+    /// The root directory of the kubelet.
+    pub kubelet: PathBuf,
+    /// The directory where CDI specs are written. The runtime must read it.
+    pub cdi: PathBuf,
+    /// Time during which the devices of a plugin that is away stay advertised.
+    pub away: Duration,
+    /// The socket of the container runtime, to check its CDI configuration.
+    pub runtime: Option<PathBuf>,
+    /// `true` to register only after the runtime has told that its CDI configuration is right.
+    pub require_runtime: bool,
+    /// The program that the runtime calls when a container starts and ends.
+    pub hook: PathBuf,
+}
+
+impl Shield {
+    /// Returns the default configuration for a kubelet's root directory. `hook` is the devlet program.
+    pub fn new(kubelet: impl Into<PathBuf>, hook: impl Into<PathBuf>) -> Self {
+        Self {
+            kubelet: kubelet.into(),
+            cdi: PathBuf::from("/var/run/cdi"),
+            away: Duration::from_secs(600),
+            runtime: None,
+            require_runtime: false,
+            hook: hook.into(),
+        }
+    }
+
+    /// Returns the directory where devlet registers as a device plugin.
+    pub fn device_plugins(&self) -> PathBuf {
+        self.kubelet.join("device-plugins")
+    }
+
+    /// Returns the kubelet's checkpoint of devices.
+    pub fn checkpoint(&self) -> PathBuf {
+        self.device_plugins().join("kubelet_internal_checkpoint")
+    }
 }
 
 /// Deadlines of calls on plugins and drivers.
@@ -114,6 +157,7 @@ impl Config {
             },
             on_reboot: OnReboot::default(),
             limits: Limits::default(),
+            shield: None,
         }
     }
 

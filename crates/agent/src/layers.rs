@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["api"],
     &["agent"],
-    &["plugin_registry", "reconcile", "registration"],
+    &["plugin_registry", "reconcile", "registration", "shield"],
     &["workflow"],
     &["device_plugin", "dra"],
-    &["manifest", "run_options", "store"],
+    &["lease", "manifest", "run_options"],
+    &["store"],
     &["grpc"],
     &["config", "metrics"],
     &["limits"],

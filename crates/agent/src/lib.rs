@@ -46,6 +46,7 @@ pub mod dra;
 pub mod grpc;
 #[cfg(test)]
 mod layers;
+pub mod lease;
 pub mod limits;
 mod long_decode;
 pub mod manifest;
@@ -56,6 +57,7 @@ pub mod reconcile;
 pub mod registration;
 mod resource_name;
 pub mod run_options;
+pub mod shield;
 pub mod store;
 pub mod workflow;
 

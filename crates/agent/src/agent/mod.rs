@@ -30,6 +30,7 @@ use crate::reconcile::capacity::{self, Capacities};
 use crate::reconcile::orphans;
 pub use crate::reconcile::orphans::ActivePods;
 use crate::reconcile::slices::{self, ResourceSlices};
+use crate::shield::ShieldReport;
 use crate::store::{ForgetClaimError, OpenReport, StopError, Store, WriteError};
 use crate::workflow::REJECTION_PAUSE;
 use crate::workflow::admit::{self, AdmitError, GrpcPluginCalls};
@@ -66,6 +67,7 @@ struct Inner {
     metrics: Metrics,
     cluster: ClusterReport,
     claim_source: OnceLock<Arc<dyn DynClaimSource>>,
+    shield: ShieldReport,
     tasks: TaskTracker,
     stop: CancellationToken,
     kubelet_socket: SocketHandle,
@@ -113,6 +115,11 @@ impl Agent {
     /// Returns the source of claims of [`Agent::set_claim_source`].
     pub(crate) fn claim_source(&self) -> Option<&dyn DynClaimSource> {
         self.inner.claim_source.get().map(AsRef::as_ref)
+    }
+
+    /// Returns what is known about the kubelet beside devlet.
+    pub fn shield(&self) -> &ShieldReport {
+        &self.inner.shield
     }
 
     /// Returns all metrics as OpenMetrics text. Reads files, so it may block.

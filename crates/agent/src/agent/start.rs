@@ -31,8 +31,10 @@ use crate::plugin_registry::status::RegistryStatus;
 use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::reconcile::{self, capacity};
 use crate::registration::RegistrationService;
+use crate::shield::{self, ShieldReport};
 use crate::store::{self, OpenError, OpenReport, Store};
 use crate::workflow::claims::Claims;
+use crate::workflow::lease::LeaseWorkflow;
 use crate::workflow::register_plugin::Registrar;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -83,6 +85,9 @@ pub enum StartError {
     /// The directory of plugins' sockets cannot be watched.
     #[error(transparent)]
     Watch(#[from] WatchError),
+    /// The kubelet's directory cannot be watched.
+    #[error(transparent)]
+    Shield(#[from] shield::WatchError),
     /// The id of the current boot cannot be read.
     #[error("cannot read {BOOT_ID}: {problem}")]
     BootId {
@@ -127,6 +132,17 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
         config.limits.bytes_per_driver,
     );
     tasks.spawn(reconcile::claims::run(claims.clone(), stop.clone()));
+    let shield = ShieldReport::default();
+    if let Some(settings) = &config.shield {
+        let workflow = LeaseWorkflow {
+            store: store.clone(),
+            plugins: plugins.clone(),
+            config: Arc::clone(&config),
+            shield: Arc::new(settings.clone()),
+            metrics: metrics.clone(),
+        };
+        shield::start(workflow, shield.clone(), &tasks, &stop)?;
+    }
     let inner = Inner {
         config,
         store,
@@ -136,6 +152,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
         metrics,
         cluster: ClusterReport::default(),
         claim_source: OnceLock::new(),
+        shield,
         tasks,
         stop,
         kubelet_socket,

@@ -103,6 +103,7 @@ fn lease(lease: &Lease) -> Value {
         "answer": lease.answer.as_ref().map(|answer| STANDARD.encode(&answer.raw)),
         "grantedAtMs": lease.granted_at.0,
         "direct": lease.is_direct,
+        "preStartRequired": lease.pre_start_required,
         "containers": containers.collect::<Vec<_>>(),
     })
 }

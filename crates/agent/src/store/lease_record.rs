@@ -27,6 +27,8 @@ pub(crate) struct LeaseRecord {
     /// Containers that may run, by the runtime's ID.
     #[prost(btree_map = "string, message", tag = "6")]
     pub(crate) containers: BTreeMap<String, ProcessRecord>,
+    #[prost(bool, tag = "7")]
+    pub(crate) pre_start_required: bool,
 }
 
 /// The first process of a container.
@@ -90,6 +92,7 @@ pub(crate) fn encode(lease: &Lease) -> Vec<u8> {
         granted_at: lease.granted_at.0,
         is_direct: lease.is_direct,
         containers: containers.collect(),
+        pre_start_required: lease.pre_start_required,
     };
     record.encode_to_vec()
 }
@@ -109,5 +112,6 @@ pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<Lease, InvalidRecord> {
         granted_at: Moment(record.granted_at),
         is_direct: record.is_direct,
         containers: containers.collect(),
+        pre_start_required: record.pre_start_required,
     })
 }

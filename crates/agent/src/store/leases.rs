@@ -35,7 +35,7 @@ pub struct PreparingLeases {
 
 impl PreparingLeases {
     /// Records the plugin's answers. Returns when they are on disk.
-    pub async fn record(&self, answers: Vec<(LeaseName, Answer)>) -> Result<(), WriteError> {
+    pub async fn record(&self, answers: Vec<(LeaseName, Answer, bool)>) -> Result<(), WriteError> {
         let change = |leases: &mut Leases| Ok::<_, WriteError>(leases.begin_prepared(answers));
         self.store.change_leases(change).await
     }

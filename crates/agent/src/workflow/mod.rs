@@ -2,6 +2,7 @@
 
 pub mod admit;
 pub mod claims;
+pub mod lease;
 pub(crate) mod plugin_session;
 pub mod prepare;
 mod reasons;

@@ -64,6 +64,7 @@ impl Leases {
             resource,
             devices,
             answer: None,
+            pre_start_required: false,
             granted_at: now,
             is_direct: false,
             containers: Default::default(),
@@ -134,18 +135,20 @@ impl Leases {
         }
     }
 
-    /// Begins to record the plugin's answers. Returns `None` if all leases have their answers on record already.
+    /// Begins to record the plugin's answers, each with `true` if the plugin wants a call before each start. Returns
+    /// `None` if all leases have their answers on record already.
     pub fn begin_prepared(
         &mut self,
-        answers: impl IntoIterator<Item = (LeaseName, Answer)>,
+        answers: impl IntoIterator<Item = (LeaseName, Answer, bool)>,
     ) -> Option<LeaseChange> {
-        let answered = answers.into_iter().filter_map(|(name, answer)| {
-            let entry = self.entries.get(&name)?;
-            let answer = Some(answer);
-            (entry.lease.answer != answer).then(|| Lease {
-                answer,
-                ..entry.lease.clone()
-            })
+        let answered = answers.into_iter().filter_map(|(name, answer, pre_start_required)| {
+            let lease = &self.entries.get(&name)?.lease;
+            let prepared = Lease {
+                answer: Some(answer),
+                pre_start_required,
+                ..lease.clone()
+            };
+            (prepared != *lease).then_some(prepared)
         });
         let leases: Vec<Lease> = answered.collect();
         (!leases.is_empty()).then_some(LeaseChange::Prepared(leases))
@@ -217,6 +220,7 @@ impl Leases {
                 for lease in leases {
                     if let Some(entry) = self.entries.get_mut(&lease.name) {
                         entry.lease.answer = lease.answer;
+                        entry.lease.pre_start_required = lease.pre_start_required;
                     }
                 }
             }

@@ -48,6 +48,8 @@ pub struct Lease {
     pub devices: BTreeSet<DeviceId>,
     /// The plugin's answer to `Allocate`; `None` until the lease is prepared for the first time.
     pub answer: Option<Answer>,
+    /// `true` if the plugin wants a call before each start of the container.
+    pub pre_start_required: bool,
     /// When the kubelet asked for it.
     pub granted_at: Moment,
     /// `true` if the container got the plugin's answer from the kubelet itself, before devlet stood between them.

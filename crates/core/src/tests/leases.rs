@@ -22,7 +22,7 @@ fn grant(leases: &mut Leases, name: &str, devices: &[usize]) {
 fn prepare(leases: &mut Leases, devices: &[usize]) {
     let prepared = leases.begin_prepare(&GPU.into(), &ids(devices)).unwrap();
     let names: Vec<LeaseName> = prepared.iter().map(|lease| lease.name.clone()).collect();
-    let answers = names.iter().map(|name| (name.clone(), Answer::default()));
+    let answers = names.iter().map(|name| (name.clone(), Answer::default(), false));
     if let Some(change) = leases.begin_prepared(answers) {
         leases.finish(change);
     }
@@ -170,6 +170,7 @@ fn a_container_from_before_the_adoption_keeps_its_devices() {
         resource: GPU.into(),
         devices: ids(&[0, 1]),
         answer: Some(Answer::default()),
+        pre_start_required: false,
         granted_at: START,
         is_direct: true,
         containers: BTreeMap::new(),
@@ -299,7 +300,7 @@ impl World {
                 let names = self
                     .preparing
                     .swap_remove(usize::from(number) % self.preparing.len());
-                let answers = names.iter().map(|name| (name.clone(), Answer::default()));
+                let answers = names.iter().map(|name| (name.clone(), Answer::default(), false));
                 self.queue.extend(self.leases.begin_prepared(answers));
                 self.write(true);
                 self.leases.abort_prepare(&names);

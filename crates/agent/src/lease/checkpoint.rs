@@ -1,0 +1,100 @@
+//! The kubelet's record of who has which device: the names of leases are in the answers that it keeps.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use devlet_core::shield::{Lease, LeaseHolder};
+use devlet_core::{DeviceId, LeaseName, Moment, ResourceName};
+use devlet_kubelet_files::device_plugin::{self, Entry, response};
+
+use super::unqualified;
+use crate::store;
+
+/// Why the kubelet's record cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("the kubelet's checkpoint {} cannot be used: {reason}", path.display())]
+pub struct UnusableCheckpoint {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: String,
+}
+
+/// The devices of one resource that a container has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The container.
+    pub holder: LeaseHolder,
+    /// The resource.
+    pub resource: ResourceName,
+    /// The devices.
+    pub devices: BTreeSet<DeviceId>,
+    /// The lease; `None` if the answer is a plugin's own.
+    pub lease: Option<LeaseName>,
+    /// The answer that the kubelet keeps.
+    pub answer: Vec<u8>,
+}
+
+/// Reads the record. A kubelet without one has given no device.
+pub fn read(path: &Path) -> Result<Vec<Held>, UnusableCheckpoint> {
+    let unusable = |reason: String| UnusableCheckpoint {
+        path: path.to_owned(),
+        reason,
+    };
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(unusable(error.to_string())),
+    };
+    let file = device_plugin::read(&bytes).map_err(|error| unusable(error.to_string()))?;
+    let checkpoint = file.verified().map_err(|error| unusable(error.to_string()))?;
+    Ok(checkpoint.entries.into_iter().flatten().filter_map(held).collect())
+}
+
+fn held(entry: Entry) -> Option<Held> {
+    let devices: BTreeSet<DeviceId> = entry.devices.ids().into_iter().map(DeviceId::from).collect();
+    let answer = entry.alloc_resp?;
+    let names = response::decode(&answer).ok()?.cdi_devices;
+    Some(Held {
+        holder: LeaseHolder {
+            pod: entry.pod_uid.into(),
+            container: entry.container.into(),
+        },
+        resource: entry.resource.into(),
+        devices,
+        lease: names.iter().find_map(|device| unqualified(&device.name)),
+        answer,
+    })
+}
+
+impl Held {
+    /// Returns the lease that the record describes. A container with a plugin's own answer has its devices without a
+    /// lease of devlet; its lease is named after the container.
+    pub fn to_lease(&self, now: Moment) -> Lease {
+        let name = self.lease.clone();
+        Lease {
+            is_direct: name.is_none(),
+            answer: match name {
+                Some(_) => None,
+                None => store::answer(self.answer.as_slice()).ok(),
+            },
+            name: name.unwrap_or_else(|| self.direct_name()),
+            resource: self.resource.clone(),
+            devices: self.devices.clone(),
+            pre_start_required: false,
+            granted_at: now,
+            containers: Default::default(),
+        }
+    }
+
+    /// Returns the name under which devlet keeps the lease.
+    pub fn name(&self) -> LeaseName {
+        self.lease.clone().unwrap_or_else(|| self.direct_name())
+    }
+
+    fn direct_name(&self) -> LeaseName {
+        let LeaseHolder { pod, container } = &self.holder;
+        format!("{pod}/{container}/{}", self.resource).into()
+    }
+}

@@ -1,0 +1,178 @@
+//! The CDI spec of a lease: what the plugin's answer adds to the container, and the hooks that tell devlet of its start
+//! and end.
+
+use std::path::{Path, PathBuf};
+
+use devlet_cdi::annotations::{self, InvalidAnnotation};
+use devlet_cdi::{ContainerEdits, Device, DeviceNode, Hook, Mount, Registry, Spec, Unresolvable};
+use devlet_core::LeaseName;
+use devlet_core::device_plugin::run_options::{self, RunOptions};
+
+use super::KIND;
+
+/// The stages at which a runtime calls the hook, and the word that the hook gets.
+const HOOKS: [(&str, &str); 2] = [("createRuntime", "start"), ("poststop", "stop")];
+
+/// Time after which the runtime gives up a hook, in seconds.
+const HOOK_TIMEOUT: i64 = 5;
+
+/// How the runtime calls devlet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookCommand {
+    /// The program.
+    pub path: PathBuf,
+    /// The socket of devlet's API.
+    pub socket: PathBuf,
+}
+
+/// Why a spec cannot be written. The text reaches `kubectl describe pod`.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// The plugin's answer names CDI devices that are not defined.
+    #[error("the plugin's answer has {0}")]
+    Undefined(#[from] Unresolvable),
+    /// An annotation of the plugin's answer does not name CDI devices.
+    #[error("the plugin's answer is impossible: {0}")]
+    Annotation(#[from] InvalidAnnotation),
+    /// The spec cannot be written.
+    #[error("the CDI spec cannot be written: {0}")]
+    Write(#[from] devlet_cdi::WriteError),
+    /// The thread that writes it has failed.
+    #[error("the CDI spec cannot be written: internal error")]
+    Internal,
+}
+
+/// Returns the name of the spec file of a lease.
+pub fn file_name(name: &LeaseName) -> String {
+    format!("devlet.dev-lease-{name}.json")
+}
+
+/// Writes the spec of a lease to `directory`, unless it is there.
+pub fn write(
+    directory: &Path,
+    name: &LeaseName,
+    options: &RunOptions,
+    hook: &HookCommand,
+) -> Result<(), SpecError> {
+    let spec = spec(directory, name, options, hook)?;
+    let file = file_name(name);
+    let text = spec.to_text(&file)?;
+    if std::fs::read_to_string(directory.join(&file)).is_ok_and(|present| present == text) {
+        return Ok(());
+    }
+    spec.write(directory, &file)?;
+    Ok(())
+}
+
+/// Removes the spec of a lease.
+pub fn remove(directory: &Path, name: &LeaseName) {
+    if let Err(error) = Spec::remove(directory, &file_name(name)) {
+        tracing::warn!(%error, "CDI spec of an ended lease not removed");
+    }
+}
+
+/// Returns the spec of a lease.
+pub fn spec(
+    directory: &Path,
+    name: &LeaseName,
+    options: &RunOptions,
+    hook: &HookCommand,
+) -> Result<Spec, SpecError> {
+    let mut edits = ContainerEdits {
+        env: options
+            .envs
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect(),
+        device_nodes: options.device_nodes.iter().flat_map(device_nodes).collect(),
+        mounts: options.mounts.iter().map(mount).collect(),
+        ..ContainerEdits::default()
+    };
+    edits.append(&resolve(directory, options)?);
+    edits.hooks.extend(HOOKS.map(|(stage, word)| Hook {
+        hook_name: stage.into(),
+        path: hook.path.display().to_string(),
+        args: vec![
+            "devlet".into(),
+            "lease-hook".into(),
+            "--socket".into(),
+            hook.socket.display().to_string(),
+            word.into(),
+            name.to_string(),
+        ],
+        timeout: Some(HOOK_TIMEOUT),
+        ..Hook::default()
+    }));
+    Ok(Spec {
+        kind: KIND.into(),
+        devices: vec![Device {
+            name: name.to_string(),
+            container_edits: edits,
+            ..Device::default()
+        }],
+        ..Spec::default()
+    })
+}
+
+/// Returns the edits of the CDI devices that an answer names: the runtime gets only the name of the lease.
+fn resolve(directory: &Path, options: &RunOptions) -> Result<ContainerEdits, SpecError> {
+    let annotated = annotations::parse(&options.annotations)?;
+    let annotated = annotated.into_iter().flat_map(|request| request.devices).map(|name| name.to_string());
+    let names: Vec<String> = options.cdi_devices.iter().cloned().chain(annotated).collect();
+    if names.is_empty() {
+        return Ok(ContainerEdits::default());
+    }
+    let mut directories: Vec<&Path> = devlet_cdi::DEFAULT_DIRECTORIES.iter().map(Path::new).collect();
+    if !directories.contains(&directory) {
+        directories.push(directory);
+    }
+    Ok(Registry::load(directories).resolve(names)?)
+}
+
+/// Returns the device nodes of a path on the host. As runtimes do for plugins, a directory stands for the nodes in it.
+fn device_nodes(node: &run_options::DeviceNode) -> Vec<DeviceNode> {
+    let one = |path: String, host_path: String| DeviceNode {
+        host_path: if host_path == path { String::new() } else { host_path },
+        path,
+        permissions: node.permissions.clone(),
+        ..DeviceNode::default()
+    };
+    // A symbolic link is resolved here: not every runtime does it for CDI devices.
+    let host = std::fs::canonicalize(&node.host_path).unwrap_or_else(|_| node.host_path.clone().into());
+    let Ok(entries) = std::fs::read_dir(&host) else {
+        return vec![one(node.container_path.clone(), host.display().to_string())];
+    };
+    let mut names: Vec<_> = entries.flatten().collect();
+    names.sort_by_key(std::fs::DirEntry::file_name);
+    let nodes = names.iter().filter(|entry| {
+        use std::os::unix::fs::FileTypeExt as _;
+        let kind = entry.file_type();
+        kind.is_ok_and(|kind| kind.is_char_device() || kind.is_block_device())
+    });
+    nodes
+        .map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let path = Path::new(&node.container_path).join(&name).display().to_string();
+            one(path, entry.path().display().to_string())
+        })
+        .collect()
+}
+
+fn mount(mount: &run_options::Mount) -> Mount {
+    let access = if mount.read_only { "ro" } else { "rw" };
+    Mount {
+        host_path: mount.host_path.clone(),
+        container_path: mount.container_path.clone(),
+        options: ["rbind", "rprivate", access].map(String::from).to_vec(),
+        mount_type: "bind".into(),
+    }
+}
+
+/// Returns the annotations of an answer that a CDI spec cannot hand on.
+pub fn lost_annotations(options: &RunOptions) -> Vec<&str> {
+    let keys = options.annotations.keys().map(String::as_str);
+    keys.filter(|key| !key.starts_with("cdi.k8s.io/")).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! The device plugin of one resource, as the kubelet sees it.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use devlet_core::device_plugin::list::DeviceList;
+use devlet_core::{DeviceId, Moment, ResourceName};
+use devlet_kubelet_api::device_plugin::v1beta1::{
+    self, AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse, DevicePluginOptions, Empty, ListAndWatchResponse,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, device_plugin_server,
+};
+use futures_util::Stream;
+use futures_util::stream;
+use tokio::sync::watch;
+use tokio::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::list::{self, KubeletList};
+use super::report::ShieldReport;
+use crate::workflow::lease::LeaseWorkflow;
+
+/// The options of every resource: the plugin is called before each start, and devlet has a choice of its own.
+pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
+    pre_start_required: true,
+    get_preferred_allocation_available: true,
+};
+
+/// The device plugin of one resource.
+#[derive(Debug, Clone)]
+pub(super) struct Endpoint {
+    pub(super) workflow: LeaseWorkflow,
+    pub(super) resource: ResourceName,
+    pub(super) report: ShieldReport,
+    /// When devlet started.
+    pub(super) started: Moment,
+    /// The number of lists that the kubelet follows.
+    pub(super) followers: Arc<watch::Sender<usize>>,
+    pub(super) stop: CancellationToken,
+}
+
+/// Counts a list that the kubelet follows.
+struct Follower(Arc<watch::Sender<usize>>);
+
+impl Follower {
+    fn new(followers: &Arc<watch::Sender<usize>>) -> Self {
+        followers.send_modify(|count| *count += 1);
+        Self(Arc::clone(followers))
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
+}
+
+/// A list that the kubelet follows.
+struct Following {
+    endpoint: Endpoint,
+    changes: watch::Receiver<u64>,
+    /// What the kubelet was told last.
+    last: Option<(Arc<DeviceList>, bool)>,
+    _follower: Follower,
+}
+
+impl Following {
+    /// Returns the next list that differs from the last one; `None` at the end.
+    async fn next(&mut self) -> Option<ListAndWatchResponse> {
+        loop {
+            self.changes.borrow_and_update();
+            let endpoint = &self.endpoint;
+            let store = &endpoint.workflow.store;
+            let away = endpoint.workflow.shield.away.as_millis();
+            let away = u64::try_from(away).unwrap_or(u64::MAX);
+            let now = store.now();
+            let advertised =
+                store.read(|node| node.advertised(&endpoint.resource, now, endpoint.started, away));
+            let is_same = self.last.as_ref().is_some_and(|(list, is_expired)| {
+                *is_expired == advertised.is_expired && (Arc::ptr_eq(list, &advertised.list) || *list == advertised.list)
+            });
+            if !is_same {
+                self.last = Some((Arc::clone(&advertised.list), advertised.is_expired));
+                return Some(endpoint.shown(list::encode(&advertised)));
+            }
+            let wait = advertised.until.map(|until| Duration::from_millis(until.since(now)));
+            let expired = async {
+                match wait {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = endpoint.stop.cancelled() => return None,
+                changed = self.changes.changed() => changed.ok()?,
+                () = expired => {}
+            }
+        }
+    }
+}
+
+impl Endpoint {
+    fn shown(&self, list: KubeletList) -> ListAndWatchResponse {
+        let KubeletList {
+            message,
+            shortened_from,
+        } = list;
+        self.report.update(|state| match shortened_from {
+            Some(all) => {
+                let kept = message.devices.len();
+                let text = format!("a kubelet takes 4 MiB, so only {kept} of {all} devices are advertised");
+                state.shortened.insert(self.resource.clone(), text);
+            }
+            None => _ = state.shortened.remove(&self.resource),
+        });
+        message
+    }
+}
+
+fn ids(ids: Vec<String>) -> BTreeSet<DeviceId> {
+    ids.into_iter().map(DeviceId::from).collect()
+}
+
+#[tonic::async_trait]
+impl device_plugin_server::DevicePlugin for Endpoint {
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(OPTIONS))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let following = Following {
+            changes: self.workflow.store.subscribe(),
+            last: None,
+            _follower: Follower::new(&self.followers),
+            endpoint: self.clone(),
+        };
+        let lists = stream::unfold(following, async |mut following| {
+            let list = following.next().await?;
+            Some((Ok(list), following))
+        });
+        Ok(Response::new(Box::pin(lists)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let mut container_responses = Vec::new();
+        for container in request.into_inner().container_requests {
+            let (available, must_include) = (
+                ids(container.available_device_ids),
+                ids(container.must_include_device_ids),
+            );
+            let size = usize::try_from(container.allocation_size).unwrap_or_default();
+            let preferred = self.workflow.prefer(&self.resource, &available, &must_include, size);
+            container_responses.push(ContainerPreferredAllocationResponse {
+                device_ids: preferred.await.iter().map(ToString::to_string).collect(),
+            });
+        }
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let mut container_responses = Vec::new();
+        for container in request.into_inner().container_requests {
+            let devices = container.devices_ids.into_iter().map(DeviceId::from).collect();
+            let name = self.workflow.grant(&self.resource, devices).await;
+            container_responses.push(ContainerAllocateResponse {
+                cdi_devices: vec![CdiDevice { name }],
+                ..ContainerAllocateResponse::default()
+            });
+        }
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let devices = ids(request.into_inner().devices_ids);
+        // In a task: a preparation that has called the plugin ends, even if the kubelet has given up.
+        let (workflow, resource) = (self.workflow.clone(), self.resource.clone());
+        let preparing = tokio::spawn(async move { workflow.prepare(&resource, &devices).await });
+        match preparing.await {
+            Ok(Ok(())) => Ok(Response::new(PreStartContainerResponse {})),
+            Ok(Err(error)) => {
+                tracing::warn!(resource = %self.resource, %error, "container not prepared");
+                Err(Status::unknown(error.to_string()))
+            }
+            Err(_) => Err(Status::unknown("devlet is stopping; tried again soon")),
+        }
+    }
+}
+
+/// Returns the request that registers a resource.
+pub(super) fn registration(resource: &ResourceName, endpoint: String) -> v1beta1::RegisterRequest {
+    v1beta1::RegisterRequest {
+        version: v1beta1::VERSION.into(),
+        endpoint,
+        resource_name: resource.as_str().into(),
+        options: Some(OPTIONS),
+    }
+}
