@@ -23,6 +23,7 @@ mod calls;
 mod commands;
 mod driver;
 mod events;
+mod kubelet;
 mod lists;
 mod output;
 mod plugin;
@@ -35,6 +36,7 @@ mod wire;
 
 pub use driver::{DeviceHealth, DriverEndpoint, DriverScript, PreparedDevice};
 pub use events::{Claim, Event};
+pub use kubelet::{Kubelet, RegisteredPlugin};
 pub use output::{print_lines, skip};
 pub use process::{PATIENCE, Plugin, Role, become_plugin_if_asked, run};
 pub use raw::{Babbler, nonsense_of_a_client, nonsense_of_a_server};

@@ -238,7 +238,7 @@ async fn register_once(directory: &Path, script: &Script, endpoint: &str) -> Res
     Ok(())
 }
 
-async fn dial(path: PathBuf) -> Result<Channel, tonic::transport::Error> {
+pub(crate) async fn dial(path: PathBuf) -> Result<Channel, tonic::transport::Error> {
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }

@@ -49,7 +49,12 @@ pub fn read(path: &Path) -> Result<Vec<Held>, UnusableCheckpoint> {
     };
     let file = device_plugin::read(&bytes).map_err(|error| unusable(error.to_string()))?;
     let checkpoint = file.verified().map_err(|error| unusable(error.to_string()))?;
-    Ok(checkpoint.entries.into_iter().flatten().filter_map(held).collect())
+    Ok(checkpoint
+        .entries
+        .into_iter()
+        .flatten()
+        .filter_map(held)
+        .collect())
 }
 
 fn held(entry: Entry) -> Option<Held> {

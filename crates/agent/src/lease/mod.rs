@@ -35,7 +35,13 @@ mod tests {
         let name = new_name();
         assert_eq!(unqualified(&qualified(&name)), Some(name.clone()));
         assert_ne!(new_name(), name);
-        for other in ["", "acme.com/gpu=0", "devlet.dev/lease", "devlet.dev/lease=", "devlet.dev/lease=../x"] {
+        for other in [
+            "",
+            "acme.com/gpu=0",
+            "devlet.dev/lease",
+            "devlet.dev/lease=",
+            "devlet.dev/lease=../x",
+        ] {
             assert_eq!(unqualified(other), None, "{other}");
         }
     }

@@ -117,7 +117,10 @@ pub fn spec(
 /// Returns the edits of the CDI devices that an answer names: the runtime gets only the name of the lease.
 fn resolve(directory: &Path, options: &RunOptions) -> Result<ContainerEdits, SpecError> {
     let annotated = annotations::parse(&options.annotations)?;
-    let annotated = annotated.into_iter().flat_map(|request| request.devices).map(|name| name.to_string());
+    let annotated = annotated
+        .into_iter()
+        .flat_map(|request| request.devices)
+        .map(|name| name.to_string());
     let names: Vec<String> = options.cdi_devices.iter().cloned().chain(annotated).collect();
     if names.is_empty() {
         return Ok(ContainerEdits::default());
@@ -132,7 +135,11 @@ fn resolve(directory: &Path, options: &RunOptions) -> Result<ContainerEdits, Spe
 /// Returns the device nodes of a path on the host. As runtimes do for plugins, a directory stands for the nodes in it.
 fn device_nodes(node: &run_options::DeviceNode) -> Vec<DeviceNode> {
     let one = |path: String, host_path: String| DeviceNode {
-        host_path: if host_path == path { String::new() } else { host_path },
+        host_path: if host_path == path {
+            String::new()
+        } else {
+            host_path
+        },
         path,
         permissions: node.permissions.clone(),
         ..DeviceNode::default()

@@ -80,13 +80,16 @@ impl Following {
             let advertised =
                 store.read(|node| node.advertised(&endpoint.resource, now, endpoint.started, away));
             let is_same = self.last.as_ref().is_some_and(|(list, is_expired)| {
-                *is_expired == advertised.is_expired && (Arc::ptr_eq(list, &advertised.list) || *list == advertised.list)
+                *is_expired == advertised.is_expired
+                    && (Arc::ptr_eq(list, &advertised.list) || *list == advertised.list)
             });
             if !is_same {
                 self.last = Some((Arc::clone(&advertised.list), advertised.is_expired));
                 return Some(endpoint.shown(list::encode(&advertised)));
             }
-            let wait = advertised.until.map(|until| Duration::from_millis(until.since(now)));
+            let wait = advertised
+                .until
+                .map(|until| Duration::from_millis(until.since(now)));
             let expired = async {
                 match wait {
                     Some(wait) => tokio::time::sleep(wait).await,
@@ -160,7 +163,9 @@ impl device_plugin_server::DevicePlugin for Endpoint {
                 ids(container.must_include_device_ids),
             );
             let size = usize::try_from(container.allocation_size).unwrap_or_default();
-            let preferred = self.workflow.prefer(&self.resource, &available, &must_include, size);
+            let preferred = self
+                .workflow
+                .prefer(&self.resource, &available, &must_include, size);
             container_responses.push(ContainerPreferredAllocationResponse {
                 device_ids: preferred.await.iter().map(ToString::to_string).collect(),
             });
@@ -168,7 +173,10 @@ impl device_plugin_server::DevicePlugin for Endpoint {
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
             let devices = container.devices_ids.into_iter().map(DeviceId::from).collect();

@@ -72,12 +72,16 @@ pub(super) struct Directory {
 
 impl Directory {
     /// Watches a directory, and creates it as a kubelet does.
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe; the descriptor is owned and never replaced"
+    )]
     pub(super) fn watch(path: &Path) -> Result<Self, WatchError> {
         let watch = || -> io::Result<AsyncFd<OwnedFd>> {
             std::fs::create_dir_all(path)?;
             let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
             let inotify = inotify::init(flags)?;
-            Ok(AsyncFd::register_with_interest(inotify, Interest::READABLE)?)
+            AsyncFd::with_interest(inotify, Interest::READABLE)
         };
         let directory = |inotify| Self {
             path: path.to_owned(),
@@ -142,7 +146,10 @@ pub(super) async fn run(
     let mut session: Option<(Identity, CancellationToken)> = None;
     let mut runtime = report.subscribe();
     loop {
-        let may_register = may_register(&runtime.borrow_and_update().runtime, workflow.shield.require_runtime);
+        let may_register = may_register(
+            &runtime.borrow_and_update().runtime,
+            workflow.shield.require_runtime,
+        );
         let identity = directory.identity().filter(|_| may_register);
         let current = session.as_ref().map(|(identity, _)| *identity);
         if identity != current {
@@ -284,12 +291,17 @@ impl Session {
             self.registered(resource, registered.err());
             if is_registered {
                 let mut followed = followers.subscribe();
-                let is_followed = timeout(FOLLOW_TIME, followed.wait_for(|count| *count > 0)).await.is_ok();
+                let is_followed = timeout(FOLLOW_TIME, followed.wait_for(|count| *count > 0))
+                    .await
+                    .is_ok();
                 if is_followed {
                     // Fails only if the sender is dropped, and this function has it.
                     let _ = followed.wait_for(|count| *count == 0).await;
                 }
-                self.registered(resource, Some("the kubelet does not follow the list of devices".into()));
+                self.registered(
+                    resource,
+                    Some("the kubelet does not follow the list of devices".into()),
+                );
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
@@ -300,7 +312,8 @@ impl Session {
         let dialed = devlet_uds::connect(&self.socket, deadline).await;
         let dialed = dialed.map_err(|error| error.to_string())?;
         let pid = dialed.peer.pid;
-        self.report.update(|state| state.kubelet.get_or_insert_default().pid = pid);
+        self.report
+            .update(|state| state.kubelet.get_or_insert_default().pid = pid);
         let client = RegistrationClient::new(dialed.channel.clone());
         let mut client = client.max_decoding_message_size(MAX_SHORT_MESSAGE);
         let registering = client.register(endpoint::registration(resource, name.to_owned()));
@@ -330,7 +343,13 @@ fn socket_name(resource: &ResourceName) -> String {
     let readable: String = resource
         .as_str()
         .chars()
-        .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' })
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || c == '.' {
+                c
+            } else {
+                '_'
+            }
+        })
         .take(40)
         .collect();
     let hash = Sha256::digest(resource.as_str().as_bytes());
@@ -348,7 +367,10 @@ mod tests {
         assert_ne!(slash, underscore);
         assert!(slash.starts_with("devlet-a.com_b_c-"), "{slash}");
         let long = socket_name(&format!("a.com/{}", "x".repeat(300)).as_str().into());
-        assert!("/var/lib/kubelet/device-plugins/".len() + long.len() <= 107, "{long}");
+        assert!(
+            "/var/lib/kubelet/device-plugins/".len() + long.len() <= 107,
+            "{long}"
+        );
     }
 
     #[test]
@@ -358,7 +380,9 @@ mod tests {
             problem: String::new(),
         };
         let ready = RuntimeState::Ready { name: String::new() };
-        let unknown = RuntimeState::Unknown { reason: String::new() };
+        let unknown = RuntimeState::Unknown {
+            reason: String::new(),
+        };
         for (state, required, optional) in [
             (unfit, false, false),
             (ready, true, true),

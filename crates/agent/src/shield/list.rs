@@ -28,7 +28,9 @@ fn encode_within(advertised: &Advertised, max: usize) -> KubeletList {
     let is_healthy = |device: &Device| device.healthy && !advertised.is_expired;
     let devices = advertised.list.devices().iter();
     let mut message = ListAndWatchResponse {
-        devices: devices.map(|device| to_wire(device, is_healthy(device))).collect(),
+        devices: devices
+            .map(|device| to_wire(device, is_healthy(device)))
+            .collect(),
     };
     if message.encoded_len() <= max {
         return KubeletList {
@@ -94,7 +96,10 @@ mod tests {
             .devices
             .iter()
             .map(|device| {
-                let nodes = device.topology.as_ref().map_or(0, |topology| topology.nodes.len());
+                let nodes = device
+                    .topology
+                    .as_ref()
+                    .map_or(0, |topology| topology.nodes.len());
                 (device.id.as_str(), (device.health.as_str(), nodes))
             })
             .collect()
@@ -103,7 +108,11 @@ mod tests {
     #[test]
     fn a_list_keeps_health_and_topology() {
         let list = encode(&advertised(3, false));
-        let expected = [("d00", (HEALTHY, 1)), ("d01", (UNHEALTHY, 0)), ("d02", (HEALTHY, 0))];
+        let expected = [
+            ("d00", (HEALTHY, 1)),
+            ("d01", (UNHEALTHY, 0)),
+            ("d02", (HEALTHY, 0)),
+        ];
         assert_eq!(shown(&list), BTreeMap::from(expected));
         assert_eq!(list.shortened_from, None);
     }
@@ -130,7 +139,10 @@ mod tests {
         let part = encode_within(&all, whole / 2);
         assert_eq!(part.shortened_from, Some(10));
         let length = part.message.encoded_len();
-        assert!(length <= whole / 2 && length + 20 > whole / 2, "{length} of {whole}");
+        assert!(
+            length <= whole / 2 && length + 20 > whole / 2,
+            "{length} of {whole}"
+        );
         assert_eq!(part.message.devices[0].id, "d00");
     }
 }

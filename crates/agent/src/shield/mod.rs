@@ -44,7 +44,14 @@ pub(crate) fn start(
     tasks.spawn(record_lists(workflow.store.clone(), stop.clone()));
     tasks.spawn(release::run(workflow.clone(), report.clone(), stop.clone()));
     let started = workflow.store.now();
-    tasks.spawn(kubelet::run(directory, workflow, report, started, tasks.clone(), stop.clone()));
+    tasks.spawn(kubelet::run(
+        directory,
+        workflow,
+        report,
+        started,
+        tasks.clone(),
+        stop.clone(),
+    ));
     Ok(())
 }
 

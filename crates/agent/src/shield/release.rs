@@ -69,11 +69,17 @@ async fn compare(
     let Ok(read) = read else { return suspects };
     report.update(|state| state.checkpoint = read.as_ref().err().map(ToString::to_string));
     let Ok(held) = read else { return suspects };
-    let holders: BTreeMap<LeaseName, LeaseHolder> =
-        held.iter().map(|held| (held.name(), held.holder.clone())).collect();
+    let holders: BTreeMap<LeaseName, LeaseHolder> = held
+        .iter()
+        .map(|held| (held.name(), held.holder.clone()))
+        .collect();
     store.update(|node| {
         for (name, holder) in &holders {
-            if node.leases().get(name.as_str()).is_some_and(|view| view.holder != Some(holder)) {
+            if node
+                .leases()
+                .get(name.as_str())
+                .is_some_and(|view| view.holder != Some(holder))
+            {
                 node.leases_mut().identify(name, holder);
             }
         }
@@ -113,10 +119,15 @@ async fn list(kubelet: &Path) -> Option<Listed> {
     let socket = kubelet.join("pod-resources/kubelet.sock");
     let deadline = Instant::now() + LIST_TIME;
     let listing = async {
-        let dialed = devlet_uds::connect_once_limited(&socket, deadline, &ReadLimits::default()).await.ok()?;
+        let dialed = devlet_uds::connect_once_limited(&socket, deadline, &ReadLimits::default())
+            .await
+            .ok()?;
         let client = PodResourcesListerClient::new(dialed.channel.clone());
         let mut client = client.max_decoding_message_size(MAX_LIST);
-        let answer = client.list(pod_resources::ListPodResourcesRequest {}).await.ok()?;
+        let answer = client
+            .list(pod_resources::ListPodResourcesRequest {})
+            .await
+            .ok()?;
         Some(answer.into_inner())
     };
     let answer = tokio::time::timeout_at(deadline, listing).await.ok()??;

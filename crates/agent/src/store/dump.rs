@@ -94,7 +94,8 @@ fn claim(claim: &Claim) -> Value {
 
 fn lease(lease: &Lease) -> Value {
     let containers = lease.containers.iter();
-    let containers = containers.map(|(id, process)| json!({ "id": id, "pid": process.pid, "started": process.started }));
+    let containers =
+        containers.map(|(id, process)| json!({ "id": id, "pid": process.pid, "started": process.started }));
     let devices = lease.devices.iter().map(devlet_core::DeviceId::as_str);
     json!({
         "name": lease.name.as_str(),

@@ -78,7 +78,9 @@ impl Store {
         resource: &ResourceName,
         devices: &BTreeSet<DeviceId>,
     ) -> Result<PreparingLeases, PrepareError> {
-        let begun = self.shared.update(|node| node.leases_mut().begin_prepare(resource, devices));
+        let begun = self
+            .shared
+            .update(|node| node.leases_mut().begin_prepare(resource, devices));
         Ok(PreparingLeases {
             store: self.clone(),
             leases: begun?,

@@ -174,7 +174,9 @@ impl PersistedState {
                     put(&mut self.claims, key_text()?.into(), claim);
                 }
                 TableRecord::Leases => {
-                    let lease = value.map(|bytes| lease_record::decode(key_text()?, bytes)).transpose()?;
+                    let lease = value
+                        .map(|bytes| lease_record::decode(key_text()?, bytes))
+                        .transpose()?;
                     put(&mut self.leases, key_text()?.into(), lease);
                 }
                 TableRecord::Lists => {

@@ -15,8 +15,7 @@ use devlet_core::device_plugin::ledger::Grant;
 use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::shield::{Lease, PrepareError};
 use devlet_core::{
-    Availability, ContainerKind, DeviceId, LeaseName, Node, PluginView, PreferenceQuery,
-    ResourceName,
+    Availability, ContainerKind, DeviceId, LeaseName, Node, PluginView, PreferenceQuery, ResourceName,
 };
 use tokio::time::{Instant, timeout_at};
 
@@ -191,7 +190,8 @@ impl LeaseWorkflow {
     async fn bury(&self, resource: &ResourceName, devices: &BTreeSet<DeviceId>) -> bool {
         let dead = self.store.read(|node| {
             let leases = node.leases().iter().map(|view| view.lease);
-            let leases = leases.filter(|lease| lease.resource == *resource && !lease.devices.is_disjoint(devices));
+            let leases =
+                leases.filter(|lease| lease.resource == *resource && !lease.devices.is_disjoint(devices));
             dead_containers(leases)
         });
         let mut is_news = false;
@@ -218,7 +218,8 @@ impl LeaseWorkflow {
                 Err(_) => true,
                 Ok(_) => false,
             };
-            if !waiting_helps || !matches!(timeout_at(question.deadline, changes.changed()).await, Ok(Ok(()))) {
+            if !waiting_helps || !matches!(timeout_at(question.deadline, changes.changed()).await, Ok(Ok(())))
+            {
                 return asked;
             }
         }
@@ -276,7 +277,9 @@ impl LeaseWorkflow {
     ) -> Result<(), PrepareLeaseError> {
         let recorded = leases.iter().filter(|lease| !lease.is_direct);
         let recorded = recorded.filter_map(|lease| Some((lease.name.clone(), lease.answer.clone()?)));
-        let specs: Vec<_> = recorded.chain(answers.into_iter().map(|(name, answer, _)| (name, answer))).collect();
+        let specs: Vec<_> = recorded
+            .chain(answers.into_iter().map(|(name, answer, _)| (name, answer)))
+            .collect();
         let (directory, hook) = (self.shield.cdi.clone(), self.hook());
         let resource = resource.clone();
         let named = resource.clone();

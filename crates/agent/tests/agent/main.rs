@@ -10,6 +10,7 @@ mod embedded;
 mod grpc_socket;
 mod host;
 mod host_claims;
+mod shield;
 mod store_syncs;
 
 devlet_testkit::plugin_process!();

@@ -85,7 +85,10 @@ impl Node {
 
     /// Returns the lists that a record of the whole node has.
     pub fn remembered_lists(&self) -> impl Iterator<Item = (&ResourceName, &Arc<DeviceList>)> {
-        let lists = self.resources.iter().map(|(name, resource)| (name, &resource.remembered));
+        let lists = self
+            .resources
+            .iter()
+            .map(|(name, resource)| (name, &resource.remembered));
         lists.filter(|(_, list)| !list.is_empty())
     }
 
@@ -112,7 +115,9 @@ impl Node {
         let list = &resource.remembered;
         let choose = |of: &dyn Fn(&DeviceId) -> bool| {
             let mut free = BitSet::none(list.len());
-            let candidates = available.iter().filter(|id| !must_include.contains(*id) && of(id));
+            let candidates = available
+                .iter()
+                .filter(|id| !must_include.contains(*id) && of(id));
             for index in candidates.filter_map(|id| list.index_of(id.as_str())) {
                 free.insert(index);
             }
@@ -128,13 +133,19 @@ impl super::Leases {
     /// Returns `true` if a container of a lease may have the device.
     pub(crate) fn is_in_use(&self, resource: &ResourceName, device: &DeviceId) -> bool {
         let names = self.by_device.get(&(resource.clone(), device.clone()));
-        let mut entries = names.into_iter().flatten().filter_map(|name| self.entries.get(name));
+        let mut entries = names
+            .into_iter()
+            .flatten()
+            .filter_map(|name| self.entries.get(name));
         entries.any(|entry| entry.lease.is_direct || !entry.lease.containers.is_empty())
     }
 }
 
 /// Returns the resources of durable records with the devices that their plugins listed last.
-pub(crate) fn restore(resources: &mut BTreeMap<ResourceName, Resource>, lists: BTreeMap<ResourceName, DeviceList>) {
+pub(crate) fn restore(
+    resources: &mut BTreeMap<ResourceName, Resource>,
+    lists: BTreeMap<ResourceName, DeviceList>,
+) {
     for (name, list) in lists {
         let resource = resources.entry(name).or_default();
         resource.remembered = Arc::new(list);

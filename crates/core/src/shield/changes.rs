@@ -141,15 +141,17 @@ impl Leases {
         &mut self,
         answers: impl IntoIterator<Item = (LeaseName, Answer, bool)>,
     ) -> Option<LeaseChange> {
-        let answered = answers.into_iter().filter_map(|(name, answer, pre_start_required)| {
-            let lease = &self.entries.get(&name)?.lease;
-            let prepared = Lease {
-                answer: Some(answer),
-                pre_start_required,
-                ..lease.clone()
-            };
-            (prepared != *lease).then_some(prepared)
-        });
+        let answered = answers
+            .into_iter()
+            .filter_map(|(name, answer, pre_start_required)| {
+                let lease = &self.entries.get(&name)?.lease;
+                let prepared = Lease {
+                    answer: Some(answer),
+                    pre_start_required,
+                    ..lease.clone()
+                };
+                (prepared != *lease).then_some(prepared)
+            });
         let leases: Vec<Lease> = answered.collect();
         (!leases.is_empty()).then_some(LeaseChange::Prepared(leases))
     }

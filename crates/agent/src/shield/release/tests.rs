@@ -43,6 +43,10 @@ fn a_lease_is_known_while_the_checkpoint_names_it_and_a_container_has_its_device
         // The checkpoint is written after the call.
         (&BTreeMap::new(), None, Moment(MIN_AGE_MS - 1), false),
     ] {
-        assert_eq!(is_unknown(&view, holders, listed.as_ref(), now), unknown, "{listed:?}");
+        assert_eq!(
+            is_unknown(&view, holders, listed.as_ref(), now),
+            unknown,
+            "{listed:?}"
+        );
     }
 }
