@@ -48,6 +48,8 @@ pub struct Shield {
     pub kubelet: PathBuf,
     /// The directory where CDI specs are written. The runtime must read it.
     pub cdi: PathBuf,
+    /// The directory for CDI specs that must survive a reboot, after devlet has left the kubelet.
+    pub permanent_cdi: PathBuf,
     /// Time during which the devices of a plugin that is away stay advertised.
     pub away: Duration,
     /// The socket of the container runtime, to check its CDI configuration.
@@ -64,6 +66,7 @@ impl Shield {
         Self {
             kubelet: kubelet.into(),
             cdi: PathBuf::from("/var/run/cdi"),
+            permanent_cdi: PathBuf::from("/etc/cdi"),
             away: Duration::from_secs(600),
             runtime: None,
             require_runtime: false,

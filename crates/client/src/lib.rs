@@ -42,3 +42,9 @@ pub use watch::Watch;
 pub mod v1 {
     include!("generated/devlet/v1.rs");
 }
+
+/// The messages and the service of package `devlet.shield.v1`, of a devlet beside a kubelet.
+#[allow(unused_qualifications, clippy::needless_pass_by_value)]
+pub mod shield_v1 {
+    include!("generated/shield/v1.rs");
+}

@@ -8,6 +8,7 @@ mod start;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ use crate::store::{ForgetClaimError, OpenReport, StopError, Store, WriteError};
 use crate::workflow::REJECTION_PAUSE;
 use crate::workflow::admit::{self, AdmitError, GrpcPluginCalls};
 use crate::workflow::claims::Claims;
+use crate::workflow::lease::{AdoptError, LeaseWorkflow, LeaveError};
 use crate::workflow::remove;
 pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
@@ -68,6 +70,8 @@ struct Inner {
     cluster: ClusterReport,
     claim_source: OnceLock<Arc<dyn DynClaimSource>>,
     shield: ShieldReport,
+    /// `None` without a kubelet beside devlet.
+    leases: Option<LeaseWorkflow>,
     tasks: TaskTracker,
     stop: CancellationToken,
     kubelet_socket: SocketHandle,
@@ -120,6 +124,30 @@ impl Agent {
     /// Returns what is known about the kubelet beside devlet.
     pub fn shield(&self) -> &ShieldReport {
         &self.inner.shield
+    }
+
+    /// Takes over the devices of the kubelet's checkpoint. See [`LeaseWorkflow::adopt`].
+    pub async fn adopt_leases(&self) -> Result<(usize, usize), AdoptError> {
+        match &self.inner.leases {
+            Some(leases) => leases.adopt().await,
+            None => Ok((0, 0)),
+        }
+    }
+
+    /// Hands the devices back to the kubelet: nothing is registered from then on, and containers start without devlet.
+    /// Returns the number of leases, and the directory of their CDI specs.
+    pub async fn leave_kubelet(&self) -> Result<(usize, PathBuf), LeaveError> {
+        let Some(leases) = &self.inner.leases else {
+            return Ok((0, PathBuf::new()));
+        };
+        // First, so that no lease is granted after the specs are written.
+        let left = "devlet has handed the devices back to the kubelet".to_owned();
+        self.inner.shield.update(|state| state.left = Some(left));
+        let written = leases.write_permanent_specs().await;
+        if written.is_err() {
+            self.inner.shield.update(|state| state.left = None);
+        }
+        written
     }
 
     /// Returns all metrics as OpenMetrics text. Reads files, so it may block.

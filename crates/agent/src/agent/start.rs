@@ -133,6 +133,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
     );
     tasks.spawn(reconcile::claims::run(claims.clone(), stop.clone()));
     let shield = ShieldReport::default();
+    let mut leases = None;
     if let Some(settings) = &config.shield {
         let workflow = LeaseWorkflow {
             store: store.clone(),
@@ -141,6 +142,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
             shield: Arc::new(settings.clone()),
             metrics: metrics.clone(),
         };
+        leases = Some(workflow.clone());
         shield::start(workflow, shield.clone(), &tasks, &stop)?;
     }
     let inner = Inner {
@@ -153,6 +155,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
         cluster: ClusterReport::default(),
         claim_source: OnceLock::new(),
         shield,
+        leases,
         tasks,
         stop,
         kubelet_socket,

@@ -19,18 +19,20 @@ mod problems;
 mod recovery;
 mod removal;
 mod service;
+mod shield;
 mod status;
 mod watch;
 
 use std::time::Duration;
 
+use devlet_client::shield_v1::shield_server::ShieldServer;
 use devlet_client::v1::devlet_server::DevletServer;
 use devlet_uds::ListenError;
 use devlet_uds::server::{self, ServerLimits};
 use tonic::service::Routes;
 
 use crate::agent::Agent;
-use crate::limits::Limit;
+use crate::limits::{Limit, MAX_SHORT_MESSAGE};
 use crate::store::OpenReport;
 
 pub use lookup::{ClaimLookupError, NothingToAbandon, PodLookupError, UnknownDriver};
@@ -46,9 +48,10 @@ pub fn serve(agent: &Agent, report: &OpenReport) -> Result<(), ListenError> {
     agent.serves_api_on(&listener);
     let limits = &agent.config().limits;
     let max_request = limits.request_bytes;
-    let service = DevletServer::new(DevletService::new(agent.clone(), report));
-    let service = service.max_decoding_message_size(max_request);
-    let routes = Routes::new(service);
+    let service = DevletService::new(agent.clone(), report);
+    let shield = ShieldServer::new(service.clone()).max_decoding_message_size(MAX_SHORT_MESSAGE);
+    let service = DevletServer::new(service).max_decoding_message_size(max_request);
+    let routes = Routes::new(service).add_service(shield);
     // A caller that waits for a plugin keeps a connection or a call open, and must not block other callers.
     let callers = limits.callers_per_uid;
     let limits = ServerLimits {

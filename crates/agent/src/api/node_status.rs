@@ -19,12 +19,14 @@ impl DevletService {
         let resources = self.resources();
         let is_gone = |resource: &&v1::Resource| resource.state() == v1::ResourceState::Gone;
         let now = self.now();
+        let shielded = super::shield::problems(&self.agent);
         let uptime_ms = convert::age(self.started, now);
         let cluster = self.agent.cluster();
         let kubernetes = cluster.read(|state| convert_cluster::status(state, now));
         let of_cluster = cluster.read(|state| problems::of_cluster(state, now));
         self.read(|node| {
             let mut problems = problems::current(node, now, health.as_ref().err(), mirror.as_deref());
+            problems.extend(shielded.clone());
             problems.extend(problems::of_id_files(id_file.as_deref()));
             problems.extend(problems::of_sockets(&unreachable));
             problems.extend(problems::of_registry(&self.agent.registry_summary()));

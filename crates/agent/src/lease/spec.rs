@@ -47,12 +47,12 @@ pub fn file_name(name: &LeaseName) -> String {
     format!("devlet.dev-lease-{name}.json")
 }
 
-/// Writes the spec of a lease to `directory`, unless it is there.
+/// Writes the spec of a lease to `directory`, unless it is there. Without a hook, devlet is not told of containers.
 pub fn write(
     directory: &Path,
     name: &LeaseName,
     options: &RunOptions,
-    hook: &HookCommand,
+    hook: Option<&HookCommand>,
 ) -> Result<(), SpecError> {
     let spec = spec(directory, name, options, hook)?;
     let file = file_name(name);
@@ -76,7 +76,7 @@ pub fn spec(
     directory: &Path,
     name: &LeaseName,
     options: &RunOptions,
-    hook: &HookCommand,
+    hook: Option<&HookCommand>,
 ) -> Result<Spec, SpecError> {
     let mut edits = ContainerEdits {
         env: options
@@ -89,7 +89,10 @@ pub fn spec(
         ..ContainerEdits::default()
     };
     edits.append(&resolve(directory, options)?);
-    edits.hooks.extend(HOOKS.map(|(stage, word)| Hook {
+    let hooks = hook
+        .into_iter()
+        .flat_map(|hook| HOOKS.map(|(stage, word)| (hook, stage, word)));
+    edits.hooks.extend(hooks.map(|(hook, stage, word)| Hook {
         hook_name: stage.into(),
         path: hook.path.display().to_string(),
         args: vec![

@@ -146,10 +146,10 @@ pub(super) async fn run(
     let mut session: Option<(Identity, CancellationToken)> = None;
     let mut runtime = report.subscribe();
     loop {
-        let may_register = may_register(
-            &runtime.borrow_and_update().runtime,
-            workflow.shield.require_runtime,
-        );
+        let may_register = {
+            let state = runtime.borrow_and_update();
+            state.left.is_none() && may_register(&state.runtime, workflow.shield.require_runtime)
+        };
         let identity = directory.identity().filter(|_| may_register);
         let current = session.as_ref().map(|(identity, _)| *identity);
         if identity != current {

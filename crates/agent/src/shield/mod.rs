@@ -12,6 +12,7 @@
 //! | `endpoint` | the device plugin of one resource |
 //! | `list` | device lists that a kubelet accepts |
 //! | `release` | ends leases that the kubelet does not know any more |
+//! | `runtime` | asks the container runtime and the kubelet about themselves |
 //! | `report` | what is shown about all this |
 
 mod endpoint;
@@ -19,7 +20,9 @@ mod kubelet;
 mod list;
 mod release;
 pub mod report;
+pub mod runtime;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -28,7 +31,12 @@ use tokio_util::task::TaskTracker;
 use crate::store::Store;
 use crate::workflow::lease::LeaseWorkflow;
 pub use kubelet::WatchError;
+use report::RuntimeState;
 pub use report::ShieldReport;
+
+/// Pauses between questions to the runtime: while its configuration is right, and otherwise.
+const READY_PAUSE: Duration = Duration::from_secs(60);
+const ASK_PAUSE: Duration = Duration::from_secs(5);
 
 /// Pause between writes of the lists that plugins change.
 const RECORD_PAUSE: Duration = Duration::from_secs(1);
@@ -43,6 +51,7 @@ pub(crate) fn start(
     let directory = kubelet::Directory::watch(&workflow.shield.device_plugins())?;
     tasks.spawn(record_lists(workflow.store.clone(), stop.clone()));
     tasks.spawn(release::run(workflow.clone(), report.clone(), stop.clone()));
+    tasks.spawn(watch_runtime(workflow.clone(), report.clone(), stop.clone()));
     let started = workflow.store.now();
     tasks.spawn(kubelet::run(
         directory,
@@ -73,5 +82,57 @@ async fn record_lists(store: Store, stop: CancellationToken) {
     tokio::select! {
         () = run => {}
         () = stop.cancelled() => {}
+    }
+}
+
+/// Asks the runtime again and again, because it may be started or configured later, and each new kubelet for its version.
+async fn watch_runtime(workflow: LeaseWorkflow, report: ShieldReport, stop: CancellationToken) {
+    let run = async {
+        let mut versions = BTreeMap::new();
+        loop {
+            let runtime = runtime::ask(&workflow.shield).await;
+            if let (RuntimeState::Unfit { name, problem }, true) = (&runtime, report.get().runtime != runtime)
+            {
+                tracing::error!(runtime = name, problem, "nothing is registered with the kubelet");
+            }
+            let is_ready = matches!(runtime, RuntimeState::Ready { .. });
+            report.update(|state| state.runtime = runtime);
+            let pause = tokio::time::sleep(if is_ready { READY_PAUSE } else { ASK_PAUSE });
+            tokio::select! {
+                () = pause => {}
+                () = follow_kubelets(&report, &mut versions) => {}
+            }
+        }
+    };
+    tokio::select! {
+        () = run => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+/// Finds out the version of each kubelet that listens. Never ends.
+async fn follow_kubelets(report: &ShieldReport, versions: &mut BTreeMap<i32, Option<String>>) {
+    let mut changes = report.subscribe();
+    loop {
+        let pid = changes
+            .borrow_and_update()
+            .kubelet
+            .as_ref()
+            .and_then(|kubelet| kubelet.pid);
+        if let Some(pid) = pid {
+            if !versions.contains_key(&pid) {
+                versions.clear();
+                versions.insert(pid, runtime::kubelet_version(pid).await);
+            }
+            let version = versions.get(&pid).cloned().flatten();
+            report.update(|state| {
+                if let Some(kubelet) = state.kubelet.as_mut().filter(|kubelet| kubelet.pid == Some(pid)) {
+                    kubelet.version = version;
+                }
+            });
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
     }
 }

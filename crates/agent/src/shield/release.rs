@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::report::ShieldReport;
-use crate::lease::checkpoint;
+use crate::lease::checkpoint::{self, Held};
 use crate::workflow::lease::{LeaseWorkflow, dead_containers};
 
 /// Pause between two comparisons.
@@ -28,6 +28,9 @@ const MIN_AGE_MS: u64 = 30_000;
 
 /// Time for the kubelet to list pod resources.
 const LIST_TIME: Duration = Duration::from_secs(2);
+
+/// The most containers beside devlet that are shown.
+const MAX_BYPASSED: usize = 20;
 
 /// The longest list of pod resources.
 const MAX_LIST: usize = 64 << 20;
@@ -54,10 +57,6 @@ async fn compare(
     suspects: BTreeSet<LeaseName>,
 ) -> BTreeSet<LeaseName> {
     let store = &workflow.store;
-    let leases = || store.read(|node| node.leases().iter().next().is_some());
-    if !leases() {
-        return BTreeSet::new();
-    }
     let dead = store.read(|node| dead_containers(node.leases().iter().map(|view| view.lease)));
     for (lease, container) in dead {
         if let Err(error) = store.stop_leased(lease.as_str(), &container).await {
@@ -69,6 +68,7 @@ async fn compare(
     let Ok(read) = read else { return suspects };
     report.update(|state| state.checkpoint = read.as_ref().err().map(ToString::to_string));
     let Ok(held) = read else { return suspects };
+    adopt(workflow, report, &held).await;
     let holders: BTreeMap<LeaseName, LeaseHolder> = held
         .iter()
         .map(|held| (held.name(), held.holder.clone()))
@@ -95,6 +95,36 @@ async fn compare(
         workflow.end(name).await;
     }
     unknown
+}
+
+/// Adds the leases of the checkpoint that devlet does not know. A container that got its devices from a plugin itself,
+/// although devlet serves the resource, is reported.
+async fn adopt(workflow: &LeaseWorkflow, report: &ShieldReport, held: &[Held]) {
+    let store = &workflow.store;
+    let now = store.now();
+    let is_unknown = |held: &&Held| store.read(|node| node.leases().get(held.name().as_str()).is_none());
+    let unknown: Vec<&Held> = held.iter().filter(is_unknown).collect();
+    if unknown.is_empty() {
+        return;
+    }
+    let leases = unknown.iter().map(|held| held.to_lease(now)).collect();
+    if let Err(error) = store.adopt_leases(leases).await {
+        tracing::warn!(%error, "leases of the kubelet's checkpoint not recorded, trying again");
+        return;
+    }
+    let registered = report.get().registrations;
+    let bypasses = |held: &&&Held| held.lease.is_none() && registered.get(&held.resource) == Some(&None);
+    for held in unknown.iter().filter(bypasses) {
+        let LeaseHolder { pod, container } = &held.holder;
+        let resource = &held.resource;
+        tracing::warn!(%pod, %container, %resource, "container got devices from a plugin beside devlet");
+        let text = format!("container {container} of pod {pod} got {resource} from a plugin beside devlet");
+        report.update(|state| {
+            if !state.bypassed.contains(&text) && state.bypassed.len() < MAX_BYPASSED {
+                state.bypassed.push(text);
+            }
+        });
+    }
 }
 
 fn is_unknown(

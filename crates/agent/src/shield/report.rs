@@ -23,6 +23,8 @@ pub struct ShieldState {
     pub shortened: BTreeMap<ResourceName, String>,
     /// Why the kubelet's record of devices cannot be used.
     pub checkpoint: Option<String>,
+    /// Set once devlet has handed the devices back to the kubelet.
+    pub left: Option<String>,
     /// Containers that the kubelet gave devices without devlet since the adoption, as text.
     pub bypassed: Vec<String>,
 }

@@ -8,6 +8,7 @@
 //! A lease that devlet does not know is found in the kubelet's checkpoint.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +87,31 @@ pub enum PrepareLeaseError {
         resource: ResourceName,
         reason: SpecError,
     },
+}
+
+/// Why the devices of the kubelet's checkpoint are not taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// The checkpoint cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] UnusableCheckpoint),
+    /// The leases cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Why the devices are not handed back to the kubelet.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaveError {
+    /// A container waits for its plugin.
+    #[error(
+        "a container waits for devices {devices} of {resource}, and only devlet can prepare them; wait until its plugin \
+         is back, or delete its pod"
+    )]
+    Waiting { resource: ResourceName, devices: String },
+    /// A spec cannot be written.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
 }
 
 /// What the plugin has to be asked before a container starts.
@@ -291,7 +317,7 @@ impl LeaseWorkflow {
                 if !lost.is_empty() {
                     tracing::warn!(%named, annotations = ?lost, "annotations of the plugin's answer dropped: CDI cannot hand them on");
                 }
-                spec::write(&directory, &name, &options, &hook)
+                spec::write(&directory, &name, &options, Some(&hook))
             })
         });
         let written = written.await.unwrap_or(Err(SpecError::Internal));
@@ -338,6 +364,62 @@ impl LeaseWorkflow {
         }
         self.store
             .read(|node| node.lease_choice(resource, available, must_include, size, &preferences))
+    }
+
+    /// Takes over the devices of the kubelet's checkpoint. Returns the number of containers, and of those among them that
+    /// got their devices before devlet stood between.
+    pub async fn adopt(&self) -> Result<(usize, usize), AdoptError> {
+        let path = self.shield.checkpoint();
+        let read = tokio::task::spawn_blocking(move || checkpoint::read(&path)).await;
+        let held = read.unwrap_or_else(|_| Ok(Vec::new()))?;
+        let now = self.store.now();
+        let leases: Vec<Lease> = held.iter().map(|held| held.to_lease(now)).collect();
+        let direct = leases.iter().filter(|lease| lease.is_direct).count();
+        let all = leases.len();
+        self.store.adopt_leases(leases).await?;
+        self.store.update(|node| {
+            for held in &held {
+                node.leases_mut().identify(&held.name(), &held.holder);
+            }
+        });
+        Ok((all, direct))
+    }
+
+    /// Writes the specs of all leases so that containers start without devlet, also after a reboot. Returns the number of
+    /// leases and the directory.
+    pub async fn write_permanent_specs(&self) -> Result<(usize, PathBuf), LeaveError> {
+        let leases: Vec<Lease> = self.store.read(|node| {
+            let leases = node.leases().iter().map(|view| view.lease.clone());
+            leases.filter(|lease| !lease.is_direct).collect()
+        });
+        let waiting = leases.iter().find(|lease| lease.answer.is_none());
+        if let Some(lease) = waiting {
+            return Err(LeaveError::Waiting {
+                resource: lease.resource.clone(),
+                devices: lease
+                    .devices
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            });
+        }
+        let count = leases.len();
+        let (temporary, permanent) = (self.shield.cdi.clone(), self.shield.permanent_cdi.clone());
+        let directory = permanent.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            for lease in leases {
+                let Some(answer) = &lease.answer else { continue };
+                spec::write(&permanent, &lease.name, &answer.options(), None)?;
+                if permanent != temporary {
+                    // Specs in the temporary directory take precedence.
+                    spec::remove(&temporary, &lease.name);
+                }
+            }
+            Ok(())
+        });
+        written.await.unwrap_or(Err(SpecError::Internal))?;
+        Ok((count, directory))
     }
 
     /// Ends a lease that the kubelet does not know any more, unless a container of it may run.

@@ -43,7 +43,7 @@ fn a_runtime_adds_what_the_plugin_answered_and_calls_the_hooks() {
     let directory = tempfile::tempdir().unwrap();
     let name = crate::lease::new_name();
 
-    write(directory.path(), &name, &options(), &hook()).unwrap();
+    write(directory.path(), &name, &options(), Some(&hook())).unwrap();
 
     let oci = container(directory.path(), &name);
     assert_eq!(oci["process"]["env"], json!(["GPU=0"]));
@@ -58,7 +58,7 @@ fn a_runtime_adds_what_the_plugin_answered_and_calls_the_hooks() {
         assert_eq!(hook["args"][5], name.as_str());
     }
     let text = std::fs::read_to_string(directory.path().join(file_name(&name))).unwrap();
-    assert!(text.contains("\"cdiVersion\": \"0.4.0\""), "{text}");
+    assert!(text.contains("\"cdiVersion\": \"0.5.0\""), "{text}");
 }
 
 #[test]
@@ -78,14 +78,14 @@ fn cdi_devices_of_a_plugin_are_resolved_into_the_spec() {
         ..RunOptions::default()
     };
 
-    write(directory.path(), &name, &options, &hook()).unwrap();
+    write(directory.path(), &name, &options, Some(&hook())).unwrap();
 
     let oci = container(directory.path(), &name);
     assert_eq!(oci["process"]["env"], json!(["ALL=1", "ONE=0", "TWO=1"]));
     assert_eq!(lost_annotations(&options), ["acme.com/note"]);
 
     options.cdi_devices = vec!["acme.com/gpu=9".into()];
-    let refused = write(directory.path(), &name, &options, &hook()).unwrap_err();
+    let refused = write(directory.path(), &name, &options, Some(&hook())).unwrap_err();
     assert!(refused.to_string().contains("acme.com/gpu=9"), "{refused}");
 }
 
@@ -94,14 +94,14 @@ fn a_spec_is_written_once_and_removed_with_its_lease() {
     let directory = tempfile::tempdir().unwrap();
     let name = crate::lease::new_name();
     let path = directory.path().join(file_name(&name));
-    write(directory.path(), &name, &options(), &hook()).unwrap();
+    write(directory.path(), &name, &options(), Some(&hook())).unwrap();
     let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
     let first = inode();
-    write(directory.path(), &name, &options(), &hook()).unwrap();
+    write(directory.path(), &name, &options(), Some(&hook())).unwrap();
     assert_eq!(inode(), first);
 
     std::fs::write(&path, "{}").unwrap();
-    write(directory.path(), &name, &options(), &hook()).unwrap();
+    write(directory.path(), &name, &options(), Some(&hook())).unwrap();
     assert_ne!(std::fs::read_to_string(&path).unwrap(), "{}");
 
     remove(directory.path(), &name);

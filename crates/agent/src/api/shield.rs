@@ -1,0 +1,228 @@
+//! `devlet.shield.v1`: the runtime's hooks, and the state of a devlet beside a kubelet.
+
+use devlet_client::shield_v1 as v1;
+use devlet_client::v1::Problem;
+use devlet_core::shield::{ContainerProcess, LeasePhase, LeaseView, StartError};
+use tonic::{Request, Response, Status};
+
+use super::convert::{self, number};
+use super::service::DevletService;
+use crate::agent::Agent;
+use crate::lease::process;
+use crate::peer_text::status_message;
+use crate::shield::report::RuntimeState;
+use crate::store::LeaseError;
+use crate::workflow::lease::short;
+
+impl DevletService {
+    /// Refuses calls if there is no kubelet beside devlet.
+    fn shields(&self) -> Result<(), Status> {
+        match self.agent.config().shield {
+            Some(_) => Ok(()),
+            None => Err(Status::failed_precondition(
+                "devlet does not stand beside a kubelet; start it with `devlet serve --shield`",
+            )),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::shield_server::Shield for DevletService {
+    async fn container_starting(
+        &self,
+        request: Request<v1::ContainerStartingRequest>,
+    ) -> Result<Response<v1::ContainerStartingResponse>, Status> {
+        self.allow(&request)?;
+        let v1::ContainerStartingRequest {
+            lease,
+            container,
+            pid,
+        } = request.into_inner();
+        // A process that devlet cannot see counts as running until its end is reported, or the machine is rebooted.
+        let process = process::find(pid).unwrap_or(ContainerProcess { pid, started: 0 });
+        let started = self.agent.store().start_leased(&lease, &container, process).await;
+        match started {
+            Ok(()) => Ok(Response::new(v1::ContainerStartingResponse {})),
+            Err(LeaseError::Refused(refused @ StartError::Ended)) => {
+                Err(Status::not_found(refused.to_string()))
+            }
+            Err(LeaseError::Refused(refused)) => Err(Status::failed_precondition(refused.to_string())),
+            Err(LeaseError::Write(error)) => Err(Status::unavailable(status_message(error))),
+        }
+    }
+
+    async fn container_ended(
+        &self,
+        request: Request<v1::ContainerEndedRequest>,
+    ) -> Result<Response<v1::ContainerEndedResponse>, Status> {
+        self.allow(&request)?;
+        let v1::ContainerEndedRequest { lease, container } = request.into_inner();
+        self.agent.store().stop_leased(&lease, &container).await?;
+        Ok(Response::new(v1::ContainerEndedResponse {}))
+    }
+
+    async fn state(&self, _: Request<v1::StateRequest>) -> Result<Response<v1::StateResponse>, Status> {
+        self.shields()?;
+        let state = self.agent.shield().get();
+        let now = self.now();
+        let (fitness, runtime, runtime_problem) = match state.runtime {
+            RuntimeState::Ready { name } => (v1::RuntimeFitness::Ready, name, String::new()),
+            RuntimeState::Unfit { name, problem } => (v1::RuntimeFitness::Unfit, name, problem),
+            RuntimeState::Unknown { reason } => (v1::RuntimeFitness::Unknown, String::new(), reason),
+            RuntimeState::Unasked => (v1::RuntimeFitness::Unknown, String::new(), "not asked yet".into()),
+        };
+        let registrations = state.registrations.into_iter();
+        let shield = self.agent.config().shield.as_ref();
+        Ok(Response::new(v1::StateResponse {
+            kubelet_dir: shield
+                .map(|shield| shield.kubelet.display().to_string())
+                .unwrap_or_default(),
+            kubelet_running: state.kubelet.is_some(),
+            kubelet_pid: state
+                .kubelet
+                .as_ref()
+                .and_then(|kubelet| kubelet.pid)
+                .map_or(0, i64::from),
+            kubelet_version: state
+                .kubelet
+                .and_then(|kubelet| kubelet.version)
+                .unwrap_or_default(),
+            runtime,
+            fitness: fitness.into(),
+            runtime_problem,
+            registrations: registrations
+                .map(|(resource, problem)| v1::Registration {
+                    resource: resource.to_string(),
+                    problem: problem.unwrap_or_default(),
+                })
+                .collect(),
+            leases: self.read(|node| node.leases().iter().map(|view| lease(&view, now)).collect()),
+            now_ms: now.0,
+        }))
+    }
+
+    async fn adopt(&self, request: Request<v1::AdoptRequest>) -> Result<Response<v1::AdoptResponse>, Status> {
+        self.allow(&request)?;
+        self.shields()?;
+        let adopted = self.agent.adopt_leases().await;
+        let (containers, direct) = adopted.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(Response::new(v1::AdoptResponse {
+            containers: number(containers),
+            direct: number(direct),
+        }))
+    }
+
+    async fn leave(&self, request: Request<v1::LeaveRequest>) -> Result<Response<v1::LeaveResponse>, Status> {
+        self.allow(&request)?;
+        self.shields()?;
+        let left = self.agent.leave_kubelet().await;
+        let (leases, directory) = left.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(Response::new(v1::LeaveResponse {
+            leases: number(leases),
+            directory: directory.display().to_string(),
+        }))
+    }
+}
+
+fn lease(view: &LeaseView<'_>, now: devlet_core::Moment) -> v1::Lease {
+    let LeaseView { lease, phase, holder } = view;
+    let phase = match phase {
+        LeasePhase::Granted => "granted",
+        LeasePhase::Preparing => "preparing",
+        LeasePhase::Prepared => "prepared",
+        LeasePhase::Ending => "ending",
+    };
+    v1::Lease {
+        name: short(&lease.name).to_owned(),
+        resource: lease.resource.to_string(),
+        devices: lease.devices.iter().map(ToString::to_string).collect(),
+        phase: phase.to_owned(),
+        pod_uid: holder.map(|holder| holder.pod.to_string()).unwrap_or_default(),
+        container: holder
+            .map(|holder| holder.container.to_string())
+            .unwrap_or_default(),
+        running: lease.containers.keys().cloned().collect(),
+        direct: lease.is_direct,
+        age_ms: convert::age(lease.granted_at, now),
+    }
+}
+
+/// Returns the problems of a devlet beside a kubelet.
+pub(super) fn problems(agent: &Agent) -> Vec<Problem> {
+    let Some(shield) = &agent.config().shield else {
+        return Vec::new();
+    };
+    let state = agent.shield().get();
+    let problem = |what: String, hint: &str, blocking| Problem {
+        what,
+        hint: hint.to_owned(),
+        blocking,
+    };
+    let mut problems = Vec::new();
+    match &state.runtime {
+        RuntimeState::Unfit { name, problem: why } => problems.push(problem(
+            format!("the container runtime {name} cannot be used: {why}"),
+            "no resource is registered with the kubelet until then",
+            true,
+        )),
+        RuntimeState::Unknown { reason } => problems.push(problem(
+            format!("it is not known whether the container runtime has CDI on: {reason}"),
+            "a runtime with CDI off starts containers without their devices; check it with devlet shield check",
+            shield.require_runtime,
+        )),
+        RuntimeState::Unasked | RuntimeState::Ready { .. } => {}
+    }
+    if let Some(version) = state
+        .kubelet
+        .as_ref()
+        .and_then(|kubelet| kubelet.version.as_ref())
+        && !crate::shield::runtime::is_new_enough(version)
+    {
+        problems.push(problem(
+            format!(
+                "kubelet {version} does not hand CDI devices on, so containers start without their devices"
+            ),
+            "update it to 1.29 or later, or go back to the kubelet alone: devlet shield leave",
+            true,
+        ));
+    }
+    for (resource, why) in &state.registrations {
+        if let Some(why) = why {
+            problems.push(problem(
+                format!("{resource} is not registered with the kubelet: {why}"),
+                "tried again twice a second; pods that request it fail meanwhile",
+                false,
+            ));
+        }
+    }
+    for (resource, why) in &state.shortened {
+        problems.push(problem(
+            format!("{resource}: {why}"),
+            "let its plugin list fewer devices",
+            false,
+        ));
+    }
+    if let Some(why) = &state.checkpoint {
+        problems.push(problem(
+            why.clone(),
+            "no lease ends until it can be read; a kubelet that finds it damaged forgets who has which device: see \
+             devlet checkpoint verify",
+            false,
+        ));
+    }
+    if let Some(text) = &state.left {
+        problems.push(problem(
+            text.clone(),
+            "let the plugins register with the kubelet again, then stop devlet",
+            true,
+        ));
+    }
+    problems.extend(state.bypassed.iter().map(|text| {
+        problem(
+            text.clone(),
+            "a plugin registers with the kubelet directly; let it use devlet's directory only",
+            false,
+        )
+    }));
+    problems
+}

@@ -1,0 +1,231 @@
+//! What the container runtime and the kubelet say about themselves.
+//!
+//! A runtime with CDI off starts containers without their devices, and reports no error. So its configuration is read
+//! before anything is registered. containerd tells it in the verbose status of the CRI.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use devlet_uds::ReadLimits;
+use prost::Message as _;
+use prost::bytes::Bytes;
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::time::{Instant, timeout};
+use tonic::Request;
+
+use super::report::RuntimeState;
+use crate::config::Shield;
+use crate::grpc::call;
+
+/// Where the CRI of known runtimes is.
+const SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
+
+/// Time for the runtime to answer.
+const ASK_TIME: Duration = Duration::from_secs(3);
+
+/// Time for a kubelet to print its version.
+const VERSION_TIME: Duration = Duration::from_secs(5);
+
+/// The longest status of a runtime.
+const MAX_STATUS: usize = 4 << 20;
+
+/// The oldest kubelet that hands CDI devices on.
+pub const OLDEST_KUBELET: (u32, u32) = (1, 29);
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StatusRequest {
+    #[prost(bool, tag = "1")]
+    verbose: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StatusResponse {
+    #[prost(btree_map = "string, string", tag = "2")]
+    info: BTreeMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct VersionResponse {
+    #[prost(string, tag = "2")]
+    name: String,
+    #[prost(string, tag = "3")]
+    version: String,
+}
+
+/// Asks the runtime whether it adds the devices of `shield.cdi`.
+pub async fn ask(shield: &Shield) -> RuntimeState {
+    let socket = match &shield.runtime {
+        Some(socket) => socket.clone(),
+        None => match SOCKETS.iter().map(Path::new).find(|socket| socket.exists()) {
+            Some(socket) => socket.to_owned(),
+            None => {
+                return RuntimeState::Unknown {
+                    reason: format!(
+                        "no socket at {}; name it with --runtime-endpoint",
+                        SOCKETS.join(" or ")
+                    ),
+                };
+            }
+        },
+    };
+    let asked = timeout(ASK_TIME, ask_at(&socket)).await;
+    match asked.unwrap_or_else(|_| Err(format!("no answer within {ASK_TIME:?}"))) {
+        Ok((name, config)) => judge(name, config.as_ref(), &shield.cdi),
+        Err(reason) => RuntimeState::Unknown {
+            reason: format!("{}: {reason}", socket.display()),
+        },
+    }
+}
+
+async fn ask_at(socket: &Path) -> Result<(String, Option<Value>), String> {
+    let deadline = Instant::now() + ASK_TIME;
+    let dialed = devlet_uds::connect_once_limited(socket, deadline, &ReadLimits::default()).await;
+    let dialed = dialed.map_err(|error| error.to_string())?;
+    let ask = async |method: &'static str, request: Vec<u8>| {
+        let request = Request::new(Bytes::from(request));
+        let answer = call::unary(&dialed.channel, method, request, MAX_STATUS).await;
+        let answer = answer.map_err(|status| format!("{} ({:?})", status.message(), status.code()))?;
+        Ok::<Bytes, String>(answer.into_inner())
+    };
+    let damaged = |error: prost::DecodeError| error.to_string();
+    let version = ask("/runtime.v1.RuntimeService/Version", Vec::new()).await?;
+    let version = VersionResponse::decode(version).map_err(damaged)?;
+    let request = StatusRequest { verbose: true }.encode_to_vec();
+    let status = ask("/runtime.v1.RuntimeService/Status", request).await?;
+    let status = StatusResponse::decode(status).map_err(damaged)?;
+    let config = status.info.get("config");
+    let config = config.and_then(|config| serde_json::from_str(config).ok());
+    Ok((format!("{} {}", version.name, version.version), config))
+}
+
+/// Judges the configuration that a runtime tells.
+fn judge(name: String, config: Option<&Value>, directory: &Path) -> RuntimeState {
+    let Some(enabled) = config
+        .and_then(|config| find(config, "enableCDI"))
+        .and_then(Value::as_bool)
+    else {
+        return RuntimeState::Unknown {
+            reason: format!("{name} does not tell whether CDI is on"),
+        };
+    };
+    if !enabled {
+        let problem =
+            "CDI is off, so containers would start without their devices; set enable_cdi = true in its \
+                       configuration and restart it"
+                .to_owned();
+        return RuntimeState::Unfit { name, problem };
+    }
+    let directories = config.and_then(|config| find(config, "cdiSpecDirs"));
+    let directories: Vec<&str> = match directories.and_then(Value::as_array) {
+        Some(directories) => directories.iter().filter_map(Value::as_str).collect(),
+        None => devlet_cdi::DEFAULT_DIRECTORIES.to_vec(),
+    };
+    let same = |one: &Path| one.canonicalize().unwrap_or_else(|_| one.to_owned());
+    if !directories
+        .iter()
+        .any(|each| same(Path::new(each)) == same(directory))
+    {
+        let problem = format!(
+            "it reads CDI specs from {}, not from {}; set shield.cdiDir to one of its directories",
+            directories.join(", "),
+            directory.display()
+        );
+        return RuntimeState::Unfit { name, problem };
+    }
+    RuntimeState::Ready { name }
+}
+
+/// Returns the value of a key at any depth.
+fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
+    match value {
+        Value::Object(fields) => fields
+            .get(key)
+            .or_else(|| fields.values().find_map(|value| find(value, key))),
+        Value::Array(values) => values.iter().find_map(|value| find(value, key)),
+        _ => None,
+    }
+}
+
+/// Returns the version of a kubelet: its program prints it.
+pub async fn kubelet_version(pid: i32) -> Option<String> {
+    let program = PathBuf::from(format!("/proc/{pid}/exe"));
+    let mut command = Command::new(program);
+    command
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    let output = timeout(VERSION_TIME, command.output()).await.ok()?.ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let version = text.trim().strip_prefix("Kubernetes ")?;
+    Some(version.to_owned())
+}
+
+/// Returns `true` if a kubelet of this version hands CDI devices on.
+pub fn is_new_enough(version: &str) -> bool {
+    let mut parts = version.trim_start_matches('v').split('.');
+    let mut number = || parts.next()?.parse::<u32>().ok();
+    match (number(), number()) {
+        (Some(major), Some(minor)) => (major, minor) >= OLDEST_KUBELET,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn judged(config: &Value) -> RuntimeState {
+        judge("containerd v2".into(), Some(config), Path::new("/var/run/cdi"))
+    }
+
+    #[test]
+    fn a_runtime_with_cdi_on_in_our_directory_is_ready() {
+        for config in [
+            json!({ "enableCDI": true, "cdiSpecDirs": ["/etc/cdi", "/var/run/cdi"] }),
+            json!({ "runtime": { "enableCDI": true } }),
+        ] {
+            let name = "containerd v2".into();
+            assert_eq!(judged(&config), RuntimeState::Ready { name });
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_would_drop_devices_is_unfit() {
+        for (config, reason) in [
+            (json!({ "enableCDI": false }), "CDI is off"),
+            (
+                json!({ "enableCDI": true, "cdiSpecDirs": ["/etc/cdi"] }),
+                "it reads CDI specs from /etc/cdi, not from /var/run/cdi",
+            ),
+        ] {
+            let RuntimeState::Unfit { problem, .. } = judged(&config) else {
+                panic!("{config} is accepted");
+            };
+            assert!(problem.contains(reason), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_does_not_tell_is_unknown() {
+        let judged = judge("x".into(), None, Path::new("/var/run/cdi"));
+        assert!(matches!(judged, RuntimeState::Unknown { .. }), "{judged:?}");
+    }
+
+    #[test]
+    fn kubelets_without_cdi_devices_are_too_old() {
+        for (version, expected) in [
+            ("v1.28.15", false),
+            ("v1.29.0", true),
+            ("v1.37.1", true),
+            ("v2.0.0-rc.1", true),
+        ] {
+            assert_eq!(is_new_enough(version), expected, "{version}");
+        }
+    }
+}
