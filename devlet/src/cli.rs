@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ColorChoice, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum as _};
 
-use crate::{cdi, checkpoint, config, node, serve};
+use crate::{cdi, checkpoint, config, node, serve, shield};
 
 /// The kubelet's device managers as a standalone daemon.
 #[derive(Debug, Parser)]
@@ -83,6 +83,12 @@ pub(crate) enum Command {
     /// Run the DRA driver of `serve --sample`
     #[command(hide = true)]
     SampleDriver(serve::sample::Args),
+    /// Tell devlet that a container of a lease starts or ends; container runtimes run it
+    #[command(hide = true)]
+    LeaseHook(shield::HookArgs),
+    /// Check, enter and leave the place between a kubelet and device plugins
+    #[command(subcommand)]
+    Shield(shield::Command),
     /// Show the configuration
     #[command(subcommand)]
     Config(config::Command),

@@ -12,6 +12,7 @@ mod node;
 mod oci;
 mod output;
 mod serve;
+mod shield;
 mod table;
 
 use std::process::ExitCode;
@@ -37,8 +38,10 @@ fn main() -> ExitCode {
         Command::Config(command) => config::run(command),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { out } => manual::man(&out),
+        Command::LeaseHook(args) => shield::run_hook(args),
         Command::SamplePlugin(args) => serve::run_sample(&args),
         Command::SampleDriver(args) => serve::run_sample_driver(&args),
+        Command::Shield(command) => shield::run(command),
         Command::Serve(args) => serve::run(args),
         Command::Node(command) => node::run(command),
     };

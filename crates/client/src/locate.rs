@@ -9,6 +9,9 @@ pub const ROOT_VARIABLE: &str = "DEVLET_ROOT";
 /// The root directory of a node, which is that of the kubelet.
 pub const SYSTEM_ROOT: &str = "/var/lib/kubelet";
 
+/// The root directory of a devlet beside a kubelet.
+pub const SHIELD_ROOT: &str = "/var/lib/devlet";
+
 /// Returns the path of the socket below a root directory.
 pub fn socket(root: &Path) -> PathBuf {
     root.join("devlet").join("devlet.sock")

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::http_address::HttpAddress;
 use super::log_level::LogLevel;
+use super::shield::ShieldSettings;
 use super::uid::Uid;
 use crate::duration::Span;
 use crate::files;
@@ -34,6 +35,7 @@ pub(crate) struct Settings {
     access: AccessSettings,
     on_reboot: RebootSetting,
     pub(crate) kubernetes: KubernetesSettings,
+    pub(crate) shield: ShieldSettings,
     limits: Limits,
 }
 
@@ -151,6 +153,7 @@ impl Default for Settings {
             access: AccessSettings::default(),
             on_reboot: RebootSetting::default(),
             kubernetes: KubernetesSettings::default(),
+            shield: ShieldSettings::default(),
             limits: Limits::default(),
         }
     }
@@ -276,6 +279,7 @@ impl Settings {
             RebootSetting::Keep => OnReboot::Keep,
             RebootSetting::Release => OnReboot::Release,
         };
+        config.shield = self.shield.node();
         config.limits = self.limits.clone();
         config
     }

@@ -7,6 +7,7 @@ mod file;
 mod http_address;
 mod log_level;
 mod print;
+mod shield;
 mod uid;
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ pub(crate) use file::{KubernetesSettings, LogFormat, ModeSetting, Settings, Slic
 pub(crate) use file::{UnhealthySetting, WipeSetting};
 pub(crate) use http_address::HttpAddress;
 pub(crate) use log_level::LogLevel;
+pub(crate) use shield::runtime_socket;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {

@@ -118,6 +118,31 @@ const EXPLANATIONS: &[(&str, &str)] = &[
         "Removal of pods with an unhealthy device of a resource or DRA driver: {acme.com/gpu: evict}, or delete.",
     ),
     (
+        "shield",
+        "A kubelet of this node, between which and device plugins devlet stands.",
+    ),
+    ("shield.enabled", "true as with --shield."),
+    (
+        "shield.kubeletDir",
+        "Root directory of the kubelet. devlet needs another one.",
+    ),
+    (
+        "shield.cdiDir",
+        "Directory where devlet writes CDI specs; the container runtime must read it.",
+    ),
+    (
+        "shield.away",
+        "Time during which the devices of a plugin that is away stay advertised; then they are unhealthy.",
+    ),
+    (
+        "shield.runtimeEndpoint",
+        "Socket of the container runtime, to check that CDI is on; by default that of containerd or CRI-O.",
+    ),
+    (
+        "shield.requireRuntime",
+        "true to register with the kubelet only after the runtime has told that CDI is on.",
+    ),
+    (
         "limits",
         "Limits on callers, plugins and drivers. Over a limit, a request is refused with an error that names it.",
     ),
@@ -189,7 +214,7 @@ mod tests {
         let mut keys = Vec::new();
         for (key, value) in value.as_object().unwrap() {
             keys.push(key.clone());
-            let free = ["access", "deadlines", "kubernetes", "limits"].contains(&key.as_str());
+            let free = ["access", "deadlines", "kubernetes", "limits", "shield"].contains(&key.as_str());
             let inner = value.as_object().into_iter().flatten().filter(|_| free);
             keys.extend(inner.map(|(inner, _)| format!("{key}.{inner}")));
         }

@@ -45,6 +45,15 @@ pub(crate) struct Args {
     /// Configuration file; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Stand between the kubelet of this node and device plugins; see docs/shield.md
+    #[arg(long)]
+    shield: bool,
+    /// Root directory of the kubelet, for --shield [default: /var/lib/kubelet]
+    #[arg(long, value_name = "DIR")]
+    kubelet_dir: Option<PathBuf>,
+    /// Socket of the container runtime, for --shield [default: that of containerd or CRI-O]
+    #[arg(long, value_name = "SOCKET")]
+    runtime_endpoint: Option<PathBuf>,
     /// Serve /healthz, /readyz and /metrics at this address, such as localhost:7359, or :7359 for all interfaces
     #[arg(long, value_name = "ADDR")]
     http: Option<HttpAddress>,
@@ -88,6 +97,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     settings.log_level = args.log_level.or(settings.log_level);
     args.cluster.apply(&mut settings.kubernetes);
     cluster::check(&settings.kubernetes)?;
+    settings.shield.enabled |= args.shield;
+    if let Some(directory) = args.kubelet_dir {
+        settings.shield.kubelet_dir = directory;
+    }
+    settings.shield.runtime_endpoint = args.runtime_endpoint.or(settings.shield.runtime_endpoint);
     let log = log::start(&settings, args.sample)?;
     let ended = run_logged(&settings, args.sample, &log);
     if let Err(error) = &ended {
@@ -100,7 +114,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
 
 fn run_logged(settings: &Settings, sample: bool, log: &LogWriter) -> anyhow::Result<()> {
     let files = descriptors::raise();
-    let root = root(settings.root_dir.as_deref(), sample)?;
+    let shielded = settings
+        .shield
+        .enabled
+        .then(|| PathBuf::from(locate::SHIELD_ROOT));
+    let root = root(settings.root_dir.clone().or(shielded).as_deref(), sample)?;
+    settings.shield.check_root(&root.path)?;
     // More than one: a task that waits for the disk blocks its thread.
     let threads = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
     let runtime = tokio::runtime::Builder::new_multi_thread()

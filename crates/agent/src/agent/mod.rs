@@ -241,6 +241,9 @@ impl Agent {
             plugin_failures,
             ..
         } = &*self.inner;
+        if self.inner.leases.is_some() {
+            return Err(AdmitError::Shielded);
+        }
         let calls = GrpcPluginCalls {
             store,
             plugins,

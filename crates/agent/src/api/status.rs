@@ -230,6 +230,7 @@ impl Coded for AdmitError {
             Self::Plugin { problem, .. } => problem.code(),
             Self::Vanishing { .. } => Code::Aborted,
             Self::GivenUp => Code::Unavailable,
+            Self::Shielded => Code::FailedPrecondition,
             Self::Commit(error) => error.code(),
         }
     }

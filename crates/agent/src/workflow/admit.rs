@@ -65,6 +65,11 @@ pub enum AdmitError {
     /// Devices vanished during the calls in every attempt.
     #[error("devices of {resource} vanished while their plugin was being called, {ATTEMPTS} times in a row")]
     Vanishing { resource: ResourceName },
+    /// A kubelet gives out the devices of this node.
+    #[error(
+        "the kubelet of this node gives out its devices, and devlet stands beside it (devlet serve --shield); create the pod in Kubernetes"
+    )]
+    Shielded,
     /// The pod could not be written.
     #[error(transparent)]
     Commit(#[from] CommitError),

@@ -31,6 +31,7 @@ impl From<&AdmitError> for Outcome {
             )) => failed("disk"),
             AdmitError::Commit(CommitError::Write(WriteError::Stopped)) => failed("stopping"),
             AdmitError::GivenUp => reason::GIVEN_UP,
+            AdmitError::Shielded => Self::new("refused", "blocked"),
         }
     }
 }
