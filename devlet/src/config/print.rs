@@ -131,6 +131,10 @@ const EXPLANATIONS: &[(&str, &str)] = &[
         "Directory where devlet writes CDI specs; the container runtime must read it.",
     ),
     (
+        "shield.permanentCdiDir",
+        "Directory for the CDI specs that containers need after `devlet shield leave`, also after a reboot.",
+    ),
+    (
         "shield.away",
         "Time during which the devices of a plugin that is away stay advertised; then they are unhealthy.",
     ),

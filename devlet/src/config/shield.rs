@@ -15,6 +15,7 @@ pub(crate) struct ShieldSettings {
     pub(crate) enabled: bool,
     pub(crate) kubelet_dir: PathBuf,
     cdi_dir: PathBuf,
+    permanent_cdi_dir: PathBuf,
     away: Span,
     pub(crate) runtime_endpoint: Option<PathBuf>,
     require_runtime: bool,
@@ -25,6 +26,7 @@ impl Default for ShieldSettings {
         let Shield {
             kubelet,
             cdi,
+            permanent_cdi,
             away,
             require_runtime,
             ..
@@ -33,6 +35,7 @@ impl Default for ShieldSettings {
             enabled: false,
             kubelet_dir: kubelet,
             cdi_dir: cdi,
+            permanent_cdi_dir: permanent_cdi,
             away: Span(away),
             runtime_endpoint: None,
             require_runtime,
@@ -45,6 +48,7 @@ impl ShieldSettings {
     pub(super) fn node(&self) -> Option<Shield> {
         self.enabled.then(|| Shield {
             cdi: self.cdi_dir.clone(),
+            permanent_cdi: self.permanent_cdi_dir.clone(),
             away: self.away.0,
             runtime: self.runtime_endpoint.as_deref().map(runtime_socket),
             require_runtime: self.require_runtime,

@@ -1,7 +1,7 @@
 //! `devlet lease-hook`: the OCI hook in the CDI spec of a lease.
 //!
-//! The start of a container waits for devlet, and fails without it: nobody else knows whether another container still
-//! has its devices. Its end is only reported, because devlet also finds out by itself.
+//! The start of a container waits for devlet, and fails without it: only devlet knows whether another container
+//! still has its devices. Its end is only reported, because devlet also finds out by itself.
 
 use std::io::Read as _;
 use std::path::PathBuf;

@@ -26,5 +26,6 @@ mod limits;
 mod metrics;
 mod plugins;
 mod scenarios;
+mod shield;
 
 devlet_testkit::plugin_process!();

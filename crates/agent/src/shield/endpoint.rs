@@ -62,7 +62,7 @@ impl Drop for Follower {
 struct Following {
     endpoint: Endpoint,
     changes: watch::Receiver<u64>,
-    /// What the kubelet was told last.
+    /// The last list for the kubelet, and whether it had expired.
     last: Option<(Arc<DeviceList>, bool)>,
     _follower: Follower,
 }

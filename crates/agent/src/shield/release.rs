@@ -1,7 +1,7 @@
 //! Ends leases that the kubelet does not know any more: there is no call for that.
 //!
 //! A lease is known while the kubelet's checkpoint names it and, if the kubelet lists pod resources, a container has its
-//! devices. What is not known twice in a row ends, unless a container of it may run. A lease that ended too early does no
+//! devices. A lease that is not known twice in a row ends, unless a container of it may run. A lease that ended too early does no
 //! harm: it is found in the checkpoint again.
 
 use std::collections::{BTreeMap, BTreeSet};

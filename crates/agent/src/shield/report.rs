@@ -1,4 +1,4 @@
-//! What is shown about the kubelet, its runtime, and devlet's registrations.
+//! The state of the kubelet, its runtime, and devlet's registrations, for display.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Default)]
 pub struct ShieldReport(Arc<watch::Sender<ShieldState>>);
 
-/// What a shield reports.
+/// The content of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShieldState {
     /// The kubelet that listens, as far as it is known.
     pub kubelet: Option<KubeletState>,
-    /// What is known about the container runtime.
+    /// The CDI configuration of the container runtime.
     pub runtime: RuntimeState,
     /// The registration of each resource: `None`, or why it failed.
     pub registrations: BTreeMap<ResourceName, Option<String>>,
@@ -58,7 +58,7 @@ pub enum RuntimeState {
     Unfit {
         /// Name and version.
         name: String,
-        /// What is wrong, and what to do.
+        /// The reason, and how to solve it.
         problem: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What the container runtime and the kubelet say about themselves.
+//! Questions to the container runtime and the kubelet about themselves.
 //!
 //! A runtime with CDI off starts containers without their devices, and reports no error. So its configuration is read
 //! before anything is registered. containerd tells it in the verbose status of the CRI.

@@ -114,7 +114,7 @@ pub enum LeaveError {
     Spec(#[from] SpecError),
 }
 
-/// What the plugin has to be asked before a container starts.
+/// The devices and leases that the plugin is asked about before a container starts.
 struct Question<'a> {
     resource: &'a ResourceName,
     devices: &'a BTreeSet<DeviceId>,

@@ -1,4 +1,4 @@
-//! What the kubelet is told about a resource, and which devices it is advised to choose.
+//! The devices that the kubelet is told about, and the devices that it is advised to choose.
 //!
 //! A kubelet fails pods for good whose plugin is away. So the devices of a plugin that is away, or that still looks for
 //! its devices, stay advertised as they were last known, until its time is over. Then they are unhealthy.

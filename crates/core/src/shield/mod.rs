@@ -89,7 +89,7 @@ pub enum LeasePhase {
     Ending,
 }
 
-/// What keeps a lease from changes for a while.
+/// The reason why a lease does not change for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Busy {
     Preparing,

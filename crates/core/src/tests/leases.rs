@@ -216,7 +216,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the leases say, compared with what runs and what is on disk.
+/// The leases, with the containers that run and the records on disk.
 #[derive(Default)]
 struct World {
     leases: Leases,
@@ -337,7 +337,7 @@ impl World {
             }
             Step::Write(is_written) => self.write(is_written),
             Step::Restart => {
-                // What was not written is lost, and no hook was answered for it.
+                // Unwritten changes are lost, and no hook was answered for them.
                 self.queue.clear();
                 self.starting.clear();
                 self.preparing.clear();

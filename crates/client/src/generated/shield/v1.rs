@@ -271,7 +271,7 @@ pub mod shield_client {
                 .insert(GrpcMethod::new("devlet.shield.v1.Shield", "ContainerEnded"));
             self.inner.unary(req, path, codec).await
         }
-        /// What devlet knows about the kubelet and the runtime, and all leases.
+        /// Returns the state of the kubelet and the runtime, and all leases.
         pub async fn state(
             &mut self,
             request: impl tonic::IntoRequest<super::StateRequest>,
@@ -369,7 +369,7 @@ pub mod shield_server {
             tonic::Response<super::ContainerEndedResponse>,
             tonic::Status,
         >;
-        /// What devlet knows about the kubelet and the runtime, and all leases.
+        /// Returns the state of the kubelet and the runtime, and all leases.
         async fn state(
             &self,
             request: tonic::Request<super::StateRequest>,

@@ -1,0 +1,195 @@
+//! `devlet serve --shield`: the binary between a kubelet's side of the API and plugins, and the hook of runtimes.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use devlet_testkit::{Device, Kubelet, Plugin, RegisteredPlugin, Script};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::common::{Daemon, devlet, root, stderr, stdout};
+
+const GPU: &str = "acme.com/gpu";
+
+/// The directories of a node: devlet's root, the kubelet's root, and two for CDI specs.
+struct Node(TempDir);
+
+impl Node {
+    fn new() -> Self {
+        let root = root();
+        for name in ["d", "k", "cdi", "etc"] {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+        }
+        Self(root)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn daemon(&self) -> Daemon {
+        let path = |name: &str| self.path(name).display().to_string();
+        let config = format!(
+            "shield: {{cdiDir: {}, permanentCdiDir: {}}}",
+            path("cdi"),
+            path("etc")
+        );
+        let file = self.path("devlet.yaml");
+        std::fs::write(&file, config).unwrap();
+        let absent = format!("unix://{}", path("absent.sock"));
+        let args = [
+            "--shield",
+            "--kubelet-dir",
+            &path("k"),
+            "--config",
+            file.to_str().unwrap(),
+            "--runtime-endpoint",
+            &absent,
+        ];
+        Daemon::with(&self.path("d"), &args)
+    }
+
+    fn plugin(&self) -> Plugin {
+        let devices = vec![Device::new("a"), Device::new("b")];
+        Plugin::registered(&Script::new(self.path("d"), GPU, devices))
+    }
+
+    /// Returns the device of the only spec in a directory.
+    fn spec(&self, directory: &str) -> Value {
+        let [file] = <[PathBuf; 1]>::try_from(files(&self.path(directory))).unwrap();
+        let spec: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        spec["devices"][0].clone()
+    }
+
+    fn shield(&self, command: &str) -> Output {
+        let mut devlet = devlet();
+        devlet.args(["shield", command, "--root-dir"]).arg(self.path("d"));
+        devlet.output().unwrap()
+    }
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Runs a hook of a device as a runtime does.
+fn hook(device: &Value, stage: &str, container: &str) -> Output {
+    let hooks = device["containerEdits"]["hooks"].as_array().unwrap();
+    let hook = hooks.iter().find(|hook| hook["hookName"] == stage).unwrap();
+    let args = hook["args"].as_array().unwrap().iter().skip(1);
+    let mut child = Command::new(hook["path"].as_str().unwrap())
+        .args(args.map(|arg| arg.as_str().unwrap()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let state = serde_json::json!({ "ociVersion": "1.2.0", "id": container, "pid": std::process::id(), "status": "created" });
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(state.to_string().as_bytes())
+        .unwrap();
+    child.wait_with_output().unwrap()
+}
+
+async fn refused(gpus: &RegisteredPlugin, devices: &[&str]) -> String {
+    gpus.pre_start(devices).await.unwrap_err().message().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hooks_decide_which_container_has_a_device() {
+    let node = Node::new();
+    let daemon = node.daemon();
+    let _plugin = node.plugin();
+    let kubelet = Kubelet::start(&node.path("k"));
+    let gpus = kubelet.until_healthy(GPU, 2).await;
+    gpus.allocate(&["a"]).await.unwrap();
+    gpus.pre_start(&["a"]).await.unwrap();
+    let device = node.spec("cdi");
+
+    let started = hook(&device, "createRuntime", "c1");
+    assert!(started.status.success(), "{}", stderr(&started));
+    let refusal = refused(&gpus, &["a"]).await;
+    assert!(refusal.contains("waiting for container c1 to end"), "{refusal}");
+    let second = hook(&device, "createRuntime", "c2");
+    assert!(!second.status.success());
+    assert!(
+        stderr(&second).contains("container c1 still has device a"),
+        "{}",
+        stderr(&second)
+    );
+
+    let listed = stdout(&node.shield("leases"));
+    let row = listed.lines().find(|line| line.contains(GPU)).unwrap();
+    assert!(row.contains("prepared") && row.ends_with('1'), "{listed}");
+    assert!(hook(&device, "poststop", "c1").status.success());
+    gpus.pre_start(&["a"]).await.unwrap();
+    assert!(hook(&device, "createRuntime", "c2").status.success());
+    assert_eq!(daemon.stop(), Some(0));
+
+    // Without devlet, no container starts, and the end of one is no error.
+    assert!(!hook(&device, "createRuntime", "c3").status.success());
+    assert!(hook(&device, "poststop", "c2").status.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containers_need_no_devlet_after_it_has_left() {
+    let node = Node::new();
+    let daemon = node.daemon();
+    let plugin = node.plugin();
+    let kubelet = Kubelet::start(&node.path("k"));
+    let gpus = kubelet.until_healthy(GPU, 2).await;
+    gpus.allocate(&["a"]).await.unwrap();
+    let waiting = node.shield("leave");
+    assert_eq!(waiting.status.code(), Some(1));
+    assert!(
+        stderr(&waiting).contains("a container waits for devices a of acme.com/gpu"),
+        "{}",
+        stderr(&waiting)
+    );
+    gpus.pre_start(&["a"]).await.unwrap();
+
+    let left = node.shield("leave");
+
+    assert!(left.status.success(), "{}", stderr(&left));
+    assert_eq!(node.spec("etc")["containerEdits"]["hooks"], Value::Null);
+    assert!(files(&node.path("cdi")).is_empty());
+    kubelet.until(GPU, |gpus| gpus.devices.is_none()).await;
+    drop(plugin);
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn the_kubelets_own_directory_is_refused_as_the_root() {
+    let node = Node::new();
+    let mut serve = devlet();
+    serve
+        .args(["serve", "--shield", "--kubelet-dir"])
+        .arg(node.path("k"));
+    let refused = serve.arg("--root-dir").arg(node.path("k")).output().unwrap();
+
+    assert_eq!(refused.status.code(), Some(2));
+    let text = stderr(&refused);
+    assert!(
+        text.contains("is the kubelet's root directory; choose another one"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_node_without_a_kubelet_does_not_pass_the_check() {
+    let node = Node::new();
+    let mut check = devlet();
+    check
+        .args(["shield", "check", "--kubelet-dir"])
+        .arg(node.path("k"));
+    let checked = check.arg("--cdi-dir").arg(node.path("cdi")).output().unwrap();
+
+    assert_eq!(checked.status.code(), Some(1));
+    let text = stdout(&checked);
+    assert!(text.contains("name the kubelet's with --kubelet-dir"), "{text}");
+}
