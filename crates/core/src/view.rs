@@ -176,7 +176,8 @@ impl Node {
         self.capacity(now).into_iter().map(view).collect()
     }
 
-    /// Returns all listed or held devices of a resource, by id.
+    /// Returns all listed or held devices of a resource, by id. Pods that hold a device through a lease are among its
+    /// holders, if the kubelet has told which they are.
     pub fn devices(&self, name: &ResourceName) -> Vec<DeviceView> {
         let resource = self.resources.get(name);
         let list = resource
@@ -206,6 +207,13 @@ impl Node {
                 holders: Vec::new(),
             };
             views.entry(id).or_insert_with(absent).holders.clone_from(pods);
+        }
+        for (id, pod) in self.leases.holders_of(name) {
+            if let Some(view) = views.get_mut(id)
+                && !view.holders.contains(pod)
+            {
+                view.holders.push(pod.clone());
+            }
         }
         views.into_values().collect()
     }

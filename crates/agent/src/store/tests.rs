@@ -4,6 +4,7 @@ mod claim_files;
 mod claims;
 mod disk;
 mod durability;
+mod leases;
 mod mirroring;
 mod power_loss;
 mod schema;

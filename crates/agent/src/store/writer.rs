@@ -241,7 +241,9 @@ impl Writer {
         });
         let recorded = &self.metadata.resources;
         let forgotten = recorded.keys().filter(|name| !known.contains_key(*name));
-        let mut rows: Vec<Row> = forgotten.map(|name| Row::Resource(name.clone(), None)).collect();
+        let mut rows: Vec<Row> = forgotten
+            .flat_map(|name| [Row::Resource(name.clone(), None), Row::List(name.clone(), None)])
+            .collect();
         let news = known
             .into_iter()
             .filter(|(name, record)| recorded.get(name) != Some(record));

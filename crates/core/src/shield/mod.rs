@@ -216,6 +216,19 @@ impl Leases {
         }
     }
 
+    /// Returns the pods that have devices of a resource, as far as the kubelet has told.
+    pub(crate) fn holders_of(&self, resource: &ResourceName) -> impl Iterator<Item = (&DeviceId, &PodUid)> {
+        let entries = self
+            .entries
+            .values()
+            .filter(|entry| entry.lease.resource == *resource);
+        entries.flat_map(|entry| {
+            let pod = entry.holder.as_ref().map(|holder| &holder.pod);
+            pod.into_iter()
+                .flat_map(|pod| entry.lease.devices.iter().map(move |device| (device, pod)))
+        })
+    }
+
     /// Returns the leases that share a device with these devices.
     fn overlapping<'a>(
         &'a self,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::LeaseName;
 use crate::shield::{
-    ContainerProcess, EndError, GrantError, Lease, LeaseChange, Leases, PrepareError, StartError,
+    ContainerProcess, EndError, GrantError, Lease, LeaseChange, LeaseHolder, Leases, PrepareError, StartError,
 };
 
 fn ids(numbers: &[usize]) -> BTreeSet<DeviceId> {
@@ -184,6 +184,79 @@ fn a_container_from_before_the_adoption_keeps_its_devices() {
     assert_eq!(refused(&mut leases, &[1]), PrepareError::Adopted { device, pod });
     // Its own container is started again by the kubelet.
     prepare(&mut leases, &[0, 1]);
+}
+
+/// A node whose plugin lists devices on two NUMA nodes.
+fn served() -> Node {
+    let mut node = Node::default();
+    let connection = connect(&mut node, offer(GPU, "gpu.sock"));
+    let devices = vec![
+        healthy_on("g0", &[0]),
+        healthy_on("g1", &[0]),
+        healthy_on("g2", &[1]),
+    ];
+    node.devices_listed(connection, list_of(devices));
+    node
+}
+
+#[test]
+fn a_pod_with_a_lease_is_shown_as_the_holder_of_its_devices() {
+    let mut node = served();
+    grant(node.leases_mut(), "a", &[1]);
+    let holder = LeaseHolder {
+        pod: "p".into(),
+        container: "c".into(),
+    };
+    assert!(node.leases_mut().identify(&"a".into(), &holder));
+    assert!(!node.leases_mut().identify(&"a".into(), &holder));
+
+    let devices = node.devices(&GPU.into());
+
+    let holders: Vec<usize> = devices.iter().map(|device| device.holders.len()).collect();
+    assert_eq!(holders, [0, 1, 0]);
+}
+
+#[test]
+fn the_kubelet_is_advised_to_choose_devices_that_no_container_has() {
+    let mut node = served();
+    let choose = |node: &Node, available: &[usize], count: usize, preferred: &[DeviceId]| {
+        node.lease_choice(&GPU.into(), &ids(available), &ids(&[]), count, preferred)
+    };
+    assert_eq!(choose(&node, &[0, 1, 2], 2, &[]), ["g0".into(), "g1".into()]);
+    assert_eq!(choose(&node, &[0, 1, 2], 1, &["g1".into()]), ["g1".into()]);
+    grant(node.leases_mut(), "a", &[1]);
+    prepare(node.leases_mut(), &[1]);
+    start(node.leases_mut(), "a", "c1").unwrap();
+
+    assert_eq!(
+        choose(&node, &[0, 1, 2], 2, &["g1".into()]),
+        ["g0".into(), "g2".into()]
+    );
+    // The kubelet decides: without another device, one that a container still has is chosen.
+    assert_eq!(choose(&node, &[1], 1, &[]), ["g1".into()]);
+    assert!(choose(&node, &[1], 2, &[]).is_empty());
+}
+
+#[test]
+fn devices_of_a_plugin_that_looks_for_them_stay_advertised() {
+    let mut node = served();
+    let connection = node.serving(&GPU.into()).unwrap();
+    let shown = |node: &Node, now| {
+        let advertised = node.advertised(&GPU.into(), now, START, 1_000);
+        (advertised.list.healthy().count(), advertised.is_expired)
+    };
+    assert_eq!(shown(&node, START), (3, false));
+    node.connection_lost(connection, START);
+    assert_eq!(shown(&node, START.after(999)), (3, false));
+    assert_eq!(shown(&node, START.after(1_000)), (3, true));
+    // A new process that has found nothing yet does not change that.
+    let connection = connect(&mut node, offer(GPU, "gpu.sock"));
+    node.devices_listed(connection, list_of(Vec::new()));
+    assert_eq!(shown(&node, START.after(999)), (3, false));
+    node.devices_listed(connection, list(&["g0"]));
+    assert_eq!(shown(&node, START.after(5_000)), (1, false));
+    node.devices_listed(connection, list_of(Vec::new()));
+    assert_eq!(shown(&node, START.after(5_000)), (0, false));
 }
 
 const DEVICES: usize = 3;
