@@ -16,6 +16,9 @@ const HOOKS: [(&str, &str); 2] = [("createRuntime", "start"), ("poststop", "stop
 /// Time after which the runtime gives up a hook, in seconds.
 const HOOK_TIMEOUT: i64 = 5;
 
+/// The variable of a container whose plugin answered nothing, if it has no hooks either.
+const NO_EDITS: &str = "DEVLET_LEASE=empty";
+
 /// How the runtime calls devlet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookCommand {
@@ -106,6 +109,10 @@ pub fn spec(
         timeout: Some(HOOK_TIMEOUT),
         ..Hook::default()
     }));
+    if edits.is_empty() {
+        // CDI does not allow a device without edits.
+        edits.env.push(NO_EDITS.into());
+    }
     Ok(Spec {
         kind: KIND.into(),
         devices: vec![Device {

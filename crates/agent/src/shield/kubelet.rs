@@ -23,11 +23,12 @@ use devlet_core::{Moment, ResourceName};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::DevicePluginServer;
 use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
 use devlet_uds::server::{self, ServerLimits, ignore_refusals};
+use devlet_uds::{DialError, PeerConnection};
 use rustix::fs::inotify;
 use sha2::{Digest as _, Sha256};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -168,6 +169,7 @@ pub(super) async fn run(
                         report: report.clone(),
                         directory: directory.path.clone(),
                         socket: directory.socket(),
+                        dialed: Arc::default(),
                         started,
                         tasks: tasks.clone(),
                         ended: ended.clone(),
@@ -201,6 +203,8 @@ struct Session {
     report: ShieldReport,
     directory: PathBuf,
     socket: PathBuf,
+    /// One connection for all registrations at the start of the kubelet.
+    dialed: Arc<OnceCell<PeerConnection>>,
     started: Moment,
     tasks: TaskTracker,
     ended: CancellationToken,
@@ -307,10 +311,18 @@ impl Session {
         }
     }
 
+    async fn dial(&self, deadline: Instant) -> Result<PeerConnection, DialError> {
+        let dial = || devlet_uds::connect(&self.socket, deadline);
+        let first = self.dialed.get_or_try_init(dial).await?;
+        match first.closed().is_closed() {
+            true => dial().await,
+            false => Ok(first.clone()),
+        }
+    }
+
     async fn register(&self, resource: &ResourceName, name: &str) -> Result<(), String> {
         let deadline = Instant::now() + REGISTER_TIME;
-        let dialed = devlet_uds::connect(&self.socket, deadline).await;
-        let dialed = dialed.map_err(|error| error.to_string())?;
+        let dialed = self.dial(deadline).await.map_err(|error| error.to_string())?;
         let pid = dialed.peer.pid;
         self.report
             .update(|state| state.kubelet.get_or_insert_default().pid = pid);

@@ -107,3 +107,14 @@ fn a_spec_is_written_once_and_removed_with_its_lease() {
     remove(directory.path(), &name);
     assert!(!path.exists());
 }
+
+#[test]
+fn an_empty_answer_makes_a_valid_spec_without_hooks() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = crate::lease::new_name();
+    write(directory.path(), &name, &RunOptions::default(), None).unwrap();
+    assert_eq!(
+        container(directory.path(), &name)["process"]["env"],
+        json!([NO_EDITS])
+    );
+}
