@@ -3,7 +3,7 @@
 //! ```text
 //!              kubelet.sock is new              every resource: listen, register
 //!   waiting ───────────────────────► session ─────────────────────────────────────► registered
-//!      ▲                                │ kubelet.sock is gone or another one,          │ list not followed
+//!      ▲                                │ another kubelet.sock,                         │ list not followed
 //!      └────────────────────────────────┘ or the runtime cannot be used                 └──► register again
 //! ```
 //!
@@ -145,6 +145,7 @@ pub(super) async fn run(
     stop: CancellationToken,
 ) {
     let mut session: Option<(Identity, CancellationToken)> = None;
+    let mut number = 0;
     let mut runtime = report.subscribe();
     loop {
         let may_register = {
@@ -153,7 +154,9 @@ pub(super) async fn run(
         };
         let identity = directory.identity().filter(|_| may_register);
         let current = session.as_ref().map(|(identity, _)| *identity);
-        if identity != current {
+        // Without a socket, a kubelet may just be removing the sockets in the directory. It fails to start if devlet removes
+        // one at the same time. So a session ends when the kubelet has made its own socket, after that.
+        if identity != current && (identity.is_some() || !may_register) {
             if let Some((_, ended)) = session.take() {
                 ended.cancel();
                 report.update(|state| {
@@ -162,6 +165,7 @@ pub(super) async fn run(
                 });
             }
             if let Some(identity) = identity {
+                number += 1;
                 let ended = stop.child_token();
                 tasks.spawn(
                     Session {
@@ -169,6 +173,7 @@ pub(super) async fn run(
                         report: report.clone(),
                         directory: directory.path.clone(),
                         socket: directory.socket(),
+                        number,
                         dialed: Arc::default(),
                         started,
                         tasks: tasks.clone(),
@@ -203,6 +208,8 @@ struct Session {
     report: ShieldReport,
     directory: PathBuf,
     socket: PathBuf,
+    /// In the names of the sockets: those of an earlier session may still be there.
+    number: u32,
     /// One connection for all registrations at the start of the kubelet.
     dialed: Arc<OnceCell<PeerConnection>>,
     started: Moment,
@@ -227,13 +234,12 @@ impl Session {
                 is_wanted
             });
             for resource in wanted {
-                if !served.contains_key(&resource) {
+                served.entry(resource).or_insert_with_key(|resource| {
                     let ended = self.ended.child_token();
-                    let session = self.clone();
-                    let serving = session.serve(resource.clone(), ended.clone());
+                    let serving = self.clone().serve(resource.clone(), ended.clone());
                     self.tasks.spawn(serving);
-                    served.insert(resource, ended);
-                }
+                    ended
+                });
             }
             tokio::select! {
                 () = self.ended.cancelled() => return,
@@ -246,7 +252,7 @@ impl Session {
 
     /// Serves one resource, and keeps it registered.
     async fn serve(self, resource: ResourceName, ended: CancellationToken) {
-        let name = socket_name(&resource);
+        let name = socket_name(&resource, self.number);
         loop {
             let problem = match devlet_uds::listen(self.directory.join(&name), devlet_uds::DEFAULT_MODE) {
                 Ok(listener) => {
@@ -351,7 +357,7 @@ impl Session {
 }
 
 /// Returns the name of a resource's socket, which is short enough for a socket's path, and unique.
-fn socket_name(resource: &ResourceName) -> String {
+fn socket_name(resource: &ResourceName, session: u32) -> String {
     let readable: String = resource
         .as_str()
         .chars()
@@ -366,7 +372,7 @@ fn socket_name(resource: &ResourceName) -> String {
         .collect();
     let hash = Sha256::digest(resource.as_str().as_bytes());
     let hash: String = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!("devlet-{readable}-{hash}.sock")
+    format!("devlet-{readable}-{hash}-{session}.sock")
 }
 
 #[cfg(test)]
@@ -375,10 +381,13 @@ mod tests {
 
     #[test]
     fn a_socket_name_is_short_and_unique() {
-        let (slash, underscore) = (socket_name(&"a.com/b_c".into()), socket_name(&"a.com_b/c".into()));
+        let (slash, underscore) = (
+            socket_name(&"a.com/b_c".into(), 1),
+            socket_name(&"a.com_b/c".into(), 1),
+        );
         assert_ne!(slash, underscore);
         assert!(slash.starts_with("devlet-a.com_b_c-"), "{slash}");
-        let long = socket_name(&format!("a.com/{}", "x".repeat(300)).as_str().into());
+        let long = socket_name(&format!("a.com/{}", "x".repeat(300)).as_str().into(), u32::MAX);
         assert!(
             "/var/lib/kubelet/device-plugins/".len() + long.len() <= 107,
             "{long}"

@@ -63,7 +63,7 @@ impl Node {
                 envs: [("GPU".to_owned(), "{ids}".to_owned())].into(),
                 ..Answer::default()
             },
-            ..Script::new(&self.path("devlet"), GPU, devices)
+            ..Script::new(self.path("devlet"), GPU, devices)
         }
     }
 
@@ -152,7 +152,7 @@ async fn all_resources_are_registered_at_once_when_the_kubelet_starts() {
     let plugins: Vec<Plugin> = (0..RESOURCES)
         .map(|number| {
             let script = Script::new(
-                &node.path("devlet"),
+                node.path("devlet"),
                 &format!("acme.com/r{number}"),
                 vec![Device::new("a")],
             );
@@ -362,5 +362,64 @@ async fn leases_that_devlet_lost_are_found_in_the_kubelets_checkpoint() {
         .store()
         .read(|node| node.leases().get(name.as_str()).map(|view| view.phase));
     assert_eq!(phase, Some(LeasePhase::Prepared));
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_from_before_the_adoption_are_known() {
+    let node = Node::new();
+    std::fs::create_dir_all(node.path("kubelet/device-plugins")).unwrap();
+    let answer = devlet_kubelet_api::device_plugin::v1beta1::ContainerAllocateResponse {
+        envs: [("GPU".to_owned(), "a".to_owned())].into(),
+        ..Default::default()
+    };
+    let agent = node.devlet().await;
+    let kubelet = node.kubelet();
+    node.checkpoint(&[("p", &["a", "b"], &answer.encode_to_vec())]);
+    assert_eq!(agent.adopt_leases().await.unwrap(), (1, 1));
+    let mut plugin = Plugin::registered(&node.script());
+    let gpus = kubelet.until_healthy(GPU, 3).await;
+
+    // Its container is started again without a new answer, and no other one gets its devices.
+    gpus.pre_start(&["b", "a"]).await.unwrap();
+    assert!(!plugin.was_called("Allocate"));
+    allocate(&gpus, &["a"]).await;
+    let refusal = refused(&gpus, &["a"]).await;
+    assert!(
+        refusal.contains("of pod p from before devlet took over"),
+        "{refusal}"
+    );
+    assert_eq!(gpus.prefer(&["a", "b", "c"], &[], 1).await.unwrap(), ["c"]);
+    let held = agent.store().read(|node| node.devices(&GPU.into()));
+    let holders: Vec<usize> = held.iter().map(|device| device.holders.len()).collect();
+    assert_eq!(holders, [1, 1, 0]);
+
+    std::fs::write(
+        node.path("kubelet/device-plugins/kubelet_internal_checkpoint"),
+        "{}x",
+    )
+    .unwrap();
+    let refused = agent.adopt_leases().await.unwrap_err().to_string();
+    assert!(
+        refused.contains("kubelet_internal_checkpoint cannot be used"),
+        "{refused}"
+    );
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_devlet_are_refused_beside_a_kubelet() {
+    let node = Node::new();
+    let agent = node.devlet().await;
+    let text = "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c}]}}";
+    let pod = devlet_agent::manifest::parse(text, devlet_core::Source::Embedder, &[]).unwrap();
+    let refused = agent
+        .admit(&pod, tokio::time::Instant::now(), |_| {})
+        .await
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains("create the pod in Kubernetes"),
+        "{refused}"
+    );
     agent.stop().await.unwrap();
 }

@@ -72,10 +72,9 @@ impl Node {
 
     /// Returns the lists that are not on record yet.
     pub fn unrecorded_lists(&self) -> Vec<(ResourceName, Arc<DeviceList>)> {
-        let is_new = |(_, resource): &(&ResourceName, &Resource)| {
-            let recorded = resource.recorded.as_ref();
-            !recorded.is_some_and(|recorded| Arc::ptr_eq(recorded, &resource.remembered))
-                && !(recorded.is_none() && resource.remembered.is_empty())
+        let is_new = |(_, resource): &(&ResourceName, &Resource)| match &resource.recorded {
+            Some(recorded) => !Arc::ptr_eq(recorded, &resource.remembered),
+            None => !resource.remembered.is_empty(),
         };
         let resources = self.resources.iter().filter(is_new);
         resources
