@@ -1,6 +1,9 @@
+use std::sync::Arc;
+
 use devlet_core::shield::{Lease, LeasePhase};
 
 use super::*;
+use crate::config::{Config, Shield};
 
 fn lease(name: &str, devices: &[&str]) -> Lease {
     Lease {
@@ -49,4 +52,73 @@ fn a_lease_is_known_while_the_checkpoint_names_it_and_a_container_has_its_device
             "{listed:?}"
         );
     }
+}
+
+/// A node without a kubelet, and one lease that was granted long ago.
+async fn workflow(root: &Path, lease: Lease) -> LeaseWorkflow {
+    for name in ["devlet", "device-plugins"] {
+        std::fs::create_dir_all(root.join(name)).unwrap();
+    }
+    let options = crate::store::OpenOptions::new(root.join("devlet/state.redb"), "boot");
+    let store = crate::store::Store::open(options).unwrap().0;
+    store.adopt_leases(vec![lease]).await.unwrap();
+    LeaseWorkflow {
+        store,
+        plugins: Default::default(),
+        config: Arc::new(Config::new(root)),
+        shield: Arc::new(Shield {
+            cdi: root.join("cdi"),
+            ..Shield::new(root, "devlet")
+        }),
+        metrics: Default::default(),
+    }
+}
+
+fn is_there(workflow: &LeaseWorkflow) -> bool {
+    workflow.store.read(|node| node.leases().get("a").is_some())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_unknown_twice_ends() {
+    let root = tempfile::tempdir().unwrap();
+    let workflow = workflow(root.path(), lease("a", &["g0"])).await;
+    let report = ShieldReport::default();
+
+    let suspects = compare(&workflow, &report, BTreeSet::new()).await;
+    assert!(is_there(&workflow) && suspects.len() == 1);
+    // Not while the record of the kubelet cannot be read.
+    let checkpoint = workflow.shield.checkpoint();
+    std::fs::write(&checkpoint, "damaged").unwrap();
+    let suspects = compare(&workflow, &report, suspects).await;
+    assert!(is_there(&workflow) && suspects.len() == 1);
+    assert!(
+        report
+            .get()
+            .checkpoint
+            .unwrap()
+            .contains("kubelet_internal_checkpoint")
+    );
+    std::fs::remove_file(&checkpoint).unwrap();
+    compare(&workflow, &report, suspects).await;
+
+    assert!(!is_there(&workflow));
+    assert_eq!(report.get().checkpoint, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_does_not_end_before_its_container() {
+    let root = tempfile::tempdir().unwrap();
+    let mut running = lease("a", &["g0"]);
+    let alive = crate::lease::process::find(std::process::id()).unwrap();
+    running.containers.insert("c".into(), alive);
+    let workflow = workflow(root.path(), running).await;
+    let report = ShieldReport::default();
+
+    let suspects = compare(&workflow, &report, BTreeSet::new()).await;
+    let suspects = compare(&workflow, &report, suspects).await;
+    assert!(is_there(&workflow));
+
+    workflow.store.stop_leased("a", "c").await.unwrap();
+    compare(&workflow, &report, suspects).await;
+    assert!(!is_there(&workflow));
 }
