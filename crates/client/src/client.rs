@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::net::UnixStream;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::admission::Admission;
 use crate::channel::Channel;
 use crate::deadline::{Deadline, NoAnswer};
-use crate::v1;
+use crate::shield_v1::shield_client::ShieldClient;
 use crate::v1::devlet_client::DevletClient;
 use crate::watch::Watch;
+use crate::{shield_v1, v1};
 
 /// Maximum message size in bytes, in both directions. Lists of many devices and whole state files are single messages.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
@@ -185,6 +186,21 @@ impl Client {
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
+    }
+
+    /// Returns what devlet knows about the kubelet beside it, and all leases; `None` if it does not stand beside one.
+    pub async fn shield(&self) -> Result<Option<shield_v1::StateResponse>, Status> {
+        let client = ShieldClient::new(self.channel.clone());
+        let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let state = client.state(shield_v1::StateRequest {});
+        match self.deadline_of_read().bound(state).await {
+            Ok(state) => Ok(Some(state.into_inner())),
+            // An older devlet does not have the service.
+            Err(status) if matches!(status.code(), Code::FailedPrecondition | Code::Unimplemented) => {
+                Ok(None)
+            }
+            Err(status) => Err(status),
+        }
     }
 
     fn deadline_of_read(&self) -> Deadline {

@@ -1,6 +1,6 @@
 //! `devlet status`: the state of a running devlet, and its problems.
 
-use devlet_client::v1;
+use devlet_client::{shield_v1, v1};
 use serde::Serialize;
 
 use super::kubernetes::Kubernetes;
@@ -10,9 +10,12 @@ use crate::output::{self, Output, escape_control};
 use crate::table::{Screen, Tone, labelled};
 
 pub(super) async fn run(connect: &ConnectArg, output: Output) -> anyhow::Result<Outcome> {
-    let status = connect.connect().await?.status(v1::StatusRequest {}).await?;
+    let client = connect.connect().await?;
+    let status = client.status(v1::StatusRequest {}).await?;
     let ready = status.ready;
-    output::print(output, &Shown::from(status), Shown::table)?;
+    let mut shown = Shown::from(status);
+    shown.shield = client.shield().await?.map(Shield::from);
+    output::print(output, &shown, Shown::table)?;
     Ok(if ready { Outcome::Fine } else { Outcome::Bad })
 }
 
@@ -38,7 +41,43 @@ struct Shown {
     claims: u64,
     claims_waiting: u64,
     kubernetes: Option<Kubernetes>,
+    /// Only beside a kubelet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shield: Option<Shield>,
     problems: Vec<Problem>,
+}
+
+/// The kubelet and the container runtime beside devlet.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shield {
+    kubelet_dir: String,
+    /// `None` if no kubelet runs.
+    kubelet_pid: Option<i64>,
+    /// Empty while unknown.
+    kubelet_version: String,
+    /// Name and version; empty while unknown.
+    runtime: String,
+    /// `on`, `off` or `unknown`.
+    cdi: &'static str,
+    leases: usize,
+}
+
+impl From<shield_v1::StateResponse> for Shield {
+    fn from(state: shield_v1::StateResponse) -> Self {
+        Self {
+            kubelet_pid: state.kubelet_running.then_some(state.kubelet_pid),
+            cdi: match state.fitness() {
+                shield_v1::RuntimeFitness::Ready => "on",
+                shield_v1::RuntimeFitness::Unfit => "off",
+                shield_v1::RuntimeFitness::Unknown => "unknown",
+            },
+            leases: state.leases.len(),
+            kubelet_dir: state.kubelet_dir,
+            kubelet_version: state.kubelet_version,
+            runtime: state.runtime,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -73,6 +112,7 @@ impl From<v1::StatusResponse> for Shown {
             claims: status.claims,
             claims_waiting: status.claims_waiting,
             kubernetes: status.kubernetes.map(Kubernetes::from),
+            shield: None,
             problems: status.problems.into_iter().map(problem).collect(),
         }
     }
@@ -112,6 +152,22 @@ impl Shown {
         if let Some(kubernetes) = &self.kubernetes {
             text.push_str(&kubernetes.text());
         }
+        if let Some(shield) = &self.shield {
+            let or_unknown = |text: &str| match text {
+                "" => "unknown".to_owned(),
+                text => escape_control(text).into_owned(),
+            };
+            let kubelet = match shield.kubelet_pid {
+                Some(pid) => format!("{}, pid {pid}", or_unknown(&shield.kubelet_version)),
+                None => "not running".to_owned(),
+            };
+            text.push_str(&format!(
+                "Kubelet:    {kubelet}\nRuntime:    {}, CDI {}\nLeases:     {}\n",
+                or_unknown(&shield.runtime),
+                shield.cdi,
+                shield.leases
+            ));
+        }
         let screen = Screen::stdout();
         for problem in &self.problems {
             let tone = if problem.blocking {
@@ -150,7 +206,22 @@ mod tests {
             problems: vec![problem],
             ..Default::default()
         };
-        let text = Shown::from(status).table();
+        let text = Shown::from(status.clone()).table();
+        assert!(!text.contains("Kubelet:"), "{text}");
+        let mut shown = Shown::from(status);
+        shown.shield = Some(Shield::from(shield_v1::StateResponse {
+            kubelet_running: true,
+            kubelet_pid: 7,
+            kubelet_version: "v1.37.1".into(),
+            runtime: "containerd v2.1.9".into(),
+            fitness: shield_v1::RuntimeFitness::Ready.into(),
+            ..Default::default()
+        }));
+        let text = shown.table();
+        assert!(
+            text.contains("Kubelet:    v1.37.1, pid 7\nRuntime:    containerd v2.1.9, CDI on\n"),
+            "{text}"
+        );
         assert!(text.contains("State:      not ready"), "{text}");
         assert!(
             text.contains("Pods:       3 (1 from before the last boot)\n"),

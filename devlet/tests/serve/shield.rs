@@ -124,6 +124,10 @@ async fn hooks_decide_which_container_has_a_device() {
     );
 
     let listed = stdout(&node.shield("leases"));
+    let status = daemon.json(&["status"]);
+    assert_eq!(status["shield"]["leases"], 1);
+    assert_eq!(status["shield"]["cdi"], "unknown");
+    assert_eq!(status["shield"]["kubeletPid"], std::process::id());
     let row = listed.lines().find(|line| line.contains(GPU)).unwrap();
     assert!(row.contains("prepared") && row.ends_with('1'), "{listed}");
     assert!(hook(&device, "poststop", "c1").status.success());

@@ -140,7 +140,9 @@ impl Agent {
         let Some(leases) = &self.inner.leases else {
             return Ok((0, PathBuf::new()));
         };
-        // First, so that no lease is granted after the specs are written.
+        // A refusal must not end registrations.
+        leases.answered_leases()?;
+        // Then, so that no lease is granted after the specs are written.
         let left = "devlet has handed the devices back to the kubelet".to_owned();
         self.inner.shield.update(|state| state.left = Some(left));
         let written = leases.write_permanent_specs().await;

@@ -385,16 +385,15 @@ impl LeaseWorkflow {
         Ok((all, direct))
     }
 
-    /// Writes the specs of all leases so that containers start without devlet, also after a reboot. Returns the number of
-    /// leases and the directory.
-    pub async fn write_permanent_specs(&self) -> Result<(usize, PathBuf), LeaveError> {
+    /// Returns all leases that devlet serves, if the plugin has answered for each.
+    pub fn answered_leases(&self) -> Result<Vec<Lease>, LeaveError> {
         let leases: Vec<Lease> = self.store.read(|node| {
             let leases = node.leases().iter().map(|view| view.lease.clone());
             leases.filter(|lease| !lease.is_direct).collect()
         });
-        let waiting = leases.iter().find(|lease| lease.answer.is_none());
-        if let Some(lease) = waiting {
-            return Err(LeaveError::Waiting {
+        match leases.iter().find(|lease| lease.answer.is_none()) {
+            None => Ok(leases),
+            Some(lease) => Err(LeaveError::Waiting {
                 resource: lease.resource.clone(),
                 devices: lease
                     .devices
@@ -402,8 +401,14 @@ impl LeaseWorkflow {
                     .map(ToString::to_string)
                     .collect::<Vec<_>>()
                     .join(", "),
-            });
+            }),
         }
+    }
+
+    /// Writes the specs of all leases so that containers start without devlet, also after a reboot. Returns the number of
+    /// leases and the directory.
+    pub async fn write_permanent_specs(&self) -> Result<(usize, PathBuf), LeaveError> {
+        let leases = self.answered_leases()?;
         let count = leases.len();
         let (temporary, permanent) = (self.shield.cdi.clone(), self.shield.permanent_cdi.clone());
         let directory = permanent.clone();
