@@ -36,14 +36,14 @@ type machine struct {
 
 	// shield starts devlet before the kubelet; plugins then register with devlet.
 	shield bool
-	devlet *node.Node
+	devlet *cluster.Process
 
 	plugins []*plugin
 }
 
 // newMachine prepares a node whose processes do not run yet.
-func newMachine(dir string, c *cluster.Cluster, shield bool) (*machine, error) {
-	m := &machine{dir: dir, cluster: c, shield: shield}
+func newMachine(dir string, c *cluster.Cluster, shielded bool) (*machine, error) {
+	m := &machine{dir: dir, cluster: c, shield: shielded}
 	for _, made := range []string{"kubelet", "containerd", "devlet", "pods", "files", "logs"} {
 		if err := os.MkdirAll(filepath.Join(dir, made), 0o755); err != nil {
 			return nil, err
@@ -84,8 +84,7 @@ func newMachine(dir string, c *cluster.Cluster, shield bool) (*machine, error) {
 	m.kubelet = cluster.NewProcess(logs, filepath.Join(*programs, "kubelet"),
 		"--config="+config, "--kubeconfig="+kubeconfig, "--hostname-override="+nodeName,
 		"--cert-dir="+filepath.Join(dir, "pki"), "--v="+*verbosity)
-	containerdConfig := filepath.Join(dir, "containerd.toml")
-	if err := os.WriteFile(containerdConfig, []byte(m.containerdConfig()), 0o600); err != nil {
+	if err := m.writeContainerdConfig(true); err != nil {
 		return nil, err
 	}
 	// The node is not ready without a network. Pods are on the host's.
@@ -93,27 +92,37 @@ func newMachine(dir string, c *cluster.Cluster, shield bool) (*machine, error) {
 	if err := os.WriteFile(filepath.Join(dir, "none.conflist"), []byte(network), 0o600); err != nil {
 		return nil, err
 	}
-	m.containerd = cluster.NewProcess(logs, filepath.Join(*programs, "containerd"), "--config="+containerdConfig)
+	m.devlet = cluster.NewProcess(logs, *shield, "serve", "--shield", "--root-dir="+m.root())
+	m.containerd = cluster.NewProcess(logs, filepath.Join(*programs, "containerd"), "--config="+m.containerdFile())
 	return m, nil
 }
 
-// containerdConfig leaves CDI as it is by default: on, with /etc/cdi and /var/run/cdi.
-func (m *machine) containerdConfig() string {
+// writeContainerdConfig leaves CDI as it is by default, on with /etc/cdi and /var/run/cdi, or turns it off.
+func (m *machine) writeContainerdConfig(cdi bool) error {
 	version := "version = 3\n"
 	images, cri := "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"
 	sandbox := "[plugins.'" + images + "'.pinned_images]\nsandbox = 'localhost/pause:1'\n"
 	extra := ""
 	if *oldContainerd {
 		version, cri = "version = 2\n", "io.containerd.grpc.v1.cri"
-		sandbox, extra = "", "sandbox_image = 'localhost/pause:1'\nenable_cdi = true\ncdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n"
+		sandbox, extra = "", "sandbox_image = 'localhost/pause:1'\n"
+		if cdi {
+			extra += "enable_cdi = true\ncdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n"
+		}
 	}
-	return version + "root = '" + filepath.Join(m.dir, "containerd") + "'\nstate = '/run/containerd'\n" +
+	if !cdi {
+		extra += "enable_cdi = false\n"
+	}
+	config := version + "root = '" + filepath.Join(m.dir, "containerd") + "'\nstate = '/run/containerd'\n" +
 		"[grpc]\naddress = '" + runtimeSocket + "'\n" + sandbox +
 		"[plugins.'" + cri + "']\n" + extra +
 		// The harness may not raise the priority of processes.
 		"restrict_oom_score_adj = true\n" +
 		"[plugins.'" + cri + "'.cni]\nconf_dir = '" + m.dir + "'\n"
+	return os.WriteFile(m.containerdFile(), []byte(config), 0o600)
 }
+
+func (m *machine) containerdFile() string { return filepath.Join(m.dir, "containerd.toml") }
 
 func (m *machine) writeKubeletConfig() (string, error) {
 	config, err := json.Marshal(Object{
@@ -216,14 +225,27 @@ func (m *machine) startContainerd() error {
 	})
 }
 
-// startDevlet starts devlet if the node has the shield.
+// startDevlet starts devlet if the node has the shield, and waits until it answers.
 func (m *machine) startDevlet() error {
 	if !m.shield {
 		return nil
 	}
-	var err error
-	m.devlet, err = node.Start(*shield, m.root(), "--shield")
-	return err
+	if err := m.devlet.Start(); err != nil {
+		return err
+	}
+	return node.Until(soon, func() error {
+		_, err := m.ask("get", "pods")
+		return errors.Join(m.devlet.Running(), err)
+	})
+}
+
+// ask runs a command of devlet and returns its output.
+func (m *machine) ask(args ...string) (string, error) {
+	out, err := exec.Command(*shield, append(args, "--root-dir="+m.root())...).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("devlet %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out), err
 }
 
 // root is the root directory of devlet.
@@ -241,11 +263,7 @@ func (m *machine) pluginDir() string {
 func (m *machine) crash() {
 	m.kubelet.Kill()
 	m.containerd.Kill()
-	if m.devlet != nil {
-		m.log()
-		m.devlet.Kill()
-		m.devlet = nil
-	}
+	m.devlet.Kill()
 	for _, p := range m.plugins {
 		p.Kill()
 	}
@@ -292,15 +310,6 @@ func (m *machine) reboot() error {
 		return err
 	}
 	return m.kubelet.Start()
-}
-
-// log appends the output of devlet to a file of the run.
-func (m *machine) log() {
-	file, err := os.OpenFile(filepath.Join(m.dir, "logs", "devlet.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err == nil {
-		file.WriteString(m.devlet.Log())
-		file.Close()
-	}
 }
 
 // restartKubelet waits until the kubelet serves device plugins again.

@@ -36,7 +36,7 @@ func (s scenario) title(shield bool) string {
 	return "bare/" + s.name
 }
 
-var scenarios = slices.Concat(compared)
+var scenarios = slices.Concat(compared, shielded, faultRuns)
 
 var (
 	work          = flag.String("work", "", "an empty directory with a short path, for all files")
@@ -49,6 +49,8 @@ var (
 	pattern       = flag.String("run", "", "run only scenarios whose names (bare/NAME, shield/NAME) match this regular expression")
 	list          = flag.Bool("list", false, "print the names of the scenarios")
 	rounds        = flag.Int("rounds", 1, "number of simulated reboots")
+	duration      = flag.Duration("duration", 30*time.Second, "length of the run of random faults")
+	seed          = flag.Uint64("seed", 1, "seed of the random faults")
 	printTable    = flag.Bool("table", false, "print what was measured as a Markdown table, bare node and shield side by side")
 	keep          = flag.Bool("keep", false, "keep all files of the run")
 	verbosity     = flag.String("verbosity", "2", "that of the kubelet's log")

@@ -27,7 +27,7 @@ type plugin struct {
 	flags []string
 }
 
-// plugin starts the scripted plugin of the resource example.com/KIND, and waits until the node offers its devices.
+// plugin starts the scripted plugin of a kind of devices, and waits until the node offers its devices.
 func (t *T) plugin(kind string, devices int, flags ...string) *plugin {
 	p := t.newPlugin(kind, devices, flags...)
 	t.ok(p.Start())
@@ -38,7 +38,7 @@ func (t *T) plugin(kind string, devices int, flags ...string) *plugin {
 // newPlugin returns a plugin that is not started.
 func (t *T) newPlugin(kind string, devices int, flags ...string) *plugin {
 	p := &plugin{
-		m: t.m, kind: kind, resource: "example.com/" + kind, devices: devices,
+		m: t.m, kind: kind, resource: domain + kind, devices: devices,
 		files: filepath.Join(t.m.dir, "files", kind), flags: flags,
 	}
 	t.ok(os.MkdirAll(p.files, 0o755))
@@ -110,12 +110,12 @@ func (m *machine) offered(resource string, count int) error {
 	return err
 }
 
-// idle waits until no container of a pod of a kind runs.
-func idle(kind string) error {
+// idleExcept waits until no container with a kind of devices runs but those of one pod.
+func idleExcept(kind, pod string) error {
 	return node.Until(soon, func() error {
 		var failed error
 		for _, i := range instances() {
-			if _, ok := i.requested()[kind]; ok {
+			if _, ok := i.requested()[kind]; ok && i.env["POD"] != pod {
 				failed = errors.Join(failed, fmt.Errorf("%v runs", i))
 			}
 		}
@@ -134,14 +134,13 @@ func (t *T) pluginPod(p *plugin) {
 	mount := func(name, path string) Object {
 		return Object{"name": name, "hostPath": Object{"path": path, "type": "Directory"}}
 	}
-	spec := object.Object("spec")
+	spec := object["spec"].(Object)
 	spec["volumes"] = []Object{mount("sockets", p.m.pluginDir()), mount("files", p.files)}
 	container := spec["containers"].([]Object)[0]
 	container["command"] = append([]string{
 		"/bin/plugin", "--resource=" + p.resource, fmt.Sprintf("--devices=%d", p.devices),
 		"--files=/files", "--host-files=" + p.files,
 	}, p.flags...)
-	container["securityContext"] = Object{"privileged": true}
 	container["volumeMounts"] = []Object{
 		{"name": "sockets", "mountPath": kubeletDir + "/device-plugins"}, {"name": "files", "mountPath": "/files"},
 	}

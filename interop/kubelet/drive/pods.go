@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -30,6 +29,9 @@ type pod struct {
 	init, sidecars, containers []container
 }
 
+// domain begins the names of all resources.
+const domain = "example.com/"
+
 // container is a container of a pod with its devices by kind.
 type container struct {
 	name  string
@@ -42,7 +44,7 @@ const opening = `n=3; for d in $DEVICES; do [ -e "$d" ] && eval "exec $n<$d" && 
 func (p pod) container(c container, seconds string) Object {
 	limits, wants, paths := Object{}, []string{}, []string{}
 	for _, kind := range slices.Sorted(maps.Keys(c.wants)) {
-		limits["example.com/"+kind] = fmt.Sprint(c.wants[kind])
+		limits[domain+kind] = fmt.Sprint(c.wants[kind])
 		wants = append(wants, fmt.Sprintf("%s=%d", kind, c.wants[kind]))
 		paths = append(paths, "/dev/"+kind+"-*")
 	}
@@ -187,7 +189,7 @@ func (t *T) event(name, text string) (string, error) {
 	return message, err
 }
 
-// holding waits until a container of a pod runs and holds open all of its devices, and returns it.
+// holding waits until containers of a pod run and hold open all of their devices, and returns the last one. The default is `main`.
 func (t *T) holding(name string, timeout time.Duration, containers ...string) (instance, error) {
 	if len(containers) == 0 {
 		containers = []string{"main"}
@@ -195,26 +197,29 @@ func (t *T) holding(name string, timeout time.Duration, containers ...string) (i
 	var last instance
 	err := node.Until(timeout, func() error {
 		all := instances()
-		for _, wanted := range containers {
-			i := slices.IndexFunc(all, func(i instance) bool {
-				return i.env["POD"] == name && i.env["CONTAINER"] == wanted
-			})
-			if i < 0 {
-				return fmt.Errorf("%s/%s does not run", name, wanted)
-			}
-			if err := all[i].complete(); err != nil {
+		for _, container := range containers {
+			var err error
+			if last, err = held(all, name, container); err != nil {
 				return err
 			}
-			last = all[i]
 		}
 		return nil
 	})
 	if err != nil {
 		if o, failed := t.m.cluster.Admin.Get(podPath(name)); failed == nil {
-			err = errors.Join(err, errors.New(describe(o)))
+			err = fmt.Errorf("%w: %s", err, describe(o))
 		}
 	}
 	return last, err
+}
+
+// held returns a container if it runs and holds open all of its devices.
+func held(all []instance, pod, container string) (instance, error) {
+	i := slices.IndexFunc(all, func(i instance) bool { return i.env["POD"] == pod && i.env["CONTAINER"] == container })
+	if i < 0 {
+		return instance{}, fmt.Errorf("%s/%s does not run", pod, container)
+	}
+	return all[i], all[i].complete()
 }
 
 const (

@@ -29,6 +29,7 @@ var (
 	dir       = flag.String("dir", api.DevicePluginPath, "the directory of kubelet.sock")
 	resource  = flag.String("resource", "example.com/thing", "the resource")
 	count     = flag.Int("devices", 4, "the number of devices")
+	resources = flag.Int("resources", 0, "serve this number of resources instead, NAME-0 and so on, with the same devices")
 	padding   = flag.Int("padding", 0, "length of the device IDs, at least")
 	files     = flag.String("files", "", "a directory: the device files are made in it, `script` is read, `calls` written")
 	hostFiles = flag.String("host-files", "", "the path of that directory on the host, if it is another one")
@@ -192,7 +193,8 @@ func (p *plugin) GetPreferredAllocation(_ context.Context, request *api.Preferre
 }
 
 // serve registers, and returns when kubelet.sock is another file.
-func serve(endpoint string) error {
+func serve(name string) error {
+	endpoint := strings.ReplaceAll(name, "/", "_") + "-" + *version + ".sock"
 	kubelet := filepath.Join(*dir, "kubelet.sock")
 	registered, err := os.Stat(kubelet)
 	if err != nil {
@@ -217,14 +219,14 @@ func serve(endpoint string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	_, err = api.NewRegistrationClient(client).Register(ctx, &api.RegisterRequest{
-		Version: api.Version, Endpoint: endpoint, ResourceName: *resource, Options: options(),
+		Version: api.Version, Endpoint: endpoint, ResourceName: name, Options: options(),
 	})
 	cancel()
 	client.Close()
 	if err != nil {
 		return err
 	}
-	log.Print("registered")
+	log.Print(name, ": registered")
 	for {
 		now, err := os.Stat(kubelet)
 		if err == nil && !(os.SameFile(now, registered) && now.ModTime().Equal(registered.ModTime())) {
@@ -250,9 +252,18 @@ func main() {
 			log.Fatal(err)
 		}
 	}
-	endpoint := strings.ReplaceAll(*resource, "/", "_") + "-" + *version + ".sock"
+	for i := range *resources {
+		go serveAlways(fmt.Sprintf("%s-%d", *resource, i))
+	}
+	if *resources > 0 {
+		select {}
+	}
+	serveAlways(*resource)
+}
+
+func serveAlways(name string) {
 	for {
-		log.Print(serve(endpoint))
+		log.Print(name, ": ", serve(name))
 		time.Sleep(50 * time.Millisecond)
 	}
 }
