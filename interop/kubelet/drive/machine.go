@@ -21,7 +21,6 @@ import (
 const (
 	nodeName      = "node1"
 	kubeletDir    = "/var/lib/kubelet"
-	cdiDir        = "/var/run/cdi"
 	runtimeSocket = "/run/containerd/containerd.sock"
 )
 
@@ -44,7 +43,7 @@ type machine struct {
 // newMachine prepares a node whose processes do not run yet.
 func newMachine(dir string, c *cluster.Cluster, shielded bool) (*machine, error) {
 	m := &machine{dir: dir, cluster: c, shield: shielded}
-	for _, made := range []string{"kubelet", "containerd", "devlet", "pods", "files", "logs"} {
+	for _, made := range []string{"kubelet", "containerd", "devlet", "pods", "files", "logs", "cdi"} {
 		if err := os.MkdirAll(filepath.Join(dir, made), 0o755); err != nil {
 			return nil, err
 		}
@@ -58,6 +57,9 @@ func newMachine(dir string, c *cluster.Cluster, shielded bool) (*machine, error)
 	}
 	if err := syscall.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
 		return nil, fmt.Errorf("mount /run: %w", err)
+	}
+	if err := syscall.Mount(filepath.Join(dir, "cdi"), "/etc/cdi", "", syscall.MS_BIND, ""); err != nil {
+		return nil, fmt.Errorf("mount /etc/cdi: %w", err)
 	}
 	bootID := filepath.Join(dir, "boot_id")
 	if err := errors.Join(newBootID(bootID),
@@ -187,7 +189,7 @@ func (m *machine) start() error {
 func (m *machine) stop() {
 	m.crash()
 	m.cluster.Admin.Delete(nodePath, -1)
-	for _, mounted := range []string{"/proc/sys/kernel/random/boot_id", "/run", kubeletDir} {
+	for _, mounted := range []string{"/proc/sys/kernel/random/boot_id", "/run", "/etc/cdi", kubeletDir} {
 		syscall.Unmount(mounted, syscall.MNT_DETACH)
 	}
 }
@@ -241,7 +243,9 @@ func (m *machine) startDevlet() error {
 
 // ask runs a command of devlet and returns its output.
 func (m *machine) ask(args ...string) (string, error) {
-	out, err := exec.Command(*shield, append(args, "--root-dir="+m.root())...).CombinedOutput()
+	command := exec.Command(*shield, args...)
+	command.Env = append(os.Environ(), "DEVLET_ROOT="+m.root())
+	out, err := command.CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("devlet %s: %w: %s", strings.Join(args, " "), err, out)
 	}
