@@ -138,7 +138,7 @@ func (m *machine) writeKubeletConfig() (string, error) {
 			"x509": Object{"clientCAFile": m.cluster.Authority.File},
 		},
 		"authorization":             Object{"mode": "AlwaysAllow"},
-		"nodeStatusUpdateFrequency": "1s", "nodeStatusReportFrequency": "10s",
+		"nodeStatusUpdateFrequency": "1s", "nodeStatusReportFrequency": "1s",
 		// The disk of a developer is often full.
 		"evictionHard":                Object{"memory.available": "50Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
 		"imageGCHighThresholdPercent": 100,
@@ -196,7 +196,8 @@ func (m *machine) stop() {
 
 // ready waits until the kubelet has reported that it is ready since now.
 func (m *machine) ready() error {
-	since := time.Now().Truncate(time.Second)
+	// The times in the status are whole seconds.
+	since := time.Now().Truncate(time.Second).Add(time.Second)
 	_, err := m.cluster.Admin.Await(nodePath, late, func(o Object) error {
 		for _, condition := range o.Objects("status", "conditions") {
 			seen, _ := time.Parse(time.RFC3339, condition.Text("lastHeartbeatTime"))

@@ -44,7 +44,9 @@ func (s scenario) execute(m *machine) {
 			results.Check(t.name+": the node is empty", err)
 		}
 	}()
+	started := time.Now()
 	s.run(t)
+	fmt.Printf("%s: took %s\n", t.name, seconds(time.Since(started)))
 }
 
 // Check prints and counts one result.
