@@ -99,7 +99,8 @@ func newMachine(dir string, c *cluster.Cluster, shielded bool) (*machine, error)
 	return m, nil
 }
 
-// writeContainerdConfig leaves CDI as it is by default, on with /etc/cdi and /var/run/cdi, or turns it off.
+// writeContainerdConfig leaves CDI as it is by default: on, with /etc/cdi and /var/run/cdi. Or CDI is of no use: off, or
+// with another directory in releases that have it on always.
 func (m *machine) writeContainerdConfig(cdi bool) error {
 	version := "version = 3\n"
 	images, cri := "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"
@@ -112,8 +113,8 @@ func (m *machine) writeContainerdConfig(cdi bool) error {
 			extra += "enable_cdi = true\ncdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n"
 		}
 	}
-	if !cdi {
-		extra += "enable_cdi = false\n"
+	if !cdi && !*oldContainerd {
+		extra = "cdi_spec_dirs = ['/nowhere']\n"
 	}
 	config := version + "root = '" + filepath.Join(m.dir, "containerd") + "'\nstate = '/run/containerd'\n" +
 		"[grpc]\naddress = '" + runtimeSocket + "'\n" + sandbox +

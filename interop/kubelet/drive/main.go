@@ -25,6 +25,8 @@ type scenario struct {
 	name         string
 	run          func(*T)
 	bare, shield bool
+	// moves: devlet comes to a bare node.
+	moves bool
 	// slow scenarios run only if --run names them.
 	slow bool
 }
@@ -36,7 +38,7 @@ func (s scenario) title(shield bool) string {
 	return "bare/" + s.name
 }
 
-var scenarios = slices.Concat(compared, shielded, faultRuns)
+var scenarios = slices.Concat(compared, moves, shielded, faultRuns)
 
 var (
 	work          = flag.String("work", "", "an empty directory with a short path, for all files")
@@ -68,6 +70,9 @@ func main() {
 	for _, shielded := range []bool{false, true} {
 		for _, s := range scenarios {
 			if !(s.bare && !shielded || s.shield && shielded && (*shield != "" || *list)) {
+				continue
+			}
+			if s.moves && *shield == "" && !*list {
 				continue
 			}
 			if !names.MatchString(s.title(shielded)) || s.slow && *pattern == "" {

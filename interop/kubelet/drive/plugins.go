@@ -110,12 +110,12 @@ func (m *machine) offered(resource string, count int) error {
 	return err
 }
 
-// idleExcept waits until no container with a kind of devices runs but those of one pod.
-func idleExcept(kind, pod string) error {
+// idleExcept waits until no container with a kind of devices runs but those of some pods.
+func idleExcept(kind string, pods ...string) error {
 	return node.Until(soon, func() error {
 		var failed error
 		for _, i := range instances() {
-			if _, ok := i.requested()[kind]; ok && i.env["POD"] != pod {
+			if _, ok := i.requested()[kind]; ok && !slices.Contains(pods, i.env["POD"]) {
 				failed = errors.Join(failed, fmt.Errorf("%v runs", i))
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"devlet.test/interop/node"
@@ -211,6 +212,23 @@ func (t *T) holding(name string, timeout time.Duration, containers ...string) (i
 		}
 	}
 	return last, err
+}
+
+// killContainer kills the process of a container, as a crash.
+func killContainer(i instance) error { return syscall.Kill(i.pid, syscall.SIGKILL) }
+
+// restarted waits until another container has the place of one that was killed.
+func (t *T) restarted(before instance) (instance, error) {
+	var again instance
+	err := node.Until(soon, func() error {
+		var err error
+		again, err = held(instances(), before.env["POD"], before.env["CONTAINER"])
+		if err == nil && again.container == before.container {
+			err = fmt.Errorf("%v was killed", again)
+		}
+		return err
+	})
+	return again, err
 }
 
 // held returns a container if it runs and holds open all of its devices.
