@@ -77,7 +77,6 @@ func away(t *T) {
 
 // hungAllocate: the plugin does not answer Allocate, and another pod is created.
 func hungAllocate(t *T) {
-	const hang = 30 * time.Second
 	p := t.plugin("hung-allocate", 2)
 	// The usual time of a pod without devices.
 	started := time.Now()
@@ -89,18 +88,18 @@ func hungAllocate(t *T) {
 	p.script("Allocate hang")
 	t.create(pod{name: "victim", wants: map[string]int{"hung-allocate": 1}})
 	t.Must("the plugin hangs", p.called("Allocate", 1))
-	timer := time.AfterFunc(hang, func() { p.script() })
+	timer := time.AfterFunc(*hang, func() { p.script() })
 	defer timer.Stop()
 	started = time.Now()
 	t.create(pod{name: "other"})
 	_, err = t.ready("other", late)
 	t.Must("another pod without devices is ready", err)
 	waited := time.Since(started)
-	t.measured("a plugin hangs for 30 s in Allocate: another pod is ready after",
+	t.measured(fmt.Sprintf("a plugin hangs for %v in Allocate: another pod is ready after", *hang),
 		"%s (usually %s)", seconds(waited), seconds(usual))
 	if t.m.shield {
 		var slow error
-		if waited > hang/2 {
+		if waited > *hang/2 {
 			slow = fmt.Errorf("it waited %v", waited)
 		}
 		t.Check("the other pod does not wait for the plugin", slow)

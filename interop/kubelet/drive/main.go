@@ -51,6 +51,7 @@ var (
 	pattern       = flag.String("run", "", "run only scenarios whose names (bare/NAME, shield/NAME) match this regular expression")
 	list          = flag.Bool("list", false, "print the names of the scenarios")
 	rounds        = flag.Int("rounds", 1, "number of simulated reboots")
+	hang          = flag.Duration("hang", 10*time.Second, "time for which a plugin hangs in the comparison")
 	duration      = flag.Duration("duration", 30*time.Second, "length of the run of random faults")
 	seed          = flag.Uint64("seed", 1, "seed of the random faults")
 	printTable    = flag.Bool("table", false, "print what was measured as a Markdown table, bare node and shield side by side")
