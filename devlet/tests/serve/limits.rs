@@ -299,7 +299,7 @@ fn advice_that_is_too_long_is_done_without() {
     let mut plugin = Plugin::registered(&script.with_fault("GetPreferredAllocation", advice));
     neighbours.until_capacity(BAD, 2);
     assert_eq!(neighbours.admit("bad", BAD).unwrap(), "bad-0");
-    assert!(plugin.was_called("GetPreferredAllocation"));
+    plugin.called("GetPreferredAllocation");
     assert_eq!(neighbours.hits("listBytes"), 1);
     neighbours.unharmed();
 }
