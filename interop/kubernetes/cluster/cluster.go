@@ -138,6 +138,10 @@ func (c *Cluster) prepare(flags []string) error {
 		}
 	}
 
+	gates, err := c.featureGates()
+	if err != nil {
+		return err
+	}
 	c.Etcd = c.process("etcd",
 		"--data-dir="+c.etcdData(), "--unsafe-no-fsync", "--log-level=warn",
 		"--listen-client-urls="+c.etcdURL, "--advertise-client-urls="+c.etcdURL,
@@ -150,14 +154,33 @@ func (c *Cluster) prepare(flags []string) error {
 		"--enable-admission-plugins=NodeRestriction", "--service-cluster-ip-range=10.0.0.0/24",
 		"--endpoint-reconciler-type=none", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + signing.Cert, "--service-account-signing-key-file=" + signing.Key,
+		gates, "--runtime-config=resource.k8s.io/v1alpha3=true",
 	}, flags...)...)
-	c.Scheduler = c.process("kube-scheduler",
+	c.Scheduler = c.process("kube-scheduler", gates,
 		"--kubeconfig="+configs["kube-scheduler"], "--secure-port=0", "--leader-elect=false")
-	c.ControllerManager = c.process("kube-controller-manager",
+	c.ControllerManager = c.process("kube-controller-manager", gates,
 		"--kubeconfig="+configs["kube-controller-manager"], "--secure-port=0", "--leader-elect=false",
 		"--controllers="+controllers, "--use-service-account-credentials",
 		"--service-account-private-key-file="+signing.Key, "--root-ca-file="+c.Authority.File)
 	return nil
+}
+
+// featureGates returns the flag that enables what the scenarios need, if the
+// release does not by itself.
+func (c *Cluster) featureGates() (string, error) {
+	version, err := exec.Command(filepath.Join(c.Bin, "kube-apiserver"), "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("kube-apiserver does not start: %w", err)
+	}
+	gates := "--feature-gates="
+	var minor int
+	if _, err := fmt.Sscanf(string(version), "Kubernetes v1.%d", &minor); err != nil {
+		return "", fmt.Errorf("%q is not a version of Kubernetes", version)
+	}
+	if minor < 36 {
+		gates += "DRAExtendedResource=true,DRADeviceTaints=true,ResourceHealthStatus=true"
+	}
+	return gates, nil
 }
 
 func (c *Cluster) process(program string, args ...string) *Process {

@@ -19,8 +19,8 @@ var outages = []scenario{
 	{name: "api-certificate-replaced", run: apiCertificateReplaced},
 	{name: "api-certificate-expired", run: apiCertificateExpired},
 	{name: "api-certificate-of-tomorrow", run: apiCertificateOfTomorrow},
-	{name: "api-token-replaced", run: apiTokenReplaced},
-	{name: "api-forbidden", run: apiForbidden},
+	{name: "api-token-replaced", run: apiTokenReplaced, alone: true},
+	{name: "api-forbidden", run: apiForbidden, alone: true},
 	{name: "api-too-many-requests", run: apiTooManyRequests},
 }
 
@@ -210,7 +210,6 @@ kind: ClusterRole
 metadata: {name: devlet-agent}
 rules: []
 `))
-	t.cleanup(t.roles)
 	h.serveAs(account)
 	h.plugin(resource, 2)
 	t.Check("devlet names the missing rule for pods", h.awaitError("pods", "list", soon))

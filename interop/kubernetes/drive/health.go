@@ -94,6 +94,7 @@ func healthFlapping(t *T) {
 		return true
 	})
 	t.ok(plugin.command("flood", fmt.Sprint(changes), "100"))
+	t.ok(plugin.awaitEvent("flooded"))
 	t.ok(plugin.command("health device-0 Unhealthy"))
 	t.Check("the last state is reported", t.awaitHealth("first", resource, "device-0", "Unhealthy"))
 	if count := writes.Load(); count > changes/10 {
@@ -111,7 +112,10 @@ func deviceTainted(t *T) {
 	first := s.pod("first")
 	t.Must("devlet admits a pod", s.h.awaitAdmitted(first, soon))
 	claim := s.claimUID(first)
-	const rules = "/apis/resource.k8s.io/v1/devicetaintrules"
+	rules := "/apis/resource.k8s.io/v1/devicetaintrules"
+	if t.minor() < 36 {
+		rules = strings.Replace(rules, "v1", "v1alpha3", 1)
+	}
 	_, err := t.Admin.Create(rules, Object{
 		"metadata": Object{"name": t.name},
 		"spec": Object{

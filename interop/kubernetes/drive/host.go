@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,15 +33,15 @@ type host struct {
 }
 
 // hosts is the number of hosts so far.
-var hosts int
+var hosts atomic.Int32
 
 // host creates a node with the scenario's name. devlet does not run yet.
 func (t *T) host() *host { return t.hostNamed(t.name) }
 
 func (t *T) hostNamed(name string) *host {
-	hosts++
 	// Short, because paths of sockets are limited to 107 bytes.
-	h := &host{t: t, name: name, root: filepath.Join(filepath.Dir(t.dir), fmt.Sprintf("n%d", hosts))}
+	root := filepath.Join(filepath.Dir(t.dir), fmt.Sprintf("n%d", hosts.Add(1)))
+	h := &host{t: t, name: name, root: root}
 	t.ok(os.MkdirAll(h.root, 0o755))
 	h.createObject()
 	var err error

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync"
 	"syscall"
 
-	"devlet.test/interop/kubernetes/cluster"
 	"devlet.test/interop/node"
 )
 
@@ -20,7 +20,7 @@ import (
 type scenario struct {
 	name string
 	run  func(*T)
-	// alone: it damages the control plane, so it gets one of its own.
+	// alone: it damages the control plane, or changes roles, so it gets one of its own.
 	alone bool
 }
 
@@ -39,10 +39,15 @@ var (
 	list       = flag.Bool("list", false, "print the names of the scenarios")
 	runPlanned = flag.Bool("planned", false, "run the planned scenarios too")
 	up         = flag.String("up", "", "only start a control plane with a node of this name, and wait for a signal")
+	parallel   = flag.Int("parallel", 4, "run this number of scenarios at the same time: most of them wait most of the time")
 	keep       = flag.Bool("keep", false, "keep all files of the run")
 )
 
-var results node.Results
+// results is locked while a result is printed and counted.
+var results struct {
+	sync.Mutex
+	node.Results
+}
 
 func main() {
 	flag.Parse()
@@ -73,19 +78,25 @@ func main() {
 
 	if *up != "" {
 		t := &T{name: *up, dir: dir}
-		t.scenario(stay, nil)
+		t.scenario(stay, true)
 		results.End()
 	}
-	var shared *cluster.Cluster
-	for _, s := range chosen {
-		t := &T{name: s.name, dir: filepath.Join(dir, s.name)}
-		if s.alone {
-			t.scenario(s.run, nil)
-			continue
-		}
-		t.scenario(s.run, &shared)
+	queue := make(chan scenario)
+	var workers sync.WaitGroup
+	for range *parallel {
+		workers.Go(func() {
+			for s := range queue {
+				t := &T{name: s.name, dir: filepath.Join(dir, s.name)}
+				t.scenario(s.run, s.alone)
+			}
+		})
 	}
-	if shared != nil {
+	for _, s := range chosen {
+		queue <- s
+	}
+	close(queue)
+	workers.Wait()
+	if shared.Cluster != nil {
 		shared.Stop()
 	}
 	if results.Failed() > 0 || *keep {

@@ -132,6 +132,18 @@ func (p *peer) awaitAsked(method, claimUID string) error {
 	})
 }
 
+// awaitEvent waits until the peer has reported an event.
+func (p *peer) awaitEvent(name string) error {
+	return node.Until(soon, func() error {
+		for _, event := range p.all() {
+			if event.Event == name {
+				return nil
+			}
+		}
+		return fmt.Errorf("the peer has not reported %s", name)
+	})
+}
+
 // command runs a command of the peer.
 func (p *peer) command(words ...string) error {
 	before := len(p.all())

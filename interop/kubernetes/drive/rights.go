@@ -17,8 +17,8 @@ var (
 		{name: "rights-of-node", run: rightsOfNode},
 	}
 	accountRights = []scenario{
-		{name: "rights-of-account", run: rightsOfAccount},
-		{name: "rights-of-observer", run: rightsOfObserver},
+		{name: "rights-of-account", run: rightsOfAccount, alone: true},
+		{name: "rights-of-observer", run: rightsOfObserver, alone: true},
 	}
 )
 
@@ -147,7 +147,6 @@ func rightsOfObserver(t *T) {
 	user := s.mine.account()
 	const binding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/devlet-agent"
 	t.ok(t.Admin.Delete(binding, -1))
-	t.cleanup(t.roles)
 	api, err := t.Client(user)
 	t.ok(err)
 	t.Must("the rights are taken away", node.Until(soon, func() error {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"devlet.test/interop/kubernetes/cluster"
@@ -25,53 +26,64 @@ type T struct {
 // abort ends a scenario after a failure that was reported.
 type abort struct{}
 
-// scenario runs the scenario with the shared control plane, which it starts if
-// there is none yet, or with one of its own if shared is nil.
-func (t *T) scenario(run func(*T), shared **cluster.Cluster) {
+// shared is the control plane of all scenarios that do not damage it.
+var shared struct {
+	sync.Mutex
+	*cluster.Cluster
+}
+
+// scenario runs a scenario with the shared control plane, or with one of its own.
+func (t *T) scenario(run func(*T), alone bool) {
 	defer func() {
 		if failure := recover(); failure != nil && failure != (abort{}) {
-			results.Check(t.name, fmt.Errorf("%v\n%s", failure, debug.Stack()))
+			t.Check("panic", fmt.Errorf("%v\n%s", failure, debug.Stack()))
 		}
 		for i := range t.cleanups {
 			t.cleanups[len(t.cleanups)-1-i]()
 		}
 	}()
 	t.ok(os.MkdirAll(t.dir, 0o755))
-	if shared == nil {
-		var own *cluster.Cluster
-		shared = &own
-		t.cleanup(func() {
-			if own != nil {
-				own.Stop()
-			}
-		})
+	if alone {
+		t.Cluster = t.startCluster()
+		t.cleanup(t.Stop)
+	} else {
+		t.Cluster = t.sharedCluster()
 	}
-	if *shared == nil {
-		dir := filepath.Join(t.dir, "cluster")
-		t.ok(os.Mkdir(dir, 0o755))
-		started, err := cluster.Start(*programs, dir)
-		if err != nil {
-			err = fmt.Errorf("the control plane does not start: %w", err)
-		}
-		t.ok(err)
-		*shared = started
-	}
-	t.Cluster = *shared
 	_, err := t.Admin.Create("/api/v1/namespaces", Object{"metadata": Object{"name": t.name}})
 	t.ok(err)
 	// Pods are refused without it.
 	_, err = t.Admin.Await(t.path("serviceaccounts", "default"), soon, cluster.Exists)
 	t.ok(err)
-	t.cleanup(func() {
-		if results.Failed() == 0 {
-			t.Admin.Delete("/api/v1/namespaces/"+t.name, -1)
-		}
-	})
+	t.cleanup(func() { t.Admin.Delete("/api/v1/namespaces/"+t.name, -1) })
 	run(t)
 }
 
+func (t *T) startCluster() *cluster.Cluster {
+	dir := filepath.Join(t.dir, "cluster")
+	t.ok(os.Mkdir(dir, 0o755))
+	started, err := cluster.Start(*programs, dir)
+	if err != nil {
+		err = fmt.Errorf("the control plane does not start: %w", err)
+	}
+	t.ok(err)
+	return started
+}
+
+func (t *T) sharedCluster() *cluster.Cluster {
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.Cluster == nil {
+		shared.Cluster = t.startCluster()
+	}
+	return shared.Cluster
+}
+
 // Check prints and counts one result.
-func (t *T) Check(what string, err error) bool { return results.Check(t.name+": "+what, err) }
+func (t *T) Check(what string, err error) bool {
+	results.Lock()
+	defer results.Unlock()
+	return results.Check(t.name+": "+what, err)
+}
 
 // Must is Check, and ends the scenario on a failure.
 func (t *T) Must(what string, err error) {
