@@ -185,7 +185,9 @@ func (c *Client) List(collection string, query url.Values) ([]Object, string, er
 
 // Watch calls a function for each event until the function returns false, the
 // server ends the watch, or the context ends.
-func (c *Client) Watch(ctx context.Context, collection string, query url.Values, each func(kind string, object Object) bool) error {
+func (c *Client) Watch(
+	ctx context.Context, collection string, query url.Values, each func(kind string, object Object) bool,
+) error {
 	query = cloned(query)
 	query.Set("watch", "true")
 	response, err := c.open(ctx, "GET", collection+"?"+query.Encode(), "", nil)

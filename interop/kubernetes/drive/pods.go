@@ -278,7 +278,6 @@ func podsTenThousand(t *T) {
 	listed, err := cluster.Resident(h.PID())
 	t.ok(err)
 	t.Check("listed, they cost at most 60 MB", within(listed))
-	fmt.Printf("%s: resident %d MiB before, %d MiB watched, %d MiB listed\n", t.name, before>>20, watched>>20, listed>>20)
 }
 
 // flood creates bound pods without devices, as large as usual.

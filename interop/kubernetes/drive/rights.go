@@ -196,6 +196,8 @@ func (s *rightsScene) calls() []call {
 	get := func(path string) func(*cluster.Client) error {
 		return func(api *cluster.Client) error { _, err := api.Get(path); return err }
 	}
+	capacity := Object{"status": Object{"capacity": Object{"example.com/a": "1"}}}
+	labels := Object{"metadata": Object{"labels": Object{"a": "b"}}}
 	condition := Object{"status": Object{"conditions": []any{Object{"type": "devlet.dev/DevicesHealthy", "status": "True"}}}}
 	event := Object{
 		"metadata":       Object{"name": "rights", "namespace": t.name},
@@ -236,13 +238,13 @@ func (s *rightsScene) calls() []call {
 		{"list the own node by name", list("/api/v1/nodes", "metadata.name="+mine)},
 		{"watch the own node by name", watch("/api/v1/nodes", "metadata.name="+mine)},
 		{"get another node", get(nodePath(s.other.name))},
-		{"patch the status of the own node", patch(nodePath(mine)+"/status", Object{"status": Object{"capacity": Object{"example.com/a": "1"}}})},
-		{"patch the status of another node", patch(nodePath(s.other.name)+"/status", Object{"status": Object{"capacity": Object{"example.com/a": "1"}}})},
+		{"patch the status of the own node", patch(nodePath(mine)+"/status", capacity)},
+		{"patch the status of another node", patch(nodePath(s.other.name)+"/status", capacity)},
 		{"list pods of the own node", list("/api/v1/pods", "spec.nodeName="+mine)},
 		{"watch pods of the own node", watch("/api/v1/pods", "spec.nodeName="+mine)},
 		{"list all pods", get("/api/v1/pods")},
 		{"patch the status of an own pod", patch(t.path("pods", "ours", "status"), condition)},
-		{"patch the labels of an own pod", patch(t.path("pods", "ours", "status"), Object{"metadata": Object{"labels": Object{"a": "b"}}})},
+		{"patch the labels of an own pod", patch(t.path("pods", "ours", "status"), labels)},
 		{"patch the status of another pod", patch(t.path("pods", "theirs", "status"), condition)},
 		{"get the claim of an own pod", get(t.path("resourceclaims", t.claimOf(s.ours)))},
 		{"get the claim of another pod", get(t.path("resourceclaims", t.claimOf(s.theirs)))},
