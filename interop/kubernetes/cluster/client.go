@@ -120,13 +120,8 @@ func (c *Client) Call(method, path, kind string, body any) (Object, error) {
 		return nil, err
 	}
 	defer response.Body.Close()
-	// To its end: a stream that is closed earlier is reset, and a connection allows only a number of resets.
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, err
-	}
 	var answer Object
-	return answer, json.Unmarshal(text, &answer)
+	return answer, json.NewDecoder(response.Body).Decode(&answer)
 }
 
 // Hold starts a call whose body does not end, so that the API server keeps a
