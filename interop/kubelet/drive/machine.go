@@ -95,6 +95,7 @@ func newMachine(dir string, c *cluster.Cluster, shielded bool) (*machine, error)
 		return nil, err
 	}
 	m.devlet = cluster.NewProcess(logs, *shield, "serve", "--shield", "--root-dir="+m.root())
+	m.devlet.Log = filepath.Join(logs, "devlet.log")
 	m.containerd = cluster.NewProcess(logs, filepath.Join(*programs, "containerd"), "--config="+m.containerdFile())
 	return m, nil
 }
