@@ -200,7 +200,17 @@ func (m *machine) stop() {
 func (m *machine) ready() error {
 	// The times in the status are whole seconds.
 	since := time.Now().Truncate(time.Second).Add(time.Second)
-	_, err := m.cluster.Admin.Await(nodePath, late, func(o Object) error {
+	return node.Until(late, func() error {
+		// A kubelet ends if containerd answers its first call with an error. Its service would start it again.
+		if m.kubelet.Running() != nil {
+			if err := m.kubelet.Start(); err != nil {
+				return err
+			}
+		}
+		o, err := m.cluster.Admin.Get(nodePath)
+		if err != nil {
+			return err
+		}
 		for _, condition := range o.Objects("status", "conditions") {
 			seen, _ := time.Parse(time.RFC3339, condition.Text("lastHeartbeatTime"))
 			if condition.Text("type") == "Ready" && condition.Text("status") == "True" && !seen.Before(since) {
@@ -209,7 +219,6 @@ func (m *machine) ready() error {
 		}
 		return fmt.Errorf("the node is not ready: %v", o.At("status", "conditions"))
 	})
-	return err
 }
 
 func (m *machine) ctr(args ...string) error {
