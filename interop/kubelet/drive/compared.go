@@ -148,7 +148,7 @@ func forceDelete(t *T) {
 	t.create(pod{name: "new", wants: map[string]int{"force-delete": 1}})
 	_, err = t.holding("new", soon)
 	took := time.Since(deleted)
-	found := stop()
+	found := append(stop(), violations()...)
 	t.Must("the successor holds it", err)
 	if t.m.shield {
 		t.Check("never both", none(found))
