@@ -230,7 +230,8 @@ func restartEach(t *T) {
 
 // restartOrders kills all parts, in each order, and starts them in each order, while a pod runs and another one is bound.
 func restartOrders(t *T) {
-	p := t.plugin("restart-orders", 4)
+	// One for each pod: a kubelet that restarts knows the pods of its checkpoint until its first admission is over.
+	p := t.plugin("restart-orders", 32)
 	t.create(pod{name: "lasting", wants: map[string]int{"restart-orders": 1}})
 	lasting, err := t.holding("lasting", soon)
 	t.Must("a pod has a device", err)
