@@ -241,7 +241,7 @@ fn files(kubeconfig: &Kubeconfig) -> Vec<PathBuf> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallError {
     /// The API server refused it.
-    #[error("{message}{}", advice(*code))]
+    #[error("{message} ({}){}", code.as_u16(), advice(*code))]
     Refused {
         code: StatusCode,
         /// The reason as one word, such as `Expired`.

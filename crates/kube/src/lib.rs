@@ -146,6 +146,7 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
         events,
         mode: settings.mode,
         final_delete: settings.final_delete,
+        beside_kubelet: settings.node_object.beside_kubelet,
         seen: seen_pods,
     };
     agent.spawn(pods::run(context, settings.node));

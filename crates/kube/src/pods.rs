@@ -40,6 +40,8 @@ pub(crate) struct Context {
     pub(crate) mode: Mode,
     /// `true` if deleted pods are deleted from the API server once their claims are unprepared.
     pub(crate) final_delete: bool,
+    /// `true` if claims, and resources without a plugin of devlet, are a kubelet's.
+    pub(crate) beside_kubelet: bool,
     /// The pods whose devices have a health that is reported.
     pub(crate) seen: SeenPods,
 }
@@ -226,7 +228,12 @@ impl Pods {
     fn unresolved(&self, pod: WatchedPod) -> Result<UnresolvedPod, String> {
         let foreign = &self.context.agent.config().foreign;
         let unresolved = pod.object?.into_unresolved(Source::Embedder, foreign);
-        unresolved.map_err(|problem| problem.to_string())
+        let mut unresolved = unresolved.map_err(|problem| problem.to_string())?;
+        if self.context.beside_kubelet {
+            let known = self.read(Node::known_resources);
+            unresolved.retain_devices(|resource| known.contains_key(resource));
+        }
+        Ok(unresolved)
     }
 
     fn needs_devices(&self, pod: &WatchedPod) -> bool {

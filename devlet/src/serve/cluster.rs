@@ -88,6 +88,11 @@ pub(super) fn check(settings: &KubernetesSettings) -> anyhow::Result<()> {
             "kubernetes: heartbeat and besideKubelet exclude each other, because a kubelet has a heartbeat"
         );
     }
+    if *final_delete && *beside_kubelet {
+        bail!(
+            "kubernetes: finalDelete and besideKubelet exclude each other, because a kubelet deletes its pods"
+        );
+    }
     let node = node(settings);
     if !is_name(&node) {
         bail!("{node:?} is not the name of a node; write a lower-case DNS name: --node-name NAME");

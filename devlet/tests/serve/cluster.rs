@@ -65,6 +65,11 @@ fn contradictory_settings_of_a_cluster_are_refused() {
             &[],
             "finalDelete needs the mode agent",
         ),
+        (
+            "kubernetes: {finalDelete: true, besideKubelet: true, kubeconfig: x}",
+            &[],
+            "finalDelete and besideKubelet exclude each other",
+        ),
         ("kubernetes: {abandonAfter: {'': 5m}}", &[], "a name is empty"),
     ] {
         let settings = path("devlet.yaml");

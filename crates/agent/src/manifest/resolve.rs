@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use devlet_core::dra::claims::{AllocatedClaim, AllocationResult, ClaimKey};
-use devlet_core::{ClaimRequest, ClaimUid, PodRequest, PodUid};
+use devlet_core::{ClaimRequest, ClaimUid, PodRequest, PodUid, ResourceName};
 use futures_util::future::join_all;
 
 use super::claim_source::{ClaimSource, Consumer, Controller, ResourceClaim};
@@ -221,6 +221,16 @@ impl UnresolvedPod {
     /// Returns `true` if the pod has claims. Without claims, its request is complete.
     pub fn has_claims(&self) -> bool {
         self.extended.is_some() || !self.claims.is_empty()
+    }
+
+    /// Drops its claims, and the resources that are not ours.
+    pub fn retain_devices(&mut self, is_ours: impl Fn(&ResourceName) -> bool) {
+        self.claims.clear();
+        self.extended = None;
+        for container in &mut self.request.containers {
+            container.claims.clear();
+            container.wants.retain(|resource, _| is_ours(resource));
+        }
     }
 
     /// Returns the names of its claims. The list is empty if one of them does not exist yet.

@@ -57,7 +57,15 @@ fn a_pod_of_an_api_server_becomes_a_request() {
         unresolved.claims[0].origin,
         ClaimOrigin::Generated("job-nic-abc".to_owned())
     );
-    assert!(unresolved.needs_anything());
+    assert!(unresolved.needs_anything() && unresolved.has_claims());
+    let retained = |name: &str| {
+        let mut pod = unresolved.clone();
+        pod.retain_devices(|resource| resource.as_str() == name);
+        assert!(!pod.has_claims());
+        pod.needs_anything()
+    };
+    assert!(retained("acme.com/gpu"));
+    assert!(!retained("acme.com/nic"));
 }
 
 #[test]
