@@ -24,23 +24,18 @@ type scenario struct {
 	alone bool
 }
 
-// scenarios run in this order. Those of planned need features that devlet does
-// not have yet; they run only with --planned.
-var (
-	scenarios = slices.Concat(foundation, rights)
-	planned   = slices.Concat(manifests, accountRights, pods, nodes, wiping, outages, health, settings, crashes)
-)
+// scenarios run in this order.
+var scenarios = slices.Concat(foundation, rights, manifests, accountRights, pods, nodes, wiping, outages, health, settings, crashes)
 
 var (
-	devlet     = flag.String("devlet", "", "the built devlet")
-	testkit    = flag.String("testkit", "", "the example testkit-plugin of crates/testkit")
-	programs   = flag.String("programs", "", "the directory that build prints")
-	pattern    = flag.String("run", "", "run only scenarios whose names match this regular expression")
-	list       = flag.Bool("list", false, "print the names of the scenarios")
-	runPlanned = flag.Bool("planned", false, "run the planned scenarios too")
-	up         = flag.String("up", "", "only start a control plane with a node of this name, and wait for a signal")
-	parallel   = flag.Int("parallel", 4, "run this number of scenarios at the same time: most of them wait most of the time")
-	keep       = flag.Bool("keep", false, "keep all files of the run")
+	devlet   = flag.String("devlet", "", "the built devlet")
+	testkit  = flag.String("testkit", "", "the example testkit-plugin of crates/testkit")
+	programs = flag.String("programs", "", "the directory that build prints")
+	pattern  = flag.String("run", "", "run only scenarios whose names match this regular expression")
+	list     = flag.Bool("list", false, "print the names of the scenarios")
+	up       = flag.String("up", "", "only start a control plane with a node of this name, and wait for a signal")
+	parallel = flag.Int("parallel", 4, "run this number of scenarios at the same time: most of them wait most of the time")
+	keep     = flag.Bool("keep", false, "keep all files of the run")
 )
 
 // results is locked while a result is printed and counted.
@@ -52,11 +47,7 @@ var results struct {
 func main() {
 	flag.Parse()
 	names := regexp.MustCompile(*pattern)
-	chosen := scenarios
-	if *runPlanned {
-		chosen = slices.Concat(scenarios, planned)
-	}
-	chosen = slices.DeleteFunc(slices.Clone(chosen), func(s scenario) bool { return !names.MatchString(s.name) })
+	chosen := slices.DeleteFunc(slices.Clone(scenarios), func(s scenario) bool { return !names.MatchString(s.name) })
 	if *list {
 		for _, s := range chosen {
 			fmt.Println(s.name)
