@@ -230,12 +230,19 @@ func (m *machine) ctr(args ...string) error {
 	return nil
 }
 
+// startContainerd starts containerd, and waits until it has told systemd, if there were one, that it is ready.
 func (m *machine) startContainerd() error {
+	const ready = "containerd successfully booted"
+	before, _ := os.ReadFile(m.containerd.Log)
 	if err := m.containerd.Start(); err != nil {
 		return err
 	}
 	return node.Until(soon, func() error {
-		return errors.Join(m.containerd.Running(), m.ctr("version"))
+		now, err := os.ReadFile(m.containerd.Log)
+		if err == nil {
+			err = contains(string(now[len(before):]), ready)
+		}
+		return errors.Join(m.containerd.Running(), err)
 	})
 }
 
