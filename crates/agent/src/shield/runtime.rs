@@ -103,10 +103,11 @@ async fn ask_at(socket: &Path) -> Result<(String, Option<Value>), String> {
 
 /// Judges the configuration that a runtime tells.
 fn judge(name: String, config: Option<&Value>, directory: &Path) -> RuntimeState {
-    let Some(enabled) = config
-        .and_then(|config| find(config, "enableCDI"))
-        .and_then(Value::as_bool)
-    else {
+    let setting = |key: &str| config.and_then(|config| find(config, key));
+    let directories = setting("cdiSpecDirs").and_then(Value::as_array);
+    // containerd 2.4 has the directories alone: CDI cannot be switched off.
+    let enabled = setting("enableCDI").and_then(Value::as_bool);
+    let Some(enabled) = enabled.or(directories.map(|_| true)) else {
         return RuntimeState::Unknown {
             reason: format!("{name} does not tell whether CDI is on"),
         };
@@ -118,8 +119,7 @@ fn judge(name: String, config: Option<&Value>, directory: &Path) -> RuntimeState
                 .to_owned();
         return RuntimeState::Unfit { name, problem };
     }
-    let directories = config.and_then(|config| find(config, "cdiSpecDirs"));
-    let directories: Vec<&str> = match directories.and_then(Value::as_array) {
+    let directories: Vec<&str> = match directories {
         Some(directories) => directories.iter().filter_map(Value::as_str).collect(),
         None => devlet_cdi::DEFAULT_DIRECTORIES.to_vec(),
     };
@@ -189,6 +189,7 @@ mod tests {
         for config in [
             json!({ "enableCDI": true, "cdiSpecDirs": ["/etc/cdi", "/var/run/cdi"] }),
             json!({ "runtime": { "enableCDI": true } }),
+            json!({ "cdiSpecDirs": ["/var/run/cdi"] }),
         ] {
             let name = "containerd v2".into();
             assert_eq!(judged(&config), RuntimeState::Ready { name });
@@ -202,6 +203,10 @@ mod tests {
             (
                 json!({ "enableCDI": true, "cdiSpecDirs": ["/etc/cdi"] }),
                 "it reads CDI specs from /etc/cdi, not from /var/run/cdi",
+            ),
+            (
+                json!({ "cdiSpecDirs": ["/nowhere"] }),
+                "it reads CDI specs from /nowhere, not from /var/run/cdi",
             ),
         ] {
             let RuntimeState::Unfit { problem, .. } = judged(&config) else {
