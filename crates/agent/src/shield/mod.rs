@@ -89,6 +89,11 @@ async fn record_lists(store: Store, stop: CancellationToken) {
 async fn watch_runtime(workflow: LeaseWorkflow, report: ShieldReport, stop: CancellationToken) {
     let run = async {
         let mut versions = BTreeMap::new();
+        // Without it, paths through links cannot be compared with those of the runtime.
+        let directory = &workflow.shield.cdi;
+        if let Err(error) = tokio::fs::create_dir_all(directory).await {
+            tracing::warn!(%error, directory = %directory.display(), "directory of CDI specs not created");
+        }
         loop {
             let runtime = runtime::ask(&workflow.shield).await;
             if let (RuntimeState::Unfit { name, problem }, true) = (&runtime, report.get().runtime != runtime)
@@ -96,7 +101,12 @@ async fn watch_runtime(workflow: LeaseWorkflow, report: ShieldReport, stop: Canc
                 tracing::error!(runtime = name, problem, "nothing is registered with the kubelet");
             }
             let is_ready = matches!(runtime, RuntimeState::Ready { .. });
-            report.update(|state| state.runtime = runtime);
+            // A runtime that is slow or restarts has not changed its configuration.
+            let is_unknown = matches!(runtime, RuntimeState::Unknown { .. });
+            report.update(|state| match state.runtime {
+                RuntimeState::Unfit { .. } | RuntimeState::Ready { .. } if is_unknown => {}
+                _ => state.runtime = runtime,
+            });
             let pause = tokio::time::sleep(if is_ready { READY_PAUSE } else { ASK_PAUSE });
             tokio::select! {
                 () = pause => {}

@@ -90,6 +90,10 @@ impl Leases {
         if names.is_empty() {
             return Err(PrepareError::Unknown);
         }
+        // The kubelet allocates all containers of a pod at once, so a lease that was granted is another pod's than an adopted one.
+        let is_granted =
+            |name: &LeaseName| self.entries.get(name).is_some_and(|entry| !entry.lease.is_direct);
+        let has_granted = names.iter().any(is_granted);
         for (device, entry) in self.overlapping(resource, devices) {
             if let Some(busy) = entry.busy {
                 return Err(match busy {
@@ -101,7 +105,7 @@ impl Leases {
                     },
                 });
             }
-            let others = entry.lease.is_direct && !names.contains(&entry.lease.name);
+            let others = entry.lease.is_direct && (has_granted || !names.contains(&entry.lease.name));
             if others {
                 return Err(PrepareError::Adopted {
                     device: device.clone(),

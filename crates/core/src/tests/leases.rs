@@ -186,6 +186,27 @@ fn a_container_from_before_the_adoption_keeps_its_devices() {
     prepare(&mut leases, &[0, 1]);
 }
 
+#[test]
+fn a_successor_with_the_same_devices_waits_for_the_end_of_an_adopted_lease() {
+    let mut leases = Leases::default();
+    let direct = Lease {
+        name: "direct".into(),
+        resource: GPU.into(),
+        devices: ids(&[0]),
+        answer: Some(Answer::default()),
+        pre_start_required: false,
+        granted_at: START,
+        is_direct: true,
+        containers: BTreeMap::new(),
+    };
+    let change = leases.begin_adopt([direct]).unwrap();
+    leases.finish(change);
+    grant(&mut leases, "new", &[0]);
+
+    let (device, pod) = ("g0".into(), None);
+    assert_eq!(refused(&mut leases, &[0]), PrepareError::Adopted { device, pod });
+}
+
 /// A node whose plugin lists devices on two NUMA nodes.
 fn served() -> Node {
     let mut node = Node::default();
