@@ -1,7 +1,7 @@
 //! The connection to the API server: credentials that are read again, and calls with a deadline.
 //!
 //! `kube` reads token files again by itself. Kubeconfig files, client certificates and keys are read again here: every
-//! [`CHECK_INTERVAL`], and at once after the API server rejected the credentials. A change replaces the client; streams
+//! 30 seconds, and at once after the API server rejected the credentials. A change replaces the client; streams
 //! of the old client go on until they end.
 
 use std::path::{Path, PathBuf};
@@ -20,6 +20,9 @@ pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval between checks of the files with credentials.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Longest pause that an API server can ask for.
+const MAX_RETRY_AFTER_SECONDS: u32 = 60;
 
 /// Shortest pause between two readings of the credentials after rejections.
 const REJECTED_PAUSE: Duration = Duration::from_secs(1);
@@ -301,6 +304,9 @@ impl From<kube::Error> for CallError {
         match error {
             kube::Error::Api(status) => {
                 let seconds = status.details.as_ref().map_or(0, |it| it.retry_after_seconds);
+                // Priority and fairness sends the pause in a header, which `kube` does not pass on.
+                let is_throttled = status.code == StatusCode::TOO_MANY_REQUESTS;
+                let seconds = seconds.clamp(is_throttled.into(), MAX_RETRY_AFTER_SECONDS);
                 Self::Refused {
                     code: StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
                     reason: status.reason.clone(),

@@ -110,8 +110,11 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
     if settings.mode == Mode::Agent {
         let (on, to, node) = common();
         agent.spawn(events::run(on, to, node, queue));
-        let (on, to, node) = common();
-        agent.spawn(slices::wipe(on, to, node, settings.slices));
+        // Beside a kubelet, the drivers register with the kubelet, and devlet never sees them.
+        if !settings.node_object.beside_kubelet {
+            let (on, to, node) = common();
+            agent.spawn(slices::wipe(on, to, node, settings.slices));
+        }
         let (on, to, node) = common();
         agent.spawn(node::publish(
             on,

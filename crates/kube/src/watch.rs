@@ -13,7 +13,7 @@ use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::connection::{CALL_TIMEOUT, CallError, Connection};
 use crate::task::Task;
@@ -23,6 +23,12 @@ const PAGE: u32 = 500;
 
 /// Time after which a silent watch counts as broken. API servers send a bookmark each minute.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// Duration of a watch. An earlier end is an error: a broken connection looks like an end, and what follows may be another
+/// revision.
+const WATCH_SECONDS: u32 = 290;
+
+const SHORT: &str = "the watch ended early";
 
 const SILENT: &str = "the watch was silent for too long: the connection to the API server may be broken";
 
@@ -146,13 +152,20 @@ where
     }
 
     async fn watch(&self, version: &str, task: &mut Task) -> Result<Ended, CallError> {
-        let params = WatchParams::default().fields(&self.fields);
+        let params = WatchParams::default().fields(&self.fields).timeout(WATCH_SECONDS);
         let api = Api::<K>::all(self.connection.client());
         let started = timeout(CALL_TIMEOUT, api.watch(&params, version)).await;
         let events = started.map_err(|_| CallError::Timeout)?;
         let events = events.map_err(|error| self.connection.failed(error))?;
         task.recovered();
-        self.forward(events, version.to_owned(), task).await
+        let began = Instant::now();
+        let ended = self.forward(events, version.to_owned(), task).await?;
+        // The clocks of both sides differ a little.
+        let is_early = began.elapsed() + CALL_TIMEOUT < Duration::from_secs(WATCH_SECONDS.into());
+        match ended {
+            Ended::Cleanly(_) if is_early => Err(CallError::Transport(SHORT.to_owned())),
+            ended => Ok(ended),
+        }
     }
 
     async fn forward(

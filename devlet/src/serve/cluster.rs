@@ -41,6 +41,17 @@ impl ClusterArgs {
     }
 }
 
+/// Refuses a cluster beside the shield, where pods, claims and slices of the node are the kubelet's.
+pub(super) fn check_without_shield(settings: &KubernetesSettings) -> anyhow::Result<()> {
+    if settings.kubeconfig.is_some() || settings.in_cluster {
+        bail!(
+            "--shield and a cluster exclude each other, because the kubelet is the part of the cluster; leave --shield, or \
+             --kubeconfig and --in-cluster out"
+        );
+    }
+    Ok(())
+}
+
 /// Checks the settings, before anything is started.
 pub(super) fn check(settings: &KubernetesSettings) -> anyhow::Result<()> {
     let KubernetesSettings {
@@ -91,6 +102,11 @@ pub(super) fn check(settings: &KubernetesSettings) -> anyhow::Result<()> {
     if *final_delete && *beside_kubelet {
         bail!(
             "kubernetes: finalDelete and besideKubelet exclude each other, because a kubelet deletes its pods"
+        );
+    }
+    if *slices != SliceSettings::default() && *beside_kubelet {
+        bail!(
+            "kubernetes: slices and besideKubelet exclude each other, because a kubelet deletes the slices of its drivers"
         );
     }
     let node = node(settings);

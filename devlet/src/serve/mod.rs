@@ -102,6 +102,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         settings.shield.kubelet_dir = directory;
     }
     settings.shield.runtime_endpoint = args.runtime_endpoint.or(settings.shield.runtime_endpoint);
+    if settings.shield.enabled {
+        cluster::check_without_shield(&settings.kubernetes)?;
+    }
     let log = log::start(&settings, args.sample)?;
     let ended = run_logged(&settings, args.sample, &log);
     if let Err(error) = &ended {

@@ -66,6 +66,16 @@ fn contradictory_settings_of_a_cluster_are_refused() {
             "finalDelete needs the mode agent",
         ),
         (
+            "kubernetes: {besideKubelet: true, slices: {wipeAtStart: all}, kubeconfig: x}",
+            &[],
+            "slices and besideKubelet exclude each other",
+        ),
+        (
+            "{shield: {enabled: true}, kubernetes: {kubeconfig: x}}",
+            &[],
+            "--shield and a cluster exclude each other",
+        ),
+        (
             "kubernetes: {finalDelete: true, besideKubelet: true, kubeconfig: x}",
             &[],
             "finalDelete and besideKubelet exclude each other",

@@ -112,11 +112,19 @@ struct ContainerStatus {
 #[serde(default)]
 struct State {
     running: Option<serde::de::IgnoredAny>,
+    terminated: Option<serde::de::IgnoredAny>,
 }
 
 impl ContainerStatus {
     fn is_running(&self) -> bool {
         self.state.as_ref().is_some_and(|state| state.running.is_some())
+    }
+
+    /// A container that waits may run already: statuses lag behind.
+    fn is_terminated(&self) -> bool {
+        self.state
+            .as_ref()
+            .is_some_and(|state| state.terminated.is_some())
     }
 }
 
@@ -124,8 +132,10 @@ impl Parts {
     fn stage(&self) -> Stage {
         let is_deleted = self.metadata.deletion_timestamp.is_some();
         let phase = self.status.phase.as_deref().unwrap_or_default();
-        let has_ended = matches!(phase, "Succeeded" | "Failed");
-        let has_stopped = is_deleted && !self.status.has_running() && self.has_all_statuses();
+        let has_running = self.status.has_running();
+        // Controllers write `Failed` while containers run.
+        let has_ended = matches!(phase, "Succeeded" | "Failed") && !has_running;
+        let has_stopped = is_deleted && !has_running && self.are_all_terminated();
         match (has_ended || has_stopped, is_deleted) {
             (true, _) => Stage::Ended { is_deleted },
             (false, true) => Stage::Terminating {
@@ -135,10 +145,10 @@ impl Parts {
         }
     }
 
-    /// Returns `true` if the state of every container is known.
-    fn has_all_statuses(&self) -> bool {
-        let known = self.status.container_statuses.as_ref().map_or(0, Vec::len);
-        known >= self.spec.containers.len()
+    /// Returns `true` if every container is reported as terminated.
+    fn are_all_terminated(&self) -> bool {
+        let all = self.status.container_statuses.as_deref().unwrap_or_default();
+        all.len() >= self.spec.containers.len() && all.iter().all(ContainerStatus::is_terminated)
     }
 }
 

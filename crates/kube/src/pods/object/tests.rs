@@ -37,8 +37,13 @@ fn a_pod_has_ended_when_its_phase_or_all_its_containers_say_so() {
         (json!({"phase": "Succeeded"}), has_ended(false), has_ended(true)),
         (json!({"phase": "Failed"}), has_ended(false), has_ended(true)),
         (two(&running, &ended), active, terminating(true)),
-        (two(&ended, &waiting), active, has_ended(true)),
+        (two(&ended, &waiting), active, terminating(true)),
         (two(&ended, &ended), active, has_ended(true)),
+        (
+            json!({"phase": "Failed", "containerStatuses": [running, ended]}),
+            active,
+            terminating(true),
+        ),
         // The agent has not reported both containers.
         (
             json!({"phase": "Running", "containerStatuses": [ended]}),
