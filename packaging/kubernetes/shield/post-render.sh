@@ -1,7 +1,7 @@
 #!/bin/sh
-# Helm's post-renderer: helm upgrade --install nvdp nvdp/nvidia-device-plugin --post-renderer ./post-render.sh
+# Helm's post-renderer: applies the patches of this directory. README.md describes its use.
 set -eu
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "$0")" && pwd -P)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cat > "$work/all.yaml"
