@@ -1,4 +1,4 @@
-//! The systemd unit and the manifests for Kubernetes. `packaging/kubernetes/check` asks an API server.
+//! The systemd unit and the manifests for Kubernetes. `interop/kubernetes` tests the latter with an API server and Helm.
 
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixDatagram;
@@ -83,64 +83,6 @@ fn objects(manifest: &str) -> Vec<Value> {
     documents
         .map(|text| serde_saphyr::from_str(text).unwrap())
         .collect()
-}
-
-/// Renders the expressions that the templates of the chart use.
-fn rendered(template: &str, values: &Value) -> String {
-    let value = |path: &str| {
-        let path = path.strip_prefix(".Values.").unwrap().replace('.', "/");
-        values.pointer(&format!("/{path}")).unwrap().clone()
-    };
-    let mut text = String::new();
-    let mut is_left_out = false;
-    for line in template.lines() {
-        let (before, rest) = line.split_once("{{").unwrap_or((line, ""));
-        let (expression, after) = rest.split_once("}}").unwrap_or_default();
-        let words: Vec<&str> = expression.trim_start_matches('-').split_whitespace().collect();
-        match words[..] {
-            ["if", "eq", path, wanted] => is_left_out = value(path) != wanted.trim_matches('"'),
-            ["end"] => is_left_out = false,
-            _ if is_left_out => {}
-            [] => text.push_str(&format!("{line}\n")),
-            [".Release.Namespace"] => text.push_str(&format!("{before}devlet{after}\n")),
-            ["toYaml", path, "|", "nindent", spaces] => {
-                let indent = " ".repeat(spaces.parse().unwrap());
-                let block = serde_saphyr::to_string(&value(path)).unwrap();
-                text.extend(block.lines().map(|line| format!("{indent}{line}\n")));
-            }
-            [path] => text.push_str(&format!("{before}{}{after}\n", value(path).as_str().unwrap())),
-            _ => panic!("{line}"),
-        }
-    }
-    text
-}
-
-/// Parses the configuration within a ConfigMap, so that its layout does not matter.
-fn with_parsed_configuration(mut objects: Vec<Value>) -> Vec<Value> {
-    for text in objects
-        .iter_mut()
-        .filter_map(|object| object.pointer_mut("/data/devlet.yaml"))
-    {
-        *text = serde_saphyr::from_str(text.as_str().unwrap()).unwrap();
-    }
-    objects
-}
-
-#[test]
-fn the_chart_with_its_default_values_equals_the_plain_manifests() {
-    let values: Value = serde_saphyr::from_str(&kubernetes("chart/values.yaml")).unwrap();
-    for file in ["rbac.yaml", "devlet.yaml"] {
-        let template = kubernetes(&format!("chart/templates/{file}"));
-        let chart = with_parsed_configuration(objects(&rendered(&template, &values)));
-        let plain = with_parsed_configuration(objects(&kubernetes(file)));
-        assert!(!plain.is_empty());
-        assert_eq!(chart, plain, "{file}");
-    }
-    let mut observe = values;
-    observe["config"]["kubernetes"]["mode"] = "observe".into();
-    let roles = objects(&rendered(&kubernetes("chart/templates/rbac.yaml"), &observe));
-    let names: Vec<&Value> = roles.iter().map(|object| &object["metadata"]["name"]).collect();
-    assert_eq!(names, ["devlet", "devlet-observe", "devlet-observe"]);
 }
 
 #[test]

@@ -154,7 +154,7 @@ func (c *Cluster) prepare(flags []string) error {
 		"--enable-admission-plugins=NodeRestriction", "--service-cluster-ip-range=10.0.0.0/24",
 		"--endpoint-reconciler-type=none", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + signing.Cert, "--service-account-signing-key-file=" + signing.Key,
-		gates, "--runtime-config=resource.k8s.io/v1alpha3=true",
+		gates, "--runtime-config=resource.k8s.io/v1alpha3=true", "--allow-privileged",
 	}, flags...)...)
 	c.Scheduler = c.process("kube-scheduler", gates,
 		"--kubeconfig="+configs["kube-scheduler"], "--secure-port=0", "--leader-elect=false")
@@ -263,11 +263,11 @@ func (c *Cluster) Node(name string, validity time.Duration) (User, error) {
 }
 
 // ServiceAccountToken requests a token and writes it to a file. It is bound to
-// a node unless the node is nil.
+// a node or pod unless the object is nil.
 func (c *Cluster) ServiceAccountToken(namespace, account string, validity time.Duration, bound Object) (User, error) {
 	spec := Object{"expirationSeconds": int(validity.Seconds())}
 	if bound != nil {
-		spec["boundObjectRef"] = Object{"apiVersion": "v1", "kind": "Node", "name": bound.Name(), "uid": bound.UID()}
+		spec["boundObjectRef"] = Object{"apiVersion": "v1", "kind": bound.Text("kind"), "name": bound.Name(), "uid": bound.UID()}
 	}
 	answer, err := c.Admin.Create(
 		"/api/v1/namespaces/"+namespace+"/serviceaccounts/"+account+"/token",

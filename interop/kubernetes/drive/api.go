@@ -14,6 +14,8 @@ import (
 var outages = []scenario{
 	{name: "api-away-mid-prepare", run: apiAwayMidPrepare, alone: true},
 	{name: "api-away-at-start", run: apiAwayAtStart, alone: true},
+	{name: "api-paused", run: apiPaused, alone: true},
+	{name: "api-connection-silent", run: apiConnectionSilent, long: true},
 	{name: "api-watch-too-old", run: apiWatchTooOld, alone: true},
 	{name: "api-restored", run: apiRestored, alone: true},
 	{name: "api-certificate-replaced", run: apiCertificateReplaced},
@@ -81,6 +83,40 @@ func apiAwayAtStart(t *T) {
 	t.Must("the API server returns", t.Ready())
 	t.ok(t.Admin.Delete(t.path("pods", "first"), 0))
 	t.Check("devlet follows it again", s.h.awaitRemoved(first, soon))
+}
+
+// apiPaused has an API server that accepts connections and does not answer.
+func apiPaused(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	h.serve()
+	plugin := h.plugin(resource, 2)
+	t.Must("the counts are published", h.counts(resource, "2", "2"))
+	t.APIServer.Pause()
+	t.ok(plugin.command("health device-1 Unhealthy"))
+	t.Check("devlet reports it", h.awaitError("node", "no answer", soon))
+	t.APIServer.Resume()
+	t.Check("the counts are published afterwards", h.counts(resource, "2", "1"))
+}
+
+// apiConnectionSilent cuts the connections of devlet's watches, which it cannot notice.
+func apiConnectionSilent(t *T) {
+	const silence = 150 * time.Second
+	h := t.host()
+	resource := "example.com/" + t.name
+	relay, err := t.NewRelay()
+	t.ok(err)
+	t.cleanup(relay.Stop)
+	kubeconfig, err := t.KubeconfigFor(relay.Server, h.user)
+	t.ok(err)
+	h.start("--kubeconfig", kubeconfig, "--node-name", h.name, "--mode", "agent")
+	h.plugin(resource, 2)
+	t.Must("the counts are published", h.counts(resource, "2", "2"))
+	relay.Silence()
+	silent := time.Now()
+	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
+	t.Check("devlet replaces the watch, and admits a pod", h.awaitAdmitted(first, silence+soon))
+	t.Check("after 150 s at most", between(time.Since(silent), 0, silence+15*time.Second))
 }
 
 // apiWatchTooOld lets devlet miss a deletion that the API server does not remember: its watch ends with 410.
@@ -175,16 +211,8 @@ func apiTokenReplaced(t *T) {
 	h.serveAs(account)
 	plugin := h.plugin(resource, 2)
 	t.Must("devlet publishes its devices as a ServiceAccount", h.counts(resource, "2", "2"))
-	api, err := t.Client(account)
-	t.ok(err)
 	t.ok(t.Admin.Delete("/api/v1/namespaces/"+accountNamespace+"/serviceaccounts/devlet", -1))
-	t.Must("its token is invalid", node.Until(soon, func() error {
-		_, err := api.Get("/version")
-		if !cluster.IsCode(err, 401) {
-			return fmt.Errorf("the API server answers with %v", err)
-		}
-		return nil
-	}))
+	t.Must("its token is invalid", t.awaitInvalid(account))
 	t.ok(plugin.command("health device-1 Unhealthy"))
 	t.Check("devlet reports that", h.awaitError("node", "Unauthorized", soon))
 	h.account()

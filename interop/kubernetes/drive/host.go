@@ -23,6 +23,8 @@ const (
 type host struct {
 	t          *T
 	name, root string
+	// binary is devlet, or a script that runs it.
+	binary     string
 	user       cluster.User
 	kubeconfig string
 	// api has the rights of the node.
@@ -41,7 +43,7 @@ func (t *T) host() *host { return t.hostNamed(t.name) }
 func (t *T) hostNamed(name string) *host {
 	// Short, because paths of sockets are limited to 107 bytes.
 	root := filepath.Join(filepath.Dir(t.dir), fmt.Sprintf("n%d", hosts.Add(1)))
-	h := &host{t: t, name: name, root: root}
+	h := &host{t: t, name: name, root: root, binary: *devlet}
 	t.ok(os.MkdirAll(h.root, 0o755))
 	h.createObject()
 	var err error
@@ -93,14 +95,14 @@ func (h *host) object() Object {
 // start starts devlet with flags of serve, which restart uses again.
 func (h *host) start(flags ...string) {
 	h.flags = flags
-	started, err := node.Start(*devlet, h.root, flags...)
+	started, err := node.Start(h.binary, h.root, flags...)
 	h.t.Must("devlet starts", err)
 	h.Node = started
 }
 
 // restart starts devlet again after Kill or Stop.
 func (h *host) restart() error {
-	started, err := node.Start(*devlet, h.root, h.flags...)
+	started, err := node.Start(h.binary, h.root, h.flags...)
 	if err == nil {
 		h.Node = started
 	}

@@ -22,16 +22,20 @@ type scenario struct {
 	run  func(*T)
 	// alone: it damages the control plane, or changes roles, so it gets one of its own.
 	alone bool
+	// long: it waits for minutes.
+	long bool
 }
 
-// scenarios run in this order.
-var scenarios = slices.Concat(foundation, rights, manifests, accountRights, pods, nodes, wiping, outages, health, settings, crashes)
+// scenarios start in this order.
+var scenarios = slices.Concat(
+	foundation, rights, manifests, accountRights, pods, nodes, wiping, outages, inCluster, health, settings, crashes)
 
 var (
 	devlet   = flag.String("devlet", "", "the built devlet")
 	testkit  = flag.String("testkit", "", "the example testkit-plugin of crates/testkit")
 	programs = flag.String("programs", "", "the directory that build prints")
 	pattern  = flag.String("run", "", "run only scenarios whose names match this regular expression")
+	long     = flag.Bool("long", false, "also run the scenarios that wait for minutes")
 	list     = flag.Bool("list", false, "print the names of the scenarios")
 	up       = flag.String("up", "", "only start a control plane with a node of this name, and wait for a signal")
 	parallel = flag.Int("parallel", 4, "run this number of scenarios at the same time: most of them wait most of the time")
@@ -47,7 +51,9 @@ var results struct {
 func main() {
 	flag.Parse()
 	names := regexp.MustCompile(*pattern)
-	chosen := slices.DeleteFunc(slices.Clone(scenarios), func(s scenario) bool { return !names.MatchString(s.name) })
+	chosen := slices.DeleteFunc(slices.Clone(scenarios), func(s scenario) bool {
+		return !names.MatchString(s.name) || s.long && !*long
+	})
 	if *list {
 		for _, s := range chosen {
 			fmt.Println(s.name)

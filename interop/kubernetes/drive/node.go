@@ -15,6 +15,7 @@ var nodes = []scenario{
 	{name: "node-counts-reset", run: nodeCountsReset},
 	{name: "node-created-again", run: nodeCreatedAgain},
 	{name: "node-many-devices", run: nodeManyDevices},
+	{name: "node-resource-removed", run: nodeResourceRemoved, long: true},
 }
 
 // counts waits for the published counts of a resource; "" is a missing key.
@@ -61,6 +62,42 @@ func nodeCountsReset(t *T) {
 		t.ok(err)
 		t.Check(fmt.Sprintf("another writer sets %v, and devlet corrects it", value), h.counts(resource, "4", "4"))
 	}
+}
+
+// gracePeriod is the time for which a resource without a plugin is published.
+const gracePeriod = 5 * time.Minute
+
+// nodeResourceRemoved stops a plugin for longer than the grace period.
+func nodeResourceRemoved(t *T) {
+	const resource, other = "example.com/removed", "example.com/stays"
+	h := t.host()
+	h.serve()
+	plugin := h.plugin(resource, 2)
+	h.plugin(other, 1)
+	t.Must("two resources are published", errors.Join(h.counts(resource, "2", "2"), h.counts(other, "1", "1")))
+	plugin.stop()
+	stopped := time.Now()
+	t.Check("without its plugin, no device is allocatable", h.counts(resource, "2", "0"))
+
+	// The point of the test: the grace period ends.
+	time.Sleep(time.Until(stopped.Add(gracePeriod - 5*time.Second)))
+	t.Check("5 s before the end of the grace period, it is published", equal("capacity and allocatable", h.published(resource), "2 0"))
+	t.Must("then the resource is removed", h.counts(resource, "", ""))
+	t.Check("at the end of the grace period", between(time.Since(stopped), gracePeriod, gracePeriod+15*time.Second))
+	t.Check("the other resource stays", equal("capacity and allocatable", h.published(other), "1 1"))
+	h.plugin(resource, 3)
+	t.Must("a plugin returns, and it is published again", h.counts(resource, "3", "3"))
+	_, err := t.Admin.Patch(nodePath(h.name)+"/status", Object{"status": Object{
+		"capacity": Object{resource: nil}, "allocatable": Object{resource: nil},
+	}})
+	t.ok(err)
+	t.Check("another writer removes it, and devlet corrects that", h.counts(resource, "3", "3"))
+}
+
+// published returns the published counts of a resource, as of now.
+func (h *host) published(resource string) string {
+	object := h.object()
+	return object.Text("status", "capacity", resource) + " " + object.Text("status", "allocatable", resource)
 }
 
 func nodeCreatedAgain(t *T) {

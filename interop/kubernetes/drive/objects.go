@@ -54,6 +54,8 @@ type pod struct {
 	grace int
 	// bound pods do not wait for the scheduler.
 	bound bool
+	// unscheduled pods are left alone by the scheduler.
+	unscheduled bool
 }
 
 // create creates a pod and returns its object.
@@ -67,6 +69,9 @@ func (t *T) create(p pod) Object {
 	}
 	if p.bound {
 		spec["nodeName"] = p.host.name
+	}
+	if p.unscheduled {
+		spec["schedulerName"] = "none"
 	}
 	if p.limits != nil {
 		resources["limits"] = p.limits

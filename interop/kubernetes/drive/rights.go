@@ -19,8 +19,11 @@ var (
 	accountRights = []scenario{
 		{name: "rights-of-account", run: rightsOfAccount, alone: true},
 		{name: "rights-of-observer", run: rightsOfObserver, alone: true},
+		{name: "rights-of-settings", run: rightsOfSettings, alone: true},
 	}
 )
+
+const leaseCollection = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 // account returns the ServiceAccount of packaging/kubernetes, with a token bound to the node.
 func (h *host) account() cluster.User {
@@ -73,17 +76,20 @@ func rightsOfNode(t *T) {
 		"get another node":                      false,
 		"patch the status of the own node":      true,
 		"patch the status of another node":      false,
+		"get the status of the own node":        false,
 		"list pods of the own node":             true,
 		"watch pods of the own node":            true,
 		"list all pods":                         false,
 		"patch the status of an own pod":        true,
 		"patch the labels of an own pod":        false,
+		"patch the claims of an own pod":        false,
 		"patch the status of another pod":       false,
 		"get the claim of an own pod":           true,
 		"get the claim of another pod":          false,
 		"list claims":                           false,
 		"patch the devices of a claim's status": false,
 		"list slices of the own node":           true,
+		"watch slices of the own node":          true,
 		"list all slices":                       false,
 		"delete slices of all nodes":            false,
 		"delete slices of the own node":         true,
@@ -91,6 +97,7 @@ func rightsOfNode(t *T) {
 		"patch an event":                        true,
 		"create a DeviceTaintRule":              false,
 		"create the lease of the own node":      true,
+		"patch the lease of the own node":       true,
 		"create the lease of another node":      false,
 		"evict an own pod":                      true,
 		"evict another pod":                     false,
@@ -122,10 +129,12 @@ func rightsOfAccount(t *T) {
 		"list claims":                           false,
 		"patch the devices of a claim's status": true,
 		"list slices of the own node":           true,
+		"watch slices of the own node":          true,
 		"delete slices of the own node":         true,
 		"create an event":                       true,
 		"patch an event":                        true,
 		"create a DeviceTaintRule":              false,
+		"create a node":                         false,
 		"create the lease of the own node":      false,
 		"evict an own pod":                      false,
 		"delete an own pod":                     true,
@@ -163,11 +172,55 @@ func rightsOfObserver(t *T) {
 		"get the claim of an own pod":           true,
 		"patch the devices of a claim's status": false,
 		"list slices of the own node":           true,
+		"watch slices of the own node":          true,
 		"delete slices of the own node":         false,
 		"create an event":                       false,
 		"evict an own pod":                      false,
 		"delete an own pod":                     false,
 	})
+}
+
+// rightsOfSettings adds the rules that some settings need.
+func rightsOfSettings(t *T) {
+	s := newRightsScene(t)
+	user := s.mine.account()
+	t.ok(t.Apply(`
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: devlet-settings}
+rules:
+- {apiGroups: [""], resources: [nodes], verbs: [create]}
+- {apiGroups: [""], resources: [pods/eviction], verbs: [create]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: devlet-settings}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: devlet-settings}
+subjects: [{kind: ServiceAccount, name: devlet, namespace: devlet}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: devlet-settings, namespace: kube-node-lease}
+rules: [{apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create, patch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: devlet-settings, namespace: kube-node-lease}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: devlet-settings}
+subjects: [{kind: ServiceAccount, name: devlet, namespace: devlet}]
+`))
+	api, err := t.Client(user)
+	t.ok(err)
+	s.check(api, map[string]bool{
+		"create a node":                    true,
+		"create the lease of the own node": true,
+		"patch the lease of the own node":  true,
+		"evict an own pod":                 true,
+	})
+	s.mine.serveAs(user, t.config("heartbeat: true")...)
+	t.ok(t.Admin.Delete(nodePath(s.mine.name), -1))
+	_, err = t.Admin.Await(nodePath(s.mine.name), soon, cluster.Exists)
+	t.Check("devlet creates the Node with them", err)
 }
 
 // call is a call in the table of rights.
@@ -198,6 +251,7 @@ func (s *rightsScene) calls() []call {
 	}
 	capacity := Object{"status": Object{"capacity": Object{"example.com/a": "1"}}}
 	labels := Object{"metadata": Object{"labels": Object{"a": "b"}}}
+	claims := Object{"status": Object{"resourceClaimStatuses": []any{}}}
 	condition := Object{"status": Object{"conditions": []any{Object{"type": "devlet.dev/DevicesHealthy", "status": "True"}}}}
 	event := Object{
 		"metadata":       Object{"name": "rights", "namespace": t.name},
@@ -213,7 +267,7 @@ func (s *rightsScene) calls() []call {
 	}
 	lease := func(node string) func(*cluster.Client) error {
 		return func(api *cluster.Client) error {
-			_, err := api.Create("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", Object{
+			_, err := api.Create(leaseCollection, Object{
 				"metadata": Object{"name": node}, "spec": Object{"holderIdentity": node, "leaseDurationSeconds": 40},
 			})
 			return err
@@ -239,18 +293,21 @@ func (s *rightsScene) calls() []call {
 		{"watch the own node by name", watch("/api/v1/nodes", "metadata.name="+mine)},
 		{"get another node", get(nodePath(s.other.name))},
 		{"patch the status of the own node", patch(nodePath(mine)+"/status", capacity)},
+		{"get the status of the own node", get(nodePath(mine) + "/status")},
 		{"patch the status of another node", patch(nodePath(s.other.name)+"/status", capacity)},
 		{"list pods of the own node", list("/api/v1/pods", "spec.nodeName="+mine)},
 		{"watch pods of the own node", watch("/api/v1/pods", "spec.nodeName="+mine)},
 		{"list all pods", get("/api/v1/pods")},
 		{"patch the status of an own pod", patch(t.path("pods", "ours", "status"), condition)},
 		{"patch the labels of an own pod", patch(t.path("pods", "ours", "status"), labels)},
+		{"patch the claims of an own pod", patch(t.path("pods", "ours", "status"), claims)},
 		{"patch the status of another pod", patch(t.path("pods", "theirs", "status"), condition)},
 		{"get the claim of an own pod", get(t.path("resourceclaims", t.claimOf(s.ours)))},
 		{"get the claim of another pod", get(t.path("resourceclaims", t.claimOf(s.theirs)))},
 		{"list claims", get(t.path("resourceclaims"))},
 		{"patch the devices of a claim's status", patch(t.path("resourceclaims", t.claimOf(s.ours), "status"), s.claimDevices(s.ours))},
 		{"list slices of the own node", list(sliceCollection, "spec.nodeName="+mine)},
+		{"watch slices of the own node", watch(sliceCollection, "spec.nodeName="+mine)},
 		{"list all slices", get(sliceCollection)},
 		{"create an event", func(api *cluster.Client) error { _, err := api.Create(t.path("events"), event); return err }},
 		{"patch an event", patch(t.path("events", "rights"), Object{"count": 2})},
@@ -258,7 +315,12 @@ func (s *rightsScene) calls() []call {
 			_, err := api.Create("/apis/resource.k8s.io/v1/devicetaintrules", Object{"metadata": Object{"name": t.name}})
 			return err
 		}},
+		{"create a node", func(api *cluster.Client) error {
+			_, err := api.Create("/api/v1/nodes", Object{"metadata": Object{"name": t.name + "-new"}})
+			return err
+		}},
 		{"create the lease of the own node", lease(mine)},
+		{"patch the lease of the own node", patch(leaseCollection+"/"+mine, Object{"spec": Object{"leaseDurationSeconds": 41}})},
 		{"create the lease of another node", lease(s.other.name)},
 		{"evict another pod", evict(s.theirs)},
 		{"delete slices of all nodes", wipe("spec.driver=" + s.driver)},

@@ -72,10 +72,9 @@ func heartbeat(t *T) {
 	}
 	_, err := t.Admin.Await(nodePath(h.name), soon, ready)
 	t.Must("devlet creates the Node, and it is ready", err)
-	const leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"
-	first, err := t.Admin.Await(leases+h.name, soon, cluster.Exists)
+	first, err := t.Admin.Await(leaseCollection+"/"+h.name, soon, cluster.Exists)
 	t.Must("it has a lease", err)
-	_, err = t.Admin.Await(leases+h.name, late, func(o Object) error {
+	_, err = t.Admin.Await(leaseCollection+"/"+h.name, late, func(o Object) error {
 		if o.Text("spec", "renewTime") == first.Text("spec", "renewTime") {
 			return errors.New("it is not renewed")
 		}

@@ -87,6 +87,8 @@ func slicesOfStoppedDriver(t *T) {
 	t.Check("after 30 s", between(wiped.Sub(stopped), wipeDelay, wipeDelay+15*time.Second))
 	// Its deletion would have been due before the other one.
 	t.Check("those of the driver that returned are the same", equal("slices", h.uids(returns), before))
+	t.ok(leaving.Start())
+	t.Check("the other driver returns, and publishes again", h.awaitSlices(leaves, 2, soon))
 }
 
 // slicesAfterRestart has a driver that runs while devlet restarts, and slices of one that never comes.
