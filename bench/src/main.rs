@@ -5,6 +5,7 @@ mod cases;
 mod chart;
 mod claims;
 mod clock;
+mod cluster;
 mod devlet;
 mod driver;
 mod embedded;
@@ -66,6 +67,9 @@ struct Compare {
     /// Output directory of `table.md`, `results.json` and `chart.svg`
     #[arg(long)]
     out: PathBuf,
+    /// Times of admissions from an API server, as `interop/kubernetes/run --latency` writes them
+    #[arg(long)]
+    latency: PathBuf,
     /// Use fewer pods and rounds, for one or two minutes: for experiments, not for conclusions
     #[arg(long, conflicts_with = "smoke")]
     quick: bool,
@@ -128,7 +132,8 @@ async fn compare(args: &Compare) -> anyhow::Result<u8> {
     let began = Instant::now();
     let mut watch = noise::Watch::start()?;
     let bench = Bench::new(plan, &args.work, kubelet, devlet).await?;
-    let outcome = bench.run().await?;
+    let mut outcome = bench.run().await?;
+    outcome.rows.extend(cluster::rows(&args.latency)?);
     let noise = Noise::new(watch.other_load()?, outcome.bare_medians);
     let inconclusive = noise
         .too_busy()

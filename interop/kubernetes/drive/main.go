@@ -31,15 +31,17 @@ var scenarios = slices.Concat(
 	foundation, rights, manifests, accountRights, pods, nodes, wiping, outages, inCluster, health, settings, crashes)
 
 var (
-	devlet   = flag.String("devlet", "", "the built devlet")
-	testkit  = flag.String("testkit", "", "the example testkit-plugin of crates/testkit")
-	programs = flag.String("programs", "", "the directory that build prints")
-	pattern  = flag.String("run", "", "run only scenarios whose names match this regular expression")
-	long     = flag.Bool("long", false, "also run the scenarios that wait for minutes")
-	list     = flag.Bool("list", false, "print the names of the scenarios")
-	up       = flag.String("up", "", "only start a control plane with a node of this name, and wait for a signal")
-	parallel = flag.Int("parallel", 4, "run this number of scenarios at the same time: most of them wait most of the time")
-	keep     = flag.Bool("keep", false, "keep all files of the run")
+	devlet      = flag.String("devlet", "", "the built devlet")
+	testkit     = flag.String("testkit", "", "the example testkit-plugin of crates/testkit")
+	programs    = flag.String("programs", "", "the directory that build prints")
+	pattern     = flag.String("run", "", "run only scenarios whose names match this regular expression")
+	long        = flag.Bool("long", false, "also run the scenarios that wait for minutes")
+	list        = flag.Bool("list", false, "print the names of the scenarios")
+	up          = flag.String("up", "", "only start a control plane with a node of this name, and wait for a signal")
+	parallel    = flag.Int("parallel", 4, "run this number of scenarios at the same time: most of them wait most of the time")
+	latencyFile = flag.String("latency", "", "only measure how long the admission of pods takes, and write that to a file")
+	samples     = flag.Int("samples", 100, "with --latency: the number of pods of each kind")
+	keep        = flag.Bool("keep", false, "keep all files of the run")
 )
 
 // results is locked while a result is printed and counted.
@@ -73,6 +75,13 @@ func main() {
 		os.Exit(130)
 	}()
 
+	if *latencyFile != "" {
+		t := &T{name: "latency", dir: filepath.Join(dir, "latency")}
+		t.scenario(measure, true)
+		os.RemoveAll(dir)
+		results.End()
+		return
+	}
 	if *up != "" {
 		t := &T{name: *up, dir: dir}
 		t.scenario(stay, true)
