@@ -194,16 +194,12 @@ impl device_plugin_server::DevicePlugin for Endpoint {
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let devices = ids(request.into_inner().devices_ids);
-        // In a task: a preparation that has called the plugin ends, even if the kubelet has given up.
-        let (workflow, resource) = (self.workflow.clone(), self.resource.clone());
-        let preparing = tokio::spawn(async move { workflow.prepare(&resource, &devices).await });
-        match preparing.await {
-            Ok(Ok(())) => Ok(Response::new(PreStartContainerResponse {})),
-            Ok(Err(error)) => {
+        match self.workflow.prepare(&self.resource, &devices).await {
+            Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
+            Err(error) => {
                 tracing::warn!(resource = %self.resource, %error, "container not prepared");
                 Err(Status::unknown(error.to_string()))
             }
-            Err(_) => Err(Status::unknown("devlet is stopping; tried again soon")),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use devlet_core::device_plugin::run_options::Answer;
 use devlet_core::shield::{
-    ContainerProcess, EndError, GrantError, Lease, LeaseChange, Leases, PrepareError, StartError,
+    ContainerProcess, EndError, GrantError, Lease, LeaseChange, Leases, PreStart, Preparation, PrepareError,
+    StartError,
 };
 use devlet_core::{DeviceId, LeaseName, ResourceName};
 
@@ -31,9 +32,21 @@ pub struct PreparingLeases {
     store: Store,
     /// The leases, as they were at the begin.
     pub leases: Vec<Lease>,
+    /// An earlier call of `PreStartContainer` for all of them that no container has used.
+    pub pre_start: Option<PreStart>,
+    /// What the next preparation gets from this one.
+    ended: (Option<PreStart>, Option<String>),
 }
 
 impl PreparingLeases {
+    /// Ends the preparation after the kubelet has given up: a call that its next try may use, or an error.
+    pub fn end_late(mut self, ended: Result<Option<PreStart>, String>) {
+        self.ended = match ended {
+            Ok(pre_start) => (pre_start, None),
+            Err(failure) => (None, Some(failure)),
+        };
+    }
+
     /// Records the plugin's answers. Returns when they are on disk.
     pub async fn record(&self, answers: Vec<(LeaseName, Answer, bool)>) -> Result<(), WriteError> {
         let change = |leases: &mut Leases| Ok::<_, WriteError>(leases.begin_prepared(answers));
@@ -44,9 +57,11 @@ impl PreparingLeases {
 impl Drop for PreparingLeases {
     fn drop(&mut self) {
         let names: Vec<LeaseName> = self.leases.iter().map(|lease| lease.name.clone()).collect();
-        self.store
-            .shared
-            .update(|node| node.leases_mut().abort_prepare(&names));
+        let (pre_start, failure) = &self.ended;
+        self.store.shared.update(|node| {
+            let leases = node.leases_mut();
+            leases.end_prepare(&names, *pre_start, failure.as_deref());
+        });
     }
 }
 
@@ -78,12 +93,17 @@ impl Store {
         resource: &ResourceName,
         devices: &BTreeSet<DeviceId>,
     ) -> Result<PreparingLeases, PrepareError> {
-        let begun = self
-            .shared
-            .update(|node| node.leases_mut().begin_prepare(resource, devices));
+        let begun = self.shared.update(|node| {
+            // A refusal is no change: callers wait for the next one.
+            node.leases().check_prepare(resource, devices)?;
+            node.leases_mut().begin_prepare(resource, devices)
+        });
+        let Preparation { leases, pre_start } = begun?;
         Ok(PreparingLeases {
             store: self.clone(),
-            leases: begun?,
+            leases,
+            pre_start,
+            ended: (None, None),
         })
     }
 

@@ -1,5 +1,7 @@
 //! devlet between a kubelet and plugins: what the kubelet is told and answered, whatever the plugin does.
 
+mod slow;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -199,7 +201,10 @@ async fn a_container_waits_while_the_plugin_is_away_and_starts_when_it_is_back()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_hangs_or_refuses_delays_the_kubelet_by_less_than_2_s() {
     let node = Node::new();
-    let agent = node.devlet().await;
+    let mut config = node.config();
+    config.deadlines.allocate = Duration::from_millis(300);
+    config.deadlines.pre_start = Duration::from_millis(300);
+    let agent = Agent::start(config).await.unwrap().0;
     let kubelet = node.kubelet();
     let mut plugin = Plugin::registered(&Script {
         options: Options {

@@ -4,7 +4,7 @@ use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
 
-use super::{Busy, ContainerProcess, Lease, LeasePhase, Leases};
+use super::{Busy, ContainerProcess, Lease, LeasePhase, Leases, PreStart};
 use super::{EndError, GrantError, PrepareError, StartError};
 use crate::device_plugin::run_options::Answer;
 use crate::id::{DeviceId, LeaseName, Moment, ResourceName};
@@ -22,6 +22,15 @@ pub enum LeaseChange {
     Stop(Lease, String),
     /// Leases end.
     End(Vec<LeaseName>),
+}
+
+/// Leases that are being prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Preparation {
+    /// The leases, as they were at the begin.
+    pub leases: Vec<Lease>,
+    /// An earlier call for all of them that no container has used.
+    pub pre_start: Option<PreStart>,
 }
 
 impl LeaseChange {
@@ -79,13 +88,12 @@ impl Leases {
         (!leases.is_empty()).then_some(LeaseChange::Grant(leases))
     }
 
-    /// Begins to prepare all leases of these devices, before a container of one of them starts. The plugin must be asked
-    /// for an answer for each lease that has none. Ends with [`Leases::begin_prepared`] or [`Leases::abort_prepare`].
-    pub fn begin_prepare(
-        &mut self,
+    /// Checks that the leases of these devices can be prepared now. Returns their names.
+    pub fn check_prepare(
+        &self,
         resource: &ResourceName,
         devices: &BTreeSet<DeviceId>,
-    ) -> Result<Vec<Lease>, PrepareError> {
+    ) -> Result<Vec<LeaseName>, PrepareError> {
         let names = self.of_devices(resource, devices);
         if names.is_empty() {
             return Err(PrepareError::Unknown);
@@ -120,21 +128,42 @@ impl Leases {
                 });
             }
         }
+        Ok(names)
+    }
+
+    /// Begins to prepare all leases of these devices, before a container of one of them starts. The plugin must be asked
+    /// for an answer for each lease that has none. Ends with [`Leases::end_prepare`].
+    pub fn begin_prepare(
+        &mut self,
+        resource: &ResourceName,
+        devices: &BTreeSet<DeviceId>,
+    ) -> Result<Preparation, PrepareError> {
+        let names = self.check_prepare(resource, devices)?;
+        let mut calls = names.iter().map(|name| self.entries.get(name)?.pre_start);
+        let first = calls.next().flatten();
+        let pre_start = first.filter(|first| calls.all(|call| call == Some(*first)));
+        self.drop_pre_starts(resource, devices);
         let entries = names.iter().filter_map(|name| {
             let entry = self.entries.get_mut(name)?;
             entry.busy = Some(Busy::Preparing);
             Some(entry.lease.clone())
         });
-        Ok(entries.collect())
+        Ok(Preparation {
+            leases: entries.collect(),
+            pre_start,
+        })
     }
 
-    /// Ends a preparation that failed.
-    pub fn abort_prepare(&mut self, leases: &[LeaseName]) {
+    /// Ends a preparation. `pre_start` is a call that the kubelet's next try may use, and `failure` an error that the
+    /// kubelet did not get: it had given up.
+    pub fn end_prepare(&mut self, leases: &[LeaseName], pre_start: Option<PreStart>, failure: Option<&str>) {
         for name in leases {
             if let Some(entry) = self.entries.get_mut(name)
                 && entry.busy == Some(Busy::Preparing)
             {
                 entry.busy = None;
+                entry.pre_start = pre_start;
+                entry.failure = failure.map(String::from);
             }
         }
     }
@@ -160,14 +189,9 @@ impl Leases {
         (!leases.is_empty()).then_some(LeaseChange::Prepared(leases))
     }
 
-    /// Begins the start of a container, whose ID is never used again. Refused unless its lease is prepared, and no other container that may run has one
-    /// of its devices.
-    pub fn begin_start(
-        &mut self,
-        name: &str,
-        container: &str,
-        process: ContainerProcess,
-    ) -> Result<LeaseChange, StartError> {
+    /// Checks that a container may start now: its lease is prepared, and no other container that may run has one of its
+    /// devices.
+    pub fn check_start(&self, name: &str, container: &str) -> Result<(), StartError> {
         let entry = self.entries.get(name).ok_or(StartError::Ended)?;
         let lease = &entry.lease;
         match entry.phase() {
@@ -191,6 +215,20 @@ impl Leases {
                 });
             }
         }
+        Ok(())
+    }
+
+    /// Begins the start of a container, whose ID is never used again. Refused as [`Leases::check_start`] says.
+    pub fn begin_start(
+        &mut self,
+        name: &str,
+        container: &str,
+        process: ContainerProcess,
+    ) -> Result<LeaseChange, StartError> {
+        self.check_start(name, container)?;
+        let lease = &self.entries.get(name).ok_or(StartError::Ended)?.lease;
+        let (resource, devices) = (lease.resource.clone(), lease.devices.clone());
+        self.drop_pre_starts(&resource, &devices);
         let entry = self.entries.get_mut(name).ok_or(StartError::Ended)?;
         entry.lease.containers.insert(container.to_string(), process);
         Ok(LeaseChange::Start(entry.lease.clone(), container.to_string()))

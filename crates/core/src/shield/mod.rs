@@ -19,6 +19,11 @@
 //! allows or refuses ([`Leases::begin_start`]), until its end is known.
 //!
 //! A change that forbids something counts from its begin; one that allows something counts when it is on disk.
+//!
+//! A plugin may want a call before each start of a container. A call that ended after the kubelet had given up serves the
+//! kubelet's next try ([`PreStart`]), once: it is lost as soon as a container with one of its devices starts, or
+//! one of its devices is prepared for another set of leases. The caller checks that the plugin is the same, and how old the
+//! call is.
 
 mod advertise;
 mod changes;
@@ -30,11 +35,11 @@ use alloc::vec::Vec;
 
 pub use advertise::Advertised;
 pub(crate) use advertise::restore as restore_lists;
-pub use changes::LeaseChange;
+pub use changes::{LeaseChange, Preparation};
 pub use error::{EndError, GrantError, PrepareError, StartError};
 
 use crate::device_plugin::run_options::Answer;
-use crate::id::{ContainerName, DeviceId, LeaseName, Moment, PodUid, ResourceName};
+use crate::id::{ConnectionId, ContainerName, DeviceId, LeaseName, Moment, PodUid, ResourceName};
 use crate::node::Node;
 
 /// Devices of one resource that the kubelet has given to one container.
@@ -89,6 +94,15 @@ pub enum LeasePhase {
     Ending,
 }
 
+/// A successful call of a plugin's `PreStartContainer` that no container has used yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PreStart {
+    /// The plugin.
+    pub connection: ConnectionId,
+    /// When it was answered.
+    pub at: Moment,
+}
+
 /// The reason why a lease does not change for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Busy {
@@ -101,6 +115,9 @@ struct Entry {
     lease: Lease,
     busy: Option<Busy>,
     holder: Option<LeaseHolder>,
+    pre_start: Option<PreStart>,
+    /// Why the last preparation failed, if the kubelet did not get that as an answer.
+    failure: Option<String>,
 }
 
 /// All leases.
@@ -120,6 +137,15 @@ pub struct LeaseView<'a> {
     pub phase: LeasePhase,
     /// Its container, if the kubelet has told.
     pub holder: Option<&'a LeaseHolder>,
+}
+
+/// A preparation in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preparing<'a> {
+    /// `true` if the plugin has not answered `Allocate` for all of its leases.
+    pub lacks_answers: bool,
+    /// Why the preparation before it failed, if the kubelet did not get that as an answer.
+    pub failure: Option<&'a str>,
 }
 
 impl Node {
@@ -152,6 +178,14 @@ impl Lease {
 }
 
 impl Entry {
+    fn view(&self) -> LeaseView<'_> {
+        LeaseView {
+            lease: &self.lease,
+            phase: self.phase(),
+            holder: self.holder.as_ref(),
+        }
+    }
+
     fn phase(&self) -> LeasePhase {
         match self.busy {
             Some(Busy::Preparing) => LeasePhase::Preparing,
@@ -172,21 +206,12 @@ impl Leases {
 
     /// Returns all leases, by name.
     pub fn iter(&self) -> impl Iterator<Item = LeaseView<'_>> {
-        self.entries.values().map(|entry| LeaseView {
-            lease: &entry.lease,
-            phase: entry.phase(),
-            holder: entry.holder.as_ref(),
-        })
+        self.entries.values().map(Entry::view)
     }
 
     /// Returns a lease.
     pub fn get(&self, name: &str) -> Option<LeaseView<'_>> {
-        let entry = self.entries.get(name)?;
-        Some(LeaseView {
-            lease: &entry.lease,
-            phase: entry.phase(),
-            holder: entry.holder.as_ref(),
-        })
+        self.entries.get(name).map(Entry::view)
     }
 
     /// Returns the names of the leases with exactly these devices.
@@ -203,6 +228,23 @@ impl Leases {
             })
             .cloned()
             .collect()
+    }
+
+    /// Returns the preparation of exactly these devices that is in progress.
+    pub fn preparing(&self, resource: &ResourceName, devices: &BTreeSet<DeviceId>) -> Option<Preparing<'_>> {
+        let names = self.of_devices(resource, devices);
+        let entries = names.iter().filter_map(|name| self.entries.get(name));
+        let preparing = entries.filter(|entry| entry.busy == Some(Busy::Preparing));
+        preparing.fold(None, |all: Option<Preparing<'_>>, entry| {
+            let all = all.unwrap_or(Preparing {
+                lacks_answers: false,
+                failure: None,
+            });
+            Some(Preparing {
+                lacks_answers: all.lacks_answers || entry.lease.answer.is_none(),
+                failure: all.failure.or(entry.failure.as_deref()),
+            })
+        })
     }
 
     /// Records which container has a lease, according to the kubelet. Returns `true` if that is news.
@@ -242,6 +284,18 @@ impl Leases {
         })
     }
 
+    /// Drops the calls of `PreStartContainer` for any of these devices.
+    fn drop_pre_starts(&mut self, resource: &ResourceName, devices: &BTreeSet<DeviceId>) {
+        let names = devices
+            .iter()
+            .filter_map(|device| self.by_device.get(&(resource.clone(), device.clone())));
+        for name in names.flatten() {
+            if let Some(entry) = self.entries.get_mut(name) {
+                entry.pre_start = None;
+            }
+        }
+    }
+
     fn insert(&mut self, lease: Lease) {
         for key in lease.keys() {
             self.by_device.entry(key).or_default().insert(lease.name.clone());
@@ -249,6 +303,8 @@ impl Leases {
         let entry = Entry {
             busy: None,
             holder: None,
+            pre_start: None,
+            failure: None,
             lease,
         };
         self.entries.insert(entry.lease.name.clone(), entry);

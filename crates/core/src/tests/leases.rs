@@ -7,8 +7,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::LeaseName;
 use crate::shield::{
-    ContainerProcess, EndError, GrantError, Lease, LeaseChange, LeaseHolder, Leases, PrepareError, StartError,
+    ContainerProcess, EndError, GrantError, Lease, LeaseChange, LeaseHolder, Leases, PreStart, Preparation,
+    PrepareError, StartError,
 };
+use crate::{ConnectionId, Moment};
 
 fn ids(numbers: &[usize]) -> BTreeSet<DeviceId> {
     numbers.iter().map(|number| format!("g{number}").into()).collect()
@@ -19,14 +21,37 @@ fn grant(leases: &mut Leases, name: &str, devices: &[usize]) {
     leases.finish(change.unwrap());
 }
 
+fn names(preparation: &Preparation) -> Vec<LeaseName> {
+    let leases = preparation.leases.iter();
+    leases.map(|lease| lease.name.clone()).collect()
+}
+
 fn prepare(leases: &mut Leases, devices: &[usize]) {
-    let prepared = leases.begin_prepare(&GPU.into(), &ids(devices)).unwrap();
-    let names: Vec<LeaseName> = prepared.iter().map(|lease| lease.name.clone()).collect();
+    let preparation = leases.begin_prepare(&GPU.into(), &ids(devices)).unwrap();
+    let names = names(&preparation);
     let answers = names.iter().map(|name| (name.clone(), Answer::default(), false));
     if let Some(change) = leases.begin_prepared(answers) {
         leases.finish(change);
     }
-    leases.abort_prepare(&names);
+    leases.end_prepare(&names, None, None);
+}
+
+/// Prepares leases after the kubelet has given up, with a call of `PreStartContainer`.
+fn prepare_late(leases: &mut Leases, devices: &[usize]) -> PreStart {
+    let call = PreStart {
+        connection: ConnectionId(1),
+        at: START,
+    };
+    let preparation = leases.begin_prepare(&GPU.into(), &ids(devices)).unwrap();
+    leases.end_prepare(&names(&preparation), Some(call), None);
+    call
+}
+
+/// Begins a preparation, ends it at once, and returns the earlier call that it may use.
+fn earlier_call(leases: &mut Leases, devices: &[usize]) -> Option<PreStart> {
+    let preparation = leases.begin_prepare(&GPU.into(), &ids(devices)).unwrap();
+    leases.end_prepare(&names(&preparation), None, None);
+    preparation.pre_start
 }
 
 fn start(leases: &mut Leases, name: &str, container: &str) -> Result<(), StartError> {
@@ -53,8 +78,63 @@ fn all_leases_of_the_same_devices_are_prepared_together() {
 
     let prepared = leases.begin_prepare(&GPU.into(), &ids(&[0, 1])).unwrap();
 
-    let names: Vec<_> = prepared.iter().map(|lease| lease.name.as_str()).collect();
-    assert_eq!(names, ["init", "main"]);
+    assert_eq!(names(&prepared), ["init".into(), "main".into()]);
+}
+
+#[test]
+fn a_late_call_of_the_plugin_serves_one_start() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "a", &[0]);
+    prepare(&mut leases, &[0]);
+    assert_eq!(earlier_call(&mut leases, &[0]), None);
+
+    let call = prepare_late(&mut leases, &[0]);
+
+    assert_eq!(earlier_call(&mut leases, &[0]), Some(call));
+    assert_eq!(earlier_call(&mut leases, &[0]), None);
+}
+
+#[test]
+fn a_late_call_is_lost_when_one_of_its_devices_is_used() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "a", &[0, 1]);
+    prepare(&mut leases, &[0, 1]);
+    prepare_late(&mut leases, &[0, 1]);
+    start(&mut leases, "a", "c1").unwrap();
+    stop(&mut leases, "a", "c1");
+    assert_eq!(earlier_call(&mut leases, &[0, 1]), None);
+
+    // By a preparation of other leases.
+    grant(&mut leases, "b", &[1]);
+    prepare_late(&mut leases, &[0, 1]);
+    prepare(&mut leases, &[1]);
+    assert_eq!(earlier_call(&mut leases, &[0, 1]), None);
+
+    // A lease that came later was not part of the call.
+    prepare_late(&mut leases, &[0, 1]);
+    grant(&mut leases, "c", &[0, 1]);
+    assert_eq!(earlier_call(&mut leases, &[0, 1]), None);
+}
+
+#[test]
+fn a_preparation_in_progress_tells_why_the_one_before_it_failed() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "a", &[0]);
+    assert_eq!(leases.preparing(&GPU.into(), &ids(&[0])), None);
+    let preparation = leases.begin_prepare(&GPU.into(), &ids(&[0])).unwrap();
+    leases.end_prepare(&names(&preparation), None, Some("broken"));
+
+    leases.begin_prepare(&GPU.into(), &ids(&[0])).unwrap();
+
+    let preparing = leases.preparing(&GPU.into(), &ids(&[0])).unwrap();
+    assert!(preparing.lacks_answers);
+    assert_eq!(preparing.failure, Some("broken"));
+    assert_eq!(leases.preparing(&GPU.into(), &ids(&[1])), None);
+    leases.end_prepare(&names(&preparation), None, None);
+    prepare(&mut leases, &[0]);
+    leases.begin_prepare(&GPU.into(), &ids(&[0])).unwrap();
+    let preparing = leases.preparing(&GPU.into(), &ids(&[0])).unwrap();
+    assert!(!preparing.lacks_answers && preparing.failure.is_none());
 }
 
 #[test]
@@ -286,7 +366,8 @@ const DEVICES: usize = 3;
 enum Step {
     Grant(Vec<usize>),
     Prepare(u8),
-    Answer(u8),
+    /// The plugin answers; `true` if the kubelet has given up before.
+    Answer(u8, bool),
     Abort(u8),
     Start(u8),
     Stop(u8),
@@ -300,7 +381,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => devices().prop_map(Step::Grant),
         5 => any::<u8>().prop_map(Step::Prepare),
-        5 => any::<u8>().prop_map(Step::Answer),
+        5 => (any::<u8>(), any::<bool>()).prop_map(|(number, is_late)| Step::Answer(number, is_late)),
         1 => any::<u8>().prop_map(Step::Abort),
         6 => any::<u8>().prop_map(Step::Start),
         4 => any::<u8>().prop_map(Step::Stop),
@@ -316,8 +397,10 @@ struct World {
     leases: Leases,
     disk: BTreeMap<LeaseName, Lease>,
     queue: Vec<LeaseChange>,
-    /// Preparations in flight.
-    preparing: Vec<Vec<LeaseName>>,
+    /// Preparations in flight, each with the call of `PreStartContainer` in it.
+    preparing: Vec<(Vec<LeaseName>, PreStart)>,
+    /// When a container with a device was last started, or a plugin last called for it.
+    used: BTreeMap<DeviceId, Moment>,
     /// Containers that run, with their leases. A hook was answered for each.
     running: BTreeMap<String, (LeaseName, BTreeSet<DeviceId>)>,
     /// Containers whose hook waits for the disk.
@@ -333,6 +416,14 @@ fn pick<T: Clone>(all: impl Iterator<Item = T>, number: u8) -> Option<T> {
 impl World {
     fn lease(&self, number: u8) -> Option<Lease> {
         pick(self.leases.iter().map(|view| view.lease.clone()), number)
+    }
+
+    fn use_devices(&mut self, devices: &BTreeSet<DeviceId>) -> Moment {
+        self.next += 1;
+        let now = Moment(u64::try_from(self.next).unwrap());
+        self.used
+            .extend(devices.iter().map(|device| (device.clone(), now)));
+        now
     }
 
     fn write(&mut self, is_written: bool) {
@@ -381,30 +472,36 @@ impl World {
                 let busy =
                     |device: &DeviceId| self.running.values().any(|(_, devices)| devices.contains(device));
                 let is_busy = lease.devices.iter().any(busy);
-                if let Ok(leases) = self.leases.begin_prepare(&GPU.into(), &lease.devices) {
+                if let Ok(preparation) = self.leases.begin_prepare(&GPU.into(), &lease.devices) {
                     assert!(!is_busy, "prepared {:?} while a container has one", lease.devices);
-                    self.preparing
-                        .push(leases.into_iter().map(|lease| lease.name).collect());
+                    if let Some(earlier) = preparation.pre_start {
+                        let used = lease.devices.iter().filter_map(|device| self.used.get(device));
+                        assert!(used.max() <= Some(&earlier.at), "a call was used twice");
+                    }
+                    let at = self.use_devices(&lease.devices);
+                    let connection = ConnectionId(1);
+                    let call = PreStart { connection, at };
+                    self.preparing.push((names(&preparation), call));
                 }
             }
-            Step::Answer(number) => {
+            Step::Answer(number, is_late) => {
                 if self.preparing.is_empty() {
                     return;
                 }
-                let names = self
+                let (names, call) = self
                     .preparing
                     .swap_remove(usize::from(number) % self.preparing.len());
                 let answers = names.iter().map(|name| (name.clone(), Answer::default(), false));
                 self.queue.extend(self.leases.begin_prepared(answers));
                 self.write(true);
-                self.leases.abort_prepare(&names);
+                self.leases.end_prepare(&names, is_late.then_some(call), None);
             }
             Step::Abort(number) => {
                 if !self.preparing.is_empty() {
-                    let names = self
+                    let (names, _) = self
                         .preparing
                         .swap_remove(usize::from(number) % self.preparing.len());
-                    self.leases.abort_prepare(&names);
+                    self.leases.end_prepare(&names, None, Some("failed"));
                 }
             }
             Step::Start(number) => {
@@ -413,6 +510,7 @@ impl World {
                 let container = format!("c{}", self.next);
                 let process = ContainerProcess::default();
                 if let Ok(change) = self.leases.begin_start(lease.name.as_str(), &container, process) {
+                    self.use_devices(&lease.devices);
                     self.queue.push(change);
                     self.starting.insert(container, (lease.name, lease.devices));
                 }
