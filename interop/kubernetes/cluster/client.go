@@ -149,6 +149,27 @@ func (c *Client) Hold(collection string) (release func()) {
 // Get returns an object or a list.
 func (c *Client) Get(path string) (Object, error) { return c.Call("GET", path, "", nil) }
 
+// Collection returns the path of a resource's collection, in the first version of the group that serves it.
+func (c *Client) Collection(group, resource string) (string, error) {
+	versions, err := c.Get("/apis/" + group)
+	if err != nil {
+		return "", err
+	}
+	for _, version := range versions.Objects("versions") {
+		path := "/apis/" + version.Text("groupVersion")
+		list, err := c.Get(path)
+		if err != nil {
+			return "", err
+		}
+		for _, served := range list.Objects("resources") {
+			if served.Text("name") == resource {
+				return path + "/" + resource, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("the API server does not serve %s of %s", resource, group)
+}
+
 // Create creates an object in a collection.
 func (c *Client) Create(collection string, object Object) (Object, error) {
 	return c.Call("POST", collection, "application/json", object)

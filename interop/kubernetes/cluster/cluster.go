@@ -154,7 +154,7 @@ func (c *Cluster) prepare(flags []string) error {
 		"--enable-admission-plugins=NodeRestriction", "--service-cluster-ip-range=10.0.0.0/24",
 		"--endpoint-reconciler-type=none", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + signing.Cert, "--service-account-signing-key-file=" + signing.Key,
-		gates, "--runtime-config=resource.k8s.io/v1alpha3=true", "--allow-privileged",
+		gates, "--runtime-config=resource.k8s.io/v1alpha3=true,resource.k8s.io/v1beta2=true", "--allow-privileged",
 	}, flags...)...)
 	c.Scheduler = c.process("kube-scheduler", gates,
 		"--kubeconfig="+configs["kube-scheduler"], "--secure-port=0", "--leader-elect=false")
@@ -165,22 +165,19 @@ func (c *Cluster) prepare(flags []string) error {
 	return nil
 }
 
-// featureGates returns the flag that enables what the scenarios need, if the
-// release does not by itself.
+// featureGates returns the flag that enables what the scenarios need, as far as the release has a gate for it.
 func (c *Cluster) featureGates() (string, error) {
-	version, err := exec.Command(filepath.Join(c.Bin, "kube-apiserver"), "--version").Output()
+	help, err := exec.Command(filepath.Join(c.Bin, "kube-apiserver"), "--help").Output()
 	if err != nil {
 		return "", fmt.Errorf("kube-apiserver does not start: %w", err)
 	}
 	gates := "--feature-gates="
-	var minor int
-	if _, err := fmt.Sscanf(string(version), "Kubernetes v1.%d", &minor); err != nil {
-		return "", fmt.Errorf("%q is not a version of Kubernetes", version)
+	for _, gate := range []string{"DRADeviceTaintRules", "DRADeviceTaints", "DRAExtendedResource", "ResourceHealthStatus"} {
+		if strings.Contains(string(help), "kube:"+gate+"=") {
+			gates += gate + "=true,"
+		}
 	}
-	if minor < 36 {
-		gates += "DRAExtendedResource=true,DRADeviceTaints=true,ResourceHealthStatus=true"
-	}
-	return gates, nil
+	return strings.TrimSuffix(gates, ","), nil
 }
 
 func (c *Cluster) process(program string, args ...string) *Process {

@@ -112,11 +112,9 @@ func deviceTainted(t *T) {
 	first := s.pod("first")
 	t.Must("devlet admits a pod", s.h.awaitAdmitted(first, soon))
 	claim := s.claimUID(first)
-	rules := "/apis/resource.k8s.io/v1/devicetaintrules"
-	if t.minor() < 36 {
-		rules = strings.Replace(rules, "v1", "v1alpha3", 1)
-	}
-	_, err := t.Admin.Create(rules, Object{
+	rules, err := t.Admin.Collection("resource.k8s.io", "devicetaintrules")
+	t.ok(err)
+	_, err = t.Admin.Create(rules, Object{
 		"metadata": Object{"name": t.name},
 		"spec": Object{
 			"deviceSelector": Object{"driver": s.driver, "pool": s.h.name, "device": "device-0"},
