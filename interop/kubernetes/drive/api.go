@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"devlet.test/interop/kubernetes/cluster"
@@ -16,7 +17,8 @@ var outages = []scenario{
 	{name: "api-away-at-start", run: apiAwayAtStart, alone: true},
 	{name: "api-paused", run: apiPaused, alone: true},
 	{name: "api-connection-silent", run: apiConnectionSilent, long: true},
-	{name: "api-watch-too-old", run: apiWatchTooOld, alone: true},
+	{name: "api-missed-deletion", run: apiMissedDeletion, alone: true},
+	{name: "api-watch-too-old", run: apiWatchTooOld, alone: true, long: true},
 	{name: "api-restored", run: apiRestored, alone: true},
 	{name: "api-certificate-replaced", run: apiCertificateReplaced},
 	{name: "api-certificate-expired", run: apiCertificateExpired},
@@ -119,8 +121,8 @@ func apiConnectionSilent(t *T) {
 	t.Check("after 150 s at most", between(time.Since(silent), 0, silence+15*time.Second))
 }
 
-// apiWatchTooOld lets devlet miss a deletion that the API server does not remember: its watch ends with 410.
-func apiWatchTooOld(t *T) {
+// apiMissedDeletion has devlet miss a deletion that the API server does not remember.
+func apiMissedDeletion(t *T) {
 	s := newScene(t)
 	first := s.pod("first")
 	t.Must("devlet admits a pod", s.h.awaitAdmitted(first, soon))
@@ -132,6 +134,30 @@ func apiWatchTooOld(t *T) {
 	resume(s.h)
 	t.Check("devlet removes the pod that was deleted", s.h.awaitRemoved(first, soon))
 	t.Check("devlet admits the pod that was created", s.h.awaitAdmitted(second, soon))
+}
+
+// apiWatchTooOld has devlet miss a deletion after the regular end of its watch. Then it cannot resume the watch: 410.
+func apiWatchTooOld(t *T) {
+	// The API server ends a watch of devlet after that time.
+	const watch = 290 * time.Second
+	s := newScene(t)
+	started := time.Now()
+	first := s.pod("first")
+	t.Must("devlet admits a pod", s.h.awaitAdmitted(first, soon))
+	time.Sleep(time.Until(started.Add(watch - 30*time.Second)))
+	pause(s.h)
+	time.Sleep(time.Until(started.Add(watch + 5*time.Second)))
+	t.ok(t.Admin.Delete(t.path("pods", "first"), 0))
+	t.Must("the API server restarts", t.Restart())
+	second := s.pod("second")
+	resume(s.h)
+	t.Check("devlet removes the pod that was deleted", s.h.awaitRemoved(first, soon))
+	t.Check("devlet admits the pod that was created", s.h.awaitAdmitted(second, soon))
+	var expired error
+	if !strings.Contains(s.h.Log(), "(410)") {
+		expired = errors.New("its log has no 410")
+	}
+	t.Check("its watch was too old", expired)
 }
 
 // apiRestored restores etcd to a revision that is older than what devlet has seen.
