@@ -117,37 +117,58 @@ func rightsOfAccount(t *T) {
 	s := newRightsScene(t)
 	api, err := t.Client(s.mine.account())
 	t.ok(err)
+	t.Must("the API server restricts it to its node", node.Until(soon, func() error {
+		_, err := api.Patch(nodePath(s.other.name)+"/status", Object{"status": Object{"capacity": Object{"example.com/a": "1"}}})
+		return forbidden(err)
+	}))
+	if t.minor() >= 36 {
+		s.refuseClaimsOfOthers(api)
+	}
 	s.check(api, map[string]bool{
 		"get the own node":                      true,
 		"list the own node by name":             true,
 		"watch the own node by name":            true,
+		"get another node":                      true,
 		"patch the status of the own node":      true,
+		"patch the status of another node":      false,
 		"list pods of the own node":             true,
 		"watch pods of the own node":            true,
+		"list all pods":                         true,
 		"patch the status of an own pod":        true,
+		"patch the status of another pod":       false,
 		"get the claim of an own pod":           true,
+		"get the claim of another pod":          true,
 		"list claims":                           false,
 		"patch the devices of a claim's status": true,
 		"list slices of the own node":           true,
 		"watch slices of the own node":          true,
+		"list all slices":                       true,
+		"delete slices of all nodes":            false,
 		"delete slices of the own node":         true,
 		"create an event":                       true,
 		"patch an event":                        true,
 		"create a DeviceTaintRule":              false,
 		"create a node":                         false,
 		"create the lease of the own node":      false,
+		"create the lease of another node":      false,
 		"evict an own pod":                      false,
+		"evict another pod":                     false,
+		"delete another pod":                    false,
 		"delete an own pod":                     true,
 	})
-	if t.minor() >= 36 {
-		unbound, err := t.ServiceAccountToken(accountNamespace, "devlet", time.Hour, nil)
-		t.ok(err)
-		api, err := t.Client(unbound)
-		t.ok(err)
-		_, err = api.Patch(t.path("resourceclaims", t.claimOf(s.theirs), "status"), s.claimDevices(s.theirs))
-		t.Check("patch the devices of a claim's status with a token of no node: refused",
-			refused(err, "arbitrary-node:patch"))
-	}
+}
+
+// refuseClaimsOfOthers checks that the devices of a claim on another node cannot be written.
+func (s *rightsScene) refuseClaimsOfOthers(api *cluster.Client) {
+	path, patch := s.path("resourceclaims", s.claimOf(s.theirs), "status"), s.claimDevices(s.theirs)
+	_, err := api.Patch(path, patch)
+	s.Check("patch the devices of a claim of another node: refused", refused(err, "arbitrary-node:patch"))
+	unbound, err := s.ServiceAccountToken(accountNamespace, "devlet", time.Hour, nil)
+	s.ok(err)
+	api, err = s.Client(unbound)
+	s.ok(err)
+	_, err = api.Patch(path, patch)
+	s.Check("patch the devices of a claim with a token of no node: refused", refused(err, "arbitrary-node:patch"))
 }
 
 // rightsOfObserver lacks the role of the mode agent.
