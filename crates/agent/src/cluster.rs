@@ -23,6 +23,8 @@ pub struct ClusterState {
     pub waiting: BTreeMap<PodUid, WaitingPod>,
     /// ResourceSlices of this node, by name.
     pub slices: BTreeMap<String, ClusterSlice>,
+    /// Time since which the Node object has not existed; `None` if it exists, or is not known.
+    pub node_missing_since: Option<Moment>,
     /// Time since which slices of absent drivers are deleted; `None` if they are not.
     pub wipes_slices_since: Option<Moment>,
 }

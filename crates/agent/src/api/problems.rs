@@ -328,7 +328,19 @@ pub(super) fn of_cluster(state: &ClusterState, now: Moment) -> Vec<Problem> {
         hint: format!("driver {driver} must restart to publish its devices again"),
         blocking: false,
     });
-    state.tasks.iter().filter_map(failing).chain(stale).collect()
+    let node = state.connection.as_ref().zip(state.node_missing_since);
+    let missing = node.map(|(connection, since)| Problem {
+        what: format!(
+            "the API server has had no Node object {}{}",
+            connection.node,
+            format_since(" since ", since)
+        ),
+        hint: "check --node-name; the kubelet or node agent creates the object, or devlet with kubernetes.heartbeat"
+            .to_owned(),
+        blocking: false,
+    });
+    let failing = state.tasks.iter().filter_map(failing);
+    missing.into_iter().chain(failing).chain(stale).collect()
 }
 
 /// Describes a device that several pods hold.

@@ -247,3 +247,27 @@ fn a_reconciler_is_a_problem_after_a_minute_of_errors() {
     cluster.failed("pods", Moment(2_000_000), "again".into());
     assert!(problems(2_060_000).is_empty());
 }
+
+#[test]
+fn a_missing_node_object_is_a_problem_until_it_exists() {
+    let cluster = ClusterReport::default();
+    let problems = || cluster.read(|state| problems::of_cluster(state, Moment(0)));
+    cluster.update(|state| {
+        state.connection = Some(ClusterConnection {
+            node: "worker-1".into(),
+            ..ClusterConnection::default()
+        });
+        state.node_missing_since = Some(Moment(1_000_000));
+    });
+    // Other calls of the task succeed.
+    cluster.succeeded("node", Moment(1_000_001));
+    let [problem] = &problems()[..] else {
+        panic!("{:?}", problems())
+    };
+    assert_eq!(
+        problem.what,
+        "the API server has had no Node object worker-1 since 1970-01-01T00:16:40Z"
+    );
+    cluster.update(|state| state.node_missing_since = None);
+    assert!(problems().is_empty());
+}
