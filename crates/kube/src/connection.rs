@@ -73,9 +73,16 @@ pub(crate) struct Connection {
 
 struct Inner {
     access: Access,
-    server: String,
-    client: watch::Sender<Client>,
+    current: watch::Sender<Current>,
     rejected: Notify,
+}
+
+/// The API server in use.
+#[derive(Clone)]
+pub(crate) struct Current {
+    /// Its address.
+    pub(crate) server: String,
+    pub(crate) client: Client,
 }
 
 /// Address and credentials, and the content that they came from.
@@ -89,12 +96,10 @@ impl Connection {
     /// Reads address and credentials. Does not call the API server.
     pub(crate) async fn open(access: Access) -> Result<Self, ConnectError> {
         let loaded = load(&access).await?;
-        let server = loaded.config.cluster_url.to_string();
-        let (client, _) = watch::channel(client(loaded.config)?);
+        let (current, _) = watch::channel(Current::new(loaded.config)?);
         let inner = Inner {
             access,
-            server,
-            client,
+            current,
             rejected: Notify::new(),
         };
         Ok(Self {
@@ -103,18 +108,18 @@ impl Connection {
     }
 
     /// Returns the address of the API server.
-    pub(crate) fn server(&self) -> &str {
-        &self.inner.server
+    pub(crate) fn server(&self) -> String {
+        self.inner.current.borrow().server.clone()
     }
 
-    /// Returns the current client, and sees when it is replaced.
-    pub(crate) fn subscribe(&self) -> watch::Receiver<Client> {
-        self.inner.client.subscribe()
+    /// Returns the API server in use, and sees when address or credentials are replaced.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Current> {
+        self.inner.current.subscribe()
     }
 
     /// Returns the current client.
     pub(crate) fn client(&self) -> Client {
-        self.inner.client.borrow().clone()
+        self.inner.current.borrow().client.clone()
     }
 
     /// Makes a call, with a deadline.
@@ -154,12 +159,12 @@ impl Connection {
             match load(&self.inner.access).await {
                 Ok(loaded) if rejected || loaded.content != known => {
                     let content = loaded.content;
-                    match client(loaded.config) {
-                        Ok(client) => {
+                    match Current::new(loaded.config) {
+                        Ok(current) => {
                             if content != known {
-                                tracing::info!(server = self.server(), "credentials replaced");
+                                tracing::info!(server = current.server, "address and credentials replaced");
                             }
-                            self.inner.client.send_replace(client);
+                            self.inner.current.send_replace(current);
                             known = content;
                         }
                         Err(error) => tracing::warn!(%error, "credentials not usable"),
@@ -178,14 +183,19 @@ impl Connection {
     }
 }
 
-fn client(mut config: Config) -> Result<Client, ConnectError> {
-    // Each reconciler retries by itself, with its own deadline and backoff.
-    config.default_retry = false;
-    let server = config.cluster_url.to_string();
-    Client::try_from(config).map_err(|error| ConnectError::Client {
-        server,
-        problem: chain(&error),
-    })
+impl Current {
+    fn new(mut config: Config) -> Result<Self, ConnectError> {
+        // Each reconciler retries by itself, with its own deadline and backoff.
+        config.default_retry = false;
+        let server = config.cluster_url.to_string();
+        match Client::try_from(config) {
+            Ok(client) => Ok(Self { server, client }),
+            Err(error) => Err(ConnectError::Client {
+                server,
+                problem: chain(&error),
+            }),
+        }
+    }
 }
 
 async fn load(access: &Access) -> Result<Loaded, ConnectError> {
@@ -244,7 +254,7 @@ fn files(kubeconfig: &Kubeconfig) -> Vec<PathBuf> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallError {
     /// The API server refused it.
-    #[error("{message} ({}){}", code.as_u16(), advice(*code))]
+    #[error("{message} ({}){}", code.as_u16(), advice(*code, message))]
     Refused {
         code: StatusCode,
         /// The reason as one word, such as `Expired`.
@@ -261,8 +271,15 @@ pub(crate) enum CallError {
     Transport(String),
 }
 
-fn advice(code: StatusCode) -> &'static str {
+/// The synthetic resource that Kubernetes 1.36 and later check for changes of `status.devices`. A missing right for it is not
+/// refused with 403.
+const DEVICE_RIGHT: &str = "resourceclaims/driver";
+
+fn advice(code: StatusCode, message: &str) -> &'static str {
     match code {
+        StatusCode::UNPROCESSABLE_ENTITY if message.contains(DEVICE_RIGHT) => {
+            "; grant it, and bind the token to the node: docs/kubernetes.md lists the rules that devlet needs"
+        }
         StatusCode::FORBIDDEN => "; grant it: docs/kubernetes.md lists the rules that devlet needs",
         StatusCode::UNAUTHORIZED => {
             "; devlet reads the credentials again: check that the certificate or token is valid, and the clock"
@@ -277,6 +294,17 @@ impl CallError {
         match self {
             Self::Refused { code, .. } => Some(*code),
             Self::Timeout | Self::Transport(_) => None,
+        }
+    }
+
+    /// Returns `true` if the object has changed, or is another one of that name: writes of it are outdated.
+    pub(crate) fn is_outdated(&self) -> bool {
+        match self {
+            Self::Refused { code, message, .. } => {
+                let is_invalid = *code == StatusCode::UNPROCESSABLE_ENTITY;
+                self.is_conflict() || (is_invalid && !message.contains(DEVICE_RIGHT))
+            }
+            Self::Timeout | Self::Transport(_) => false,
         }
     }
 
@@ -346,3 +374,6 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

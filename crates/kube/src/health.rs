@@ -3,37 +3,37 @@
 //! The latest state only: however often a device changes, a pod is written at most once per second. Beside a kubelet, which
 //! owns the statuses of containers and writes differences back, the health is a condition of the pod.
 //!
+//! Pods are removed, if configured, only when a device has stayed unhealthy for a while (`unhealthy.rs`).
+//!
 //! Patches only: reading and replacing a status would drop fields that are newer than this program.
 
 mod report;
 mod status;
+mod unhealthy;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use devlet_agent::agent::Agent;
 use devlet_core::PodUid;
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, EvictParams, Preconditions};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::FIELD_MANAGER;
 use crate::connection::{CallError, Connection};
 use crate::events::PodRef;
-use crate::task::Task;
+use crate::task::{PASS_PAUSE, Task};
 use report::PodHealth;
 use status::SeenPod;
 pub(crate) use status::{PodStatus, SeenPods};
-
-/// Pause between two passes over the pods.
-const PASS_PAUSE: Duration = Duration::from_secs(1);
+use unhealthy::Unhealthy;
 
 /// Maximum writes in flight.
 const MAX_WRITES: usize = 8;
@@ -65,8 +65,9 @@ struct Due {
     removal: Option<OnUnhealthy>,
 }
 
-/// The last attempts by pod: an attempt is repeated only if the health or the object has changed, or the call failed.
-type Attempts = BTreeMap<PodUid, (PodHealth, String)>;
+/// The last attempts by pod: an attempt is repeated only if the health, the resource version or the removal has changed, or
+/// the call failed.
+type Attempts = BTreeMap<PodUid, (PodHealth, String, Option<OnUnhealthy>)>;
 
 /// Writes the health of devices until the node stops.
 pub(crate) async fn run(
@@ -77,38 +78,54 @@ pub(crate) async fn run(
     beside_kubelet: bool,
 ) {
     let mut task = Task::new("health", &agent);
+    let stop = agent.stopping();
     let mut changes = agent.store().subscribe();
     let mut seen = pods.subscribe();
     let mut attempts = Attempts::new();
+    let mut unhealthy = Unhealthy::new(settings);
     let mut is_dropped = false;
     loop {
+        let began = Instant::now();
         changes.borrow_and_update();
         let current = seen.borrow_and_update().clone();
         attempts.retain(|uid, _| current.contains_key(uid));
+        unhealthy.forget_recovered(&agent, &current);
         let due = current.into_values().filter_map(|seen| {
-            let now = agent.store().now();
-            let uid = &seen.pod.uid;
-            // One short lock per pod.
-            let health = agent
-                .store()
-                .read(|node| PodHealth::of(node, uid, &seen.object, now));
-            due(seen, health, &settings, beside_kubelet, &attempts)
+            let health = PodHealth::current(&agent, &seen);
+            let removal = unhealthy.observe(&seen.pod.uid, &health, began);
+            due(seen, health, removal, beside_kubelet, &attempts)
         });
         let due: Vec<Due> = due.collect();
-        let failure = write_all(&connection, &task, due, &mut attempts, &mut is_dropped).await;
-        let pause = match &failure {
-            None => PASS_PAUSE,
-            Some(error) => task.failed(error).max(PASS_PAUSE),
+        let pass = async {
+            let failure = write_all(&connection, &task, due, &mut attempts, &mut is_dropped).await;
+            let pause = match &failure {
+                None => {
+                    task.succeeded();
+                    PASS_PAUSE
+                }
+                Some(error) => task.failed(error).max(PASS_PAUSE),
+            };
+            tokio::time::sleep(pause).await;
+            failure.is_some()
         };
-        if !task.pause(pause).await {
-            return;
-        }
-        if failure.is_none() {
-            task.succeeded();
+        tokio::pin!(pass);
+        let mut is_changed = false;
+        let is_failed = loop {
+            tokio::select! {
+                is_failed = &mut pass => break is_failed,
+                Ok(()) = changes.changed(), if !unhealthy.is_empty() => {
+                    is_changed = true;
+                    unhealthy.forget_recovered(&agent, &seen.borrow());
+                }
+                () = stop.cancelled() => return,
+            }
+        };
+        if !is_failed && !is_changed {
             tokio::select! {
                 Ok(()) = changes.changed() => {}
                 Ok(()) = seen.changed() => {}
-                () = task.stopped() => return,
+                () = unhealthy.due(began) => {}
+                () = stop.cancelled() => return,
             }
         }
     }
@@ -140,7 +157,8 @@ async fn write_all(
                     );
                 }
                 let version = due.seen.object.version().to_owned();
-                attempts.insert(due.seen.pod.uid.clone(), (due.health, version));
+                let attempt = (due.health, version, due.removal);
+                attempts.insert(due.seen.pod.uid.clone(), attempt);
             }
             Some((_, Err(error))) => failure = Some(error),
         }
@@ -151,12 +169,15 @@ async fn write_all(
 fn due(
     seen: Arc<SeenPod>,
     health: PodHealth,
-    settings: &HealthSettings,
+    removal: Option<OnUnhealthy>,
     beside_kubelet: bool,
     attempts: &Attempts,
 ) -> Option<Due> {
     let SeenPod { pod, object } = &*seen;
-    let is_tried = |(last, version): &(PodHealth, String)| *last == health && version == object.version();
+    let removal = removal.filter(|_| !object.is_deleted());
+    let is_tried = |(last, version, how): &(PodHealth, String, Option<OnUnhealthy>)| {
+        *last == health && version == object.version() && *how == removal
+    };
     if health.is_empty() || attempts.get(&pod.uid).is_some_and(is_tried) {
         return None;
     }
@@ -168,11 +189,6 @@ fn due(
         }
         false => health.patch(&pod.uid, object).map(|patch| (JSON_PATCH, patch)),
     };
-    let mut removals = health
-        .unhealthy
-        .iter()
-        .filter_map(|name| settings.on_unhealthy.get(name));
-    let removal = removals.next().copied().filter(|_| !object.is_deleted());
     (patch.is_some() || removal.is_some()).then_some(Due {
         seen,
         health,
@@ -193,11 +209,9 @@ async fn write(connection: &Connection, due: Due) -> (Due, Result<bool, CallErro
         (Ok(is_kept), Some(how)) => remove(connection, pod, how).await.map(|()| is_kept),
         (patched, _) => patched,
     };
-    let is_outdated =
-        |error: &CallError| error.is_conflict() || error.code() == Some(StatusCode::UNPROCESSABLE_ENTITY);
     let written = match written {
         Err(error) if error.is_not_found() => Ok(true),
-        Err(error) if is_outdated(&error) => {
+        Err(error) if error.is_outdated() => {
             tracing::warn!(pod = %label(pod), %error, "health of devices not written; devlet retries when the pod changes");
             Ok(true)
         }
@@ -272,33 +286,15 @@ mod tests {
         })
     }
 
-    fn settings() -> HealthSettings {
-        HealthSettings {
-            on_unhealthy: BTreeMap::from([("acme.com/gpu".to_owned(), OnUnhealthy::Evict)]),
-        }
-    }
-
-    #[test]
-    fn only_pods_with_an_unhealthy_device_of_a_chosen_resource_are_removed() {
-        let removal = |health| {
-            let due = due(seen("1"), health, &settings(), true, &Attempts::new());
-            due.and_then(|due| due.removal)
-        };
-        assert_eq!(
-            removal(PodHealth::unhealthy_device("acme.com/gpu")),
-            Some(OnUnhealthy::Evict)
-        );
-        assert_eq!(removal(PodHealth::unhealthy_device("acme.com/nic")), None);
-        assert_eq!(removal(PodHealth::default()), None);
-    }
-
     #[test]
     fn an_attempt_is_repeated_only_after_a_change() {
         let health = || PodHealth::unhealthy_device("acme.com/gpu");
-        let attempts = Attempts::from([("u".into(), (health(), "1".to_owned()))]);
-        let is_due = |version, health| due(seen(version), health, &settings(), true, &attempts).is_some();
-        assert!(!is_due("1", health()));
-        assert!(is_due("2", health()));
-        assert!(is_due("1", PodHealth::unhealthy_device("acme.com/nic")));
+        let attempts = Attempts::from([("u".into(), (health(), "1".to_owned(), None))]);
+        let is_due =
+            |version, health, removal| due(seen(version), health, removal, true, &attempts).is_some();
+        assert!(!is_due("1", health(), None));
+        assert!(is_due("2", health(), None));
+        assert!(is_due("1", PodHealth::unhealthy_device("acme.com/nic"), None));
+        assert!(is_due("1", health(), Some(OnUnhealthy::Evict)));
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::connection::{CallError, Connection};
 use crate::node::{NodeFacts, NodeReceiver};
-use crate::task::Task;
+use crate::task::{PASS_PAUSE, Task};
 
 /// A kubelet's values: a lease of 40 s is renewed every 10 s, and the condition every 5 minutes.
 const LEASE_SECONDS: i32 = 40;
@@ -39,16 +39,20 @@ pub(crate) async fn run(agent: Agent, connection: Connection, name: String, mut 
         let node = facts.borrow_and_update().clone();
         let is_ready = agent.store().health().is_ok();
         let beat = beat(&connection, &name, node.as_ref(), is_ready, &mut reported);
-        let pause = match beat.await {
+        let least = match beat.await {
             Ok(()) => {
                 task.succeeded();
-                LEASE_PAUSE
+                PASS_PAUSE
             }
-            Err(error) => task.failed(&error),
+            Err(error) => task.failed(&error).max(PASS_PAUSE),
         };
+        // However often the Node changes, also because of another writer of the same condition.
+        if !task.pause(least).await {
+            return;
+        }
         tokio::select! {
             Ok(()) = facts.changed() => {}
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(LEASE_PAUSE.saturating_sub(least)) => {}
             () = task.stopped() => return,
         }
     }

@@ -4,6 +4,7 @@
 //! until they agree; none holds state that a restart would lose.
 
 mod abandon;
+mod claim_status;
 mod claims;
 pub mod connection;
 mod events;
@@ -90,18 +91,20 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
     let connection = Connection::open(settings.access).await?;
     let reported = ClusterConnection {
         mode: settings.mode.name(),
-        server: connection.server().to_owned(),
+        server: connection.server(),
         node: settings.node.clone(),
         identity: String::new(),
     };
     agent.cluster().update(|state| state.connection = Some(reported));
     agent.spawn(connection.clone().follow(agent.stopping()));
-    agent.spawn(identity::run(agent.clone(), connection.clone()));
+    let (user, identity) = channel(None);
+    agent.spawn(identity::run(agent.clone(), connection.clone(), user));
     let claims = ApiClaims::new(agent, &connection);
     agent.set_claim_source(Arc::new(claims.clone()));
     let (events, queue) = Events::channel();
     let (facts, seen_node) = channel(None);
     let seen_pods = SeenPods::default();
+    let (lists, listed) = channel(0);
     let common = || (agent.clone(), connection.clone(), settings.node.clone());
     let (on, to, node) = common();
     agent.spawn(node::follow_node(on, to, node, facts));
@@ -136,6 +139,8 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
             settings.health,
             beside_kubelet,
         ));
+        let (on, to, _) = common();
+        agent.spawn(claim_status::run(on, to, identity, listed));
         agent.spawn(abandon::run(
             agent.clone(),
             settings.abandon_after,
@@ -151,6 +156,7 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
         final_delete: settings.final_delete,
         beside_kubelet: settings.node_object.beside_kubelet,
         seen: seen_pods,
+        lists,
     };
     agent.spawn(pods::run(context, settings.node));
     Ok(())

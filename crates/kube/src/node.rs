@@ -4,7 +4,6 @@
 //! applied again when another writer changes them, and when the Node is created again. Apart from that nothing is written.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use devlet_agent::agent::Agent;
 use devlet_agent::manifest::quantity;
@@ -19,13 +18,10 @@ use tokio::sync::{mpsc, watch};
 
 use crate::FIELD_MANAGER;
 use crate::connection::{CallError, Connection};
-use crate::task::Task;
+use crate::task::{PASS_PAUSE, Task};
 use crate::watch::{self as objects, Change};
 
 const TASK: &str = "node";
-
-/// Pause after a write. Changes of a burst are written together, and two writers that disagree do not flood the API server.
-const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How resources are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -114,10 +110,14 @@ pub(crate) async fn follow_node(
     let fields = format!("metadata.name={name}");
     let watching = objects::follow(TASK, agent.clone(), connection, fields, sender);
     agent.spawn(watching);
-    let absent = |message: &str| {
-        tracing::warn!(node = name, "{message}");
-        let now = agent.store().now();
-        agent.cluster().failed(TASK, now, format!("{name}: {message}"));
+    let is_known = |is_known: bool| {
+        let missing = (!is_known).then(|| agent.store().now());
+        let is_changed = agent
+            .cluster()
+            .read(|state| state.node_missing_since.is_some() == is_known);
+        if is_changed {
+            agent.cluster().update(|state| state.node_missing_since = missing);
+        }
     };
     let mut is_present = false;
     while let Some(change) = changes.recv().await {
@@ -125,15 +125,18 @@ pub(crate) async fn follow_node(
             Change::ListBegin => is_present = false,
             Change::ListEnd if is_present => {}
             Change::ListEnd => {
-                absent("Node object does not exist; devlet waits for it");
+                tracing::warn!(node = name, "Node object does not exist; devlet waits for it");
+                is_known(false);
                 facts.send_replace(None);
             }
             Change::Present(node) => {
                 is_present = true;
+                is_known(true);
                 facts.send_replace(Some(NodeFacts::of(node)));
             }
             Change::Deleted(_) => {
-                absent("Node object deleted; devlet waits for it");
+                tracing::warn!(node = name, "Node object deleted; devlet waits for it");
+                is_known(false);
                 facts.send_replace(None);
             }
         }
@@ -165,7 +168,8 @@ pub(crate) async fn publish(
                     Ok(()) => {
                         task.succeeded();
                         written = Some((node.uid, published));
-                        WRITE_PAUSE
+                        // Two writers that disagree do not flood the API server.
+                        PASS_PAUSE
                     }
                     Err(error) => task.failed(&error),
                 }

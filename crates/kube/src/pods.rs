@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use devlet_agent::agent::Agent;
 use devlet_agent::manifest::UnresolvedPod;
-use devlet_core::{DriverName, Node, PodUid, Source};
-use tokio::sync::mpsc;
+use devlet_core::{DriverName, Node, PodUid, ResourceName, Source};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,7 @@ use crate::claims::ApiClaims;
 use crate::connection::Connection;
 use crate::events::{Events, PodRef};
 use crate::health::SeenPods;
-use crate::watch::{self, Change};
+use crate::watch::{self as objects, Change};
 use object::{Stage, WatchedPod};
 
 /// Changes that wait for the reconciler. Then the watch is not read on.
@@ -44,6 +44,8 @@ pub(crate) struct Context {
     pub(crate) beside_kubelet: bool,
     /// The pods whose devices have a health that is reported.
     pub(crate) seen: SeenPods,
+    /// The number of complete lists.
+    pub(crate) lists: watch::Sender<u64>,
 }
 
 /// Follows the pods of a node until devlet stops.
@@ -52,12 +54,15 @@ pub(crate) async fn run(context: Context, node: String) {
     let (sender, mut changes) = mpsc::channel(MAX_QUEUED);
     let fields = format!("spec.nodeName={node}");
     let connection = context.connection.clone();
-    agent.spawn(watch::follow("pods", agent.clone(), connection, fields, sender));
+    let mut node_changes = agent.store().subscribe();
+    agent.spawn(objects::follow("pods", agent.clone(), connection, fields, sender));
     let mut pods = Pods {
         context: Arc::new(context),
         unsettled: BTreeMap::new(),
         workers: JoinSet::new(),
         list: None,
+        passed_over: BTreeMap::new(),
+        resources: BTreeSet::new(),
     };
     loop {
         tokio::select! {
@@ -68,6 +73,7 @@ pub(crate) async fn run(context: Context, node: String) {
             Some(ended) = pods.workers.join_next() => if let Ok(ended) = ended {
                 pods.ended(ended);
             },
+            Ok(()) = node_changes.changed(), if !pods.passed_over.is_empty() => pods.look_again(),
             () = stop.cancelled() => return,
         }
     }
@@ -97,6 +103,8 @@ struct Unsettled {
     target: Arc<Target>,
     /// Ends the worker. The next one starts when it has ended.
     cancel: CancellationToken,
+    /// Ends a pause of the worker, because the API server has reported the pod again.
+    wake: Arc<Notify>,
 }
 
 /// A list in progress.
@@ -111,6 +119,10 @@ struct Pods {
     unsettled: BTreeMap<PodUid, Unsettled>,
     workers: JoinSet<(PodUid, Arc<Target>)>,
     list: Option<List>,
+    /// Beside a kubelet: pods with resources that no plugin of devlet has served. They may be of a plugin that comes later.
+    passed_over: BTreeMap<PodUid, WatchedPod>,
+    /// Beside a kubelet: the resources that counted when the pods were passed over.
+    resources: BTreeSet<ResourceName>,
 }
 
 impl Pods {
@@ -126,6 +138,8 @@ impl Pods {
                 if let Some(list) = self.list.take() {
                     self.remove_missing(&list);
                     self.context.seen.retain(|uid| list.seen.contains(uid));
+                    self.passed_over.retain(|uid, _| list.seen.contains(uid));
+                    self.context.lists.send_modify(|lists| *lists += 1);
                 }
             }
             Change::Present(pod) => {
@@ -143,6 +157,7 @@ impl Pods {
             Change::Deleted(pod) => {
                 if let Some(known) = pod.identity() {
                     self.context.seen.remove(&known.uid);
+                    self.passed_over.remove(&known.uid);
                     self.gone(known, pod.abandoned);
                 }
             }
@@ -150,6 +165,7 @@ impl Pods {
     }
 
     fn present(&mut self, known: PodRef, pod: WatchedPod) {
+        self.passed_over.remove(&known.uid);
         match pod.stage {
             Stage::Ended { is_deleted } => self.has_ended(known, pod, is_deleted),
             Stage::Active | Stage::Terminating { .. } if self.is_admitted(&known.uid) => {
@@ -157,8 +173,13 @@ impl Pods {
             }
             // Without its devices, it has not been started here.
             Stage::Terminating { has_started } => self.has_ended(known, pod, !has_started),
-            Stage::Active => match self.unresolved(pod) {
-                Ok(pod) if !pod.needs_anything() => self.settle(&known.uid),
+            Stage::Active => match self.unresolved(pod.clone()) {
+                Ok(wanted) if !wanted.needs_anything() => {
+                    if self.context.beside_kubelet && self.wants_others(&pod) {
+                        self.passed_over.insert(known.uid.clone(), pod);
+                    }
+                    self.settle(&known.uid);
+                }
                 Ok(_) if self.context.mode == Mode::Observe => {
                     self.context.waits(&known, NOT_ADMITTED.to_owned());
                 }
@@ -225,6 +246,32 @@ impl Pods {
         }
     }
 
+    /// Decides again about the pods that were passed over, if a plugin has registered for a new resource.
+    fn look_again(&mut self) {
+        let resources: BTreeSet<ResourceName> = self.read(Node::known_resources).into_keys().collect();
+        let is_same = resources.is_subset(&self.resources);
+        self.resources = resources;
+        if is_same {
+            return;
+        }
+        for pod in std::mem::take(&mut self.passed_over).into_values() {
+            if let Some(known) = pod.identity() {
+                self.present(known, pod);
+            }
+        }
+    }
+
+    /// Returns `true` if a pod wants devices of any resource.
+    fn wants_others(&self, pod: &WatchedPod) -> bool {
+        let foreign = &self.context.agent.config().foreign;
+        let object = pod.object.clone().ok();
+        let all = object.and_then(|object| object.into_unresolved(Source::Embedder, foreign).ok());
+        all.is_some_and(|mut all| {
+            all.retain_devices(|_| true);
+            all.needs_anything()
+        })
+    }
+
     fn unresolved(&self, pod: WatchedPod) -> Result<UnresolvedPod, String> {
         let foreign = &self.context.agent.config().foreign;
         let unresolved = pod.object?.into_unresolved(Source::Embedder, foreign);
@@ -280,7 +327,7 @@ impl Pods {
 
     fn set(&mut self, uid: PodUid, target: Target) {
         match self.unsettled.get_mut(&uid) {
-            Some(unsettled) if *unsettled.target == target => {}
+            Some(unsettled) if *unsettled.target == target => unsettled.wake.notify_one(),
             Some(unsettled) => {
                 unsettled.target = Arc::new(target);
                 unsettled.cancel.cancel();
@@ -290,16 +337,18 @@ impl Pods {
     }
 
     fn start(&mut self, uid: PodUid, target: Arc<Target>) {
-        let cancel = CancellationToken::new();
+        let (cancel, wake) = (CancellationToken::new(), Arc::new(Notify::new()));
         let (context, token) = (Arc::clone(&self.context), cancel.clone());
+        let woken = Arc::clone(&wake);
         let (ended, work) = ((uid.clone(), Arc::clone(&target)), Arc::clone(&target));
         self.workers.spawn(async move {
             // In a box: most of the time a worker only sleeps.
-            let working = Box::pin(async move { worker::reach(&context, &work).await });
+            let working = Box::pin(async move { worker::reach(&context, &work, &woken).await });
             let _ = token.run_until_cancelled(working).await;
             ended
         });
-        self.unsettled.insert(uid, Unsettled { target, cancel });
+        let unsettled = Unsettled { target, cancel, wake };
+        self.unsettled.insert(uid, unsettled);
     }
 
     /// Ends the bookkeeping of a worker, or starts the next one if the target has changed meanwhile.

@@ -3,15 +3,19 @@
 //! The agent decides which drivers are gone ([`Agent::wipe_slices`]). Nothing is deleted in mode observe.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use devlet_agent::agent::Agent;
 use devlet_agent::cluster::ClusterSlice;
 use devlet_agent::reconcile::slices::{ResourceSlices, SliceError};
 use devlet_core::DriverName;
+use devlet_core::dra::drivers::WIPE_DELAY_MS;
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, Preconditions};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::connection::{CallError, Connection};
 use crate::node::NodeReceiver;
@@ -29,7 +33,7 @@ pub enum WipeAtStart {
     /// Those of drivers that have not registered 30 s after the start.
     #[default]
     Absent,
-    /// All slices of the node at once, as a kubelet does.
+    /// All slices from before the start at once, as a kubelet does.
     All,
 }
 
@@ -48,15 +52,12 @@ pub(crate) async fn wipe(agent: Agent, connection: Connection, node: String, set
         node,
     };
     if settings.wipe_at_start == WipeAtStart::All {
-        let mut task = Task::new(TASK, &agent);
-        if task.retry(|| slices.delete(None)).await.is_none() {
-            return;
-        }
-        tracing::info!("all ResourceSlices of the node deleted");
+        agent.spawn(slices.clone().wipe_earlier(Timestamp::now()));
     }
     agent.wipe_slices(slices);
 }
 
+#[derive(Clone)]
 struct NodeSlices {
     agent: Agent,
     connection: Connection,
@@ -64,22 +65,59 @@ struct NodeSlices {
 }
 
 impl NodeSlices {
-    async fn list(&self) -> Result<BTreeSet<DriverName>, CallError> {
+    /// Deletes the slices from before the start. Slices that drivers publish since are left alone, so this is given up when the
+    /// API server does not answer in time: then only those of absent drivers are deleted.
+    async fn wipe_earlier(self, started: Timestamp) {
+        let mut task = Task::new(TASK, &self.agent);
+        let wiping = task.retry(|| self.delete_earlier(started));
+        match timeout(Duration::from_millis(WIPE_DELAY_MS), wiping).await {
+            Ok(Some(count)) => tracing::info!(count, "ResourceSlices from before the start deleted"),
+            Ok(None) => {}
+            Err(_) => tracing::warn!(
+                "ResourceSlices from before the start not deleted in time; those of absent drivers are deleted"
+            ),
+        }
+    }
+
+    /// Returns the number of deleted slices.
+    async fn delete_earlier(&self, started: Timestamp) -> Result<usize, CallError> {
+        let slices = self.list().await?.into_iter();
+        let earlier: Vec<ResourceSlice> = slices.filter(|slice| is_earlier(slice, started)).collect();
+        for slice in &earlier {
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            let fields = format!("metadata.name={name},{}", selector(&self.node, None));
+            let another = Preconditions {
+                uid: slice.metadata.uid.clone(),
+                resource_version: slice.metadata.resource_version.clone(),
+            };
+            match self.delete(fields, Some(another)).await {
+                // A driver has published it again.
+                Err(error) if error.is_conflict() => {}
+                other => other?,
+            }
+        }
+        Ok(earlier.len())
+    }
+
+    async fn list(&self) -> Result<Vec<ResourceSlice>, CallError> {
         let params = ListParams::default().fields(&selector(&self.node, None));
         let listed = self.connection.call(|client| async move {
             let slices = Api::<ResourceSlice>::all(client);
             slices.list(&params).await
         });
-        let slices = listed.await?.items.into_iter();
-        Ok(slices.map(|slice| DriverName::from(slice.spec.driver)).collect())
+        Ok(listed.await?.items)
     }
 
-    /// Deletes the slices of a driver, or of all drivers.
-    async fn delete(&self, driver: Option<&DriverName>) -> Result<(), CallError> {
-        let params = ListParams::default().fields(&selector(&self.node, driver));
+    /// Deletes the slices with these fields. The identity of a node may delete collections only of its own node.
+    async fn delete(&self, fields: String, preconditions: Option<Preconditions>) -> Result<(), CallError> {
+        let params = ListParams::default().fields(&fields);
+        let options = DeleteParams {
+            preconditions,
+            ..DeleteParams::default()
+        };
         let deleted = self.connection.call(|client| async move {
             let slices = Api::<ResourceSlice>::all(client);
-            slices.delete_collection(&DeleteParams::default(), &params).await
+            slices.delete_collection(&options, &params).await
         });
         deleted.await.map(drop)
     }
@@ -102,8 +140,8 @@ impl NodeSlices {
 
 impl ResourceSlices for NodeSlices {
     async fn drivers(&self) -> Result<BTreeSet<DriverName>, SliceError> {
-        let listed = self.list().await;
-        self.report(listed)
+        let slices = self.report(self.list().await)?.into_iter();
+        Ok(slices.map(|slice| DriverName::from(slice.spec.driver)).collect())
     }
 
     async fn wipe(&self, driver: &DriverName) -> Result<(), SliceError> {
@@ -115,9 +153,21 @@ impl ResourceSlices for NodeSlices {
         if is_back {
             return Err(SliceError("the driver is connected again".to_owned()));
         }
-        let deleted = self.delete(Some(driver)).await;
+        let deleted = self.delete(selector(&self.node, Some(driver)), None).await;
         self.report(deleted)
     }
+}
+
+/// Returns `true` if a slice was created and last changed before the start. Times of the API server have whole seconds.
+fn is_earlier(slice: &ResourceSlice, started: Timestamp) -> bool {
+    let metadata = &slice.metadata;
+    let managed = metadata.managed_fields.iter().flatten();
+    let changes = managed.filter_map(|each| each.time.as_ref());
+    let last = changes
+        .chain(&metadata.creation_timestamp)
+        .map(|time| time.0)
+        .max();
+    last.is_some_and(|last| last.as_second() < started.as_second())
 }
 
 /// Returns the field selector of a driver's slices. Without the node, the API server refuses an identity of a node.
@@ -238,7 +288,7 @@ fn log_stale(slices: &BTreeMap<String, ClusterSlice>, reported: &mut BTreeSet<St
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSliceSpec};
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference, Time};
     use kube::api::ObjectMeta;
 
     use super::*;
@@ -311,6 +361,25 @@ mod tests {
         assert_eq!(reported.len(), 1);
         log_stale(&slices.with_owner(Some("1")), &mut reported);
         assert!(reported.is_empty());
+    }
+
+    #[test]
+    fn slices_that_were_published_or_changed_since_the_start_are_not_earlier() {
+        let time = |text: &str| Some(Time(text.parse().unwrap()));
+        let started = "2026-01-01T12:00:00.5Z".parse().unwrap();
+        let mut each = slice("a", "1");
+        assert!(!is_earlier(&each, started), "its age is not known");
+        each.metadata.creation_timestamp = time("2026-01-01T11:59:59Z");
+        assert!(is_earlier(&each, started));
+        let change = ManagedFieldsEntry {
+            time: time("2026-01-01T12:00:01Z"),
+            ..ManagedFieldsEntry::default()
+        };
+        each.metadata.managed_fields = Some(vec![change]);
+        assert!(!is_earlier(&each, started));
+        each.metadata.managed_fields = None;
+        each.metadata.creation_timestamp = time("2026-01-01T12:00:00Z");
+        assert!(!is_earlier(&each, started));
     }
 
     #[test]

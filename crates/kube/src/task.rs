@@ -13,6 +13,9 @@ const MIN_PAUSE: Duration = Duration::from_millis(200);
 /// Short, so that the node agrees with the API server soon after an outage. Jitter spreads the nodes.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(5);
 
+/// Pause between two passes over the state of the node. The changes of a burst are written together.
+pub(crate) const PASS_PAUSE: Duration = Duration::from_secs(1);
+
 /// A background task that repeats its attempts. Successes and errors are visible in `status`.
 pub(crate) struct Task {
     name: &'static str,
@@ -29,14 +32,14 @@ impl Task {
             name,
             agent: agent.clone(),
             stop: agent.stopping(),
-            pauses: pauses(),
+            pauses: pauses(MAX_PAUSE),
             logged: None,
         }
     }
 
     /// Records a success, and resets the backoff.
     pub(crate) fn succeeded(&mut self) {
-        self.pauses = pauses();
+        self.pauses = pauses(MAX_PAUSE);
         self.recovered();
     }
 
@@ -109,12 +112,30 @@ impl Task {
     }
 }
 
-/// Returns the pauses between attempts.
-pub(crate) fn pauses() -> ExponentialBackoff {
+/// Returns the pauses between attempts. They double up to `longest`; jitter adds up to as much again.
+pub(crate) fn pauses(longest: Duration) -> ExponentialBackoff {
     ExponentialBuilder::new()
         .with_min_delay(MIN_PAUSE)
-        .with_max_delay(MAX_PAUSE)
+        .with_max_delay(longest)
         .with_jitter()
         .without_max_times()
         .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_longest_with_jitter() {
+        let longest = Duration::from_secs(30);
+        let all: Vec<Duration> = pauses(longest).take(20).collect();
+        assert!((MIN_PAUSE..=2 * MIN_PAUSE).contains(&all[0]), "{all:?}");
+        assert!(
+            all[10..]
+                .iter()
+                .all(|pause| (longest..=2 * longest).contains(pause)),
+            "{all:?}"
+        );
+    }
 }

@@ -46,8 +46,8 @@ impl Preparation {
         allocated.filter(|each| !self.devices.iter().any(|device| is_for(device, each)))
     }
 
-    /// Returns each device of the claim once: device, share, admin access, and `true` if it is prepared.
-    fn all_devices(&self) -> Vec<(PoolDevice, Option<String>, bool, bool)> {
+    /// Returns each device of the claim: device, share, admin access, and `true` if it is prepared.
+    pub fn all_devices(&self) -> Vec<(PoolDevice, Option<String>, bool, bool)> {
         let is_prepared = self.state == PreparationState::Prepared;
         let Some(allocated) = &self.allocated else {
             let named = self.devices.iter().filter(|device| !device.device.is_empty());

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use devlet_agent::agent::Agent;
 use devlet_core::dra::health::DeviceHealth;
 use devlet_core::dra::view::ClaimedDeviceView;
 use devlet_core::{Allocation, Availability, ContainerName, DeviceId, Moment, Node, PodUid};
 use serde_json::{Value, json};
 
-use super::status::{CONDITION, Condition, DeviceStatus, PodStatus, ResourceStatus};
+use super::status::{CONDITION, Condition, DeviceStatus, PodStatus, ResourceStatus, SeenPod};
 
 /// Maximum devices in the message of a condition.
 const MAX_LISTED: usize = 8;
@@ -22,8 +23,15 @@ pub(super) struct PodHealth {
 }
 
 impl PodHealth {
+    /// Returns the health of the devices of a pod as the node knows it now. Takes one short lock.
+    pub(super) fn current(agent: &Agent, seen: &SeenPod) -> Self {
+        let now = agent.store().now();
+        let SeenPod { pod, object } = seen;
+        agent.store().read(|node| Self::of(node, &pod.uid, object, now))
+    }
+
     /// Returns the health of the devices of a pod. `object` has the names of extended resources that a driver serves.
-    pub(super) fn of(node: &Node, uid: &PodUid, object: &PodStatus, now: Moment) -> Self {
+    fn of(node: &Node, uid: &PodUid, object: &PodStatus, now: Moment) -> Self {
         let mut health = Self::default();
         let Some(pod) = node.pod(uid) else {
             return health;

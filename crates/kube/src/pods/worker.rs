@@ -13,7 +13,7 @@ use devlet_core::{PodRequest, PodUid, ReserveError};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
 use super::{Context, Removal, Target};
@@ -31,10 +31,14 @@ const EVENT_DELAY: Duration = Duration::from_secs(5);
 const ADMISSION: &str = "UnexpectedAdmissionError";
 const CLAIMS: &str = "FailedPrepareDynamicResources";
 
-/// Works until the pod has its target state.
-pub(super) async fn reach(context: &Context, target: &Target) {
+/// Longest pause between two attempts to admit a pod; jitter doubles it at most. A report of the API server about the pod, a
+/// new list, and a change of the node that matters to it end the pause.
+const MAX_ADMIT_PAUSE: Duration = Duration::from_secs(30);
+
+/// Works until the pod has its target state. `woken` ends a pause between attempts to admit it.
+pub(super) async fn reach(context: &Context, target: &Target, woken: &Notify) {
     match target {
-        Target::Admitted(pod) => admit(context, pod).await,
+        Target::Admitted(pod) => admit(context, pod, woken).await,
         Target::Removed(removal) => remove(context, removal).await,
     }
 }
@@ -56,7 +60,7 @@ fn reason(error: &AdmitError) -> String {
     }
 }
 
-async fn admit(context: &Context, pod: &UnresolvedPod) {
+async fn admit(context: &Context, pod: &UnresolvedPod, woken: &Notify) {
     let mut admission = Admission {
         context,
         pod: PodRef {
@@ -65,8 +69,9 @@ async fn admit(context: &Context, pod: &UnresolvedPod) {
         },
         since: Instant::now(),
         told: None,
+        refused: None,
     };
-    let mut pauses = task::pauses();
+    let mut pauses = task::pauses(MAX_ADMIT_PAUSE);
     loop {
         let failed = match admission.attempt(pod).await {
             Ok(()) => {
@@ -84,7 +89,9 @@ async fn admit(context: &Context, pod: &UnresolvedPod) {
             Failed::Admission(_) => (ADMISSION, None),
         };
         admission.waits(event, failed.to_string());
-        tokio::time::sleep(pauses.next().unwrap_or(task::MAX_PAUSE)).await;
+        admission
+            .pause(pauses.next().unwrap_or(MAX_ADMIT_PAUSE), woken)
+            .await;
     }
 }
 
@@ -98,6 +105,8 @@ struct Admission<'a> {
     since: Instant,
     /// The last reason that an event has reported.
     told: Option<EventReason>,
+    /// The request that the node has refused last, and its answer before that.
+    refused: Option<(PodRequest, Option<ReserveError>)>,
 }
 
 impl Admission<'_> {
@@ -117,13 +126,47 @@ impl Admission<'_> {
     /// Tries once to admit the pod. Waits for plugins, drivers and other pods.
     async fn attempt(&mut self, pod: &UnresolvedPod) -> Result<(), Failed> {
         let deadline = Instant::now() + ATTEMPT;
+        self.refused = None;
         let request = match pod.has_claims() {
             true => Cow::Owned(pod.clone().resolve(&self.context.claims).await?),
             false => Cow::Borrowed(&pod.request),
         };
         self.until_possible(&request, deadline).await;
+        let before = self.answer(&request);
         // In a box: thousands of pods may wait before this.
-        Ok(Box::pin(self.admit(&request, deadline)).await?)
+        let admitted = Box::pin(self.admit(&request, deadline)).await;
+        self.refused = admitted.is_err().then(|| (request.into_owned(), before));
+        Ok(admitted?)
+    }
+
+    /// Waits before the next attempt, which may call the API server.
+    async fn pause(&self, pause: Duration, woken: &Notify) {
+        let least = pause.min(task::PASS_PAUSE);
+        tokio::time::sleep(least).await;
+        tokio::select! {
+            () = tokio::time::sleep(pause.saturating_sub(least)) => {}
+            () = woken.notified() => {}
+            () = self.answer_changes() => {}
+        }
+    }
+
+    /// Completes when the node answers a refused request in another way.
+    async fn answer_changes(&self) {
+        let mut changes = self.context.agent.store().subscribe();
+        while let Some((request, before)) = &self.refused {
+            if self.answer(request) != *before {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                break;
+            }
+        }
+        std::future::pending::<()>().await;
+    }
+
+    /// Returns the node's reason against a request, if it has one.
+    fn answer(&self, request: &PodRequest) -> Option<ReserveError> {
+        self.context.agent.store().read(|node| node.check(request).err())
     }
 
     /// Waits while the node lacks devices or drivers that may come, up to the deadline.
@@ -183,7 +226,7 @@ fn event_of(reason: &ReserveError) -> EventReason {
 
 async fn remove(context: &Context, removal: &Removal) {
     let pod = &removal.pod;
-    let mut pauses = task::pauses();
+    let mut pauses = task::pauses(task::MAX_PAUSE);
     loop {
         let deadline = Instant::now() + context.agent.config().wait;
         let removed = context
@@ -224,7 +267,7 @@ async fn delete_object(context: &Context, pod: &PodRef) {
             uid: Some(pod.uid.to_string()),
             resource_version: None,
         });
-    let mut pauses = task::pauses();
+    let mut pauses = task::pauses(task::MAX_PAUSE);
     loop {
         let deleted = context.connection.call(async |client| {
             let pods: Api<Pod> = Api::namespaced(client, &pod.name.namespace);
