@@ -212,21 +212,42 @@ func (h *host) status() string {
 	return text
 }
 
-// kubernetes returns the object `kubernetes` of status.
-func (h *host) kubernetes() (Object, error) {
+// statusView returns the JSON of status.
+func (h *host) statusView() (Object, error) {
 	// The exit code is 1 while devlet is not ready; the text is still valid.
 	out, err := h.RunAny("status", "-o", "json")
 	if err != nil {
 		return nil, err
 	}
 	var status Object
-	if err := json.Unmarshal(out, &status); err != nil {
+	return status, json.Unmarshal(out, &status)
+}
+
+// kubernetes returns the object `kubernetes` of status.
+func (h *host) kubernetes() (Object, error) {
+	status, err := h.statusView()
+	if err != nil {
 		return nil, err
 	}
 	if view := status.Object("kubernetes"); view != nil {
 		return view, nil
 	}
 	return nil, errors.New("status has no object kubernetes")
+}
+
+// awaitProblem waits until status has a problem with a text, or none.
+func (h *host) awaitProblem(text string, exists bool) error {
+	return node.Until(soon, func() error {
+		status, err := h.statusView()
+		if err != nil {
+			return err
+		}
+		has := slices.ContainsFunc(status.Objects("problems"), func(p Object) bool { return strings.Contains(p.Text("what"), text) })
+		if has != exists {
+			return fmt.Errorf("problems: %v", status.At("problems"))
+		}
+		return nil
+	})
 }
 
 // awaitError waits until a reconciler fails with an error that has a text.
@@ -243,6 +264,22 @@ func (h *host) awaitError(reconciler, text string, timeout time.Duration) error 
 			}
 		}
 		return fmt.Errorf("no error of %s with %q; %s", reconciler, text, h.status())
+	})
+}
+
+// awaitSuccess waits until a reconciler has succeeded since devlet started.
+func (h *host) awaitSuccess(reconciler string) error {
+	return node.Until(soon, func() error {
+		view, err := h.kubernetes()
+		if err != nil {
+			return err
+		}
+		for _, r := range view.Objects("reconcilers") {
+			if r.Text("name") == reconciler && r.Text("lastSuccess") != "" && r.Text("failingSince") == "" {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s has not succeeded; %s", reconciler, h.status())
 	})
 }
 

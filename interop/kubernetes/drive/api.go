@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"path/filepath"
 	"strings"
 	"time"
@@ -26,6 +27,8 @@ var outages = []scenario{
 	{name: "api-token-replaced", run: apiTokenReplaced, alone: true},
 	{name: "api-forbidden", run: apiForbidden, alone: true},
 	{name: "api-too-many-requests", run: apiTooManyRequests},
+	{name: "api-node-replaced-unseen", run: apiNodeReplacedUnseen},
+	{name: "api-pod-replaced-unseen", run: apiPodReplacedUnseen},
 }
 
 // outage is the time for which the API server is away.
@@ -71,6 +74,8 @@ func apiAwayMidPrepare(t *T) {
 // apiAwayAtStart restarts devlet while the API server is away.
 func apiAwayAtStart(t *T) {
 	s := newScene(t)
+	resource := "example.com/" + t.name
+	plugin := s.h.plugin(resource, 1)
 	first := s.pod("first")
 	t.Must("devlet admits a pod", s.h.awaitAdmitted(first, soon))
 	t.APIServer.Kill()
@@ -78,6 +83,14 @@ func apiAwayAtStart(t *T) {
 	t.Must("devlet is killed and starts again without the API server", s.h.restart())
 	t.Check("the pod is still admitted", s.h.awaitAdmitted(first, soon))
 	t.Check("its driver connects", node.Until(soon, func() error { return s.h.serving(s.driver) }))
+	t.ok(plugin.command("register"))
+	_, err := s.h.AdmitFiles(t.write("local.yaml", []byte(fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: local, uid: local}
+spec: {containers: [{name: main, resources: {limits: {%q: 1}}}]}
+`, resource))))
+	t.Check("a pod without claims is admitted without the API server", err)
 	options, err := s.h.options("first")
 	t.Check("devlet prints its options", errors.Join(err, equal("CDI devices", len(options.CDIDevices), 1)))
 	t.Check("devlet reports the outage", s.h.awaitError("pods", "", soon))
@@ -281,7 +294,7 @@ func apiTooManyRequests(t *T) {
 	h.serve()
 	h.plugin(resource, 2)
 	t.Must("the counts are published", h.counts(resource, "2", "2"))
-	accept := t.rejectAll(h)
+	accept := t.reject(h, `{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}`, nodePath(h.name))
 	_, err := t.Admin.Patch(nodePath(h.name)+"/status", Object{"status": Object{"capacity": Object{resource: "0"}}})
 	t.ok(err)
 	h.plugin("example.com/more", 1)
@@ -290,8 +303,63 @@ func apiTooManyRequests(t *T) {
 	t.Check("the counts are published afterwards", h.counts(resource, "2", "2"))
 }
 
-// rejectAll has the API server answer all requests of the node with 429, until accept is called.
-func (t *T) rejectAll(h *host) (accept func()) {
+// apiNodeReplacedUnseen creates the Node again while devlet cannot watch it, so its writes have the UID of the earlier one.
+func apiNodeReplacedUnseen(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	h.serve()
+	plugin := h.plugin(resource, 2)
+	t.Must("the counts are published", h.counts(resource, "2", "2"))
+	accept := t.reject(h, `{verbs: [get, list, watch], apiGroups: [""], resources: [nodes], clusterScope: true}`, nodePath(h.name))
+	// devlet watches again with the new certificate.
+	_, err := t.Node(h.name, 0)
+	t.ok(err)
+	t.Must("devlet cannot watch the Node", h.awaitError("node", "Too many requests", late))
+	t.ok(t.Admin.Delete(nodePath(h.name), -1))
+	h.createObject()
+	t.ok(plugin.command("health device-1 Unhealthy"))
+	t.Check("the API server refuses counts for the earlier Node", h.awaitError("node", "(422)", late))
+	t.Check("the new one has none", h.counts(resource, "", ""))
+	accept()
+	t.Check("they are published once devlet has seen it", h.counts(resource, "2", "1"))
+}
+
+// apiPodReplacedUnseen creates another pod of the same name while devlet cannot watch pods, so health is of the earlier one.
+func apiPodReplacedUnseen(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	h.serve()
+	plugin := h.plugin(resource, 1)
+	first := t.create(pod{name: "same", host: h, bound: true, limits: Object{resource: "1"}})
+	t.Must("devlet admits a pod", h.awaitAdmitted(first, soon))
+	t.run(first)
+	t.Must("its device is reported as healthy", t.awaitHealth("same", resource, "device-0", "Healthy"))
+	accept := t.reject(h, `{verbs: [get, list, watch], apiGroups: [""], resources: [pods], namespaces: ["*"], clusterScope: true}`,
+		"/api/v1/pods?"+url.Values{"fieldSelector": {"spec.nodeName=" + h.name}}.Encode())
+	_, err := t.Node(h.name, 0)
+	t.ok(err)
+	t.Must("devlet cannot watch pods", h.awaitError("pods", "Too many requests", late))
+	t.ok(t.Admin.Delete(t.path("pods", "same"), 0))
+	second := t.create(pod{name: "same", host: h, bound: true, limits: Object{resource: "1"}})
+	t.run(second)
+	t.ok(plugin.command("health device-0 Unhealthy"))
+	t.Must("the API server refuses the health of the earlier pod", node.Until(soon, func() error {
+		return equal("logged", strings.Contains(h.Log(), "health of devices not written"), true)
+	}))
+	object, err := t.Admin.Get(t.path("pods", "same"))
+	t.Check("the new pod has none", errors.Join(err,
+		equal("health", object.Objects("status", "containerStatuses")[0].At("allocatedResourcesStatus"), nil)))
+	t.Check("that is not an error", h.awaitSuccess("health"))
+	t.ok(plugin.command("health device-0 Healthy"))
+	accept()
+	t.Check("devlet removes the earlier pod", h.awaitRemoved(first, soon))
+	t.Check("and admits the new one", h.awaitAdmitted(second, soon))
+	t.Check("with its health", t.awaitHealth("same", resource, "device-0", "Healthy"))
+}
+
+// reject has the API server answer those requests of the node with 429 that match a rule, until accept is called. The probe is
+// the path of one of them.
+func (t *T) reject(h *host, rule, probe string) (accept func()) {
 	manifest := fmt.Sprintf(`
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
@@ -308,8 +376,10 @@ spec:
   priorityLevelConfiguration: {name: %[1]s}
   rules:
   - subjects: [{kind: User, user: {name: "system:node:%[2]s"}}]
-    resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}]
-`, t.name, h.name)
+    resourceRules:
+    - {verbs: [create], apiGroups: [""], resources: [events], namespaces: [default]}
+    - %[3]s
+`, t.name, h.name, rule)
 	t.ok(t.Apply(manifest))
 	// One call at a time is accepted, so there must be one.
 	release := h.api.Hold("/api/v1/namespaces/default/events")
@@ -319,7 +389,7 @@ spec:
 	}
 	t.cleanup(accept)
 	t.Must("the API server rejects the node", node.Until(soon, func() error {
-		_, err := h.api.Get(nodePath(h.name))
+		_, err := h.api.Get(probe)
 		if !cluster.IsCode(err, 429) {
 			return fmt.Errorf("it answers with %v", err)
 		}

@@ -28,7 +28,7 @@ type scenario struct {
 
 // scenarios start in this order.
 var scenarios = slices.Concat(
-	foundation, rights, manifests, accountRights, pods, nodes, wiping, outages, inCluster, health, settings, crashes)
+	foundation, rights, manifests, accountRights, pods, claims, accountClaims, nodes, wiping, outages, inCluster, health, settings, crashes)
 
 var (
 	devlet      = flag.String("devlet", "", "the built devlet")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -62,6 +63,8 @@ func nodeCountsReset(t *T) {
 		t.ok(err)
 		t.Check(fmt.Sprintf("another writer sets %v, and devlet corrects it", value), h.counts(resource, "4", "4"))
 	}
+	t.Check("devlet logs the conflict with the other writer",
+		equal("logged", strings.Contains(h.Log(), "changed by another writer"), true))
 }
 
 // gracePeriod is the time for which a resource without a plugin is published.
@@ -107,8 +110,11 @@ func nodeCreatedAgain(t *T) {
 	h.plugin(resource, 4)
 	t.Must("the counts are published", h.counts(resource, "4", "4"))
 	t.ok(t.Admin.Delete(nodePath(h.name), -1))
+	const missing = "no Node object"
+	t.Check("devlet reports that it does not exist", h.awaitProblem(missing, true))
 	h.createObject()
 	t.Check("they are published in the new object", h.counts(resource, "4", "4"))
+	t.Check("the problem has ended", h.awaitProblem(missing, false))
 	bound := t.create(pod{name: "first", host: h, limits: Object{resource: "1"}})
 	t.scheduled("first")
 	t.Check("and its pods are admitted", h.awaitAdmitted(bound, soon))

@@ -34,10 +34,16 @@ type scene struct {
 
 // newScene starts devlet and a driver with one device, and makes the template `one`.
 func newScene(t *T, flags ...string) *scene {
-	s := &scene{T: t, h: t.host(), driver: t.name + ".example.com"}
+	h := t.host()
+	return t.sceneOf(h, h.user, flags...)
+}
+
+// sceneOf is newScene on a host, with the rights of a user.
+func (t *T) sceneOf(h *host, user cluster.User, flags ...string) *scene {
+	s := &scene{T: t, h: h, driver: t.name + ".example.com"}
 	t.class(s.driver, "")
 	t.template("one", s.driver, 1)
-	s.h.serve(flags...)
+	s.h.serveAs(user, flags...)
 	s.peer = s.h.testDriver(s.driver)
 	s.h.publish(s.driver, "device-0")
 	return s

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/url"
+	"sync/atomic"
 	"time"
 
 	"devlet.test/interop/kubernetes/cluster"
@@ -81,9 +84,33 @@ func heartbeat(t *T) {
 		return nil
 	})
 	t.Check("devlet renews the lease", err)
+	t.Check("changes of the Node do not renew it more often", h.renewals(50, 5))
 	t.ok(t.Admin.Delete(nodePath(h.name), -1))
 	_, err = t.Admin.Await(nodePath(h.name), late, ready)
 	t.Check("devlet creates the Node again", err)
+}
+
+// renewals changes the Node a number of times. It returns an error if its lease is renewed more often than a limit.
+func (h *host) renewals(changes int, limit int32) error {
+	var renewals atomic.Int32
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.t.Admin.Watch(ctx, leaseCollection, url.Values{"fieldSelector": {"metadata.name=" + h.name}},
+			func(string, Object) bool { renewals.Add(1); return true })
+	}()
+	for i := range changes {
+		_, err := h.t.Admin.Patch(nodePath(h.name), Object{"metadata": Object{"labels": Object{"n": fmt.Sprint(i)}}})
+		h.t.ok(err)
+		time.Sleep(20 * time.Millisecond)
+	}
+	cancel()
+	<-ended
+	if count := renewals.Load(); count > limit {
+		return fmt.Errorf("%d renewals for %d changes", count, changes)
+	}
+	return nil
 }
 
 // besideKubelet publishes what survives a kubelet, which sets allocatable to capacity.
@@ -93,8 +120,14 @@ func besideKubelet(t *T) {
 	h.serve(t.config("besideKubelet: true")...)
 	plugin := h.plugin(resource, 4)
 	t.Must("the counts are published", h.counts(resource, "4", "4"))
+	early := t.create(pod{name: "early", host: h, bound: true, limits: Object{resource + "-late": "1"}})
 	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "4"}})
 	t.Must("devlet admits a pod", h.awaitAdmitted(first, soon))
+	listed, err := h.listed()
+	t.Check("an earlier one, of a resource without a plugin, is the kubelet's",
+		errors.Join(err, equal("listed", listed[early.UID()].UID, "")))
+	h.plugin(resource+"-late", 1)
+	t.Check("it is devlet's when a plugin registers", h.awaitAdmitted(early, soon))
 	t.run(first)
 	t.ok(t.Admin.Delete(t.path("pods", "first"), 0))
 	t.Must("devlet removes it", h.awaitRemoved(first, soon))
@@ -141,7 +174,13 @@ func removeUnhealthy(t *T, action string) {
 	t.ok(spared.command("health device-0 Unhealthy"))
 	t.Must("the health of the other resource is reported", t.awaitHealth("second", other, "device-0", "Unhealthy"))
 	t.ok(plugin.command("health device-0 Unhealthy"))
+	t.Must("the health of its device is reported", t.awaitHealth("first", resource, "device-0", "Unhealthy"))
+	t.ok(plugin.command("health device-0 Healthy"))
+	t.Must("and that it is healthy again", t.awaitHealth("first", resource, "device-0", "Healthy"))
+	t.ok(plugin.command("health device-0 Unhealthy"))
+	began := time.Now()
 	t.Check("the pod is removed", t.Admin.AwaitGone(t.path("pods", "first"), first.UID(), soon))
+	t.Check("once its device has stayed unhealthy for 10 s", between(time.Since(began), 10*time.Second, soon))
 	t.Check("and its device is released", h.awaitRemoved(first, soon))
 	left, err := t.Admin.Get(t.path("pods", "second"))
 	t.Check("the pod of the other resource stays",
@@ -183,12 +222,30 @@ func driverAbandonedByAnnotation(t *T) {
 
 // slicesWipedAtStart deletes all slices at the start, as a kubelet does.
 func slicesWipedAtStart(t *T) {
-	const driver = "wiped.example.com"
+	const driver, live = "wiped.example.com", "live.example.com"
 	h := t.host()
 	h.publish(driver, "device-0")
+	h.publish(live, "device-0")
+	// Slices from before the start are older than one second.
+	time.Sleep(2 * time.Second)
+	accept := t.reject(h, `{verbs: [list, deletecollection], apiGroups: [resource.k8s.io], resources: [resourceslices], clusterScope: true}`,
+		sliceCollection+"?"+h.sliceQuery(live).Encode())
 	started := time.Now()
 	h.serve(t.config("slices: {wipeAtStart: all}")...)
+	h.testDriver(live)
+	t.Must("a driver registers", node.Until(soon, func() error { return h.serving(live) }))
+	t.Must("devlet cannot list or delete slices", h.awaitError("slices", "Too many requests", soon))
+	h.publish(live, "device-1")
+	accept()
 	wiped, err := h.awaitWiped(driver, soon)
 	t.Must("slices without a driver are deleted", err)
-	t.Check("at once", between(wiped.Sub(started), 0, wipeDelay/2))
+	t.Check("at once", between(wiped.Sub(started), 0, wipeDelay))
+	t.Check("of the connected driver, the one that it has published since is left",
+		t.Admin.AwaitList(sliceCollection, h.sliceQuery(live), soon, func(list []Object) error {
+			var devices []string
+			for _, slice := range list {
+				devices = append(devices, slice.Objects("spec", "devices")[0].Text("name"))
+			}
+			return equal("devices", devices, []string{"device-1"})
+		}))
 }
