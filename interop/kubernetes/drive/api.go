@@ -219,8 +219,18 @@ func apiCertificateReplaced(t *T) {
 func apiCertificateExpired(t *T) {
 	h := t.host()
 	resource := "example.com/" + t.name
-	_, err := t.Node(h.name, time.Second)
+	user, err := t.Node(h.name, time.Second)
 	t.ok(err)
+	api, err := t.Client(user)
+	t.ok(err)
+	// Watches that devlet opens before are not affected.
+	t.Must("its certificate expires", node.Until(soon, func() error {
+		_, err := api.Get("/version")
+		if !cluster.IsCode(err, 401) {
+			return fmt.Errorf("the API server answers with %v", err)
+		}
+		return nil
+	}))
 	h.serve()
 	h.plugin(resource, 2)
 	t.Check("devlet reports that it is not authenticated", h.awaitError("pods", "Unauthorized", soon))
