@@ -118,13 +118,16 @@ func (s *scene) sample(p pod, seen *sync.Map) latency {
 	return latency{Admitted: int64(admitted.Sub(began)), Seen: int64(shown.Sub(began)), Patched: int64(patched)}
 }
 
-// loggedAt returns the time of the last line of devlet's log with a message and a text.
+// loggedAt waits for a line of devlet's log with a message and a text, and returns its time.
 func (h *host) loggedAt(message, text string) (at time.Time, err error) {
-	err = fmt.Errorf("its log has no %q", message)
-	for line := range strings.Lines(h.Log()) {
-		if stamp, rest, _ := strings.Cut(line, " "); strings.Contains(rest, message) && strings.Contains(rest, text) {
-			at, err = time.Parse(time.RFC3339Nano, stamp)
+	err = node.Until(soon, func() (err error) {
+		for line := range strings.Lines(h.Log()) {
+			if stamp, rest, _ := strings.Cut(line, " "); strings.Contains(rest, message) && strings.Contains(rest, text) {
+				at, err = time.Parse(time.RFC3339Nano, stamp)
+				return err
+			}
 		}
-	}
+		return fmt.Errorf("its log has no %q", message)
+	})
 	return at, err
 }
