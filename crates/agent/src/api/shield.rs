@@ -39,7 +39,10 @@ impl v1::shield_server::Shield for DevletService {
             pid,
         } = request.into_inner();
         // A process that devlet cannot see counts as running until its end is reported, or the machine is rebooted.
-        let process = process::find(pid).unwrap_or(ContainerProcess { pid, started: 0 });
+        let process = process::find(pid).unwrap_or(ContainerProcess {
+            pid,
+            ..ContainerProcess::default()
+        });
         let started = self.agent.store().start_leased(&lease, &container, process).await;
         match started {
             Ok(()) => Ok(Response::new(v1::ContainerStartingResponse {})),
@@ -57,6 +60,15 @@ impl v1::shield_server::Shield for DevletService {
     ) -> Result<Response<v1::ContainerEndedResponse>, Status> {
         self.allow(&request)?;
         let v1::ContainerEndedRequest { lease, container } = request.into_inner();
+        let process = self.read(|node| {
+            let lease = node.leases().get(&lease)?.lease;
+            lease.containers.get(&container).cloned()
+        });
+        if process.as_ref().is_some_and(process::has_others) {
+            // Its end is found by itself.
+            tracing::warn!(container, "container ended, but a process of it still runs");
+            return Ok(Response::new(v1::ContainerEndedResponse {}));
+        }
         self.agent.store().stop_leased(&lease, &container).await?;
         Ok(Response::new(v1::ContainerEndedResponse {}))
     }

@@ -1,5 +1,6 @@
 //! Leases outside of core: their names, their CDI specs, the kubelet's record of them, and their processes.
 
+pub(crate) mod cgroup;
 pub mod checkpoint;
 pub mod process;
 pub mod spec;

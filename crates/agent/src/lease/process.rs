@@ -1,52 +1,80 @@
 //! Processes of containers, told apart by their start time.
+//!
+//! A process counts as gone only if the system says so: an error of another kind proves nothing.
+
+use std::fs::DirEntry;
+use std::io;
+use std::path::Path;
 
 use devlet_core::shield::ContainerProcess;
+use rustix::io::Errno;
+
+use super::cgroup;
 
 /// The field of `/proc/PID/stat` after the name of the program that has the start time.
 const START_TIME: usize = 19;
 
-/// Returns the process with this ID; `None` if there is none.
+/// Returns the process with this ID, and the control group that it has alone; `None` if it does not run.
 pub fn find(pid: u32) -> Option<ContainerProcess> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program may contain anything, but nothing after it contains a parenthesis.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_whitespace();
-    // A zombie holds no device.
-    let is_dead = matches!(fields.clone().next(), Some("Z" | "X"));
-    let started = fields.nth(START_TIME)?.parse().ok()?;
-    (!is_dead).then_some(ContainerProcess { pid, started })
+    let (started, _) = stat(&format!("/proc/{pid}")).ok()??;
+    let process = ContainerProcess {
+        pid,
+        started,
+        cgroup: cgroup::of(pid).map(|directory| directory.display().to_string()),
+    };
+    runs(&process).then_some(process)
 }
 
-/// Returns `true` if the process still runs.
-pub fn is_alive(process: ContainerProcess) -> bool {
-    find(process.pid) == Some(process)
+/// Returns `true` if the process, or another one in its control group, may still run.
+pub fn is_alive(process: &ContainerProcess) -> bool {
+    runs(process) || has_others(process)
+}
+
+/// Returns `true` if a process may be in the control group.
+pub fn has_others(process: &ContainerProcess) -> bool {
+    let directory = process.cgroup.as_ref();
+    directory.is_some_and(|directory| cgroup::is_populated(Path::new(directory)))
+}
+
+/// Returns `true` if the error says that a process or a control group is gone. Any other error says nothing.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    let gone = [Errno::NOENT, Errno::SRCH, Errno::NODEV];
+    Errno::from_io_error(error).is_some_and(|errno| gone.contains(&errno))
+}
+
+fn runs(process: &ContainerProcess) -> bool {
+    let pid = process.pid;
+    match stat(&format!("/proc/{pid}")) {
+        Ok(Some((started, _))) if started != process.started => false,
+        // The first thread may end before the others.
+        Ok(Some((_, is_dead))) => !is_dead || has_thread(&format!("/proc/{pid}/task")),
+        Ok(None) => true,
+        Err(error) => !is_gone(&error),
+    }
+}
+
+fn has_thread(tasks: &str) -> bool {
+    let is_running = |entry: io::Result<DirEntry>| match entry.and_then(|entry| stat(entry.path())) {
+        Ok(stat) => stat.is_none_or(|(_, is_dead)| !is_dead),
+        Err(error) => !is_gone(&error),
+    };
+    match std::fs::read_dir(tasks) {
+        Ok(mut tasks) => tasks.any(is_running),
+        Err(error) => !is_gone(&error),
+    }
+}
+
+/// Returns when a process or a thread started, and whether it is a zombie; `None` if the text is unreadable.
+fn stat(directory: impl AsRef<Path>) -> io::Result<Option<(u64, bool)>> {
+    let stat = std::fs::read(directory.as_ref().join("stat"))?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The name of the program may contain anything, but nothing after it contains a parenthesis.
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace());
+    Ok(fields.and_then(|mut fields| {
+        let is_dead = matches!(fields.clone().next(), Some("Z" | "X"));
+        Some((fields.nth(START_TIME)?.parse().ok()?, is_dead))
+    }))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_is_told_from_a_later_one_with_its_id() {
-        let own = find(std::process::id()).unwrap();
-        assert!(is_alive(own));
-        let later = ContainerProcess {
-            started: own.started + 1,
-            ..own
-        };
-        assert!(!is_alive(later));
-    }
-
-    #[test]
-    fn a_process_that_nobody_waited_for_is_dead() {
-        let mut child = std::process::Command::new("cat")
-            .stdin(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        let process = find(child.id()).unwrap();
-        assert!(is_alive(process));
-        drop(child.stdin.take());
-        child.wait().unwrap();
-        assert!(!is_alive(process));
-    }
-}
+mod tests;

@@ -32,13 +32,16 @@ pub(crate) struct LeaseRecord {
 }
 
 /// The first process of a container.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct ProcessRecord {
     #[prost(uint32, tag = "1")]
     pub(crate) pid: u32,
     /// In clock ticks since the boot.
     #[prost(uint64, tag = "2")]
     pub(crate) started: u64,
+    /// The directory of its control group.
+    #[prost(string, optional, tag = "3")]
+    pub(crate) cgroup: Option<String>,
 }
 
 /// The devices of a resource; its name is the key.
@@ -81,9 +84,9 @@ pub(crate) fn decode_list(bytes: &[u8]) -> Result<DeviceList, InvalidRecord> {
 
 pub(crate) fn encode(lease: &Lease) -> Vec<u8> {
     let containers = lease.containers.iter();
-    let containers = containers.map(|(id, &ContainerProcess { pid, started })| {
-        let process = ProcessRecord { pid, started };
-        (id.clone(), process)
+    let containers = containers.map(|(id, process)| {
+        let ContainerProcess { pid, started, cgroup } = process.clone();
+        (id.clone(), ProcessRecord { pid, started, cgroup })
     });
     let record = LeaseRecord {
         resource: lease.resource.as_str().into(),
@@ -100,9 +103,9 @@ pub(crate) fn encode(lease: &Lease) -> Vec<u8> {
 pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<Lease, InvalidRecord> {
     let record = LeaseRecord::decode(bytes)?;
     let containers = record.containers.into_iter();
-    let containers = containers.map(|(id, ProcessRecord { pid, started })| {
-        let process = ContainerProcess { pid, started };
-        (id, process)
+    let containers = containers.map(|(id, process)| {
+        let ProcessRecord { pid, started, cgroup } = process;
+        (id, ContainerProcess { pid, started, cgroup })
     });
     Ok(Lease {
         name: name.into(),

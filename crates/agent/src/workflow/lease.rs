@@ -195,10 +195,10 @@ impl LeaseWorkflow {
     }
 }
 
-/// Returns the containers whose process is gone, each with its lease.
+/// Returns the containers whose processes are gone, each with its lease.
 pub(crate) fn dead_containers<'a>(leases: impl Iterator<Item = &'a Lease>) -> Vec<(LeaseName, String)> {
     let containers = leases.flat_map(|lease| lease.containers.iter().map(move |each| (lease, each)));
-    let dead = containers.filter(|(_, (_, process))| !process::is_alive(**process));
+    let dead = containers.filter(|(_, (_, process))| !process::is_alive(process));
     dead.map(|(lease, (id, _))| (lease.name.clone(), id.clone()))
         .collect()
 }

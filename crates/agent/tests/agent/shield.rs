@@ -283,6 +283,7 @@ async fn a_container_whose_process_is_gone_has_ended() {
     let gone = ContainerProcess {
         pid: std::process::id(),
         started: 1,
+        cgroup: None,
     };
     agent
         .store()

@@ -63,13 +63,15 @@ pub struct Lease {
     pub containers: BTreeMap<String, ContainerProcess>,
 }
 
-/// The first process of a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// The first process of a container, and the group of all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerProcess {
     /// Its process ID on the host.
     pub pid: u32,
     /// Its start time in clock ticks since the boot, which tells it from a later process with the same ID.
     pub started: u64,
+    /// Its control group, if no other process was in it at the start. The container runs while a process is in it.
+    pub cgroup: Option<String>,
 }
 
 /// The container that has a lease.

@@ -9,7 +9,13 @@ use super::disk::Disk;
 use super::*;
 use crate::store::LeaseError;
 
-const PROCESS: ContainerProcess = ContainerProcess { pid: 7, started: 70 };
+fn process() -> ContainerProcess {
+    ContainerProcess {
+        pid: 7,
+        started: 70,
+        cgroup: Some("/sys/fs/cgroup/c".into()),
+    }
+}
 
 fn devices(ids: &[&str]) -> BTreeSet<DeviceId> {
     ids.iter().map(|id| DeviceId::from(*id)).collect()
@@ -37,7 +43,7 @@ async fn two_leases(root: &Root) -> (Store, Vec<Lease>) {
     let store = root.open();
     grant(&store, "a", &["g0", "g1"]).await;
     prepare(&store, "a", &["g0", "g1"]).await;
-    store.start_leased("a", "c1", PROCESS).await.unwrap();
+    store.start_leased("a", "c1", process()).await.unwrap();
     grant(&store, "b", &["g2"]).await;
     let before = leases(&store);
     assert_eq!(before.len(), 2);
@@ -116,13 +122,13 @@ async fn a_start_that_is_not_written_is_refused_and_forgotten() {
     prepare(&store, "a", &["g0"]).await;
     disk.fail_syncs(Some(std::io::ErrorKind::Other));
 
-    let refused = store.start_leased("a", "c1", PROCESS).await;
+    let refused = store.start_leased("a", "c1", process()).await;
 
     assert!(matches!(refused, Err(LeaseError::Write(_))), "{refused:?}");
     assert_eq!(leases(&store)[0].containers.len(), 0);
     disk.fail_syncs(None);
     wait_until_healthy(&store).await;
-    store.start_leased("a", "c1", PROCESS).await.unwrap();
+    store.start_leased("a", "c1", process()).await.unwrap();
     let before = leases(&store);
     store.stop().await.unwrap();
     assert_eq!(leases(&root.open()), before);
