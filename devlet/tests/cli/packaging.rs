@@ -13,21 +13,26 @@ use crate::common::{Daemon, devlet, root, stderr};
 const PROGRAM: &str = "/usr/bin/devlet";
 const CONFIG: &str = "/etc/devlet.yaml";
 
-fn unit() -> String {
+const UNIT: &str = "devlet.service";
+const SHIELD: &str = "devlet-shield.service";
+
+fn unit(name: &str) -> String {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    std::fs::read_to_string(repository.join("packaging/systemd/devlet.service")).unwrap()
+    std::fs::read_to_string(repository.join("packaging/systemd").join(name)).unwrap()
+}
+
+/// Returns the arguments of the command of a unit.
+fn arguments(unit: &str) -> Vec<&str> {
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+    let mut words = line.unwrap().split(' ');
+    assert_eq!(words.next(), Some(PROGRAM));
+    words.collect()
 }
 
 #[test]
 fn the_command_of_the_unit_starts_a_daemon_that_notifies() {
-    let unit = unit();
+    let unit = unit(UNIT);
     assert!(unit.contains("\nType=notify\n"), "{unit}");
-    let line = unit
-        .lines()
-        .find_map(|line| line.strip_prefix("ExecStart="))
-        .unwrap();
-    let mut words = line.split(' ');
-    assert_eq!(words.next(), Some(PROGRAM));
     let root = root();
     let config = root.path().join("devlet.yaml");
     // The documentation tells operators to put this there.
@@ -38,7 +43,7 @@ fn the_command_of_the_unit_starts_a_daemon_that_notifies() {
     notify.set_read_timeout(Some(devlet_testkit::PATIENCE)).unwrap();
     let mut command = devlet();
     command.env("NOTIFY_SOCKET", &socket);
-    for word in words {
+    for word in arguments(&unit) {
         command.arg(if word == CONFIG {
             config.as_os_str()
         } else {
@@ -56,20 +61,55 @@ fn the_command_of_the_unit_starts_a_daemon_that_notifies() {
 }
 
 #[test]
-fn systemd_finds_nothing_wrong_with_the_unit() {
+fn the_unit_of_the_shield_starts_without_any_file_and_after_any_number_of_failures() {
+    let unit = unit(SHIELD);
+    for line in [
+        "Before=kubelet.service",
+        "Type=notify",
+        "Restart=always",
+        "StartLimitIntervalSec=0",
+        "OOMScoreAdjust=-999",
+    ] {
+        assert!(unit.lines().any(|each| each == line), "{line} is not in {unit}");
+    }
+    let file = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("EnvironmentFile="));
+    assert!(file.unwrap().starts_with('-'), "the file is optional");
+    let root = root();
+    let kubelet = root.path().join("kubelet");
+    std::fs::create_dir(&kubelet).unwrap();
+    let mut command = devlet();
+    command.args(
+        arguments(&unit)
+            .into_iter()
+            .filter(|word| *word != "$DEVLET_ARGS"),
+    );
+    command.arg("--kubelet-dir").arg(kubelet);
+    command.arg("--root-dir").arg(root.path());
+
+    let daemon = Daemon::started(command, root.path());
+
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_with_the_units() {
     if Command::new("systemd-analyze").arg("--version").output().is_err() {
         return skip("systemd-analyze is not installed");
     }
     let root = root();
-    let file = root.path().join("devlet.service");
-    std::fs::write(&file, unit().replace(PROGRAM, env!("CARGO_BIN_EXE_devlet"))).unwrap();
-    let verified = Command::new("systemd-analyze")
-        .arg("verify")
-        .arg(&file)
-        .output()
-        .unwrap();
-    assert!(verified.status.success(), "{}", stderr(&verified));
-    assert_eq!(stderr(&verified), "");
+    for name in [UNIT, SHIELD] {
+        let file = root.path().join(name);
+        std::fs::write(&file, unit(name).replace(PROGRAM, env!("CARGO_BIN_EXE_devlet"))).unwrap();
+        let verified = Command::new("systemd-analyze")
+            .arg("verify")
+            .arg(&file)
+            .output()
+            .unwrap();
+        assert!(verified.status.success(), "{}", stderr(&verified));
+        assert_eq!(stderr(&verified), "");
+    }
 }
 
 fn kubernetes(file: &str) -> String {
