@@ -74,6 +74,11 @@ impl Shield {
         }
     }
 
+    /// Returns the time during which devices of a plugin that is away stay advertised, in milliseconds.
+    pub(crate) fn away_ms(&self) -> u64 {
+        u64::try_from(self.away.as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// Returns the directory where devlet registers as a device plugin.
     pub fn device_plugins(&self) -> PathBuf {
         self.kubelet.join("device-plugins")

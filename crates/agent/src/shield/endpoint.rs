@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use devlet_core::device_plugin::list::DeviceList;
+use devlet_core::shield::Advertised;
 use devlet_core::{DeviceId, Moment, ResourceName};
 use devlet_kubelet_api::device_plugin::v1beta1::{
     self, AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
@@ -35,8 +35,8 @@ pub(super) struct Endpoint {
     pub(super) workflow: LeaseWorkflow,
     pub(super) resource: ResourceName,
     pub(super) report: ShieldReport,
-    /// When devlet started.
-    pub(super) started: Moment,
+    /// When the machine was booted.
+    pub(super) booted: Moment,
     /// The number of lists that the kubelet follows.
     pub(super) followers: Arc<watch::Sender<usize>>,
     pub(super) stop: CancellationToken,
@@ -62,8 +62,8 @@ impl Drop for Follower {
 struct Following {
     endpoint: Endpoint,
     changes: watch::Receiver<u64>,
-    /// The last list for the kubelet, and whether it had expired.
-    last: Option<(Arc<DeviceList>, bool)>,
+    /// The last list for the kubelet.
+    last: Option<Advertised>,
     _follower: Follower,
 }
 
@@ -74,18 +74,15 @@ impl Following {
             self.changes.borrow_and_update();
             let endpoint = &self.endpoint;
             let store = &endpoint.workflow.store;
-            let away = endpoint.workflow.shield.away.as_millis();
-            let away = u64::try_from(away).unwrap_or(u64::MAX);
+            let away = endpoint.workflow.shield.away_ms();
             let now = store.now();
             let advertised =
-                store.read(|node| node.advertised(&endpoint.resource, now, endpoint.started, away));
-            let is_same = self.last.as_ref().is_some_and(|(list, is_expired)| {
-                *is_expired == advertised.is_expired
-                    && (Arc::ptr_eq(list, &advertised.list) || *list == advertised.list)
-            });
-            if !is_same {
-                self.last = Some((Arc::clone(&advertised.list), advertised.is_expired));
-                return Some(endpoint.shown(list::encode(&advertised)));
+                store.read(|node| node.advertised(&endpoint.resource, now, endpoint.booted, away));
+            let last = self.last.as_ref();
+            if !last.is_some_and(|last| last.shows_same(&advertised)) {
+                let shown = endpoint.shown(list::encode(&advertised));
+                self.last = Some(advertised);
+                return Some(shown);
             }
             let wait = advertised
                 .until

@@ -140,7 +140,7 @@ pub(super) async fn run(
     directory: Directory,
     workflow: LeaseWorkflow,
     report: ShieldReport,
-    started: Moment,
+    booted: Moment,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
@@ -175,7 +175,7 @@ pub(super) async fn run(
                         socket: directory.socket(),
                         number,
                         dialed: Arc::default(),
-                        started,
+                        booted,
                         tasks: tasks.clone(),
                         ended: ended.clone(),
                     }
@@ -212,7 +212,7 @@ struct Session {
     number: u32,
     /// One connection for all registrations at the start of the kubelet.
     dialed: Arc<OnceCell<PeerConnection>>,
-    started: Moment,
+    booted: Moment,
     tasks: TaskTracker,
     ended: CancellationToken,
 }
@@ -261,7 +261,7 @@ impl Session {
                         workflow: self.workflow.clone(),
                         resource: resource.clone(),
                         report: self.report.clone(),
-                        started: self.started,
+                        booted: self.booted,
                         followers: Arc::clone(&followers),
                         stop: ended.clone(),
                     };

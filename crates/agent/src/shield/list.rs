@@ -25,12 +25,15 @@ pub(crate) fn encode(advertised: &Advertised) -> KubeletList {
 }
 
 fn encode_within(advertised: &Advertised, max: usize) -> KubeletList {
-    let is_healthy = |device: &Device| device.healthy && !advertised.is_expired;
-    let devices = advertised.list.devices().iter();
+    let listed = advertised.list.devices().iter();
+    let listed = listed.map(|device| to_wire(device, advertised.is_healthy(device)));
+    let unlisted = advertised.unlisted().map(|id| v1beta1::Device {
+        id: id.as_str().into(),
+        health: HEALTHY.into(),
+        topology: None,
+    });
     let mut message = ListAndWatchResponse {
-        devices: devices
-            .map(|device| to_wire(device, is_healthy(device)))
-            .collect(),
+        devices: unlisted.chain(listed).collect(),
     };
     if message.encoded_len() <= max {
         return KubeletList {
@@ -71,7 +74,7 @@ fn to_wire(device: &Device, is_healthy: bool) -> v1beta1::Device {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::sync::Arc;
 
     use devlet_core::device_plugin::list::DeviceList;
@@ -86,6 +89,7 @@ mod tests {
         };
         Advertised {
             list: Arc::new(DeviceList::new((0..count).map(device).collect()).0),
+            held: BTreeSet::new(),
             is_expired,
             until: None,
         }
@@ -124,6 +128,18 @@ mod tests {
             shown(&list),
             BTreeMap::from([("d00", (UNHEALTHY, 1)), ("d01", (UNHEALTHY, 0))])
         );
+    }
+
+    #[test]
+    fn devices_that_containers_have_stay_healthy() {
+        let mut list = advertised(2, true);
+        list.held = ["d01".into(), "d07".into()].into();
+        let expected = [
+            ("d00", (UNHEALTHY, 1)),
+            ("d01", (HEALTHY, 0)),
+            ("d07", (HEALTHY, 0)),
+        ];
+        assert_eq!(shown(&encode(&list)), BTreeMap::from(expected));
     }
 
     #[test]

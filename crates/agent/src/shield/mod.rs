@@ -25,10 +25,10 @@ pub mod runtime;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use devlet_core::Moment;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::store::Store;
 use crate::workflow::lease::LeaseWorkflow;
 pub use kubelet::WatchError;
 use report::RuntimeState;
@@ -41,6 +41,9 @@ const ASK_PAUSE: Duration = Duration::from_secs(5);
 /// Pause between writes of the lists that plugins change.
 const RECORD_PAUSE: Duration = Duration::from_secs(1);
 
+/// Longest pause between looks for lists of plugins that are gone for good.
+const FORGET_PAUSE: Duration = Duration::from_secs(60);
+
 /// Starts to stand between the kubelet and the plugins.
 pub(crate) fn start(
     workflow: LeaseWorkflow,
@@ -49,34 +52,50 @@ pub(crate) fn start(
     stop: &CancellationToken,
 ) -> Result<(), WatchError> {
     let directory = kubelet::Directory::watch(&workflow.shield.device_plugins())?;
-    tasks.spawn(record_lists(workflow.store.clone(), stop.clone()));
+    let booted = booted(workflow.store.now());
+    tasks.spawn(record_lists(workflow.clone(), booted, stop.clone()));
     tasks.spawn(release::run(workflow.clone(), report.clone(), stop.clone()));
     tasks.spawn(watch_runtime(workflow.clone(), report.clone(), stop.clone()));
-    let started = workflow.store.now();
     tasks.spawn(kubelet::run(
         directory,
         workflow,
         report,
-        started,
+        booted,
         tasks.clone(),
         stop.clone(),
     ));
     Ok(())
 }
 
-/// Records the devices that plugins list, so that they are advertised after a restart.
-async fn record_lists(store: Store, stop: CancellationToken) {
+/// Returns when the machine was booted.
+fn booted(now: Moment) -> Moment {
+    let uptime = std::fs::read_to_string("/proc/uptime").ok();
+    let seconds = uptime.and_then(|text| text.split_once('.')?.0.parse::<u64>().ok());
+    Moment(
+        now.0
+            .saturating_sub(seconds.unwrap_or_default().saturating_mul(1000)),
+    )
+}
+
+/// Records the devices that plugins list, so that they are advertised after a restart, and forgets those of plugins that
+/// are gone for good.
+async fn record_lists(workflow: LeaseWorkflow, booted: Moment, stop: CancellationToken) {
+    let (store, away) = (&workflow.store, workflow.shield.away_ms());
     let mut changes = store.subscribe();
     let run = async {
         loop {
             changes.borrow_and_update();
+            let now = store.now();
+            let gone = store.read(|node| node.lists_to_forget(now, booted, away));
+            if !gone.is_empty() {
+                store.update(|node| node.forget_lists(&gone));
+            }
             if let Err(error) = store.record_lists().await {
                 tracing::warn!(%error, "device lists not recorded, trying again");
             }
             tokio::time::sleep(RECORD_PAUSE).await;
-            if changes.changed().await.is_err() {
-                return;
-            }
+            // Lists are also forgotten without a change.
+            let _ = tokio::time::timeout(FORGET_PAUSE, changes.changed()).await;
         }
     };
     tokio::select! {

@@ -88,6 +88,8 @@ pub(crate) struct Resource {
     pub(crate) idle_since: Option<Moment>,
     /// The plugin that left last.
     pub(crate) last: Option<LastPlugin>,
+    /// When the last plugin left that had found its devices, since the start.
+    pub(crate) ready_until: Option<Moment>,
     /// When it was first found unused, if no plugin has ever served it.
     pub(crate) unused_since: Option<Moment>,
 }

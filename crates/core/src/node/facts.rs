@@ -137,6 +137,9 @@ impl Node {
         let Some(plugin) = resource.plugins.remove(&connection) else {
             return false;
         };
+        if plugin.ready {
+            resource.ready_until = Some(now);
+        }
         resource.last = Some(LastPlugin {
             endpoint: plugin.endpoint,
             gone_since: now,
@@ -163,7 +166,7 @@ impl Node {
         self.limit_idle();
     }
 
-    /// Removes resources that no pod holds and no plugin has served for [`EVICT_AFTER_MS`]. For an imported resource that
+    /// Removes resources that neither a pod nor a lease holds and no plugin has served for [`EVICT_AFTER_MS`]. For an imported resource that
     /// no plugin has ever served, the period begins with the first call that finds it unused.
     pub fn evict_idle(&mut self, now: Moment) {
         let mut old = Vec::new();
@@ -200,7 +203,9 @@ impl Node {
     /// Returns resources without plugins and holders, with the time when the last plugin left.
     fn idle(&self) -> Vec<(Option<Moment>, &ResourceName)> {
         let is_idle = |(name, resource): &(&ResourceName, &Resource)| {
-            resource.plugins.is_empty() && !self.ledger.held.contains_key(*name)
+            let is_held =
+                self.ledger.held.contains_key(*name) || self.leases.devices_of(name).next().is_some();
+            resource.plugins.is_empty() && !is_held
         };
         let idle = self.resources.iter().filter(is_idle);
         idle.map(|(name, resource)| (resource.last.as_ref().map(|last| last.gone_since), name))

@@ -273,6 +273,14 @@ impl Leases {
         })
     }
 
+    /// Returns the devices of a resource that leases have, each once.
+    pub(crate) fn devices_of(&self, resource: &ResourceName) -> impl Iterator<Item = &DeviceId> {
+        let from = (resource.clone(), DeviceId::from(""));
+        let keys = self.by_device.range(from..).map(|(key, _)| key);
+        keys.take_while(move |(name, _)| name == resource)
+            .map(|(_, device)| device)
+    }
+
     /// Returns the leases that share a device with these devices.
     fn overlapping<'a>(
         &'a self,

@@ -114,6 +114,34 @@ async fn devices_of_a_plugin_are_remembered() {
 }
 
 #[tokio::test]
+async fn a_restart_gives_a_plugin_that_is_away_no_more_time() {
+    let root = Root::new();
+    let at = |now: Moment| OpenOptions {
+        clock: Arc::new(move || now),
+        ..root.options()
+    };
+    let store = root.open();
+    offer(&store, GPU, 3);
+    store.record_lists().await.unwrap();
+    // It is away from here on.
+    store.stop().await.unwrap();
+    let advertised =
+        |store: &Store, now| store.read(|node| node.advertised(&GPU.into(), now, Moment(0), 1_000));
+    let store = Store::open(at(NOW.after(400))).unwrap().0;
+    assert!(!advertised(&store, NOW.after(400)).is_expired);
+    store.stop().await.unwrap();
+
+    let store = Store::open(at(NOW.after(2_000))).unwrap().0;
+
+    assert!(advertised(&store, NOW.after(2_000)).is_expired);
+    store.update(|node| node.forget_lists(&[GPU.into()]));
+    store.record_lists().await.unwrap();
+    store.stop().await.unwrap();
+    let store = root.open();
+    assert!(store.read(|node| node.advertised_resources()).is_empty());
+}
+
+#[tokio::test]
 async fn a_start_that_is_not_written_is_refused_and_forgotten() {
     let root = Root::new();
     let disk = Disk::default();
