@@ -138,7 +138,7 @@ fn plugins(directory: &Path) -> Found {
 
 async fn container_runtime(shield: &Shield) -> Found {
     match runtime::ask(shield).await {
-        RuntimeState::Ready { name } => Found::Good(format!("{name}, CDI is on")),
+        RuntimeState::Ready { name, .. } => Found::Good(format!("{name}, CDI is on")),
         RuntimeState::Unfit { name, problem } => Found::Bad(format!("{name}: {problem}")),
         RuntimeState::Unknown { reason } => Found::Note(format!("not known whether CDI is on: {reason}")),
         RuntimeState::Unasked => Found::Note("not asked".into()),

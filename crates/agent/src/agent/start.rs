@@ -141,6 +141,7 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
             config: Arc::clone(&config),
             shield: Arc::new(settings.clone()),
             metrics: metrics.clone(),
+            runtime: Arc::default(),
         };
         leases = Some(workflow.clone());
         shield::start(workflow, shield.clone(), &tasks, &stop)?;

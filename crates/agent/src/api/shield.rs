@@ -78,7 +78,7 @@ impl v1::shield_server::Shield for DevletService {
         let state = self.agent.shield().get();
         let now = self.now();
         let (fitness, runtime, runtime_problem) = match state.runtime {
-            RuntimeState::Ready { name } => (v1::RuntimeFitness::Ready, name, String::new()),
+            RuntimeState::Ready { name, .. } => (v1::RuntimeFitness::Ready, name, String::new()),
             RuntimeState::Unfit { name, problem } => (v1::RuntimeFitness::Unfit, name, problem),
             RuntimeState::Unknown { reason } => (v1::RuntimeFitness::Unknown, String::new(), reason),
             RuntimeState::Unasked => (v1::RuntimeFitness::Unknown, String::new(), "not asked yet".into()),
@@ -198,6 +198,13 @@ pub(super) fn problems(agent: &Agent) -> Vec<Problem> {
             true,
         ));
     }
+    problems.extend(absent_devices(agent).into_iter().map(|text| {
+        problem(
+            text,
+            "delete its pod, so that another one gets a device that exists, unless the device comes back",
+            false,
+        )
+    }));
     for (resource, why) in &state.registrations {
         if let Some(why) = why {
             problems.push(problem(
@@ -237,4 +244,24 @@ pub(super) fn problems(agent: &Agent) -> Vec<Problem> {
         )
     }));
     problems
+}
+
+/// Returns the containers that wait for a device that does not exist any more.
+fn absent_devices(agent: &Agent) -> Vec<String> {
+    agent.store().read(|node| {
+        let views = node.leases().iter();
+        let waiting = views.filter(|view| view.phase == LeasePhase::Granted);
+        let absent = waiting.filter_map(|view| Some((view, node.absent_device(view.lease)?)));
+        absent
+            .map(|(view, device)| {
+                let resource = &view.lease.resource;
+                let of = view.holder.map_or_else(String::new, |holder| {
+                    format!(" {} of pod {}", holder.container, holder.pod)
+                });
+                format!(
+                    "container{of} waits for device {device} of {resource}, which its plugin does not list"
+                )
+            })
+            .collect()
+    })
 }

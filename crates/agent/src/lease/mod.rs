@@ -2,6 +2,7 @@
 
 pub(crate) mod cgroup;
 pub mod checkpoint;
+pub(crate) mod conflicts;
 pub mod process;
 pub mod spec;
 

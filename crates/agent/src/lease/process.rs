@@ -16,7 +16,7 @@ const START_TIME: usize = 19;
 
 /// Returns the process with this ID, and the control group that it has alone; `None` if it does not run.
 pub fn find(pid: u32) -> Option<ContainerProcess> {
-    let (started, _) = stat(&format!("/proc/{pid}")).ok()??;
+    let (started, _) = stat(format!("/proc/{pid}")).ok()??;
     let process = ContainerProcess {
         pid,
         started,
@@ -44,7 +44,7 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
 
 fn runs(process: &ContainerProcess) -> bool {
     let pid = process.pid;
-    match stat(&format!("/proc/{pid}")) {
+    match stat(format!("/proc/{pid}")) {
         Ok(Some((started, _))) if started != process.started => false,
         // The first thread may end before the others.
         Ok(Some((_, is_dead))) => !is_dead || has_thread(&format!("/proc/{pid}/task")),

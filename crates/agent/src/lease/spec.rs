@@ -1,6 +1,7 @@
 //! The CDI spec of a lease: what the plugin's answer adds to the container, and the hooks that tell devlet of its start
 //! and end.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use devlet_cdi::annotations::{self, InvalidAnnotation};
@@ -12,6 +13,10 @@ use super::KIND;
 
 /// The stages at which a runtime calls the hook, and the word that the hook gets.
 const HOOKS: [(&str, &str); 2] = [("createRuntime", "start"), ("poststop", "stop")];
+
+/// The name of a spec file, before and after the name of the lease.
+const PREFIX: &str = "devlet.dev-lease-";
+const SUFFIX: &str = ".json";
 
 /// Time after which the runtime gives up a hook, in seconds.
 const HOOK_TIMEOUT: i64 = 5;
@@ -28,6 +33,24 @@ pub struct HookCommand {
     pub socket: PathBuf,
 }
 
+/// How the runtime treats CDI devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeCdi {
+    /// The directories that it reads.
+    pub directories: Vec<PathBuf>,
+    /// `true` if the container's user owns the nodes of a plugin's devices; otherwise they keep the owner on the host.
+    pub gives_to_user: bool,
+}
+
+impl Default for RuntimeCdi {
+    fn default() -> Self {
+        Self {
+            directories: devlet_cdi::DEFAULT_DIRECTORIES.map(PathBuf::from).to_vec(),
+            gives_to_user: false,
+        }
+    }
+}
+
 /// Why a spec cannot be written. The text reaches `kubectl describe pod`.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
@@ -37,6 +60,9 @@ pub enum SpecError {
     /// An annotation of the plugin's answer does not name CDI devices.
     #[error("the plugin's answer is impossible: {0}")]
     Annotation(#[from] InvalidAnnotation),
+    /// The source of a mount does not exist, and cannot be created.
+    #[error("the plugin's answer has a mount of {}, which does not exist and cannot be created: {problem}", path.display())]
+    Source { path: PathBuf, problem: io::Error },
     /// The spec cannot be written.
     #[error("the CDI spec cannot be written: {0}")]
     Write(#[from] devlet_cdi::WriteError),
@@ -47,17 +73,32 @@ pub enum SpecError {
 
 /// Returns the name of the spec file of a lease.
 pub fn file_name(name: &LeaseName) -> String {
-    format!("devlet.dev-lease-{name}.json")
+    format!("{PREFIX}{name}{SUFFIX}")
+}
+
+/// Returns the leases that have a spec in a directory.
+pub fn names(directory: &Path) -> Vec<LeaseName> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let files = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    files
+        .filter_map(|file| {
+            let name = file.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+            let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            is_plain.then(|| name.into())
+        })
+        .collect()
 }
 
 /// Writes the spec of a lease to `directory`, unless it is there. Without a hook, devlet is not told of containers.
 pub fn write(
     directory: &Path,
+    runtime: &RuntimeCdi,
     name: &LeaseName,
     options: &RunOptions,
     hook: Option<&HookCommand>,
 ) -> Result<(), SpecError> {
-    let spec = spec(directory, name, options, hook)?;
+    create_sources(options)?;
+    let spec = spec(runtime, name, options, hook)?;
     let file = file_name(name);
     let text = spec.to_text(&file)?;
     if std::fs::read_to_string(directory.join(&file)).is_ok_and(|present| present == text) {
@@ -75,8 +116,8 @@ pub fn remove(directory: &Path, name: &LeaseName) {
 }
 
 /// Returns the spec of a lease.
-pub fn spec(
-    directory: &Path,
+fn spec(
+    runtime: &RuntimeCdi,
     name: &LeaseName,
     options: &RunOptions,
     hook: Option<&HookCommand>,
@@ -87,11 +128,14 @@ pub fn spec(
             .iter()
             .map(|(name, value)| format!("{name}={value}"))
             .collect(),
-        device_nodes: options.device_nodes.iter().flat_map(device_nodes).collect(),
+        device_nodes: owned(
+            options.device_nodes.iter().flat_map(device_nodes).collect(),
+            runtime,
+        ),
         mounts: options.mounts.iter().map(mount).collect(),
         ..ContainerEdits::default()
     };
-    edits.append(&resolve(directory, options)?);
+    edits.append(&resolve(&runtime.directories, options)?);
     let hooks = hook
         .into_iter()
         .flat_map(|hook| HOOKS.map(|(stage, word)| (hook, stage, word)));
@@ -125,7 +169,7 @@ pub fn spec(
 }
 
 /// Returns the edits of the CDI devices that an answer names: the runtime gets only the name of the lease.
-fn resolve(directory: &Path, options: &RunOptions) -> Result<ContainerEdits, SpecError> {
+fn resolve(directories: &[PathBuf], options: &RunOptions) -> Result<ContainerEdits, SpecError> {
     let annotated = annotations::parse(&options.annotations)?;
     let annotated = annotated
         .into_iter()
@@ -134,10 +178,6 @@ fn resolve(directory: &Path, options: &RunOptions) -> Result<ContainerEdits, Spe
     let names: Vec<String> = options.cdi_devices.iter().cloned().chain(annotated).collect();
     if names.is_empty() {
         return Ok(ContainerEdits::default());
-    }
-    let mut directories: Vec<&Path> = devlet_cdi::DEFAULT_DIRECTORIES.iter().map(Path::new).collect();
-    if !directories.contains(&directory) {
-        directories.push(directory);
     }
     Ok(Registry::load(directories).resolve(names)?)
 }
@@ -173,6 +213,41 @@ fn device_nodes(node: &run_options::DeviceNode) -> Vec<DeviceNode> {
             one(path, entry.path().display().to_string())
         })
         .collect()
+}
+
+/// Gives nodes the owner that they have on the host. Without one, CDI gives them to the container's user.
+fn owned(mut nodes: Vec<DeviceNode>, runtime: &RuntimeCdi) -> Vec<DeviceNode> {
+    use std::os::unix::fs::MetadataExt as _;
+    if runtime.gives_to_user {
+        return nodes;
+    }
+    for node in &mut nodes {
+        let path = if node.host_path.is_empty() {
+            &node.path
+        } else {
+            &node.host_path
+        };
+        // The runtime reports a node that is absent.
+        if let Ok(about) = std::fs::metadata(path) {
+            (node.uid, node.gid) = (Some(about.uid()), Some(about.gid()));
+        }
+    }
+    nodes
+}
+
+/// Creates the sources of mounts that do not exist, as containerd does without CDI.
+fn create_sources(options: &RunOptions) -> Result<(), SpecError> {
+    let paths = options.mounts.iter().map(|mount| Path::new(&mount.host_path));
+    for path in paths.filter(|path| path.is_absolute()) {
+        let is_absent = std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if is_absent {
+            std::fs::create_dir_all(path).map_err(|problem| SpecError::Source {
+                path: path.to_owned(),
+                problem,
+            })?;
+        }
+    }
+    Ok(())
 }
 
 fn mount(mount: &run_options::Mount) -> Mount {

@@ -400,7 +400,10 @@ mod tests {
             name: String::new(),
             problem: String::new(),
         };
-        let ready = RuntimeState::Ready { name: String::new() };
+        let ready = RuntimeState::Ready {
+            name: String::new(),
+            cdi: Default::default(),
+        };
         let unknown = RuntimeState::Unknown {
             reason: String::new(),
         };

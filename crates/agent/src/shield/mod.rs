@@ -120,6 +120,9 @@ async fn watch_runtime(workflow: LeaseWorkflow, report: ShieldReport, stop: Canc
                 tracing::error!(runtime = name, problem, "nothing is registered with the kubelet");
             }
             let is_ready = matches!(runtime, RuntimeState::Ready { .. });
+            if let RuntimeState::Ready { cdi, .. } = &runtime {
+                workflow.runtime.send_replace(cdi.clone());
+            }
             // A runtime that is slow or restarts has not changed its configuration.
             let is_unknown = matches!(runtime, RuntimeState::Unknown { .. });
             report.update(|state| match state.runtime {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
+use devlet_core::device_plugin::run_options::Conflict;
 use devlet_core::shield::{LeaseHolder, LeaseView};
 use devlet_core::{DeviceId, LeaseName, Moment, ResourceName};
 use devlet_kubelet_api::pod_resources::v1 as pod_resources;
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::report::ShieldReport;
 use crate::lease::checkpoint::{self, Held};
+use crate::lease::conflicts;
 use crate::workflow::lease::{LeaseWorkflow, dead_containers};
 
 /// Pause between two comparisons.
@@ -41,8 +43,10 @@ type Listed = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 /// Compares until devlet stops.
 pub(super) async fn run(workflow: LeaseWorkflow, report: ShieldReport, stop: CancellationToken) {
     let mut suspects = BTreeSet::new();
+    let mut conflicts = Vec::new();
     loop {
         suspects = compare(&workflow, &report, suspects).await;
+        conflicts = log_conflicts(&workflow, &conflicts);
         tokio::select! {
             () = tokio::time::sleep(PAUSE) => {}
             () = stop.cancelled() => return,
@@ -69,6 +73,7 @@ async fn compare(
     report.update(|state| state.checkpoint = read.as_ref().err().map(ToString::to_string));
     let Ok(held) = read else { return suspects };
     adopt(workflow, report, &held).await;
+    workflow.sweep_specs().await;
     let holders: BTreeMap<LeaseName, LeaseHolder> = held
         .iter()
         .map(|held| (held.name(), held.holder.clone()))
@@ -125,6 +130,21 @@ async fn adopt(workflow: &LeaseWorkflow, report: &ShieldReport, held: &[Held]) {
             }
         });
     }
+}
+
+/// Logs disagreements between answers for one container that are not among `known`. Returns all.
+fn log_conflicts(
+    workflow: &LeaseWorkflow,
+    known: &[(LeaseHolder, Conflict)],
+) -> Vec<(LeaseHolder, Conflict)> {
+    let found = workflow.store.read(|node| {
+        let views = node.leases().iter();
+        conflicts::find(views.filter_map(|view| Some((view.holder?, view.lease))))
+    });
+    for (LeaseHolder { pod, container }, conflict) in found.iter().filter(|each| !known.contains(each)) {
+        tracing::warn!(%pod, %container, ?conflict, "answers of two plugins disagree, and any of them may win");
+    }
+    found
 }
 
 fn is_unknown(

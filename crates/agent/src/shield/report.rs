@@ -6,6 +6,8 @@ use std::sync::Arc;
 use devlet_core::ResourceName;
 use tokio::sync::watch;
 
+use crate::lease::spec::RuntimeCdi;
+
 /// The state of a shield. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct ShieldReport(Arc<watch::Sender<ShieldState>>);
@@ -53,6 +55,8 @@ pub enum RuntimeState {
     Ready {
         /// Name and version.
         name: String,
+        /// How it treats CDI devices.
+        cdi: RuntimeCdi,
     },
     /// Containers would start without their devices.
     Unfit {

@@ -19,6 +19,7 @@ use tonic::Request;
 use super::report::RuntimeState;
 use crate::config::Shield;
 use crate::grpc::call;
+use crate::lease::spec::RuntimeCdi;
 
 /// Where the CRI of known runtimes is.
 const SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
@@ -135,7 +136,12 @@ fn judge(name: String, config: Option<&Value>, directory: &Path) -> RuntimeState
         );
         return RuntimeState::Unfit { name, problem };
     }
-    RuntimeState::Ready { name }
+    let ownership = setting("device_ownership_from_security_context").and_then(Value::as_bool);
+    let cdi = RuntimeCdi {
+        directories: directories.into_iter().map(PathBuf::from).collect(),
+        gives_to_user: ownership.unwrap_or_default(),
+    };
+    RuntimeState::Ready { name, cdi }
 }
 
 /// Returns the value of a key at any depth.
@@ -191,9 +197,22 @@ mod tests {
             json!({ "runtime": { "enableCDI": true } }),
             json!({ "cdiSpecDirs": ["/var/run/cdi"] }),
         ] {
-            let name = "containerd v2".into();
-            assert_eq!(judged(&config), RuntimeState::Ready { name });
+            assert!(matches!(judged(&config), RuntimeState::Ready { .. }), "{config}");
         }
+    }
+
+    #[test]
+    fn a_runtime_tells_where_it_looks_and_whose_devices_are() {
+        let config = json!({
+            "cdiSpecDirs": ["/var/run/cdi", "/opt/cdi"],
+            "device_ownership_from_security_context": true,
+        });
+        let cdi = RuntimeCdi {
+            directories: vec!["/var/run/cdi".into(), "/opt/cdi".into()],
+            gives_to_user: true,
+        };
+        let name = "containerd v2".into();
+        assert_eq!(judged(&config), RuntimeState::Ready { name, cdi });
     }
 
     #[test]

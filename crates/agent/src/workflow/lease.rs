@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use devlet_core::shield::Lease;
 use devlet_core::{Availability, DeviceId, LeaseName, Node, PluginView, PreferenceQuery, ResourceName};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::{Config, Shield};
 use crate::device_plugin::clients::PluginClients;
 use crate::grpc::call::CallDeadline;
 use crate::lease::checkpoint::{self, UnusableCheckpoint};
-use crate::lease::spec::{self, SpecError};
+use crate::lease::spec::{self, RuntimeCdi, SpecError};
 use crate::lease::{self, process};
 use crate::metrics::Metrics;
 use crate::store::{LeaseError, Store, WriteError, in_time};
@@ -65,6 +66,8 @@ pub struct LeaseWorkflow {
     pub(crate) config: Arc<Config>,
     pub(crate) shield: Arc<Shield>,
     pub(crate) metrics: Metrics,
+    /// How the runtime treats CDI devices, as far as it has told.
+    pub(crate) runtime: Arc<watch::Sender<RuntimeCdi>>,
 }
 
 impl LeaseWorkflow {
@@ -161,10 +164,11 @@ impl LeaseWorkflow {
         let count = leases.len();
         let (temporary, permanent) = (self.shield.cdi.clone(), self.shield.permanent_cdi.clone());
         let directory = permanent.clone();
+        let runtime = self.runtime.borrow().clone();
         let written = tokio::task::spawn_blocking(move || {
             for lease in leases {
                 let Some(answer) = &lease.answer else { continue };
-                spec::write(&permanent, &lease.name, &answer.options(), None)?;
+                spec::write(&permanent, &runtime, &lease.name, &answer.options(), None)?;
                 if permanent != temporary {
                     // Specs in the temporary directory take precedence.
                     spec::remove(&temporary, &lease.name);
@@ -174,6 +178,23 @@ impl LeaseWorkflow {
         });
         written.await.unwrap_or(Err(SpecError::Internal))?;
         Ok((count, directory))
+    }
+
+    /// Removes specs whose leases have ended: a crash or an error may have left them.
+    pub(crate) async fn sweep_specs(&self) {
+        for directory in [self.shield.cdi.clone(), self.shield.permanent_cdi.clone()] {
+            let store = self.store.clone();
+            let swept = tokio::task::spawn_blocking(move || {
+                // A lease is known before its spec is written.
+                let names = spec::names(&directory);
+                let has_ended =
+                    |name: &&LeaseName| store.read(|node| node.leases().get(name.as_str()).is_none());
+                for name in names.iter().filter(has_ended) {
+                    spec::remove(&directory, name);
+                }
+            });
+            let _ = swept.await;
+        }
     }
 
     /// Ends a lease that the kubelet does not know any more, unless a container of it may run.

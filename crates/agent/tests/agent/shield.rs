@@ -44,6 +44,7 @@ impl Node {
         Config {
             shield: Some(Shield {
                 cdi: self.path("cdi"),
+                permanent_cdi: self.path("etc"),
                 ..Shield::new(self.path("kubelet"), "/usr/bin/devlet")
             }),
             ..Config::new(self.path("devlet"))
@@ -338,6 +339,29 @@ async fn devices_of_a_plugin_that_stays_away_become_unhealthy() {
     assert_eq!(gpus.devices.unwrap().len(), 3);
     let _plugin = Plugin::registered(&node.script());
     kubelet.until_healthy(GPU, 3).await;
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_that_its_plugin_does_not_list_any_more_is_named() {
+    let node = Node::new();
+    let agent = node.devlet().await;
+    let kubelet = node.kubelet();
+    let plugin = Plugin::registered(&node.script());
+    let gpus = kubelet.until_healthy(GPU, 3).await;
+    allocate(&gpus, &["c"]).await;
+    drop(plugin);
+    super::driver::until(&agent, |node| node.plugins().is_empty().then_some(())).await;
+    let mut upgraded = Plugin::registered(&Script {
+        devices: vec![Device::new("a"), Device::new("b")],
+        ..node.script()
+    });
+    super::driver::until(&agent, |node| node.serving(&GPU.into())).await;
+
+    let refusal = refused(&gpus, &["c"]).await;
+
+    assert!(refusal.contains("device c does not exist any more"), "{refusal}");
+    assert!(!upgraded.was_called("Allocate"));
     agent.stop().await.unwrap();
 }
 

@@ -9,6 +9,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::Lease;
 use crate::device_plugin::bit_set::BitSet;
 use crate::device_plugin::inventory::{GRACE_MS, Resource};
 use crate::device_plugin::list::{Device, DeviceList};
@@ -108,6 +109,12 @@ impl Node {
             is_expired,
             until: (!is_expired).then_some(until),
         }
+    }
+
+    /// Returns a device of a lease that its plugin does not list, although the plugin has found its devices.
+    pub fn absent_device<'a>(&self, lease: &'a Lease) -> Option<&'a DeviceId> {
+        let list = self.resources.get(&lease.resource)?.ready_list()?;
+        lease.devices.iter().find(|id| list.get(id.as_str()).is_none())
     }
 
     /// Returns the resources whose plugins are gone for good: their time is over, as is the grace period of a kubelet after

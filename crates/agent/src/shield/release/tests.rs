@@ -4,6 +4,7 @@ use devlet_core::shield::{Lease, LeasePhase};
 
 use super::*;
 use crate::config::{Config, Shield};
+use crate::lease::spec;
 
 fn lease(name: &str, devices: &[&str]) -> Lease {
     Lease {
@@ -68,9 +69,11 @@ async fn workflow(root: &Path, lease: Lease) -> LeaseWorkflow {
         config: Arc::new(Config::new(root)),
         shield: Arc::new(Shield {
             cdi: root.join("cdi"),
+            permanent_cdi: root.join("etc"),
             ..Shield::new(root, "devlet")
         }),
         metrics: Default::default(),
+        runtime: Default::default(),
     }
 }
 
@@ -121,4 +124,25 @@ async fn a_lease_does_not_end_before_its_container() {
     workflow.store.stop_leased("a", "c").await.unwrap();
     compare(&workflow, &report, suspects).await;
     assert!(!is_there(&workflow));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn specs_without_a_lease_are_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let workflow = workflow(root.path(), lease("a", &["g0"])).await;
+    let spec = |directory: &str, name: &str| root.path().join(directory).join(spec::file_name(&name.into()));
+    for directory in ["cdi", "etc"] {
+        std::fs::create_dir(root.path().join(directory)).unwrap();
+        for name in ["a", "b"] {
+            std::fs::write(spec(directory, name), "{}").unwrap();
+        }
+        std::fs::write(root.path().join(directory).join("acme.json"), "{}").unwrap();
+    }
+
+    compare(&workflow, &ShieldReport::default(), BTreeSet::new()).await;
+
+    for directory in ["cdi", "etc"] {
+        assert!(spec(directory, "a").exists() && !spec(directory, "b").exists());
+        assert!(root.path().join(directory).join("acme.json").exists());
+    }
 }

@@ -69,6 +69,15 @@ pub enum PrepareLeaseError {
         /// The socket of the last plugin.
         last: Option<String>,
     },
+    /// The plugin has found its devices, and one is not among them.
+    #[error(
+        "devlet: {resource}: device {device} does not exist any more: its device plugin does not list it; delete the pod, \
+         unless the device comes back"
+    )]
+    Absent {
+        resource: ResourceName,
+        device: DeviceId,
+    },
     /// A call to the plugin failed.
     #[error("devlet: device plugin of {resource} at {endpoint}: {problem}; tried again soon")]
     Plugin {
@@ -360,6 +369,10 @@ impl Try {
             if answers.iter().any(|(name, _)| *name == lease.name) {
                 continue;
             }
+            if let Some(device) = store.read(|node| node.absent_device(lease).cloned()) {
+                let resource = plugin.resource.clone();
+                return Err(PrepareLeaseError::Absent { resource, device });
+            }
             let call = calls.allocate(plugin.connection, &grant, deadline::after(deadline::MAX_DURATION));
             let answer = self.call(plugin, "Allocate", call).await.map_err(named)?;
             let recorded = preparing.record(vec![(lease.name.clone(), answer.clone(), is_required)]);
@@ -418,7 +431,7 @@ impl Try {
         let recorded = recorded.filter_map(|lease| Some((lease.name.clone(), lease.answer.clone()?)));
         let specs: Answers = recorded.chain(answers).collect();
         let workflow = &self.workflow;
-        let directory = workflow.shield.cdi.clone();
+        let (directory, runtime) = (workflow.shield.cdi.clone(), workflow.runtime.borrow().clone());
         let hook = HookCommand {
             path: workflow.shield.hook.clone(),
             socket: workflow.config.api_socket(),
@@ -432,7 +445,7 @@ impl Try {
                 if !lost.is_empty() {
                     tracing::warn!(%resource, annotations = ?lost, "annotations of the plugin's answer dropped: CDI cannot hand them on");
                 }
-                spec::write(&directory, &name, &options, Some(&hook))
+                spec::write(&directory, &runtime, &name, &options, Some(&hook))
             })
         });
         let written = written.await.unwrap_or(Err(SpecError::Internal));
