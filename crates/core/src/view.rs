@@ -109,7 +109,8 @@ impl Node {
 
     /// Returns the device counts of each known resource.
     pub fn capacity(&self, now: Moment) -> BTreeMap<ResourceName, Capacity> {
-        let names: BTreeSet<&ResourceName> = self.resources.keys().chain(self.ledger.held.keys()).collect();
+        let held = self.ledger.held.keys().chain(self.leases.resources());
+        let names: BTreeSet<&ResourceName> = self.resources.keys().chain(held).collect();
         names
             .into_iter()
             .map(|name| (name.clone(), self.capacity_of(name, now)))
@@ -118,7 +119,8 @@ impl Node {
 
     /// Returns the device counts of one resource.
     pub fn capacity_of(&self, name: &ResourceName, now: Moment) -> Capacity {
-        let held = self.ledger.held.get(name).map_or(0, BTreeMap::len);
+        let leased = self.leases.devices_of(name).count();
+        let held = self.ledger.held.get(name).map_or(0, BTreeMap::len) + leased;
         let Some(resource) = self.resources.get(name) else {
             return Capacity {
                 held,
@@ -142,8 +144,15 @@ impl Node {
                 .ledger
                 .free
                 .get(name)
-                .map_or(0, |free| if serving { free.count() } else { 0 }),
+                .filter(|_| serving)
+                .map_or(0, |free| free.count().saturating_sub(self.leased_healthy(name))),
         }
+    }
+
+    /// Returns the number of healthy devices that leases have. Pods on record have none of them.
+    fn leased_healthy(&self, name: &ResourceName) -> usize {
+        let leased = self.leases.devices_of(name);
+        leased.filter(|device| self.is_healthy(name, device)).count()
     }
 
     /// Returns the availability of a resource.
@@ -197,21 +206,21 @@ impl Node {
             };
             views.insert(&device.id, view);
         }
+        let absent = |id: &DeviceId| DeviceView {
+            resource: name.clone(),
+            id: id.clone(),
+            listed: false,
+            healthy: false,
+            nodes: Vec::new(),
+            holders: Vec::new(),
+        };
         for (id, pods) in held.into_iter().flatten() {
-            let absent = || DeviceView {
-                resource: name.clone(),
-                id: id.clone(),
-                listed: false,
-                healthy: false,
-                nodes: Vec::new(),
-                holders: Vec::new(),
-            };
-            views.entry(id).or_insert_with(absent).holders.clone_from(pods);
+            let view = views.entry(id).or_insert_with(|| absent(id));
+            view.holders.clone_from(pods);
         }
         for (id, pod) in self.leases.holders_of(name) {
-            if let Some(view) = views.get_mut(id)
-                && !view.holders.contains(pod)
-            {
+            let view = views.entry(id).or_insert_with(|| absent(id));
+            if !view.holders.contains(pod) {
                 view.holders.push(pod.clone());
             }
         }

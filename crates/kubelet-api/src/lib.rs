@@ -12,6 +12,8 @@
 //! | [`dra_health::v1alpha1`] | `v1alpha1` | driver |
 //! | [`pod_resources::v1`] | `v1` | kubelet |
 //! | [`pod_resources::v1alpha1`] | `v1alpha1` | kubelet |
+//! | [`pods::v1alpha1`] | `v1alpha1` | kubelet |
+//! | [`cri::v1`] | `runtime.v1` | container runtime |
 //!
 //! The messages, clients and servers are generated from the files under `proto/` and checked in;
 //! `tests/wire/generated.rs` generates them. Only the strings with a meaning in the protocols are written by hand.
@@ -22,8 +24,10 @@
 // tonic qualifies every name.
 #![allow(unused_qualifications)]
 
+pub mod cri;
 pub mod device_plugin;
 pub mod dra;
 pub mod dra_health;
 pub mod plugin_registration;
 pub mod pod_resources;
+pub mod pods;

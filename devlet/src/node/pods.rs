@@ -269,6 +269,7 @@ impl From<v1::Pod> for Pod {
             v1::PodSource::Embedder => "embedder",
             v1::PodSource::Imported => "imported",
             v1::PodSource::Kubernetes => "kubernetes",
+            v1::PodSource::Kubelet => "kubelet",
         };
         let waiting = |waiting: v1::PodWaiting| Waiting {
             reason: waiting.reason,

@@ -1,11 +1,11 @@
 //! `devlet shield check`: whether a node can use the shield.
 
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use devlet_agent::config::Shield;
 use devlet_agent::lease::checkpoint;
+use devlet_agent::shield::beside;
 use devlet_agent::shield::report::RuntimeState;
 use devlet_agent::shield::runtime;
 use tokio::time::Instant;
@@ -119,13 +119,7 @@ fn devices(shield: &Shield) -> Found {
 }
 
 fn plugins(directory: &Path) -> Found {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let sockets = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
-    let mut names: Vec<String> = sockets
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| name != "kubelet.sock" && !name.starts_with("devlet-"))
-        .collect();
-    names.sort();
+    let names = beside::sockets(directory);
     match names.is_empty() {
         true => Found::Good("none beside devlet".into()),
         false => Found::Note(format!(

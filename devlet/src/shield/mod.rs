@@ -156,9 +156,15 @@ async fn leases(args: &ConnectArgs) -> anyhow::Result<Outcome> {
             escape_control(&lease.resource).into_owned(),
             escape_control(&lease.devices.join(",")).into_owned(),
             lease.phase.clone(),
-            or(&lease.pod_uid, "-"),
+            match lease.pod_name.as_str() {
+                "" => or(&lease.pod_uid, "-"),
+                name => escape_control(&format!("{}/{name}", lease.pod_namespace)).into_owned(),
+            },
             or(&lease.container, "-"),
-            lease.running.len().to_string(),
+            match lease.unwitnessed {
+                true => "?".to_owned(),
+                false => lease.running.len().to_string(),
+            },
         ]
     });
     let header = [
@@ -166,7 +172,7 @@ async fn leases(args: &ConnectArgs) -> anyhow::Result<Outcome> {
         "RESOURCE",
         "DEVICES",
         "PHASE",
-        "POD UID",
+        "POD",
         "CONTAINER",
         "RUNNING",
     ];

@@ -4,11 +4,14 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use devlet_testkit::{Device, Kubelet, Plugin, RegisteredPlugin, Script};
+use devlet_kubelet_api::device_plugin::v1beta1::{CdiDevice, ContainerAllocateResponse};
+use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
+use devlet_testkit::{Device, Kubelet, KubeletPod, KubeletPods, Plugin, RegisteredPlugin, Script};
+use prost::Message as _;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::{Daemon, devlet, root, stderr, stdout};
+use crate::common::{Daemon, devlet, ids, items, root, stderr, stdout};
 
 const GPU: &str = "acme.com/gpu";
 
@@ -196,4 +199,69 @@ fn a_node_without_a_kubelet_does_not_pass_the_check() {
     assert_eq!(checked.status.code(), Some(1));
     let text = stdout(&checked);
     assert!(text.contains("name the kubelet's with --kubelet-dir"), "{text}");
+}
+
+/// Writes the kubelet's checkpoint with one container, which has a device.
+fn checkpoint(node: &Node, device: &str) {
+    let answer = ContainerAllocateResponse {
+        cdi_devices: vec![CdiDevice {
+            name: device.to_owned(),
+        }],
+        ..ContainerAllocateResponse::default()
+    };
+    let entry = Entry {
+        pod_uid: "u1".into(),
+        container: "main".into(),
+        resource: GPU.into(),
+        devices: Devices::PerNuma(Some([(-1, Some(vec!["a".into()]))].into())),
+        alloc_resp: Some(answer.encode_to_vec()),
+    };
+    let checkpoint = Checkpoint {
+        entries: Some(vec![entry]),
+        registered: None,
+    };
+    let path = node.path("k/device-plugins/kubelet_internal_checkpoint");
+    std::fs::write(path, device_plugin::write(&checkpoint)).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_the_kubelet_are_shown_with_their_names() {
+    let node = Node::new();
+    let pods = vec![KubeletPod::new("u1", "job", "main", GPU, &["a"])];
+    let _pods = KubeletPods::start(&node.path("k"), true, pods);
+    let daemon = node.daemon();
+    let _plugin = node.plugin();
+    let kubelet = Kubelet::start(&node.path("k"));
+    let gpus = kubelet.until_healthy(GPU, 2).await;
+    let answer = gpus.allocate(&["a"]).await.unwrap();
+    checkpoint(&node, &answer.cdi_devices[0].name);
+    let adopted = node.shield("adopt");
+    assert!(adopted.status.success(), "{}", stderr(&adopted));
+
+    let named = |list: &Value| items(list).iter().any(|pod| pod["name"] == "job");
+    let listed = daemon.until("pods", named);
+    let pod = &items(&listed)[0];
+    assert_eq!(
+        (&pod["namespace"], &pod["source"]),
+        (&"default".into(), &"kubelet".into())
+    );
+    assert_eq!(pod["containers"][0]["name"], "main");
+    assert_eq!(pod["containers"][0]["kind"], "app");
+    assert_eq!(ids(pod), ["a"]);
+    let described = daemon.json(&["describe", "pod", "job"]);
+    assert_eq!(described["uid"], "u1");
+    let devices = daemon.json(&["get", "devices"]);
+    let device = items(&devices).into_iter().find(|device| device["id"] == "a");
+    assert_eq!(device.unwrap()["holders"][0]["name"], "job");
+    let device = daemon.json(&["describe", "device", "a"]);
+    assert_eq!(device["containers"][0]["container"], "main");
+    let leases = stdout(&node.shield("leases"));
+    assert!(leases.contains("default/job"), "{leases}");
+    let resource = &items(&daemon.json(&["get", "resources"]))[0];
+    assert_eq!((&resource["held"], &resource["free"]), (&1.into(), &1.into()));
+    assert_eq!(daemon.json(&["status"])["pods"], 1);
+    // The pod is the kubelet's.
+    let refused = daemon.refused(&["remove", "job"]);
+    assert!(refused.contains("job"), "{refused}");
+    assert_eq!(daemon.stop(), Some(0));
 }

@@ -166,7 +166,14 @@ impl Agent {
             database_bytes: std::fs::metadata(config.database()).map_or(0, |file| file.len()),
         };
         let now = store.now();
-        let view = store.read(|node| View::new(node, now, about_store));
+        let shield = config.shield.as_ref().map(|_| self.shield().counts());
+        let view = store.read(|node| {
+            let view = View::new(node, now, about_store);
+            match shield {
+                Some(counts) => view.with_shield(counts, node),
+                None => view,
+            }
+        });
         metrics.text(&self.cluster().read(|state| view.with_cluster(state)))
     }
 

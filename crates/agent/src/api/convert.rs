@@ -194,11 +194,27 @@ pub(super) fn container(
 ) -> v1::Container {
     let claim_devices = node.claimed_devices(pod, name, now);
     let pod = node.pod(pod);
-    let mut held: Vec<&Allocation> = pod
+    let held = pod
         .into_iter()
         .flat_map(|pod| &pod.allocations)
         .filter(|allocation| allocation.container.as_str() == name)
         .collect();
+    v1::Container {
+        claim_devices: claim_devices
+            .into_iter()
+            .map(convert_claims::used_device)
+            .collect(),
+        ..container_with(name, held, options, conflicts)
+    }
+}
+
+/// Converts a container with these devices and options.
+pub(super) fn container_with(
+    name: &str,
+    mut held: Vec<&Allocation>,
+    options: RunOptions,
+    conflicts: Vec<Conflict>,
+) -> v1::Container {
     held.sort_by(|one, other| one.resource.cmp(&other.resource));
     let conflict = |conflict: Conflict| v1::Conflict {
         what: contested(conflict.kind).to_owned(),
@@ -212,10 +228,7 @@ pub(super) fn container(
         devices: held.into_iter().map(held_devices).collect(),
         options: Some(run_options_message(options)),
         conflicts: conflicts.into_iter().map(conflict).collect(),
-        claim_devices: claim_devices
-            .into_iter()
-            .map(convert_claims::used_device)
-            .collect(),
+        claim_devices: Vec::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use devlet_core::{PodUid, ResourceName};
 
 use super::lookup::PodLookupError;
 use super::service::DevletService;
-use super::{convert, convert_claims, convert_cluster, lookup};
+use super::{convert, convert_claims, convert_cluster, kubelet_pods, lookup};
 
 /// Drivers, and plugins of drivers that were rejected.
 pub(super) type Drivers = (Vec<v1::Driver>, Vec<v1::RefusedDriver>);
@@ -21,7 +21,7 @@ impl DevletService {
     /// Returns the devices of all resources and DRA drivers, or of one.
     pub(super) fn devices(&self, resource: &str) -> Vec<v1::Device> {
         let now = self.now();
-        self.read(|node| {
+        let mut devices: Vec<v1::Device> = self.read(|node| {
             let names: Vec<ResourceName> = match resource.is_empty() {
                 true => node.capacity(now).into_keys().collect(),
                 false => vec![ResourceName::from(resource)],
@@ -30,7 +30,11 @@ impl DevletService {
             devices
                 .chain(convert_claims::dra_devices(node, resource, now))
                 .collect()
-        })
+        });
+        if self.agent.config().shield.is_some() {
+            kubelet_pods::name_holders(&mut devices, &self.agent.shield().get());
+        }
+        devices
     }
 
     pub(super) fn plugins(&self) -> Vec<v1::Plugin> {
@@ -72,10 +76,11 @@ impl DevletService {
 
     pub(super) fn pods(&self) -> Vec<v1::Pod> {
         let now = self.now();
-        let mut pods = self.read(|node| {
+        let mut pods = self.kubelet_pods();
+        pods.extend(self.read(|node| {
             let pods = node.pods().map(|pod| convert::pod(node, pod, now));
             pods.collect::<Vec<v1::Pod>>()
-        });
+        }));
         self.agent.cluster().read(|state| {
             pods.iter_mut()
                 .for_each(|pod| convert_cluster::mark(state, pod, now));
@@ -90,9 +95,24 @@ impl DevletService {
         pods
     }
 
-    /// Returns the pods that a name refers to: one on record, or those of an API server that wait.
+    /// Returns the pods with devices of a kubelet beside devlet.
+    fn kubelet_pods(&self) -> Vec<v1::Pod> {
+        if self.agent.config().shield.is_none() {
+            return Vec::new();
+        }
+        let (state, now) = (self.agent.shield().get(), self.now());
+        self.read(|node| kubelet_pods::pods(node, &state, now))
+    }
+
+    /// Returns the pods that a name refers to: one on record, those of an API server that wait, or those of a kubelet
+    /// beside devlet.
     pub(super) fn pods_named(&self, name: &str) -> Result<Vec<v1::Pod>, PodLookupError> {
         let now = self.now();
+        let mut of_kubelet = self.kubelet_pods();
+        of_kubelet.retain(|pod| kubelet_pods::is_called(pod, name));
+        if !of_kubelet.is_empty() {
+            return Ok(of_kubelet);
+        }
         let recorded = self.read(|node| {
             let uid = lookup::find_pod(node, name)?;
             Ok(node.pod(&uid).map(|pod| convert::pod(node, pod, now)))

@@ -12,6 +12,7 @@ mod convert;
 mod convert_claims;
 mod convert_cluster;
 mod file_notes;
+mod kubelet_pods;
 mod lists;
 mod lookup;
 mod node_status;

@@ -6,7 +6,7 @@ use devlet_client::v1;
 
 use super::convert::{self, number};
 use super::service::DevletService;
-use super::{convert_claims, convert_cluster, file_notes, problems};
+use super::{convert_claims, convert_cluster, file_notes, kubelet_pods, problems};
 
 impl DevletService {
     pub(super) async fn node_status(&self) -> v1::StatusResponse {
@@ -44,7 +44,7 @@ impl DevletService {
                 started_at_ms: (self.wall_clock)().0.saturating_sub(uptime_ms),
                 revision: node.changes(),
                 ready,
-                pods: number(node.pods().count()),
+                pods: number(node.pods().count() + kubelet_pods::count(node)),
                 pods_before_reboot: number(node.pods().filter(|pod| pod.before_reboot).count()),
                 plugins: number(node.plugins().len()),
                 resources: number(resources.len()),

@@ -2,15 +2,17 @@
 
 use devlet_client::shield_v1 as v1;
 use devlet_client::v1::Problem;
-use devlet_core::shield::{ContainerProcess, LeasePhase, LeaseView, StartError};
+use devlet_core::shield::{ContainerProcess, LeaseHolder, LeasePhase, LeaseView, StartError};
 use tonic::{Request, Response, Status};
 
 use super::convert::{self, number};
+use super::kubelet_pods;
 use super::service::DevletService;
 use crate::agent::Agent;
+use crate::display::pod_label;
 use crate::lease::process;
 use crate::peer_text::status_message;
-use crate::shield::report::RuntimeState;
+use crate::shield::report::{MissingDevices, MissingState, RuntimeState, ShieldState};
 use crate::store::LeaseError;
 use crate::workflow::lease::short;
 
@@ -75,7 +77,8 @@ impl v1::shield_server::Shield for DevletService {
 
     async fn state(&self, _: Request<v1::StateRequest>) -> Result<Response<v1::StateResponse>, Status> {
         self.shields()?;
-        let state = self.agent.shield().get();
+        let report = self.agent.shield().get();
+        let state = report.clone();
         let now = self.now();
         let (fitness, runtime, runtime_problem) = match state.runtime {
             RuntimeState::Ready { name, .. } => (v1::RuntimeFitness::Ready, name, String::new()),
@@ -108,7 +111,10 @@ impl v1::shield_server::Shield for DevletService {
                     problem: problem.unwrap_or_default(),
                 })
                 .collect(),
-            leases: self.read(|node| node.leases().iter().map(|view| lease(&view, now)).collect()),
+            leases: self.read(|node| {
+                let views = node.leases().iter();
+                views.map(|view| lease(&view, &report, now)).collect()
+            }),
             now_ms: now.0,
         }))
     }
@@ -136,8 +142,11 @@ impl v1::shield_server::Shield for DevletService {
     }
 }
 
-fn lease(view: &LeaseView<'_>, now: devlet_core::Moment) -> v1::Lease {
-    let LeaseView { lease, phase, holder } = view;
+fn lease(view: &LeaseView<'_>, state: &ShieldState, now: devlet_core::Moment) -> v1::Lease {
+    let LeaseView { lease, phase } = view;
+    let holder = lease.holder.as_ref();
+    let name = lease.pod().and_then(|pod| state.pod_name(pod)).cloned();
+    let name = name.unwrap_or_default();
     let phase = match phase {
         LeasePhase::Granted => "granted",
         LeasePhase::Preparing => "preparing",
@@ -156,6 +165,9 @@ fn lease(view: &LeaseView<'_>, now: devlet_core::Moment) -> v1::Lease {
         running: lease.containers.keys().cloned().collect(),
         direct: lease.is_direct,
         age_ms: convert::age(lease.granted_at, now),
+        pod_namespace: name.namespace,
+        pod_name: name.name,
+        unwitnessed: !lease.is_witnessed && !lease.is_direct,
     }
 }
 
@@ -236,13 +248,23 @@ pub(super) fn problems(agent: &Agent) -> Vec<Problem> {
             true,
         ));
     }
-    problems.extend(state.bypassed.iter().map(|text| {
+    problems.extend(state.bypassed.iter().map(|(_, LeaseHolder { pod, container })| {
+        let pod = kubelet_pods::label(&state, pod);
         problem(
-            text.clone(),
+            format!("container {container} of pod {pod} got devices from a plugin beside devlet"),
             "a plugin registers with the kubelet directly; let it use devlet's directory only",
             false,
         )
     }));
+    problems.extend(state.missing.iter().map(missing));
+    problems.extend(state.beside.iter().map(|socket| {
+        problem(
+            format!("a plugin listens at {socket} in the kubelet's directory"),
+            "pods of its resource hang or bypass devlet if it registers there, too; let it use devlet's directory only",
+            false,
+        )
+    }));
+    problems.extend(unwitnessed(agent, &state));
     problems
 }
 
@@ -255,7 +277,7 @@ fn absent_devices(agent: &Agent) -> Vec<String> {
         absent
             .map(|(view, device)| {
                 let resource = &view.lease.resource;
-                let of = view.holder.map_or_else(String::new, |holder| {
+                let of = view.lease.holder.as_ref().map_or_else(String::new, |holder| {
                     format!(" {} of pod {}", holder.container, holder.pod)
                 });
                 format!(
@@ -263,5 +285,58 @@ fn absent_devices(agent: &Agent) -> Vec<String> {
                 )
             })
             .collect()
+    })
+}
+
+/// Returns the problem of a container for which the kubelet has no devices.
+fn missing(missing: &MissingDevices) -> Problem {
+    let MissingDevices {
+        pod,
+        container,
+        resource,
+        state,
+    } = missing;
+    let of = format!("container {container} of pod {}", pod_label(pod));
+    Problem {
+        what: match state {
+            MissingState::Running | MissingState::Unhooked => {
+                format!("{of} runs without the devices of {resource} that it requests")
+            }
+            MissingState::Forgotten => {
+                format!(
+                    "the kubelet has forgotten the devices of {resource} that {of} has, and cannot start it again"
+                )
+            }
+            MissingState::Stopped => {
+                format!("{of} cannot start: the kubelet has no devices of {resource} for it")
+            }
+        },
+        hint: format!(
+            "{}; delete the pod: kubectl delete pod -n {} {}",
+            match state {
+                MissingState::Unhooked =>
+                    "the container runtime ignored devlet's CDI spec, see devlet shield check",
+                _ => "the kubelet's checkpoint was lost or damaged",
+            },
+            pod.namespace,
+            pod.name
+        ),
+        blocking: false,
+    }
+}
+
+/// Returns the problem of leases whose containers are not known, because the runtime does not tell.
+fn unwitnessed(agent: &Agent, state: &ShieldState) -> Option<Problem> {
+    let silent = state.silent.as_ref()?;
+    let count = agent.store().read(|node| {
+        let leases = node.leases().iter();
+        leases.filter(|view| !view.lease.is_witnessed).count()
+    });
+    (count > 0).then(|| Problem {
+        what: format!(
+            "it is not known whether containers of {count} leases from before devlet run: {silent}"
+        ),
+        hint: "no other container gets their devices until the runtime answers".to_owned(),
+        blocking: false,
     })
 }

@@ -11,6 +11,7 @@ use tonic::{Response, Status};
 
 use super::service::DevletService;
 use crate::cluster::ClusterState;
+use crate::shield::report::ShieldState;
 
 /// Pause after a list was sent. Changes come in bursts: the first is sent at once, the others together.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -38,6 +39,7 @@ impl DevletService {
             let changes = Changes {
                 node: service.agent.store().subscribe(),
                 cluster: service.agent.cluster().subscribe(),
+                shield: service.agent.shield().subscribe(),
             };
             let list = || list(&service);
             let stop = service.agent.stopping();
@@ -57,12 +59,14 @@ impl DevletService {
 pub(super) struct Changes {
     pub(super) node: watch::Receiver<u64>,
     pub(super) cluster: watch::Receiver<ClusterState>,
+    pub(super) shield: watch::Receiver<ShieldState>,
 }
 
 impl Changes {
     /// Returns the revision of the node. Changes up to now are seen.
     fn see(&mut self) -> u64 {
         self.cluster.mark_unchanged();
+        self.shield.mark_unchanged();
         *self.node.borrow_and_update()
     }
 
@@ -71,6 +75,7 @@ impl Changes {
         tokio::select! {
             changed = self.node.changed() => changed,
             changed = self.cluster.changed() => changed,
+            changed = self.shield.changed() => changed,
         }
     }
 }

@@ -89,6 +89,8 @@ impl Held {
             devices: self.devices.clone(),
             pre_start_required: false,
             granted_at: now,
+            holder: Some(self.holder.clone()),
+            is_witnessed: false,
             containers: Default::default(),
         }
     }

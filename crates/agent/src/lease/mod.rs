@@ -1,8 +1,9 @@
-//! Leases outside of core: their names, their CDI specs, the kubelet's record of them, and their processes.
+//! Leases outside of core: their names, their CDI specs, the kubelet's record of them, and their containers and processes.
 
 pub(crate) mod cgroup;
 pub mod checkpoint;
 pub(crate) mod conflicts;
+pub mod containers;
 pub mod process;
 pub mod spec;
 

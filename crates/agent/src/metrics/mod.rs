@@ -17,6 +17,7 @@ mod names;
 mod process;
 pub(crate) mod reason;
 mod scrape;
+mod shield;
 pub mod statistics;
 
 use std::collections::BTreeMap;
@@ -39,6 +40,7 @@ pub use admission::{Admission, WaitGuard};
 pub use drivers::{ClaimOperation, DriverRpcs, OperationTimer};
 pub use names::{MAX_AWAITED, MAX_RESOURCES, MAX_SOCKETS};
 pub use scrape::{CONTENT_TYPE, StoreView, View};
+pub use shield::ShieldCounts;
 
 use names::{Label, Names};
 use reason::{ADMITTED, CallFailure, GIVEN_UP, Outcome, REGISTERED, Reason};

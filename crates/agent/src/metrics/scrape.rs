@@ -19,6 +19,7 @@ use super::cluster::ClusterCounts;
 use super::drivers::{ClaimCounts, ClaimsInUse, DriverCounts};
 use super::names::{Label, MAX_SOCKETS, OTHER};
 use super::process::Process;
+use super::shield::{ShieldCounts, ShieldValues};
 use super::statistics::{Histogram, Statistics};
 use super::{ByResource, Metrics};
 use crate::cluster::ClusterState;
@@ -48,6 +49,7 @@ pub struct View {
     blocked: bool,
     store: StoreView,
     cluster: Option<ClusterCounts>,
+    shield: Option<ShieldValues>,
 }
 
 impl View {
@@ -67,7 +69,15 @@ impl View {
             blocked: node.blocked().is_some(),
             store,
             cluster: None,
+            shield: None,
         }
+    }
+
+    /// Adds the values of a kubelet beside devlet. The cost depends on the number of leases.
+    #[must_use]
+    pub fn with_shield(mut self, counts: ShieldCounts, node: &Node) -> Self {
+        self.shield = Some(ShieldValues::new(counts, node));
+        self
     }
 
     /// Adds the values of an integration with a cluster.
@@ -109,6 +119,9 @@ impl Metrics {
         state(&mut page, view);
         if let Some(cluster) = &view.cluster {
             cluster.register(&mut page.registry);
+        }
+        if let Some(shield) = &view.shield {
+            shield.register(&mut page.registry);
         }
         let set_aside = self.recorded.set_aside.load(Ordering::Relaxed);
         page.gauge(

@@ -488,3 +488,39 @@ fn the_metrics_of_an_integration_with_a_cluster_are_documented_and_absent_withou
         .collect();
     assert_eq!(printed, documented("devlet_kubernetes_"));
 }
+
+#[test]
+fn the_metrics_of_a_shield_are_documented_and_absent_without_it() {
+    let world = World::new();
+    assert!(!world.text().contains("devlet_shield_"));
+    let view = world.store.read(|node| {
+        let store = StoreView {
+            is_healthy: true,
+            statistics: world.store.statistics(),
+            database_bytes: 0,
+        };
+        let counts = ShieldCounts {
+            registered: 2,
+            missing: 1,
+            ..ShieldCounts::default()
+        };
+        View::new(node, world.store.now(), store).with_shield(counts, node)
+    });
+
+    let text = world.metrics.text(&view).unwrap();
+
+    for line in [
+        r#"devlet_shield_registrations{state="registered"} 2"#,
+        r#"devlet_shield_containers{state="without_devices"} 1"#,
+        "devlet_shield_leases 0",
+        "devlet_shield_runtime_ready 0",
+    ] {
+        assert!(text.lines().any(|each| each == line), "{line}\n{text}");
+    }
+    let samples = text.lines().filter(|line| line.starts_with("devlet_shield_"));
+    let printed: BTreeSet<String> = samples
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(printed, documented("devlet_shield_"));
+}

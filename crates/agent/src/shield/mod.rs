@@ -12,12 +12,20 @@
 //! | `endpoint` | the device plugin of one resource |
 //! | `list` | device lists that a kubelet accepts |
 //! | `release` | ends leases that the kubelet does not know any more |
+//! | `missing` | finds containers without devices that they must have |
+//! | `pod_resources` | the devices that containers have according to the kubelet |
+//! | `beside` | finds plugins in the kubelet's directory |
+//! | `pods` | the pods that the kubelet reports |
 //! | `runtime` | asks the container runtime and the kubelet about themselves |
 //! | `report` | what is shown about all this |
 
+pub mod beside;
 mod endpoint;
 mod kubelet;
 mod list;
+mod missing;
+mod pod_resources;
+pub mod pods;
 mod release;
 pub mod report;
 pub mod runtime;
@@ -55,6 +63,8 @@ pub(crate) fn start(
     let booted = booted(workflow.store.now());
     tasks.spawn(record_lists(workflow.clone(), booted, stop.clone()));
     tasks.spawn(release::run(workflow.clone(), report.clone(), stop.clone()));
+    let kubelet = workflow.shield.kubelet.clone();
+    tasks.spawn(pods::run(kubelet, report.clone(), stop.clone()));
     tasks.spawn(watch_runtime(workflow.clone(), report.clone(), stop.clone()));
     tasks.spawn(kubelet::run(
         directory,

@@ -3,10 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use devlet_core::ResourceName;
+use devlet_core::shield::LeaseHolder;
+use devlet_core::{ContainerName, LeaseName, PodName, PodUid, ResourceName};
 use tokio::sync::watch;
 
+use super::pods::KubeletPod;
+use crate::lease::containers::Sandbox;
 use crate::lease::spec::RuntimeCdi;
+use crate::metrics::ShieldCounts;
 
 /// The state of a shield. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -27,8 +31,53 @@ pub struct ShieldState {
     pub checkpoint: Option<String>,
     /// Set once devlet has handed the devices back to the kubelet.
     pub left: Option<String>,
-    /// Containers that the kubelet gave devices without devlet since the adoption, as text.
-    pub bypassed: Vec<String>,
+    /// Containers that the kubelet gave devices without devlet since the adoption, by their leases.
+    pub bypassed: BTreeMap<LeaseName, LeaseHolder>,
+    /// Sockets of plugins in the kubelet's directory that are not devlet's.
+    pub beside: Vec<String>,
+    /// Containers without devices that they must have.
+    pub missing: Vec<MissingDevices>,
+    /// Why the runtime does not tell which containers run.
+    pub silent: Option<String>,
+    /// The pods that the runtime has.
+    pub sandboxes: Arc<BTreeMap<PodUid, Sandbox>>,
+    /// The pods that the kubelet has; `None` if it does not report them.
+    pub pods: Option<Arc<BTreeMap<PodUid, KubeletPod>>>,
+}
+
+/// A container for which the kubelet has no devices of a resource that it requests.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MissingDevices {
+    /// Its pod.
+    pub pod: PodName,
+    /// Its name.
+    pub container: ContainerName,
+    /// The resource.
+    pub resource: ResourceName,
+    /// What that means for the container.
+    pub state: MissingState,
+}
+
+/// The state of a container without devices in the kubelet's record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MissingState {
+    /// It runs without them.
+    Running,
+    /// It runs, and the runtime has not called the hook of its lease: it ignores devlet's CDI specs.
+    Unhooked,
+    /// It runs with them, and cannot be started again.
+    Forgotten,
+    /// It cannot be started.
+    Stopped,
+}
+
+impl ShieldState {
+    /// Returns the name of a pod, if the kubelet or the runtime has it.
+    pub fn pod_name(&self, pod: &PodUid) -> Option<&PodName> {
+        let reported = self.pods.as_ref().and_then(|pods| pods.get(pod));
+        let started = || self.sandboxes.get(pod).map(|sandbox| &sandbox.name);
+        reported.map(|pod| &pod.name).or_else(started)
+    }
 }
 
 /// A kubelet.
@@ -71,6 +120,23 @@ impl ShieldReport {
     /// Returns the state.
     pub fn get(&self) -> ShieldState {
         self.0.borrow().clone()
+    }
+
+    /// Returns the numbers for metrics.
+    pub fn counts(&self) -> ShieldCounts {
+        let state = self.0.borrow();
+        let failed = state
+            .registrations
+            .values()
+            .filter(|problem| problem.is_some())
+            .count();
+        ShieldCounts {
+            registered: state.registrations.len() - failed,
+            unregistered: failed,
+            missing: state.missing.len(),
+            bypassed: state.bypassed.len(),
+            is_runtime_ready: matches!(state.runtime, RuntimeState::Ready { .. }),
+        }
     }
 
     /// Changes the state.

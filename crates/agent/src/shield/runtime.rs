@@ -3,26 +3,20 @@
 //! A runtime with CDI off starts containers without their devices, and reports no error. So its configuration is read
 //! before anything is registered. containerd tells it in the verbose status of the CRI.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use devlet_uds::ReadLimits;
-use prost::Message as _;
-use prost::bytes::Bytes;
+use devlet_kubelet_api::cri::v1 as cri;
 use serde_json::Value;
 use tokio::process::Command;
-use tokio::time::{Instant, timeout};
-use tonic::Request;
+use tokio::time::{Instant, timeout, timeout_at};
+use tonic::Status;
 
 use super::report::RuntimeState;
 use crate::config::Shield;
-use crate::grpc::call;
+use crate::lease::containers::{self, RuntimeSilent};
 use crate::lease::spec::RuntimeCdi;
-
-/// Where the CRI of known runtimes is.
-const SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
 
 /// Time for the runtime to answer.
 const ASK_TIME: Duration = Duration::from_secs(3);
@@ -30,76 +24,48 @@ const ASK_TIME: Duration = Duration::from_secs(3);
 /// Time for a kubelet to print its version.
 const VERSION_TIME: Duration = Duration::from_secs(5);
 
-/// The longest status of a runtime.
-const MAX_STATUS: usize = 4 << 20;
-
 /// The oldest kubelet that hands CDI devices on.
 pub const OLDEST_KUBELET: (u32, u32) = (1, 29);
 
-#[derive(Clone, PartialEq, prost::Message)]
-struct StatusRequest {
-    #[prost(bool, tag = "1")]
-    verbose: bool,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct StatusResponse {
-    #[prost(btree_map = "string, string", tag = "2")]
-    info: BTreeMap<String, String>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct VersionResponse {
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(string, tag = "3")]
-    version: String,
-}
-
 /// Asks the runtime whether it adds the devices of `shield.cdi`.
 pub async fn ask(shield: &Shield) -> RuntimeState {
-    let socket = match &shield.runtime {
-        Some(socket) => socket.clone(),
-        None => match SOCKETS.iter().map(Path::new).find(|socket| socket.exists()) {
-            Some(socket) => socket.to_owned(),
-            None => {
-                return RuntimeState::Unknown {
-                    reason: format!(
-                        "no socket at {}; name it with --runtime-endpoint",
-                        SOCKETS.join(" or ")
-                    ),
-                };
-            }
-        },
-    };
-    let asked = timeout(ASK_TIME, ask_at(&socket)).await;
-    match asked.unwrap_or_else(|_| Err(format!("no answer within {ASK_TIME:?}"))) {
+    match ask_config(shield).await {
         Ok((name, config)) => judge(name, config.as_ref(), &shield.cdi),
-        Err(reason) => RuntimeState::Unknown {
-            reason: format!("{}: {reason}", socket.display()),
+        Err(silent) => RuntimeState::Unknown {
+            reason: silent.to_string(),
         },
     }
 }
 
-async fn ask_at(socket: &Path) -> Result<(String, Option<Value>), String> {
+/// Returns the name and the configuration of the runtime.
+async fn ask_config(shield: &Shield) -> Result<(String, Option<Value>), RuntimeSilent> {
+    let socket = containers::socket(shield)?;
     let deadline = Instant::now() + ASK_TIME;
-    let dialed = devlet_uds::connect_once_limited(socket, deadline, &ReadLimits::default()).await;
-    let dialed = dialed.map_err(|error| error.to_string())?;
-    let ask = async |method: &'static str, request: Vec<u8>| {
-        let request = Request::new(Bytes::from(request));
-        let answer = call::unary(&dialed.channel, method, request, MAX_STATUS).await;
-        let answer = answer.map_err(|status| format!("{} ({:?})", status.message(), status.code()))?;
-        Ok::<Bytes, String>(answer.into_inner())
+    let asking = async {
+        let (_connection, mut client) = containers::connect(&socket, deadline).await?;
+        let refused = |status: Status| {
+            let (message, code) = (status.message(), status.code());
+            containers::failed(&socket, format!("{message} ({code:?})"))
+        };
+        let version = client.version(cri::VersionRequest {}).await.map_err(refused)?;
+        let status = client.status(cri::StatusRequest { verbose: true }).await;
+        let info = status.map_err(refused)?.into_inner().info;
+        let config = info
+            .get("config")
+            .and_then(|config| serde_json::from_str(config).ok());
+        let cri::VersionResponse {
+            runtime_name,
+            runtime_version,
+        } = version.into_inner();
+        Ok((format!("{runtime_name} {runtime_version}"), config))
     };
-    let damaged = |error: prost::DecodeError| error.to_string();
-    let version = ask("/runtime.v1.RuntimeService/Version", Vec::new()).await?;
-    let version = VersionResponse::decode(version).map_err(damaged)?;
-    let request = StatusRequest { verbose: true }.encode_to_vec();
-    let status = ask("/runtime.v1.RuntimeService/Status", request).await?;
-    let status = StatusResponse::decode(status).map_err(damaged)?;
-    let config = status.info.get("config");
-    let config = config.and_then(|config| serde_json::from_str(config).ok());
-    Ok((format!("{} {}", version.name, version.version), config))
+    let asked = timeout_at(deadline, asking).await;
+    asked.unwrap_or_else(|_| {
+        Err(containers::failed(
+            &socket,
+            format!("no answer within {ASK_TIME:?}"),
+        ))
+    })
 }
 
 /// Judges the configuration that a runtime tells.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use devlet_core::Moment;
 use devlet_core::device_plugin::list::{Device, DeviceList};
-use devlet_core::shield::{ContainerProcess, Lease};
+use devlet_core::shield::{ContainerProcess, Lease, LeaseHolder};
 use prost::Message as _;
 
 use super::answer::recorded;
@@ -29,6 +29,21 @@ pub(crate) struct LeaseRecord {
     pub(crate) containers: BTreeMap<String, ProcessRecord>,
     #[prost(bool, tag = "7")]
     pub(crate) pre_start_required: bool,
+    /// The pod and the container that have it; none while they are unknown.
+    #[prost(message, optional, tag = "8")]
+    pub(crate) holder: Option<HolderRecord>,
+    /// Containers may run that devlet did not see start.
+    #[prost(bool, tag = "9")]
+    pub(crate) is_unwitnessed: bool,
+}
+
+/// The container that has a lease.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct HolderRecord {
+    #[prost(string, tag = "1")]
+    pub(crate) pod: String,
+    #[prost(string, tag = "2")]
+    pub(crate) container: String,
 }
 
 /// The first process of a container.
@@ -96,6 +111,11 @@ pub(crate) fn encode(lease: &Lease) -> Vec<u8> {
         is_direct: lease.is_direct,
         containers: containers.collect(),
         pre_start_required: lease.pre_start_required,
+        holder: lease.holder.as_ref().map(|holder| HolderRecord {
+            pod: holder.pod.to_string(),
+            container: holder.container.to_string(),
+        }),
+        is_unwitnessed: !lease.is_witnessed,
     };
     record.encode_to_vec()
 }
@@ -116,5 +136,10 @@ pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<Lease, InvalidRecord> {
         is_direct: record.is_direct,
         containers: containers.collect(),
         pre_start_required: record.pre_start_required,
+        holder: record.holder.map(|holder| LeaseHolder {
+            pod: holder.pod.into(),
+            container: holder.container.into(),
+        }),
+        is_witnessed: !record.is_unwitnessed && !record.is_direct,
     })
 }

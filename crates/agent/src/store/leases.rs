@@ -127,6 +127,16 @@ impl Store {
         self.change_leases(stop).await
     }
 
+    /// Records the containers of a lease that the runtime has found. Returns when they are on disk.
+    pub async fn witness_lease(
+        &self,
+        name: &str,
+        found: Vec<(String, ContainerProcess)>,
+    ) -> Result<(), WriteError> {
+        let witness = |leases: &mut Leases| Ok::<_, WriteError>(leases.begin_witness(name, found));
+        self.change_leases(witness).await
+    }
+
     /// Ends a lease that the kubelet does not know any more. Returns when that is on disk.
     pub async fn end_lease(&self, name: &str) -> Result<(), LeaseError<EndError>> {
         let end = |leases: &mut Leases| leases.begin_end(name).map(Some).map_err(LeaseError::Refused);

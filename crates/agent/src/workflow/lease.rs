@@ -22,6 +22,7 @@ use crate::config::{Config, Shield};
 use crate::device_plugin::clients::PluginClients;
 use crate::grpc::call::CallDeadline;
 use crate::lease::checkpoint::{self, UnusableCheckpoint};
+use crate::lease::containers;
 use crate::lease::spec::{self, RuntimeCdi, SpecError};
 use crate::lease::{self, process};
 use crate::metrics::Metrics;
@@ -124,6 +125,8 @@ impl LeaseWorkflow {
         let path = self.shield.checkpoint();
         let read = tokio::task::spawn_blocking(move || checkpoint::read(&path)).await;
         let held = read.unwrap_or_else(|_| Ok(Vec::new()))?;
+        let containers = containers::list(&self.shield).await.ok();
+        let held = self.current(&held, containers.as_ref());
         let now = self.store.now();
         let leases: Vec<Lease> = held.iter().map(|held| held.to_lease(now)).collect();
         let direct = leases.iter().filter(|lease| lease.is_direct).count();

@@ -3,6 +3,7 @@
 pub mod admit;
 pub mod claims;
 pub mod lease;
+mod lease_witness;
 pub(crate) mod plugin_session;
 pub mod prepare;
 mod reasons;

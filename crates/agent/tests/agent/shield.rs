@@ -3,6 +3,7 @@
 mod slow;
 
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use devlet_agent::agent::Agent;
@@ -11,8 +12,11 @@ use devlet_agent::lease;
 use devlet_cdi::Registry;
 use devlet_core::LeaseName;
 use devlet_core::shield::{ContainerProcess, LeasePhase};
+use devlet_kubelet_api::cri::v1::ContainerState;
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
-use devlet_testkit::{Answer, Device, Fault, Kubelet, Options, Plugin, RegisteredPlugin, Script};
+use devlet_testkit::{
+    Answer, Device, Fault, Kubelet, Options, Plugin, RegisteredPlugin, Reports, Runtime, Script,
+};
 use prost::Message as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -45,6 +49,7 @@ impl Node {
             shield: Some(Shield {
                 cdi: self.path("cdi"),
                 permanent_cdi: self.path("etc"),
+                runtime: Some(self.path("cri.sock")),
                 ..Shield::new(self.path("kubelet"), "/usr/bin/devlet")
             }),
             ..Config::new(self.path("devlet"))
@@ -53,6 +58,10 @@ impl Node {
 
     async fn devlet(&self) -> Agent {
         Agent::start(self.config()).await.unwrap().0
+    }
+
+    fn runtime_with(&self, reports: Reports) -> Runtime {
+        Runtime::start(&self.path("cri.sock"), reports)
     }
 
     fn kubelet(&self) -> Kubelet {
@@ -385,6 +394,26 @@ async fn leases_that_devlet_lost_are_found_in_the_kubelets_checkpoint() {
     };
     node.checkpoint(&[("p", &["a"], &answer.encode_to_vec())]);
 
+    // Its container may run, and devlet did not see it start.
+    let refusal = refused(&gpus, &["a"]).await;
+    assert!(
+        refusal.contains("waiting for the container runtime to tell"),
+        "{refusal}"
+    );
+    let mut container = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let _runtime = node.runtime_with(Reports {
+        pid: container.id(),
+        ..Reports::default()
+            .pod("p", "job")
+            .container("p", "c0", "x1", ContainerState::ContainerRunning)
+    });
+    let refusal = refused(&gpus, &["a"]).await;
+    assert!(
+        refusal.contains("waiting for container x1 of pod p to end"),
+        "{refusal}"
+    );
+    drop(container.stdin.take());
+    container.wait().unwrap();
     gpus.pre_start(&["a"]).await.unwrap();
 
     assert_eq!(node.runtime(&device).unwrap(), json!(["GPU=a"]));
@@ -406,6 +435,7 @@ async fn devices_from_before_the_adoption_are_known() {
     let agent = node.devlet().await;
     let kubelet = node.kubelet();
     node.checkpoint(&[("p", &["a", "b"], &answer.encode_to_vec())]);
+    let runtime = node.runtime_with(Reports::default().pod("p", "job"));
     assert_eq!(agent.adopt_leases().await.unwrap(), (1, 1));
     let mut plugin = Plugin::registered(&node.script());
     let gpus = kubelet.until_healthy(GPU, 3).await;
@@ -423,6 +453,16 @@ async fn devices_from_before_the_adoption_are_known() {
     let held = agent.store().read(|node| node.devices(&GPU.into()));
     let holders: Vec<usize> = held.iter().map(|device| device.holders.len()).collect();
     assert_eq!(holders, [1, 1, 0]);
+
+    // The kubelet has removed the pod, and its container has not ended.
+    node.checkpoint(&[]);
+    let refusal = refused(&gpus, &["a"]).await;
+    assert!(
+        refusal.contains("of pod p from before devlet took over"),
+        "{refusal}"
+    );
+    runtime.reports.send_replace(Reports::default());
+    gpus.pre_start(&["a"]).await.unwrap();
 
     std::fs::write(
         node.path("kubelet/device-plugins/kubelet_internal_checkpoint"),

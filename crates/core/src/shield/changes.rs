@@ -1,5 +1,6 @@
 //! Changes of leases, in two phases: `begin_...` returns what to write, [`Leases::finish`] follows the write.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
@@ -7,7 +8,7 @@ use alloc::vec::Vec;
 use super::{Busy, ContainerProcess, Lease, LeasePhase, Leases, PreStart};
 use super::{EndError, GrantError, PrepareError, StartError};
 use crate::device_plugin::run_options::Answer;
-use crate::id::{DeviceId, LeaseName, Moment, ResourceName};
+use crate::id::{DeviceId, LeaseName, Moment, PodUid, ResourceName};
 
 /// A change of leases that is being written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,9 +18,11 @@ pub enum LeaseChange {
     /// Leases with the plugin's answers.
     Prepared(Vec<Lease>),
     /// A container starts.
-    Start(Lease, String),
+    Start(Box<Lease>, String),
     /// A container has ended.
-    Stop(Lease, String),
+    Stop(Box<Lease>, String),
+    /// The runtime has told which containers of a lease run.
+    Witness(Box<Lease>),
     /// Leases end.
     End(Vec<LeaseName>),
 }
@@ -38,7 +41,9 @@ impl LeaseChange {
     pub fn put(&self) -> &[Lease] {
         match self {
             Self::Grant(leases) | Self::Prepared(leases) => leases,
-            Self::Start(lease, _) | Self::Stop(lease, _) => core::slice::from_ref(lease),
+            Self::Start(lease, _) | Self::Stop(lease, _) | Self::Witness(lease) => {
+                core::slice::from_ref(&**lease)
+            }
             Self::End(_) => &[],
         }
     }
@@ -76,6 +81,8 @@ impl Leases {
             pre_start_required: false,
             granted_at: now,
             is_direct: false,
+            holder: None,
+            is_witnessed: true,
             containers: Default::default(),
         };
         Ok(LeaseChange::Grant([lease].into()))
@@ -102,6 +109,11 @@ impl Leases {
         let is_granted =
             |name: &LeaseName| self.entries.get(name).is_some_and(|entry| !entry.lease.is_direct);
         let has_granted = names.iter().any(is_granted);
+        // Containers of one pod may have devices in common.
+        let pods: BTreeSet<Option<&PodUid>> = names
+            .iter()
+            .filter_map(|name| Some(self.entries.get(name)?.lease.pod()))
+            .collect();
         for (device, entry) in self.overlapping(resource, devices) {
             if let Some(busy) = entry.busy {
                 return Err(match busy {
@@ -113,19 +125,20 @@ impl Leases {
                     },
                 });
             }
-            let others = entry.lease.is_direct && (has_granted || !names.contains(&entry.lease.name));
-            if others {
-                return Err(PrepareError::Adopted {
-                    device: device.clone(),
-                    pod: entry.holder.as_ref().map(|holder| holder.pod.clone()),
+            let (device, pod) = (device.clone(), entry.lease.pod().cloned());
+            if let Some(container) = entry.lease.containers.keys().next() {
+                let container = container.clone();
+                return Err(PrepareError::Running {
+                    device,
+                    container,
+                    pod,
                 });
             }
-            if let Some(container) = entry.lease.containers.keys().next() {
-                return Err(PrepareError::Running {
-                    device: device.clone(),
-                    container: container.clone(),
-                    pod: entry.holder.as_ref().map(|holder| holder.pod.clone()),
-                });
+            if entry.lease.is_direct && (has_granted || !pods.contains(&entry.lease.pod())) {
+                return Err(PrepareError::Adopted { device, pod });
+            }
+            if !entry.lease.is_direct && !entry.lease.is_witnessed {
+                return Err(PrepareError::Unwitnessed { device, pod });
             }
         }
         Ok(names)
@@ -202,6 +215,9 @@ impl Leases {
         }
         for (device, other) in self.overlapping(&lease.resource, &lease.devices) {
             let device = || device.clone();
+            if !other.lease.is_witnessed && other.lease.name.as_str() != name {
+                return Err(StartError::Unwitnessed { device: device() });
+            }
             if other.busy == Some(Busy::Preparing) {
                 return Err(StartError::Preparing);
             }
@@ -231,17 +247,41 @@ impl Leases {
         self.drop_pre_starts(&resource, &devices);
         let entry = self.entries.get_mut(name).ok_or(StartError::Ended)?;
         entry.lease.containers.insert(container.to_string(), process);
-        Ok(LeaseChange::Start(entry.lease.clone(), container.to_string()))
+        Ok(LeaseChange::Start(
+            Box::new(entry.lease.clone()),
+            container.to_string(),
+        ))
     }
 
     /// Begins the end of a container. Returns `None` if it is not known to run.
     pub fn begin_stop(&self, name: &str, container: &str) -> Option<LeaseChange> {
         let mut lease = self.entries.get(name)?.lease.clone();
         lease.containers.remove(container)?;
-        Some(LeaseChange::Stop(lease, container.to_string()))
+        Some(LeaseChange::Stop(Box::new(lease), container.to_string()))
     }
 
-    /// Begins the end of a lease that the kubelet does not know any more.
+    /// Begins to record containers of a lease that devlet did not see start. They count at once. Afterwards all of its
+    /// containers are known, unless the lease is direct. Returns `None` if that is not news.
+    pub fn begin_witness(
+        &mut self,
+        name: &str,
+        found: impl IntoIterator<Item = (String, ContainerProcess)>,
+    ) -> Option<LeaseChange> {
+        let lease = &mut self.entries.get_mut(name)?.lease;
+        let before = lease.containers.len();
+        lease.containers.extend(found);
+        let is_witnessed = !lease.is_direct;
+        let is_news = lease.containers.len() != before || lease.is_witnessed != is_witnessed;
+        is_news.then(|| {
+            LeaseChange::Witness(Box::new(Lease {
+                is_witnessed,
+                ..lease.clone()
+            }))
+        })
+    }
+
+    /// Begins the end of a lease that the kubelet does not know any more. The caller knows that no container of a direct
+    /// lease runs.
     pub fn begin_end(&mut self, name: &str) -> Result<LeaseChange, EndError> {
         let entry = self.entries.get_mut(name).ok_or(EndError::Unknown)?;
         if entry.busy.is_some() {
@@ -251,6 +291,9 @@ impl Leases {
             return Err(EndError::Running {
                 container: container.clone(),
             });
+        }
+        if !entry.lease.is_direct && !entry.lease.is_witnessed {
+            return Err(EndError::Unwitnessed);
         }
         entry.busy = Some(Busy::Ending);
         Ok(LeaseChange::End([entry.lease.name.clone()].into()))
@@ -270,6 +313,11 @@ impl Leases {
             }
             LeaseChange::Start(..) => {}
             LeaseChange::Stop(lease, container) => self.stopped(&lease.name, &container),
+            LeaseChange::Witness(lease) => {
+                if let Some(entry) = self.entries.get_mut(&lease.name) {
+                    entry.lease.is_witnessed = lease.is_witnessed;
+                }
+            }
             LeaseChange::End(names) => names.iter().for_each(|name| self.remove(name)),
         }
     }
@@ -278,6 +326,8 @@ impl Leases {
     pub fn cancel(&mut self, change: LeaseChange) {
         match change {
             LeaseChange::Grant(_) | LeaseChange::Prepared(_) | LeaseChange::Stop(..) => {}
+            // The containers that were found may run all the same.
+            LeaseChange::Witness(_) => {}
             // The container does not start.
             LeaseChange::Start(lease, container) => self.stopped(&lease.name, &container),
             LeaseChange::End(names) => {

@@ -39,6 +39,14 @@ pub enum PrepareError {
         /// The pod of the container.
         pod: Option<PodUid>,
     },
+    /// A container that devlet did not see start may have a device.
+    #[error("waiting for the container runtime to tell whether a container{} runs with device {device}", of_pod(.pod.as_ref()))]
+    Unwitnessed {
+        /// The device.
+        device: DeviceId,
+        /// The pod of the container.
+        pod: Option<PodUid>,
+    },
     /// The plugin is being called for a device.
     #[error("device {device} is being prepared for another container")]
     Preparing {
@@ -65,6 +73,12 @@ pub enum StartError {
     /// The plugin is being called for one of the devices.
     #[error("the devices of the container are being prepared for another start")]
     Preparing,
+    /// A container that devlet did not see start may have a device.
+    #[error("the container runtime has not told whether another container runs with device {device}")]
+    Unwitnessed {
+        /// The device.
+        device: DeviceId,
+    },
     /// Another container has a device.
     #[error("container {container} still has device {device}")]
     Running {
@@ -84,6 +98,9 @@ pub enum EndError {
     /// It is being prepared, or it is ending.
     #[error("another change of the lease is in progress")]
     Busy,
+    /// A container that devlet did not see start may run.
+    #[error("the container runtime has not told whether a container of it runs")]
+    Unwitnessed,
     /// A container may run.
     #[error("container {container} may still run")]
     Running {

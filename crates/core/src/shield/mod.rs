@@ -18,6 +18,9 @@
 //! containers: a device is in at most one container that may run. A container may run from its start, which devlet
 //! allows or refuses ([`Leases::begin_start`]), until its end is known.
 //!
+//! Leases that are found in the kubelet's record may have containers that devlet did not see start. Such a lease is neither
+//! prepared nor ended before the runtime has told which of its containers run ([`Leases::begin_witness`]).
+//!
 //! A change that forbids something counts from its begin; one that allows something counts when it is on disk.
 //!
 //! A plugin may want a call before each start of a container. A call that ended after the kubelet had given up serves the
@@ -59,6 +62,11 @@ pub struct Lease {
     pub granted_at: Moment,
     /// `true` if the container got the plugin's answer from the kubelet itself, before devlet stood between them.
     pub is_direct: bool,
+    /// The container that has it, if the kubelet has told.
+    pub holder: Option<LeaseHolder>,
+    /// `false` while containers of the lease may run that devlet did not see start: those from before its adoption.
+    /// Never `true` for a direct lease, whose container starts without devlet.
+    pub is_witnessed: bool,
     /// The containers that may run, by the runtime's ID.
     pub containers: BTreeMap<String, ContainerProcess>,
 }
@@ -116,7 +124,6 @@ enum Busy {
 struct Entry {
     lease: Lease,
     busy: Option<Busy>,
-    holder: Option<LeaseHolder>,
     pre_start: Option<PreStart>,
     /// Why the last preparation failed, if the kubelet did not get that as an answer.
     failure: Option<String>,
@@ -137,8 +144,6 @@ pub struct LeaseView<'a> {
     pub lease: &'a Lease,
     /// Its phase.
     pub phase: LeasePhase,
-    /// Its container, if the kubelet has told.
-    pub holder: Option<&'a LeaseHolder>,
 }
 
 /// A preparation in progress.
@@ -170,7 +175,14 @@ impl Lease {
         let had_answer = !self.is_direct && self.answer.take().is_some();
         let had_containers = !self.containers.is_empty();
         self.containers.clear();
-        had_answer || had_containers
+        let was_unwitnessed = !self.is_direct && !self.is_witnessed;
+        self.is_witnessed = !self.is_direct;
+        had_answer || had_containers || was_unwitnessed
+    }
+
+    /// Returns the pod that has it, if the kubelet has told.
+    pub fn pod(&self) -> Option<&PodUid> {
+        self.holder.as_ref().map(|holder| &holder.pod)
     }
 
     fn keys(&self) -> impl Iterator<Item = (ResourceName, DeviceId)> {
@@ -184,7 +196,6 @@ impl Entry {
         LeaseView {
             lease: &self.lease,
             phase: self.phase(),
-            holder: self.holder.as_ref(),
         }
     }
 
@@ -252,8 +263,8 @@ impl Leases {
     /// Records which container has a lease, according to the kubelet. Returns `true` if that is news.
     pub fn identify(&mut self, name: &LeaseName, holder: &LeaseHolder) -> bool {
         match self.entries.get_mut(name.as_str()) {
-            Some(entry) if entry.holder.as_ref() != Some(holder) => {
-                entry.holder = Some(holder.clone());
+            Some(entry) if entry.lease.holder.as_ref() != Some(holder) => {
+                entry.lease.holder = Some(holder.clone());
                 true
             }
             _ => false,
@@ -267,10 +278,15 @@ impl Leases {
             .values()
             .filter(|entry| entry.lease.resource == *resource);
         entries.flat_map(|entry| {
-            let pod = entry.holder.as_ref().map(|holder| &holder.pod);
+            let pod = entry.lease.pod();
             pod.into_iter()
                 .flat_map(|pod| entry.lease.devices.iter().map(move |device| (device, pod)))
         })
+    }
+
+    /// Returns the resources of all leases.
+    pub(crate) fn resources(&self) -> impl Iterator<Item = &ResourceName> {
+        self.entries.values().map(|entry| &entry.lease.resource)
     }
 
     /// Returns the devices of a resource that leases have, each once.
@@ -312,7 +328,6 @@ impl Leases {
         }
         let entry = Entry {
             busy: None,
-            holder: None,
             pre_start: None,
             failure: None,
             lease,

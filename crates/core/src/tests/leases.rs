@@ -256,6 +256,8 @@ fn a_container_from_before_the_adoption_keeps_its_devices() {
         pre_start_required: false,
         granted_at: START,
         is_direct: true,
+        holder: None,
+        is_witnessed: false,
         containers: BTreeMap::new(),
     };
     let change = leases.begin_adopt([direct.clone()]).unwrap();
@@ -280,6 +282,8 @@ fn a_successor_with_the_same_devices_waits_for_the_end_of_an_adopted_lease() {
         pre_start_required: false,
         granted_at: START,
         is_direct: true,
+        holder: None,
+        is_witnessed: false,
         containers: BTreeMap::new(),
     };
     let change = leases.begin_adopt([direct]).unwrap();
@@ -288,6 +292,146 @@ fn a_successor_with_the_same_devices_waits_for_the_end_of_an_adopted_lease() {
 
     let (device, pod) = ("g0".into(), None);
     assert_eq!(refused(&mut leases, &[0]), PrepareError::Adopted { device, pod });
+}
+
+/// A lease that was found in the kubelet's record.
+fn found(name: &str, devices: &[usize], pod: &str) -> Lease {
+    Lease {
+        name: name.into(),
+        resource: GPU.into(),
+        devices: ids(devices),
+        answer: None,
+        pre_start_required: false,
+        granted_at: START,
+        is_direct: false,
+        holder: Some(LeaseHolder {
+            pod: pod.into(),
+            container: "c".into(),
+        }),
+        is_witnessed: false,
+        containers: BTreeMap::new(),
+    }
+}
+
+fn adopt(leases: &mut Leases, lease: Lease) {
+    let change = leases.begin_adopt([lease]).unwrap();
+    leases.finish(change);
+}
+
+fn witness(leases: &mut Leases, name: &str, containers: &[&str]) {
+    let containers = containers
+        .iter()
+        .map(|id| ((*id).into(), ContainerProcess::default()));
+    let change = leases.begin_witness(name, containers).unwrap();
+    leases.finish(change);
+}
+
+#[test]
+fn devices_wait_until_the_containers_of_a_lease_that_was_found_are_known() {
+    let mut leases = Leases::default();
+    grant(&mut leases, "prepared", &[0]);
+    prepare(&mut leases, &[0]);
+    adopt(&mut leases, found("a", &[0, 1], "p"));
+    let device = DeviceId::from("g0");
+
+    let pod = Some("p".into());
+    let refusal = refused(&mut leases, &[0]);
+    assert_eq!(
+        refusal,
+        PrepareError::Unwitnessed {
+            device: device.clone(),
+            pod
+        }
+    );
+    assert_eq!(
+        start(&mut leases, "prepared", "c2"),
+        Err(StartError::Unwitnessed { device })
+    );
+    assert_eq!(leases.begin_end("a"), Err(EndError::Unwitnessed));
+
+    witness(&mut leases, "a", &["c1"]);
+    assert!(matches!(refused(&mut leases, &[0]), PrepareError::Running { .. }));
+    assert_eq!(leases.begin_witness("a", []), None);
+    stop(&mut leases, "a", "c1");
+    start(&mut leases, "prepared", "c2").unwrap();
+    leases.begin_end("a").unwrap();
+}
+
+#[test]
+fn containers_that_were_found_count_before_they_are_written() {
+    let mut leases = Leases::default();
+    adopt(&mut leases, found("a", &[0], "p"));
+    let running = [("c1".into(), ContainerProcess::default())];
+    let change = leases.begin_witness("a", running).unwrap();
+    assert!(matches!(refused(&mut leases, &[0]), PrepareError::Running { .. }));
+
+    leases.cancel(change);
+
+    stop(&mut leases, "a", "c1");
+    assert!(matches!(
+        refused(&mut leases, &[0]),
+        PrepareError::Unwitnessed { .. }
+    ));
+}
+
+#[test]
+fn a_direct_lease_never_counts_as_witnessed() {
+    let mut leases = Leases::default();
+    adopt(
+        &mut leases,
+        Lease {
+            is_direct: true,
+            ..found("direct", &[0], "p")
+        },
+    );
+    grant(&mut leases, "new", &[0]);
+
+    witness(&mut leases, "direct", &["c1"]);
+    assert!(matches!(refused(&mut leases, &[0]), PrepareError::Running { .. }));
+    stop(&mut leases, "direct", "c1");
+
+    assert!(matches!(refused(&mut leases, &[0]), PrepareError::Adopted { .. }));
+    let end = leases.begin_end("direct").unwrap();
+    leases.finish(end);
+    prepare(&mut leases, &[0]);
+}
+
+#[test]
+fn containers_of_one_pod_from_before_the_adoption_share_devices() {
+    let mut leases = Leases::default();
+    let direct = |name, devices: &[usize], pod| Lease {
+        is_direct: true,
+        answer: Some(Answer::default()),
+        ..found(name, devices, pod)
+    };
+    adopt(&mut leases, direct("init", &[0, 1], "p"));
+    adopt(&mut leases, direct("main", &[0], "p"));
+    adopt(&mut leases, direct("other", &[1], "q"));
+
+    prepare(&mut leases, &[0]);
+    assert!(matches!(
+        refused(&mut leases, &[0, 1]),
+        PrepareError::Adopted { .. }
+    ));
+}
+
+#[test]
+fn leased_devices_are_held_and_not_free() {
+    let mut node = served();
+    grant(node.leases_mut(), "a", &[1]);
+    grant(node.leases_mut(), "b", &[1]);
+    grant(node.leases_mut(), "absent", &[7]);
+
+    let capacity = node.capacity_of(&GPU.into(), START);
+
+    assert_eq!((capacity.held, capacity.free), (2, 2));
+    assert_eq!(node.devices(&GPU.into()).len(), 3);
+    let holder = LeaseHolder {
+        pod: "p".into(),
+        container: "c".into(),
+    };
+    node.leases_mut().identify(&"absent".into(), &holder);
+    assert_eq!(node.devices(&GPU.into()).len(), 4);
 }
 
 /// A node whose plugin lists devices on two NUMA nodes.
@@ -494,6 +638,10 @@ enum Step {
     End(u8),
     Write(bool),
     Restart,
+    /// The database is lost, and leases are found in the kubelet's record.
+    Lose,
+    /// The runtime tells which containers of a lease run.
+    Witness(u8),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -508,6 +656,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => any::<u8>().prop_map(Step::End),
         10 => proptest::bool::weighted(0.9).prop_map(Step::Write),
         1 => Just(Step::Restart),
+        1 => Just(Step::Lose),
+        4 => any::<u8>().prop_map(Step::Witness),
     ]
 }
 
@@ -655,6 +805,26 @@ impl World {
                 self.preparing.clear();
                 self.leases = Leases::restore(self.disk.values().cloned());
             }
+            Step::Lose => {
+                for lease in self.disk.values_mut() {
+                    let (name, devices) = (lease.name.as_str(), lease.devices.iter());
+                    *lease = Lease {
+                        devices: devices.cloned().collect(),
+                        ..found(name, &[], "p")
+                    };
+                }
+                self.take(Step::Restart);
+            }
+            Step::Witness(number) => {
+                let Some(lease) = self.lease(number) else { return };
+                let running = self.running.iter();
+                let running = running.filter(|(_, (name, _))| *name == lease.name);
+                let containers: Vec<_> = running
+                    .map(|(id, _)| (id.clone(), ContainerProcess::default()))
+                    .collect();
+                self.queue
+                    .extend(self.leases.begin_witness(lease.name.as_str(), containers));
+            }
         }
     }
 
@@ -671,10 +841,9 @@ impl World {
             ] {
                 let known = known.expect("a lease ended although its container runs");
                 assert!(
-                    known.containers.contains_key(container),
+                    known.containers.contains_key(container) || !known.is_witnessed,
                     "{container} of {lease} is forgotten"
                 );
-                assert!(known.answer.is_some(), "{container} runs without an answer");
             }
         }
     }

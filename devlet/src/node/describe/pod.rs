@@ -32,6 +32,7 @@ fn pod_text(pod: &Pod) -> String {
         "embedder" => "the program that devlet is part of",
         "imported" => "a kubelet's file",
         "kubernetes" => "the API server; held until it is deleted there",
+        "kubelet" => "the kubelet; held until it has removed the pod",
         other => other,
     };
     let mut text = format!(

@@ -6,12 +6,14 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::cluster::ClusterReport;
+use crate::shield::ShieldReport;
 
 /// A watched list, with pauses that the test ends.
 struct Watched {
     items: Arc<Mutex<Vec<u64>>>,
     revision: watch::Sender<u64>,
     cluster: ClusterReport,
+    _shield: ShieldReport,
     sent: mpsc::Receiver<Result<(u64, Vec<u64>), Status>>,
     pauses: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
 }
@@ -21,9 +23,11 @@ impl Watched {
         let items = Arc::new(Mutex::new(Vec::new()));
         let (revision, node) = watch::channel(0);
         let cluster = ClusterReport::default();
+        let shield = ShieldReport::default();
         let changes = Changes {
             node,
             cluster: cluster.subscribe(),
+            shield: shield.subscribe(),
         };
         let (sender, sent) = mpsc::channel(1);
         let (begun, pauses) = mpsc::unbounded_channel();
@@ -42,6 +46,7 @@ impl Watched {
             items,
             revision,
             cluster,
+            _shield: shield,
             sent,
             pauses,
         }

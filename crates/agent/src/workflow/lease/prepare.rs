@@ -30,6 +30,7 @@ use super::{LeaseWorkflow, dead_containers, serving};
 use crate::deadline;
 use crate::grpc::call::{CallDeadline, CallError};
 use crate::lease::checkpoint::{self, UnusableCheckpoint};
+use crate::lease::containers::RuntimeSilent;
 use crate::lease::spec::{self, HookCommand, SpecError};
 use crate::store::{PreparingLeases, WriteError};
 use crate::workflow::admit::{GrpcPluginCalls, PluginCalls as _};
@@ -52,6 +53,13 @@ pub enum PrepareLeaseError {
     Refused {
         resource: ResourceName,
         reason: PrepareError,
+    },
+    /// A device may be in use, and the runtime does not tell.
+    #[error("devlet: {resource}: {reason}; {silent}; tried again soon")]
+    Silent {
+        resource: ResourceName,
+        reason: PrepareError,
+        silent: RuntimeSilent,
     },
     /// The kubelet's checkpoint cannot be used to find the lease.
     #[error("devlet: {resource}: the lease is not known, and {reason}")]
@@ -185,7 +193,7 @@ impl Try {
         // Before the plugin is called: its answer could not be kept, and no container could start.
         store.health().map_err(|reason| self.not_written(reason))?;
         let mut changes = store.subscribe();
-        let (mut has_learned, mut has_buried) = (false, false);
+        let (mut has_learned, mut has_asked, mut has_buried) = (false, false, false);
         loop {
             changes.borrow_and_update();
             let reason = match store.prepare_leases(&self.resource, &self.devices) {
@@ -198,6 +206,11 @@ impl Try {
                     self.learn().await?;
                     continue;
                 }
+                PrepareError::Adopted { .. } | PrepareError::Unwitnessed { .. } if !has_asked => {
+                    has_asked = true;
+                    self.witness(reason).await?;
+                    continue;
+                }
                 PrepareError::Running { .. } if !has_buried => {
                     has_buried = true;
                     if self.bury().await {
@@ -208,7 +221,9 @@ impl Try {
                 PrepareError::Running { .. }
                 | PrepareError::Preparing { .. }
                 | PrepareError::Ending { .. } => true,
-                PrepareError::Unknown | PrepareError::Adopted { .. } => false,
+                PrepareError::Unknown | PrepareError::Adopted { .. } | PrepareError::Unwitnessed { .. } => {
+                    false
+                }
             };
             if !waiting_helps || !self.waits_for(&mut changes).await {
                 return Err(match reason {
@@ -220,6 +235,16 @@ impl Try {
                 });
             }
         }
+    }
+
+    /// Asks the runtime about the leases that keep the devices from being prepared.
+    async fn witness(&self, reason: PrepareError) -> Result<(), PrepareLeaseError> {
+        let asked = self.workflow.witness_overlapping(&self.resource, &self.devices);
+        asked.await.map_err(|silent| PrepareLeaseError::Silent {
+            resource: self.resource.clone(),
+            reason,
+            silent,
+        })
     }
 
     /// Asks the plugin, keeps its answers, and writes the specs. Returns the plugin's `PreStartContainer`, if it was called.

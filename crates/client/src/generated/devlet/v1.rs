@@ -199,7 +199,8 @@ pub struct Device {
     pub healthy: bool,
     #[prost(int64, repeated, tag = "5")]
     pub numa_nodes: ::prost::alloc::vec::Vec<i64>,
-    /// One, unless an imported kubelet's file has several, or claims of several pods share the device.
+    /// One, unless an imported kubelet's file has several, or claims of several pods share the device. Of a kubelet beside
+    /// devlet, also a pod that is gone until its lease ends.
     #[prost(message, repeated, tag = "6")]
     pub holders: ::prost::alloc::vec::Vec<PodId>,
     /// Set for a device of a DRA driver: `resource` is then the driver, and `id` is `pool/device`.
@@ -305,7 +306,8 @@ pub struct ListPodsRequest {
 pub struct PodList {
     #[prost(uint64, tag = "1")]
     pub revision: u64,
-    /// By namespace, name and UID: pods on record, and pods of an API server that wait.
+    /// By namespace, name and UID: pods on record, pods of an API server that wait, and pods with devices of a kubelet
+    /// beside devlet.
     #[prost(message, repeated, tag = "2")]
     pub pods: ::prost::alloc::vec::Vec<Pod>,
 }
@@ -313,7 +315,7 @@ pub struct PodList {
 pub struct PodId {
     #[prost(string, tag = "1")]
     pub uid: ::prost::alloc::string::String,
-    /// Empty for a pod from a kubelet's file, which contains only UIDs.
+    /// Empty for a pod from a kubelet's file, which contains only UIDs, and for one that a kubelet beside devlet has removed.
     #[prost(string, tag = "2")]
     pub namespace: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
@@ -969,6 +971,8 @@ pub enum PodSource {
     Imported = 3,
     /// An API server. The pod stays until it is deleted there.
     Kubernetes = 4,
+    /// The kubelet beside devlet. The pod stays until the kubelet has removed it.
+    Kubelet = 5,
 }
 impl PodSource {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -982,6 +986,7 @@ impl PodSource {
             Self::Embedder => "POD_SOURCE_EMBEDDER",
             Self::Imported => "POD_SOURCE_IMPORTED",
             Self::Kubernetes => "POD_SOURCE_KUBERNETES",
+            Self::Kubelet => "POD_SOURCE_KUBELET",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -992,6 +997,7 @@ impl PodSource {
             "POD_SOURCE_EMBEDDER" => Some(Self::Embedder),
             "POD_SOURCE_IMPORTED" => Some(Self::Imported),
             "POD_SOURCE_KUBERNETES" => Some(Self::Kubernetes),
+            "POD_SOURCE_KUBELET" => Some(Self::Kubelet),
             _ => None,
         }
     }

@@ -86,6 +86,14 @@ pub struct Lease {
     pub direct: bool,
     #[prost(uint64, tag = "9")]
     pub age_ms: u64,
+    /// Namespace and name of the pod; empty while unknown.
+    #[prost(string, tag = "10")]
+    pub pod_namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "11")]
+    pub pod_name: ::prost::alloc::string::String,
+    /// Containers may run that devlet did not see start, and the runtime has not told.
+    #[prost(bool, tag = "12")]
+    pub unwitnessed: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AdoptRequest {}
