@@ -38,7 +38,7 @@ func (s scenario) title(shield bool) string {
 	return "bare/" + s.name
 }
 
-var scenarios = slices.Concat(compared, moves, shielded, faultRuns)
+var scenarios = slices.Concat(compared, moves, shielded, lost, faultRuns)
 
 var (
 	work          = flag.String("work", "", "an empty directory with a short path, for all files")
@@ -170,6 +170,11 @@ func (m *machine) empty() error {
 	}); err != nil {
 		return err
 	}
+	return noContainers()
+}
+
+// noContainers waits until all containers have ended, those of sandboxes included.
+func noContainers() error {
 	return node.Until(soon, func() error {
 		for _, p := range processes() {
 			if p.container != "" {
