@@ -1,24 +1,31 @@
 //! The connection to the API server: credentials that are read again, and calls with a deadline.
 //!
-//! `kube` reads token files again by itself. Kubeconfig files, client certificates and keys are read again here: every
-//! 30 seconds, and at once after the API server rejected the credentials. A change replaces the client; streams
-//! of the old client go on until they end.
+//! Kubeconfig files, certificates, keys and tokens are read again every 30 seconds, and at once after the API server rejected the
+//! credentials. A change replaces the client; streams of the old client go on until they end, unless the API server
+//! is another one. A plugin for credentials runs here, and not in `kube`, which has no deadline for it.
 
-use std::path::{Path, PathBuf};
+mod credentials;
+mod exec;
+mod retry_after;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use devlet_agent::agent::Agent;
 use http::StatusCode;
-use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster};
-use kube::{Client, Config};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use tokio::sync::{Notify, watch};
-use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
+use tokio::time::{Instant, timeout};
+
+use crate::task::Task;
+use credentials::Loaded;
+pub use credentials::{Access, ConnectError};
 
 /// Deadline of a call.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Interval between checks of the files with credentials.
+/// Interval between checks of the files with credentials, and the longest run of a plugin for credentials.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Longest pause that an API server can ask for.
@@ -26,44 +33,6 @@ const MAX_RETRY_AFTER_SECONDS: u32 = 60;
 
 /// Shortest pause between two readings of the credentials after rejections.
 const REJECTED_PAUSE: Duration = Duration::from_secs(1);
-
-/// The origin of address and credentials.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Access {
-    /// A kubeconfig file.
-    Kubeconfig(PathBuf),
-    /// The ServiceAccount of the pod that devlet runs in.
-    InCluster,
-}
-
-/// The reason why there is no client.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// The kubeconfig file cannot be used.
-    #[error("kubeconfig {}: {problem}", path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        problem: String,
-    },
-    /// There is no ServiceAccount.
-    #[error(
-        "{problem}; --in-cluster needs a pod with a ServiceAccount: outside of a pod, use --kubeconfig FILE"
-    )]
-    InCluster {
-        /// The reason.
-        problem: String,
-    },
-    /// The credentials are not usable.
-    #[error("credentials for {server}: {problem}")]
-    Client {
-        /// The API server.
-        server: String,
-        /// The reason.
-        problem: String,
-    },
-}
 
 /// A connection to an API server. Clones share it.
 #[derive(Clone)]
@@ -80,26 +49,80 @@ struct Inner {
 /// The API server in use.
 #[derive(Clone)]
 pub(crate) struct Current {
-    /// Its address.
+    /// Its address, without a password.
     pub(crate) server: String,
-    pub(crate) client: Client,
+    endpoint: Endpoint,
+    /// The client, or the reason why there is none yet.
+    client: Result<Client, String>,
+    /// The content of the files that it came from, to notice changes.
+    content: Arc<[Option<Vec<u8>>]>,
+    /// Credentials of a plugin: the time since which they are used, and when they expire.
+    issued: Option<(Instant, Option<Timestamp>)>,
 }
 
-/// Address and credentials, and the content that they came from.
-struct Loaded {
-    config: Config,
-    /// The kubeconfig and the files that it names, to notice changes.
-    content: Vec<Option<Vec<u8>>>,
+/// The identity of an API server. A watch of another one cannot be continued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    url: http::Uri,
+    authorities: Option<Vec<Vec<u8>>>,
+}
+
+impl Current {
+    /// Returns the server without a client, for credentials that come from a plugin.
+    fn without_client(loaded: &Loaded, problem: &str) -> Self {
+        let config = &loaded.config;
+        Self {
+            server: credentials::address(&config.cluster_url),
+            endpoint: Endpoint {
+                url: config.cluster_url.clone(),
+                authorities: config.root_cert.clone(),
+            },
+            client: Err(problem.to_owned()),
+            content: loaded.content.clone(),
+            issued: None,
+        }
+    }
+
+    /// Makes a client. Runs the plugin for credentials, if there is one.
+    async fn new(loaded: Loaded) -> Result<Self, ConnectError> {
+        let mut current = Self::without_client(&loaded, "");
+        let mut config = loaded.config;
+        if let Some(plugin) = config.auth_info.exec.take() {
+            let issued = exec::run(&plugin).await;
+            let issued = issued.map_err(|problem| ConnectError::Client {
+                server: current.server.clone(),
+                problem,
+            })?;
+            issued.put_into(&mut config.auth_info);
+            current.issued = Some((Instant::now(), issued.expires));
+        }
+        current.client = Ok(credentials::client(config).await?);
+        Ok(current)
+    }
+
+    /// Returns `true` if these files, or their plugin, may have other credentials.
+    fn is_outdated(&self, loaded: &Loaded, is_rejected: bool) -> bool {
+        let is_plugin_due = self.issued.is_some_and(|(since, expires)| {
+            let soon = Timestamp::now() + 2 * CHECK_INTERVAL;
+            let expires_soon = expires.is_some_and(|expires| expires < soon);
+            let has_aged = since.elapsed() >= CHECK_INTERVAL;
+            has_aged && (is_rejected || expires_soon)
+        });
+        loaded.content != self.content || self.client.is_err() || is_plugin_due
+    }
 }
 
 impl Connection {
-    /// Reads address and credentials. Does not call the API server.
+    /// Reads address and credentials. Does not call the API server, and does not wait for a plugin.
     pub(crate) async fn open(access: Access) -> Result<Self, ConnectError> {
-        let loaded = load(&access).await?;
-        let (current, _) = watch::channel(Current::new(loaded.config)?);
+        let loaded = credentials::load(&access).await?;
+        let current = match loaded.config.auth_info.exec {
+            Some(_) => Current::without_client(&loaded, "the plugin for credentials has not answered yet"),
+            None => Current::new(loaded).await?,
+        };
         let inner = Inner {
             access,
-            current,
+            current: watch::channel(current).0,
             rejected: Notify::new(),
         };
         Ok(Self {
@@ -117,9 +140,22 @@ impl Connection {
         self.inner.current.subscribe()
     }
 
+    /// Returns the identity of the API server.
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        self.inner.current.borrow().endpoint.clone()
+    }
+
+    /// Completes when another API server is in use. Other credentials do not matter.
+    pub(crate) async fn moved(&self, from: &Endpoint) {
+        let mut current = self.subscribe();
+        // The sender lives as long as this connection.
+        let _ = current.wait_for(|current| current.endpoint != *from).await;
+    }
+
     /// Returns the current client.
-    pub(crate) fn client(&self) -> Client {
-        self.inner.current.borrow().client.clone()
+    pub(crate) fn client(&self) -> Result<Client, CallError> {
+        let client = self.inner.current.borrow().client.clone();
+        client.map_err(|problem| CallError::Transport(format!("no credentials: {problem}")))
     }
 
     /// Makes a call, with a deadline.
@@ -127,7 +163,8 @@ impl Connection {
     where
         F: Future<Output = Result<T, kube::Error>>,
     {
-        match timeout(CALL_TIMEOUT, call(self.client())).await {
+        let client = self.client()?;
+        match timeout(CALL_TIMEOUT, call(client)).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(self.failed(error)),
             Err(_) => Err(CallError::Timeout),
@@ -145,109 +182,56 @@ impl Connection {
         error
     }
 
-    /// Replaces the client when the credentials change, until `stop`.
-    pub(crate) async fn follow(self, stop: CancellationToken) {
-        let mut known = load(&self.inner.access)
-            .await
-            .map_or_else(|_| Vec::new(), |loaded| loaded.content);
+    /// Replaces the client when address or credentials change, until the node stops. Errors are in `status`.
+    pub(crate) async fn follow(self, agent: Agent) {
+        let mut task = Task::new("credentials", &agent);
+        let mut pause = match self.client() {
+            Ok(_) => CHECK_INTERVAL,
+            Err(_) => Duration::ZERO,
+        };
+        let mut is_failing = false;
         loop {
-            let rejected = tokio::select! {
-                () = tokio::time::sleep(CHECK_INTERVAL) => false,
-                () = self.inner.rejected.notified() => true,
-                () = stop.cancelled() => return,
+            let is_rejected = tokio::select! {
+                () = tokio::time::sleep(pause) => false,
+                () = self.inner.rejected.notified(), if !is_failing => true,
+                () = task.stopped() => return,
             };
-            match load(&self.inner.access).await {
-                Ok(loaded) if rejected || loaded.content != known => {
-                    let content = loaded.content;
-                    match Current::new(loaded.config) {
-                        Ok(current) => {
-                            if content != known {
-                                tracing::info!(server = current.server, "address and credentials replaced");
-                            }
-                            self.inner.current.send_replace(current);
-                            known = content;
-                        }
-                        Err(error) => tracing::warn!(%error, "credentials not usable"),
+            let renewed = tokio::select! {
+                renewed = self.renew(is_rejected) => renewed,
+                () = task.stopped() => return,
+            };
+            is_failing = renewed.is_err();
+            pause = match renewed {
+                Ok(()) => {
+                    task.succeeded();
+                    CHECK_INTERVAL
+                }
+                Err(error) => {
+                    let problem = self.client().err().map(|_| error.to_string());
+                    if let Some(problem) = problem {
+                        self.inner
+                            .current
+                            .send_modify(|current| current.client = Err(problem));
                     }
+                    task.failed(&CallError::Transport(error.to_string()))
                 }
-                Ok(_) => {}
-                Err(error) => tracing::warn!(%error, "credentials not readable"),
-            }
-            if rejected {
-                tokio::select! {
-                    () = tokio::time::sleep(REJECTED_PAUSE) => {}
-                    () = stop.cancelled() => return,
-                }
+            };
+            if is_rejected && !task.pause(REJECTED_PAUSE).await {
+                return;
             }
         }
     }
-}
 
-impl Current {
-    fn new(mut config: Config) -> Result<Self, ConnectError> {
-        // Each reconciler retries by itself, with its own deadline and backoff.
-        config.default_retry = false;
-        let server = config.cluster_url.to_string();
-        match Client::try_from(config) {
-            Ok(client) => Ok(Self { server, client }),
-            Err(error) => Err(ConnectError::Client {
-                server,
-                problem: chain(&error),
-            }),
+    async fn renew(&self, is_rejected: bool) -> Result<(), ConnectError> {
+        let loaded = credentials::load(&self.inner.access).await?;
+        if !self.inner.current.borrow().is_outdated(&loaded, is_rejected) {
+            return Ok(());
         }
+        let current = Current::new(loaded).await?;
+        tracing::info!(server = current.server, "address and credentials replaced");
+        self.inner.current.send_replace(current);
+        Ok(())
     }
-}
-
-async fn load(access: &Access) -> Result<Loaded, ConnectError> {
-    match access {
-        Access::InCluster => {
-            let config = Config::incluster().map_err(|error| ConnectError::InCluster {
-                problem: chain(&error),
-            })?;
-            // `kube` reads the token and the CA again.
-            Ok(Loaded {
-                config,
-                content: Vec::new(),
-            })
-        }
-        Access::Kubeconfig(path) => load_kubeconfig(path).await,
-    }
-}
-
-async fn load_kubeconfig(path: &Path) -> Result<Loaded, ConnectError> {
-    let failed = |problem: String| ConnectError::Kubeconfig {
-        path: path.to_owned(),
-        problem,
-    };
-    let text = tokio::fs::read(path)
-        .await
-        .map_err(|error| failed(error.to_string()))?;
-    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| failed(chain(&error)))?;
-    let mut content = vec![Some(text)];
-    for file in files(&kubeconfig) {
-        content.push(tokio::fs::read(file).await.ok());
-    }
-    let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &options)
-        .await
-        .map_err(|error| failed(chain(&error)))?;
-    Ok(Loaded { config, content })
-}
-
-/// Returns the files that a kubeconfig names, except the token file, which `kube` reads again.
-fn files(kubeconfig: &Kubeconfig) -> Vec<PathBuf> {
-    let cluster = |named: &NamedCluster| named.cluster.as_ref()?.certificate_authority.clone();
-    let user = |named: &NamedAuthInfo| {
-        let AuthInfo {
-            client_certificate,
-            client_key,
-            ..
-        } = named.auth_info.clone()?;
-        Some([client_certificate, client_key])
-    };
-    let clusters = kubeconfig.clusters.iter().filter_map(cluster);
-    let users = kubeconfig.auth_infos.iter().filter_map(user).flatten().flatten();
-    clusters.chain(users).map(PathBuf::from).collect()
 }
 
 /// The reason why a call to the API server failed.
@@ -266,7 +250,7 @@ pub(crate) enum CallError {
     /// No answer by the deadline.
     #[error("no answer from the API server within {CALL_TIMEOUT:?}")]
     Timeout,
-    /// The API server cannot be reached, or the answer cannot be read.
+    /// There are no credentials, the API server cannot be reached, or the answer cannot be read.
     #[error("{0}")]
     Transport(String),
 }
@@ -332,7 +316,6 @@ impl From<kube::Error> for CallError {
         match error {
             kube::Error::Api(status) => {
                 let seconds = status.details.as_ref().map_or(0, |it| it.retry_after_seconds);
-                // Priority and fairness sends the pause in a header, which `kube` does not pass on.
                 let is_throttled = status.code == StatusCode::TOO_MANY_REQUESTS;
                 let seconds = seconds.clamp(is_throttled.into(), MAX_RETRY_AFTER_SECONDS);
                 Self::Refused {
@@ -342,7 +325,7 @@ impl From<kube::Error> for CallError {
                     retry_after: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
                 }
             }
-            other => Self::Transport(explain(&chain(&other))),
+            other => Self::Transport(explain(&credentials::describe(&other))),
         }
     }
 }
@@ -376,4 +359,4 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use devlet_agent::agent::Agent;
 use devlet_core::{PodName, PodUid};
+use http::StatusCode;
 use k8s_openapi::api::core::v1::{Event as ApiEvent, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -18,9 +19,9 @@ use tokio::time::Instant;
 
 use crate::FIELD_MANAGER;
 use crate::connection::{CallError, Connection};
-use crate::task::Task;
+use crate::task::{Task, reached};
 
-/// Maximum events that wait for the API server.
+/// Maximum events in the queue, and maximum events that are known.
 const MAX_QUEUED: usize = 256;
 
 /// Pause between two writes.
@@ -121,11 +122,12 @@ pub(crate) async fn run(
                 WRITE_PAUSE
             }
             Err(error) => {
-                if error.retry_after().is_none() && error.code().is_some_and(|code| code.is_client_error()) {
-                    // Repeating it does not help: the namespace is being deleted, or a right is missing.
-                    series.known.remove(&key);
+                let pause = task.failed(&error);
+                match is_final(&error) {
+                    true => drop(series.known.remove(&key)),
+                    false => series.postponed(&key, Instant::now() + pause),
                 }
-                task.failed(&error)
+                pause
             }
         };
         if !task.pause(pause).await {
@@ -134,11 +136,10 @@ pub(crate) async fn run(
     }
 }
 
-async fn reached(due: Option<Instant>) {
-    match due {
-        Some(due) => tokio::time::sleep_until(due).await,
-        None => std::future::pending().await,
-    }
+/// Returns `true` if repeating a write does not help: the namespace is being deleted, or a right is missing.
+fn is_final(error: &CallError) -> bool {
+    let is_refused = |code: StatusCode| code.is_client_error() && code != StatusCode::UNAUTHORIZED;
+    error.retry_after().is_none() && error.code().is_some_and(is_refused)
 }
 
 async fn write(
@@ -245,6 +246,13 @@ impl Series {
             .filter_map(|(event, state)| Some((state.due?, event)));
         let due = due.filter(|(due, _)| *due <= now);
         due.min().map(|(_, event)| event.clone())
+    }
+
+    /// Writes the other events first: a namespace may refuse its own.
+    fn postponed(&mut self, event: &Event, until: Instant) {
+        if let Some(state) = self.known.get_mut(event) {
+            state.due = Some(until);
+        }
     }
 
     fn written(&mut self, event: &Event, now: Instant) {
@@ -370,6 +378,31 @@ mod tests {
         series.add(last.clone(), Timestamp::now(), now);
         assert_eq!(series.known.len(), MAX_QUEUED);
         assert!(series.known.contains_key(&last) && !series.known.contains_key(&event("7")));
+    }
+
+    #[test]
+    fn an_event_that_cannot_be_written_does_not_hold_up_others() {
+        let (mut series, now) = (Series::default(), Instant::now());
+        series.add(event("a"), Timestamp::now(), now);
+        series.add(event("b"), Timestamp::now(), now);
+        assert_eq!(series.due(now), Some(event("a")));
+        let later = now + WRITE_PAUSE;
+        series.postponed(&event("a"), later);
+        assert_eq!(series.due(later), Some(event("b")));
+        series.written(&event("b"), later);
+        assert_eq!(series.due(later), Some(event("a")));
+    }
+
+    #[test]
+    fn an_event_is_dropped_when_repeating_it_does_not_help() {
+        let refused = |code: u16| {
+            let status = kube::core::Status::failure("", "").with_code(code);
+            is_final(&CallError::from(kube::Error::Api(Box::new(status))))
+        };
+        assert!(refused(403) && refused(404));
+        // New credentials help, and so does time.
+        assert!(!refused(401) && !refused(429) && !refused(500));
+        assert!(!is_final(&CallError::Timeout));
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
         identity: String::new(),
     };
     agent.cluster().update(|state| state.connection = Some(reported));
-    agent.spawn(connection.clone().follow(agent.stopping()));
+    agent.spawn(connection.clone().follow(agent.clone()));
     let (user, identity) = channel(None);
     agent.spawn(identity::run(agent.clone(), connection.clone(), user));
     let claims = ApiClaims::new(agent, &connection);

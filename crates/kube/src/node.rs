@@ -1,9 +1,11 @@
 //! Publishes the device counts of extended resources in the status of the Node.
 //!
 //! Server-side apply with the whole set: a resource that is gone is left out, and the API server removes it. The values are
-//! applied again when another writer changes them, and when the Node is created again. Apart from that nothing is written.
+//! applied again when the watch shows that another writer has changed them, with pauses that double while both disagree, and
+//! when the Node is created again. Apart from that nothing is written.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use devlet_agent::agent::Agent;
 use devlet_agent::manifest::quantity;
@@ -15,13 +17,20 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::FIELD_MANAGER;
 use crate::connection::{CallError, Connection};
-use crate::task::{PASS_PAUSE, Task};
+use crate::task::{PASS_PAUSE, Task, reached};
 use crate::watch::{self as objects, Change};
 
 const TASK: &str = "node";
+
+/// Apart from the watch: its events do not show that a write works.
+const STATUS: &str = "node-status";
+
+/// Longest pause between two writes of the same counts, when another writer disagrees.
+const MAX_OVERWRITE_PAUSE: Duration = Duration::from_secs(60);
 
 /// How resources are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,6 +63,33 @@ struct Counts {
 }
 
 type Published = BTreeMap<ResourceName, Counts>;
+
+/// The last successful write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Written {
+    /// UID of the Node.
+    node: String,
+    counts: Published,
+    at: Instant,
+    /// Least time until the same counts are written again.
+    pause: Duration,
+}
+
+impl Written {
+    fn new(last: Option<Self>, node: String, counts: Published, at: Instant) -> Self {
+        let again = last.filter(|last| {
+            let is_soon = at < last.at + 2 * MAX_OVERWRITE_PAUSE;
+            is_soon && last.node == node && last.counts == counts
+        });
+        let pause = again.map_or(PASS_PAUSE, |last| (2 * last.pause).min(MAX_OVERWRITE_PAUSE));
+        Self {
+            node,
+            counts,
+            at,
+            pause,
+        }
+    }
+}
 
 impl NodeFacts {
     fn of(node: Node) -> Self {
@@ -151,40 +187,45 @@ pub(crate) async fn publish(
     settings: NodeSettings,
     mut facts: NodeReceiver,
 ) {
-    let mut task = Task::new(TASK, &agent);
+    let mut task = Task::new(STATUS, &agent);
     let mut changes = agent.store().subscribe();
-    // The Node and the counts of the last write. A restart writes once, which removes resources that are gone.
-    let mut written: Option<(String, Published)> = None;
+    // A restart writes once, which removes resources that are gone.
+    let mut written: Option<Written> = None;
+    // Has the watch reported the Node since the last write?
+    let mut is_fresh = false;
     let mut conflict = None;
     loop {
         changes.borrow_and_update();
+        is_fresh |= facts.has_changed().unwrap_or(false);
         let node = facts.borrow_and_update().clone();
         let now = agent.store().now();
         let views = agent.store().read(|node| node.resources(now));
         let published = published(views, settings.beside_kubelet, now);
-        let pause = match node {
-            Some(node) if is_due(&node, &published, written.as_ref()) => {
-                match apply(&connection, &name, &node.uid, &published, &mut conflict).await {
+        let due = node.and_then(|node| Some((due(&node, &published, written.as_ref(), is_fresh)?, node.uid)));
+        match due {
+            Some((due, uid)) if due.is_none_or(|due| due <= Instant::now()) => {
+                let pause = match apply(&connection, &name, &uid, &published, &mut conflict).await {
                     Ok(()) => {
                         task.succeeded();
-                        written = Some((node.uid, published));
-                        // Two writers that disagree do not flood the API server.
+                        written = Some(Written::new(written, uid, published, Instant::now()));
+                        is_fresh = false;
                         PASS_PAUSE
                     }
                     Err(error) => task.failed(&error),
+                };
+                if !task.pause(pause).await {
+                    return;
                 }
             }
-            Some(_) | None => {
+            other => {
+                let due = other.and_then(|(due, _)| due);
                 tokio::select! {
                     Ok(()) = changes.changed() => {}
-                    Ok(()) = facts.changed() => {}
+                    Ok(()) = facts.changed() => is_fresh = true,
+                    () = reached(due) => {}
                     () = task.stopped() => return,
                 }
-                continue;
             }
-        };
-        if !task.pause(pause).await {
-            return;
         }
     }
 }
@@ -224,9 +265,18 @@ fn published(resources: Vec<ResourceView>, beside_kubelet: bool, now: Moment) ->
         .collect()
 }
 
-fn is_due(node: &NodeFacts, published: &Published, written: Option<&(String, Published)>) -> bool {
-    let is_written = written.is_some_and(|(uid, last)| *uid == node.uid && last == published);
-    !is_written || !node.has(published)
+/// Returns `None` if there is nothing to write, `Some(None)` for a write at once, or the time of a write over the counts of
+/// another writer. Values from before the last write do not show another writer.
+fn due(
+    node: &NodeFacts,
+    published: &Published,
+    written: Option<&Written>,
+    is_fresh: bool,
+) -> Option<Option<Instant>> {
+    match written.filter(|last| last.node == node.uid && last.counts == *published) {
+        None => Some(None),
+        Some(last) => (is_fresh && !node.has(published)).then_some(Some(last.at + last.pause)),
+    }
 }
 
 async fn apply(
@@ -362,13 +412,41 @@ mod tests {
 
     #[test]
     fn counts_are_written_at_the_start_after_a_change_and_for_another_node_object() {
-        let written = ("1".to_owned(), counts(4, 4));
+        let written = Written::new(None, "1".to_owned(), counts(4, 4), Instant::now());
         let same = node("1", "4", "4");
-        assert!(!is_due(&same, &counts(4, 4), Some(&written)));
-        assert!(is_due(&same, &counts(4, 4), None));
-        assert!(is_due(&same, &Published::new(), Some(&written)));
-        assert!(is_due(&node("2", "4", "4"), &counts(4, 4), Some(&written)));
-        // A kubelet has set them to 0.
-        assert!(is_due(&node("1", "0", "0"), &counts(4, 4), Some(&written)));
+        assert_eq!(due(&same, &counts(4, 4), Some(&written), true), None);
+        assert_eq!(due(&same, &counts(4, 4), None, false), Some(None));
+        assert_eq!(due(&same, &Published::new(), Some(&written), false), Some(None));
+        let another = node("2", "4", "4");
+        assert_eq!(due(&another, &counts(4, 4), Some(&written), false), Some(None));
+    }
+
+    #[test]
+    fn counts_are_written_over_those_of_another_writer_only_after_a_report_of_the_watch() {
+        let written = Written::new(None, "1".to_owned(), counts(4, 4), Instant::now());
+        // A kubelet has set them to 0, or this is the state from before the write.
+        let zero = node("1", "0", "0");
+        assert_eq!(due(&zero, &counts(4, 4), Some(&written), false), None);
+        let after_a_pause = Some(Some(written.at + PASS_PAUSE));
+        assert_eq!(due(&zero, &counts(4, 4), Some(&written), true), after_a_pause);
+    }
+
+    #[test]
+    fn pauses_double_while_another_writer_disagrees() {
+        let mut at = Instant::now();
+        let mut pauses = Vec::new();
+        let mut written: Option<Written> = None;
+        for _ in 0..8 {
+            let next = Written::new(written, "1".to_owned(), counts(4, 4), at);
+            at += next.pause;
+            pauses.push(next.pause.as_secs());
+            written = Some(next);
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        let other = Written::new(written.clone(), "1".to_owned(), counts(4, 3), at);
+        assert_eq!(other.pause, PASS_PAUSE);
+        let agreed = at + 2 * MAX_OVERWRITE_PAUSE;
+        let later = Written::new(written, "1".to_owned(), counts(4, 4), agreed);
+        assert_eq!(later.pause, PASS_PAUSE);
     }
 }

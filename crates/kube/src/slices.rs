@@ -24,6 +24,9 @@ use crate::watch::{self, Change};
 
 const TASK: &str = "slices";
 
+/// Apart from the watch: its events do not show that a deletion works.
+const DELETION: &str = "slice-deletion";
+
 /// Changes that wait for the list. Then the watch is not read on.
 const MAX_QUEUED: usize = 16;
 
@@ -68,7 +71,7 @@ impl NodeSlices {
     /// Deletes the slices from before the start. Slices that drivers publish since are left alone, so this is given up when the
     /// API server does not answer in time: then only those of absent drivers are deleted.
     async fn wipe_earlier(self, started: Timestamp) {
-        let mut task = Task::new(TASK, &self.agent);
+        let mut task = Task::new(DELETION, &self.agent);
         let wiping = task.retry(|| self.delete_earlier(started));
         match timeout(Duration::from_millis(WIPE_DELAY_MS), wiping).await {
             Ok(Some(count)) => tracing::info!(count, "ResourceSlices from before the start deleted"),
@@ -126,12 +129,12 @@ impl NodeSlices {
         let now = self.agent.store().now();
         match result {
             Ok(value) => {
-                self.agent.cluster().succeeded(TASK, now);
+                self.agent.cluster().succeeded(DELETION, now);
                 Ok(value)
             }
             Err(error) => {
                 let message = error.to_string();
-                self.agent.cluster().failed(TASK, now, message.clone());
+                self.agent.cluster().failed(DELETION, now, message.clone());
                 Err(SliceError(message))
             }
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use devlet_agent::agent::Agent;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::CallError;
@@ -109,6 +110,14 @@ impl Task {
                 }
             }
         }
+    }
+}
+
+/// Completes at a time; never if there is none.
+pub(crate) async fn reached(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -49,8 +49,8 @@ pub(crate) enum Change<K> {
 enum Ended {
     /// By the API server, at this resource version.
     Cleanly(String),
-    /// The client was replaced, so its address or credentials may be others.
-    Replaced,
+    /// The API server is another one.
+    Moved,
     /// The receiver of changes has gone.
     Closed,
 }
@@ -70,6 +70,7 @@ pub(crate) async fn follow<K>(
         connection,
         fields,
         changes,
+        idle_timeout: IDLE_TIMEOUT,
     };
     let mut task = Task::new(name, &agent);
     let watching = async {
@@ -94,6 +95,7 @@ struct Watch<K> {
     connection: Connection,
     fields: String,
     changes: mpsc::Sender<Change<K>>,
+    idle_timeout: Duration,
 }
 
 impl<K> Watch<K>
@@ -103,7 +105,7 @@ where
     /// Lists, and watches from there. Returns `Ok` if the receiver of changes is gone.
     async fn list_and_watch(&self, task: &mut Task) -> Result<(), CallError> {
         loop {
-            let mut client = self.connection.subscribe();
+            let endpoint = self.connection.endpoint();
             let Some(mut version) = self.list().await? else {
                 return Ok(());
             };
@@ -112,11 +114,11 @@ where
                 let watching = self.watch(&version, task);
                 let ended = tokio::select! {
                     ended = watching => ended?,
-                    Ok(()) = client.changed() => Ended::Replaced,
+                    () = self.connection.moved(&endpoint) => Ended::Moved,
                 };
                 match ended {
                     Ended::Cleanly(last) => version = last,
-                    Ended::Replaced => break,
+                    Ended::Moved => break,
                     Ended::Closed => return Ok(()),
                 }
             }
@@ -153,7 +155,7 @@ where
 
     async fn watch(&self, version: &str, task: &mut Task) -> Result<Ended, CallError> {
         let params = WatchParams::default().fields(&self.fields).timeout(WATCH_SECONDS);
-        let api = Api::<K>::all(self.connection.client());
+        let api = Api::<K>::all(self.connection.client()?);
         let started = timeout(CALL_TIMEOUT, api.watch(&params, version)).await;
         let events = started.map_err(|_| CallError::Timeout)?;
         let events = events.map_err(|error| self.connection.failed(error))?;
@@ -176,7 +178,7 @@ where
     ) -> Result<Ended, CallError> {
         tokio::pin!(events);
         loop {
-            let event = timeout(IDLE_TIMEOUT, events.try_next()).await;
+            let event = timeout(self.idle_timeout, events.try_next()).await;
             let event = event.map_err(|_| CallError::Transport(SILENT.to_owned()))?;
             let change = match event.map_err(|error| self.connection.failed(error))? {
                 None => return Ok(Ended::Cleanly(version)),
@@ -199,5 +201,30 @@ where
                 return Ok(Ended::Closed);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use k8s_openapi::api::core::v1::Node;
+
+    use super::*;
+    use crate::connection::tests::{agent, unused};
+
+    #[tokio::test]
+    async fn a_silent_watch_is_an_error() {
+        let (agent, _root) = agent().await;
+        let watch = Watch::<Node> {
+            connection: unused().await,
+            fields: String::new(),
+            changes: mpsc::channel(1).0,
+            idle_timeout: Duration::ZERO,
+        };
+        let mut task = Task::new("node", &agent);
+        let ended = watch.forward(stream::pending(), String::new(), &mut task).await;
+        let error = ended.err().unwrap();
+        assert_eq!(error, CallError::Transport(SILENT.to_owned()));
+        agent.stop().await;
     }
 }

@@ -91,27 +91,47 @@ pub(super) fn check(settings: &KubernetesSettings) -> anyhow::Result<()> {
              and --in-cluster out, or build it with the feature"
         );
     }
-    if *final_delete && *mode == Some(ModeSetting::Observe) {
-        bail!("kubernetes.finalDelete needs the mode agent: in the mode observe, nothing is written");
-    }
-    if *heartbeat && *beside_kubelet {
-        bail!(
-            "kubernetes: heartbeat and besideKubelet exclude each other, because a kubelet has a heartbeat"
-        );
-    }
-    if *final_delete && *beside_kubelet {
-        bail!(
-            "kubernetes: finalDelete and besideKubelet exclude each other, because a kubelet deletes its pods"
-        );
-    }
-    if *slices != SliceSettings::default() && *beside_kubelet {
-        bail!(
-            "kubernetes: slices and besideKubelet exclude each other, because a kubelet deletes the slices of its drivers"
-        );
-    }
+    check_combinations(settings)?;
     let node = node(settings);
     if !is_name(&node) {
         bail!("{node:?} is not the name of a node; write a lower-case DNS name: --node-name NAME");
+    }
+    Ok(())
+}
+
+/// Refuses settings that exclude each other, and those without an effect in their mode.
+fn check_combinations(settings: &KubernetesSettings) -> anyhow::Result<()> {
+    let has_slices = settings.slices != SliceSettings::default();
+    let writing = [
+        ("finalDelete", settings.final_delete),
+        ("abandonAfter", !settings.abandon_after.is_empty()),
+        ("heartbeat", settings.heartbeat),
+        ("slices", has_slices),
+        ("onUnhealthy", !settings.on_unhealthy.is_empty()),
+    ];
+    if settings.mode == Some(ModeSetting::Observe)
+        && let Some((name, _)) = writing.into_iter().find(|(_, is_set)| *is_set)
+    {
+        bail!("kubernetes.{name} needs the mode agent: in the mode observe, nothing is written");
+    }
+    let of_kubelet = [
+        ("heartbeat", settings.heartbeat, "has a heartbeat"),
+        ("finalDelete", settings.final_delete, "deletes its pods"),
+        ("slices", has_slices, "deletes the slices of its drivers"),
+    ];
+    if settings.beside_kubelet
+        && let Some((name, _, reason)) = of_kubelet.into_iter().find(|(_, is_set, _)| *is_set)
+    {
+        bail!("kubernetes: {name} and besideKubelet exclude each other, because a kubelet {reason}");
+    }
+    let mut resources = settings.on_unhealthy.keys();
+    if settings.beside_kubelet
+        && let Some(driver) = resources.find(|name| !name.contains('/'))
+    {
+        bail!(
+            "kubernetes.onUnhealthy: {driver} is a DRA driver, and beside a kubelet devlet knows no claims of pods; name a \
+             resource, such as acme.com/gpu"
+        );
     }
     Ok(())
 }

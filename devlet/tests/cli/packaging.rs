@@ -135,26 +135,24 @@ fn the_roles_have_exactly_the_documented_rights() {
     for role in objects(&kubernetes("rbac.yaml")) {
         for rule in role["rules"].as_array().into_iter().flatten() {
             for resource in texts(&rule["resources"]) {
-                granted.extend(
-                    texts(&rule["verbs"])
-                        .into_iter()
-                        .map(|verb| (resource.clone(), verb)),
-                );
+                let name = role["metadata"]["name"].as_str().unwrap();
+                let verbs = texts(&rule["verbs"]).into_iter();
+                granted.extend(verbs.map(|verb| (name.to_owned(), resource.clone(), verb)));
             }
         }
     }
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let text = std::fs::read_to_string(repository.join("docs/kubernetes.md")).unwrap();
     let (_, table) = text
-        .split_once("| resource | verbs | for | as a node |\n")
+        .split_once("| role | resource | verbs | for | as a node |\n")
         .unwrap();
     let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
     let mut documented = BTreeSet::new();
     for row in rows {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let resource = cells[1].trim_matches('`').to_owned();
-        let verbs = cells[2].split(", ").map(|verb| verb.trim_matches('`').to_owned());
-        documented.extend(verbs.map(|verb| (resource.clone(), verb)));
+        let [role, resource] = [cells[1], cells[2]].map(|cell| cell.trim_matches('`').to_owned());
+        let verbs = cells[3].split(", ").map(|verb| verb.trim_matches('`').to_owned());
+        documented.extend(verbs.map(|verb| (role.clone(), resource.clone(), verb)));
     }
     assert_eq!(granted, documented);
 }

@@ -66,9 +66,34 @@ fn contradictory_settings_of_a_cluster_are_refused() {
             "finalDelete needs the mode agent",
         ),
         (
+            "kubernetes: {abandonAfter: {gpu.acme.com: 10m}, mode: observe, kubeconfig: x}",
+            &[],
+            "abandonAfter needs the mode agent",
+        ),
+        (
+            "kubernetes: {heartbeat: true, mode: observe, kubeconfig: x}",
+            &[],
+            "heartbeat needs the mode agent",
+        ),
+        (
+            "kubernetes: {slices: {wipeAtStart: all}, mode: observe, kubeconfig: x}",
+            &[],
+            "slices needs the mode agent",
+        ),
+        (
+            "kubernetes: {onUnhealthy: {acme.com/gpu: evict}, mode: observe, kubeconfig: x}",
+            &[],
+            "onUnhealthy needs the mode agent",
+        ),
+        (
             "kubernetes: {besideKubelet: true, slices: {wipeAtStart: all}, kubeconfig: x}",
             &[],
             "slices and besideKubelet exclude each other",
+        ),
+        (
+            "kubernetes: {besideKubelet: true, onUnhealthy: {gpu.acme.com: evict}, kubeconfig: x}",
+            &[],
+            "onUnhealthy: gpu.acme.com is a DRA driver",
         ),
         (
             "{shield: {enabled: true}, kubernetes: {kubeconfig: x}}",

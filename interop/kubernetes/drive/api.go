@@ -109,7 +109,7 @@ func apiPaused(t *T) {
 	t.Must("the counts are published", h.counts(resource, "2", "2"))
 	t.APIServer.Pause()
 	t.ok(plugin.command("health device-1 Unhealthy"))
-	t.Check("devlet reports it", h.awaitError("node", "no answer", soon))
+	t.Check("devlet reports it", h.awaitError("node-status", "no answer", soon))
 	t.APIServer.Resume()
 	t.Check("the counts are published afterwards", h.counts(resource, "2", "1"))
 }
@@ -263,7 +263,7 @@ func apiTokenReplaced(t *T) {
 	t.ok(t.Admin.Delete("/api/v1/namespaces/"+accountNamespace+"/serviceaccounts/devlet", -1))
 	t.Must("its token is invalid", t.awaitInvalid(account))
 	t.ok(plugin.command("health device-1 Unhealthy"))
-	t.Check("devlet reports that", h.awaitError("node", "Unauthorized", soon))
+	t.Check("devlet reports that", h.awaitError("node-status", "Unauthorized", soon))
 	h.account()
 	t.Check("devlet publishes its devices with a new token", h.counts(resource, "2", "1"))
 	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
@@ -284,13 +284,13 @@ rules:
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
-metadata: {name: devlet-agent}
+metadata: {name: devlet-beside-kubelet}
 rules: []
 `))
 	h.serveAs(account)
 	h.plugin(resource, 2)
 	t.Check("devlet names the missing rule for pods", h.awaitError("pods", "list", soon))
-	t.Check("devlet names the missing rule for the node's status", h.awaitError("node", "nodes/status", soon))
+	t.Check("devlet names the missing rule for the node's status", h.awaitError("node-status", "nodes/status", soon))
 	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
 	t.roles()
 	t.Check("devlet works once the role is complete", h.awaitAdmitted(first, soon))
@@ -308,7 +308,7 @@ func apiTooManyRequests(t *T) {
 	_, err := t.Admin.Patch(nodePath(h.name)+"/status", Object{"status": Object{"capacity": Object{resource: "0"}}})
 	t.ok(err)
 	h.plugin("example.com/more", 1)
-	t.Check("devlet reports it", h.awaitError("node", "Too many requests", late))
+	t.Check("devlet reports it", h.awaitError("node-status", "Too many requests", late))
 	accept()
 	t.Check("the counts are published afterwards", h.counts(resource, "2", "2"))
 }

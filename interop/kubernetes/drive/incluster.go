@@ -64,7 +64,7 @@ func runInCluster(t *T) {
 	t.ok(t.Admin.Delete("/api/v1/namespaces/"+accountNamespace+"/serviceaccounts/devlet", -1))
 	t.Must("the next token is invalid, too", t.awaitInvalid(second))
 	t.ok(plugin.command("health device-1 Healthy"))
-	t.Check("devlet reports that", h.awaitError("node", "Unauthorized", soon))
+	t.Check("devlet reports that", h.awaitError("node-status", "Unauthorized", soon))
 	t.roles()
 	files.renew(h.object())
 	t.Check("and works with another token", h.counts(resource, "2", "2"))

@@ -19,19 +19,21 @@ var manifests = []scenario{
 
 const packaging, chart = "packaging/kubernetes", "packaging/kubernetes/chart"
 
-// valueSets are values of the chart, and the ClusterRoles that it has with them.
+// valueSets are values of the chart, and the ClusterRoles that it binds with them.
 var valueSets = []struct {
 	name, values string
 	roles        []string
 }{
-	{"default values", `{}`, []string{"devlet-agent", "devlet-observe"}},
+	{"default values", `{}`, []string{"devlet-beside-kubelet", "devlet-observe"}},
+	{"no kubelet", `config: {kubernetes: {besideKubelet: false}}`,
+		[]string{"devlet-agent", "devlet-beside-kubelet", "devlet-observe"}},
 	{"the mode observe", `config: {kubernetes: {mode: observe, besideKubelet: false}}`, []string{"devlet-observe"}},
 	{"another image and other nodes", `
 image: registry.example.com/devlet:0.1.0@sha256:0000000000000000000000000000000000000000000000000000000000000000
 nodeSelector: {acme.com/gpu: "true"}
 tolerations: []
 resources: {limits: {memory: 256Mi}, requests: null}
-`, []string{"devlet-agent", "devlet-observe"}},
+`, []string{"devlet-beside-kubelet", "devlet-observe"}},
 	{"another configuration", `
 config:
   http: "[::]:9000"
@@ -39,7 +41,7 @@ config:
   logLevel: debug
   access: {register: [{resource: acme.com/*, uids: [1001]}]}
   kubernetes: {abandonAfter: {gpu.acme.com: 10m}, onUnhealthy: {acme.com/gpu: delete}}
-`, []string{"devlet-agent", "devlet-observe"}},
+`, []string{"devlet-beside-kubelet", "devlet-observe"}},
 }
 
 func manifestsAndChart(t *T) {
@@ -62,7 +64,7 @@ func manifestsAndChart(t *T) {
 		objects, err := t.chart(set.values)
 		t.Check("the API server accepts the chart with "+set.name, err)
 		if err == nil {
-			t.Check("its roles", equal("roles", names(objects, "ClusterRole"), set.roles))
+			t.Check("its roles", equal("roles", names(objects, "ClusterRoleBinding"), set.roles))
 			t.Check("devlet accepts its configuration", t.checkConfig(objects))
 		}
 		if set.values == "{}" {
@@ -74,7 +76,7 @@ func manifestsAndChart(t *T) {
 	_, err = t.helm("upgrade", "devlet", chart, "--namespace", accountNamespace, "--set", "config.kubernetes.mode=observe")
 	t.Check("Helm changes it", err)
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles/"
-	_, err = t.Admin.Get(roles + "devlet-agent")
+	_, err = t.Admin.Get(roles + "devlet-beside-kubelet")
 	t.Check("with the mode observe, it has no right to write", refused(err, "404"))
 	_, err = t.helm("uninstall", "devlet", "--namespace", accountNamespace)
 	t.Check("Helm removes it", err)

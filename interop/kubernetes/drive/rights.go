@@ -18,6 +18,7 @@ var (
 	}
 	accountRights = []scenario{
 		{name: "rights-of-account", run: rightsOfAccount, alone: true},
+		{name: "rights-beside-kubelet", run: rightsBesideKubelet, alone: true},
 		{name: "rights-of-observer", run: rightsOfObserver, alone: true},
 		{name: "rights-of-settings", run: rightsOfSettings, alone: true},
 	}
@@ -36,13 +37,40 @@ func (h *host) account() cluster.User {
 // accountNamespace is that of the ServiceAccount in packaging/kubernetes.
 const accountNamespace = "devlet"
 
-// roles creates the ServiceAccount and its roles.
+// roles creates the ServiceAccount, its policy, and all its roles.
 func (t *T) roles() {
 	for _, file := range []string{"namespace.yaml", "rbac.yaml"} {
 		manifest, err := os.ReadFile("packaging/kubernetes/" + file)
 		t.ok(err)
 		t.ok(t.Apply(string(manifest)))
 	}
+	t.ok(t.Apply(binding("devlet-agent")))
+}
+
+// binding gives the ServiceAccount a role.
+func binding(role string) string {
+	return fmt.Sprintf(`
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: %[1]s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %[1]s}
+subjects: [{kind: ServiceAccount, name: devlet, namespace: %[2]s}]
+`, role, accountNamespace)
+}
+
+// unbind takes roles from the ServiceAccount, and waits until the API server knows.
+func (t *T) unbind(api *cluster.Client, roles ...string) {
+	for _, role := range roles {
+		t.ok(t.Admin.Delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/"+role, -1))
+	}
+	t.Must("the rights are taken away", node.Until(soon, func() error {
+		_, deleted := api.Call("DELETE", sliceCollection+"?fieldSelector=spec.nodeName%3Dabsent", "", nil)
+		if len(roles) == 1 {
+			return forbidden(deleted)
+		}
+		_, err := api.Patch(nodePath("absent")+"/status", Object{})
+		return errors.Join(forbidden(deleted), forbidden(err))
+	}))
 }
 
 // rightsScene has objects of a node and of another one.
@@ -171,18 +199,34 @@ func (s *rightsScene) refuseClaimsOfOthers(api *cluster.Client) {
 	s.Check("patch the devices of a claim with a token of no node: refused", refused(err, "arbitrary-node:patch"))
 }
 
-// rightsOfObserver lacks the role of the mode agent.
+// rightsBesideKubelet has the roles that packaging/kubernetes binds.
+func rightsBesideKubelet(t *T) {
+	s := newRightsScene(t)
+	api, err := t.Client(s.mine.account())
+	t.ok(err)
+	t.unbind(api, "devlet-agent")
+	s.check(api, map[string]bool{
+		"get the own node":                      true,
+		"watch the own node by name":            true,
+		"patch the status of the own node":      true,
+		"watch pods of the own node":            true,
+		"patch the status of an own pod":        true,
+		"patch the devices of a claim's status": false,
+		"watch slices of the own node":          true,
+		"delete slices of the own node":         false,
+		"create an event":                       true,
+		"patch an event":                        true,
+		"evict an own pod":                      false,
+		"delete an own pod":                     false,
+	})
+}
+
+// rightsOfObserver lacks the roles of the mode agent.
 func rightsOfObserver(t *T) {
 	s := newRightsScene(t)
-	user := s.mine.account()
-	const binding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/devlet-agent"
-	t.ok(t.Admin.Delete(binding, -1))
-	api, err := t.Client(user)
+	api, err := t.Client(s.mine.account())
 	t.ok(err)
-	t.Must("the rights are taken away", node.Until(soon, func() error {
-		_, err := api.Patch(nodePath(s.mine.name)+"/status", Object{})
-		return forbidden(err)
-	}))
+	t.unbind(api, "devlet-agent", "devlet-beside-kubelet")
 	s.check(api, map[string]bool{
 		"get the own node":                      true,
 		"watch the own node by name":            true,

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 use super::{Context, Removal, Target};
 use crate::connection::CallError;
 use crate::events::{Kind, PodRef};
-use crate::task;
+use crate::task::{self, Task};
 
 /// Time after which the claims of a waiting pod are looked up again.
 const ATTEMPT: Duration = Duration::from_secs(10 * 60);
@@ -34,6 +34,9 @@ const CLAIMS: &str = "FailedPrepareDynamicResources";
 /// Longest pause between two attempts to admit a pod; jitter doubles it at most. A report of the API server about the pod, a
 /// new list, and a change of the node that matters to it end the pause.
 const MAX_ADMIT_PAUSE: Duration = Duration::from_secs(30);
+
+/// The task of final deletions, in `status`.
+const DELETION: &str = "pod-deletion";
 
 /// Works until the pod has its target state. `woken` ends a pause between attempts to admit it.
 pub(super) async fn reach(context: &Context, target: &Target, woken: &Notify) {
@@ -267,7 +270,7 @@ async fn delete_object(context: &Context, pod: &PodRef) {
             uid: Some(pod.uid.to_string()),
             resource_version: None,
         });
-    let mut pauses = task::pauses(task::MAX_PAUSE);
+    let mut task = Task::new(DELETION, &context.agent);
     loop {
         let deleted = context.connection.call(async |client| {
             let pods: Api<Pod> = Api::namespaced(client, &pod.name.namespace);
@@ -276,14 +279,13 @@ async fn delete_object(context: &Context, pod: &PodRef) {
         let error = match deleted.await {
             Ok(_) => {
                 tracing::info!(pod = %pod_label(&pod.name), uid = %pod.uid, "Pod object deleted");
-                return;
+                return task.succeeded();
             }
-            Err(error) if is_gone(&error) => return,
+            Err(error) if is_gone(&error) => return task.succeeded(),
             Err(error) => error,
         };
         context.waits(pod, format!("the Pod object cannot be deleted: {error}"));
-        let pause = pauses.next().unwrap_or(task::MAX_PAUSE);
-        tokio::time::sleep(error.retry_after().map_or(pause, |asked| asked.max(pause))).await;
+        tokio::time::sleep(task.failed(&error)).await;
     }
 }
 
