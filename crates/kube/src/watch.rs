@@ -225,6 +225,6 @@ mod tests {
         let ended = watch.forward(stream::pending(), String::new(), &mut task).await;
         let error = ended.err().unwrap();
         assert_eq!(error, CallError::Transport(SILENT.to_owned()));
-        agent.stop().await;
+        agent.stop().await.unwrap();
     }
 }
