@@ -2,6 +2,7 @@
 //!
 //! Priority and fairness sends the pause only there, with a plain text as the body.
 
+use futures_util::future::BoxFuture;
 use http::header::{CONTENT_LENGTH, RETRY_AFTER};
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -13,11 +14,11 @@ use tower::util::AndThenLayer;
 
 type Answer = Response<Box<DynBody>>;
 
+type Rewritten = BoxFuture<'static, Result<Answer, BoxError>>;
+
 /// Returns a layer of a client.
-pub(super) fn layer() -> AndThenLayer<
-    impl FnOnce(Answer) -> std::pin::Pin<Box<dyn Future<Output = Result<Answer, BoxError>> + Send>> + Clone,
-> {
-    AndThenLayer::new(|answer| Box::pin(with_pause(answer)) as _)
+pub(super) fn layer() -> AndThenLayer<impl FnOnce(Answer) -> Rewritten + Clone> {
+    AndThenLayer::new(|answer| Box::pin(with_pause(answer)) as Rewritten)
 }
 
 async fn with_pause(answer: Answer) -> Result<Answer, BoxError> {
