@@ -23,7 +23,8 @@ use crate::peer::PeerCred;
 use crate::publish::proc_fd_path;
 use crate::read_limit::{ReadLimits, ReadThrottle};
 
-const FIRST_RETRY: Duration = Duration::from_millis(5);
+/// Short: a socket exists for a moment before its process listens.
+const FIRST_RETRY: Duration = Duration::from_millis(1);
 const LAST_RETRY: Duration = Duration::from_millis(250);
 
 /// Error of [`connect`].

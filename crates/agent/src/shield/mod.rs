@@ -9,6 +9,7 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | `kubelet` | watches the kubelet's directory, and registers after each start of the kubelet |
+//! | `served_resource` | one resource: its socket, and its registration |
 //! | `endpoint` | the device plugin of one resource |
 //! | `list` | device lists that a kubelet accepts |
 //! | `release` | ends leases that the kubelet does not know any more |
@@ -29,6 +30,7 @@ pub mod pods;
 mod release;
 pub mod report;
 pub mod runtime;
+mod served_resource;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

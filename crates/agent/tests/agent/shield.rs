@@ -21,6 +21,8 @@ use prost::Message as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+mod start;
+
 const GPU: &str = "acme.com/gpu";
 
 /// The longest time that the kubelet waits for an answer.
