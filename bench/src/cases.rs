@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
 use crate::bare::{self, Bare};
 use crate::clock::Samples;
@@ -188,6 +188,7 @@ impl Bench {
         self.first_list().await?;
         self.large_list().await?;
         self.claims().await?;
+        self.shield().await?;
         Ok(Outcome {
             rows: self.rows,
             bare_medians: self.bare_medians,
@@ -477,8 +478,9 @@ async fn offer(
         resource: RESOURCE.to_owned(),
         count,
         register,
+        pre_start: false,
     };
-    ask(plugin, &command).await
+    plugin::ask(plugin, &command).await
 }
 
 async fn list(plugin: &mut Process, directory: &Path, socket: &str, count: usize) -> anyhow::Result<u64> {
@@ -487,13 +489,5 @@ async fn list(plugin: &mut Process, directory: &Path, socket: &str, count: usize
         socket: socket.to_owned(),
         count,
     };
-    ask(plugin, &command).await
-}
-
-pub(crate) async fn ask(plugin: &mut Process, command: &plugin::Command) -> anyhow::Result<u64> {
-    let answer: plugin::Answer = plugin.call(command).await?;
-    match answer.error {
-        Some(error) => bail!("plugin command {command:?} failed: {error}"),
-        None => Ok(answer.at),
-    }
+    plugin::ask(plugin, &command).await
 }

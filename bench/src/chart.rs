@@ -65,7 +65,7 @@ pub(crate) fn svg(report: &Report) -> String {
             top + 17.0,
             number(times(row))
         );
-        if let Some(bar) = row.bar.map(goal) {
+        if let Some(bar) = row.bar.and_then(goal) {
             let at = x(bar);
             text += &format!(
                 "<line class=\"bar\" x1=\"{at:.1}\" y1=\"{:.1}\" x2=\"{at:.1}\" y2=\"{:.1}\"/>\n",
@@ -87,15 +87,17 @@ pub(crate) fn svg(report: &Report) -> String {
 /// Returns the factor by which devlet is faster or smaller, also for rows with the inverse ratio.
 fn times(row: &Row) -> f64 {
     match row.bar {
-        Some(Bar::AtMost(_)) => 1.0 / row.ratio,
+        Some(Bar::AtMost(_) | Bar::Adds(_)) => 1.0 / row.ratio,
         _ => row.ratio,
     }
 }
 
-fn goal(bar: Bar) -> f64 {
+fn goal(bar: Bar) -> Option<f64> {
     match bar {
-        Bar::AtLeast(bar) => bar,
-        Bar::AtMost(bar) => 1.0 / bar,
+        Bar::AtLeast(bar) => Some(bar),
+        Bar::AtMost(bar) => Some(1.0 / bar),
+        // The chart shows ratios.
+        Bar::Adds(_) => None,
     }
 }
 
@@ -148,6 +150,6 @@ mod tests {
             100.0,
             Some(Bar::AtMost(0.25)),
         );
-        assert_eq!((times(&row), row.bar.map(goal)), (5.0, Some(4.0)));
+        assert_eq!((times(&row), row.bar.and_then(goal)), (5.0, Some(4.0)));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::bare::BareClaims;
-use crate::cases::{Bench, CALLERS, KUBELET, RESOURCE, ask, progress};
+use crate::cases::{Bench, CALLERS, KUBELET, RESOURCE, progress};
 use crate::clock::Samples;
 use crate::devlet::Devlet;
 use crate::driver::Registered;
@@ -163,5 +163,5 @@ async fn drive(
         endpoint: endpoint.to_owned(),
         registry: registry.map(Path::to_owned),
     };
-    ask(process, &command).await.map(drop)
+    plugin::ask(process, &command).await.map(drop)
 }

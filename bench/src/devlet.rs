@@ -12,7 +12,7 @@ use futures_util::stream::{StreamExt as _, TryStreamExt as _};
 use tokio::process::{Child, Command};
 
 use crate::process::append;
-use crate::{clock, driver};
+use crate::{clock, driver, kubelet};
 
 /// Number of callers that fill a node.
 const FILLERS: usize = 64;
@@ -39,8 +39,46 @@ pub(crate) struct Devlet {
 
 impl Program {
     pub(crate) async fn start(&self, root: &Path, resource: &'static str) -> anyhow::Result<Devlet> {
+        self.start_with(root, resource, &[]).await
+    }
+
+    /// Starts devlet between the kubelet of [`kubelet::directory`] and plugins. CDI specs are written into memory, as usual.
+    pub(crate) async fn start_shield(&self, root: &Path, resource: &'static str) -> anyhow::Result<Devlet> {
         std::fs::create_dir_all(root)?;
-        let child = self.spawn(root)?;
+        let kubelet = kubelet::directory()
+            .parent()
+            .context("the kubelet has no directory")?;
+        let path = |name: &str| kubelet.join(name).display().to_string();
+        let file = root.join("devlet.yaml");
+        std::fs::write(
+            &file,
+            format!(
+                "shield: {{cdiDir: {}, permanentCdiDir: {}}}",
+                path("cdi"),
+                path("etc-cdi")
+            ),
+        )?;
+        let args = [
+            "--shield",
+            "--config",
+            &file.display().to_string(),
+            "--kubelet-dir",
+            &kubelet.display().to_string(),
+            "--runtime-endpoint",
+            &format!("unix://{}", path("absent.sock")),
+        ]
+        .map(str::to_owned);
+        self.start_with(root, resource, &args).await
+    }
+
+    async fn start_with(
+        &self,
+        root: &Path,
+        resource: &'static str,
+        args: &[String],
+    ) -> anyhow::Result<Devlet> {
+        std::fs::create_dir_all(root)?;
+        let child = self.spawn(root, args)?;
         let client = connect(root).await?;
         Ok(Devlet {
             program: self.clone(),
@@ -52,11 +90,12 @@ impl Program {
         })
     }
 
-    fn spawn(&self, root: &Path) -> anyhow::Result<Child> {
+    fn spawn(&self, root: &Path, args: &[String]) -> anyhow::Result<Child> {
         Command::new(&self.path)
             .arg("serve")
             .arg("--root-dir")
             .arg(root)
+            .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(append(&self.log)?)
@@ -224,7 +263,7 @@ impl Devlet {
         self.child.kill().await?;
         let manifest = manifest(0, self.resource);
         let began = Instant::now();
-        self.child = self.program.spawn(&self.root)?;
+        self.child = self.program.spawn(&self.root, &[])?;
         self.client = connect(&self.root).await?;
         admit(&self.client, manifest).await?;
         Ok(began.elapsed())

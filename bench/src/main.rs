@@ -14,6 +14,7 @@ mod noise;
 mod plugin;
 mod process;
 mod report;
+mod shield;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
 use devlet_kubelet_api::device_plugin::v1beta1::{
@@ -24,7 +24,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-use crate::process::answer_lines;
+use crate::process::{Process, answer_lines};
 use crate::{clock, driver};
 
 /// A command to the plugin process.
@@ -39,6 +39,7 @@ pub(crate) enum Command {
         resource: String,
         count: usize,
         register: bool,
+        pre_start: bool,
     },
     /// Serve a DRA driver at this socket too, and register if there is a directory for it. Answered when it is
     /// registered, or without a directory, when the socket is served.
@@ -94,6 +95,15 @@ fn list(count: usize) -> ListAndWatchResponse {
     }
 }
 
+/// Gives the plugin process a command. Returns the time in its answer.
+pub(crate) async fn ask(plugin: &mut Process, command: &Command) -> anyhow::Result<u64> {
+    let answer: Answer = plugin.call(command).await?;
+    match answer.error {
+        Some(error) => bail!("plugin command {command:?} failed: {error}"),
+        None => Ok(answer.at),
+    }
+}
+
 /// Runs the plugin process until its standard input ends.
 pub(crate) async fn run() -> anyhow::Result<()> {
     let mut offers = HashMap::new();
@@ -128,13 +138,18 @@ async fn carry_out(command: Command, offers: &mut HashMap<PathBuf, Offer>) -> an
             resource,
             count,
             register,
+            pre_start,
         } => {
             let path = directory.join(&socket);
             drop(offers.remove(&path));
-            let mut offer = serve(&path, count)?;
+            let options = DevicePluginOptions {
+                pre_start_required: pre_start,
+                ..DevicePluginOptions::default()
+            };
+            let mut offer = serve(&path, count, options)?;
             let mut at = clock::now();
             if register {
-                announce(&directory, socket, resource).await?;
+                announce(&directory, socket, resource, options).await?;
                 at = offer
                     .handed_over
                     .recv()
@@ -179,13 +194,14 @@ async fn carry_out(command: Command, offers: &mut HashMap<PathBuf, Offer>) -> an
     }
 }
 
-fn serve(path: &Path, count: usize) -> anyhow::Result<Offer> {
+fn serve(path: &Path, count: usize, options: DevicePluginOptions) -> anyhow::Result<Offer> {
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).with_context(|| format!("cannot bind {}", path.display()))?;
     let (sender, handed_over) = mpsc::channel(16);
     let watcher = Watcher::default();
     let plugin = Plugin {
         count,
+        options,
         watcher: watcher.clone(),
         handed_over: sender,
     };
@@ -200,13 +216,18 @@ fn serve(path: &Path, count: usize) -> anyhow::Result<Offer> {
     })
 }
 
-async fn announce(directory: &Path, endpoint: String, resource_name: String) -> anyhow::Result<()> {
+async fn announce(
+    directory: &Path,
+    endpoint: String,
+    resource_name: String,
+    options: DevicePluginOptions,
+) -> anyhow::Result<()> {
     let channel = connect(&directory.join("kubelet.sock")).await?;
     let request = RegisterRequest {
         version: "v1beta1".to_owned(),
         endpoint,
         resource_name,
-        options: None,
+        options: Some(options),
     };
     RegistrationClient::new(channel)
         .register(request)
@@ -233,6 +254,7 @@ type Watcher = Arc<Mutex<Option<Lists>>>;
 
 struct Plugin {
     count: usize,
+    options: DevicePluginOptions,
     watcher: Watcher,
     handed_over: mpsc::Sender<u64>,
 }
@@ -245,7 +267,7 @@ impl DevicePlugin for Plugin {
         &self,
         _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(DevicePluginOptions::default()))
+        Ok(Response::new(self.options))
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {

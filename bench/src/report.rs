@@ -11,13 +11,16 @@ use crate::noise::Noise;
 pub(crate) enum Bar {
     AtLeast(f64),
     AtMost(f64),
+    /// At most these milliseconds above the other value, instead of a ratio.
+    Adds(f64),
 }
 
 impl Bar {
-    fn met_by(self, ratio: f64) -> bool {
+    fn met_by(self, ratio: f64, more: f64) -> bool {
         match self {
             Self::AtLeast(bar) => ratio >= bar,
             Self::AtMost(bar) => ratio <= bar,
+            Self::Adds(bar) => more <= bar,
         }
     }
 }
@@ -61,7 +64,7 @@ impl Row {
         bar: Option<Bar>,
     ) -> Self {
         let ratio = match (bar, unit) {
-            (Some(Bar::AtMost(_)), _) | (_, Unit::PairsPerSecond) => devlet / other,
+            (Some(Bar::AtMost(_) | Bar::Adds(_)), _) | (_, Unit::PairsPerSecond) => devlet / other,
             _ => other / devlet,
         };
         Self {
@@ -72,7 +75,7 @@ impl Row {
             other,
             ratio,
             bar,
-            met: bar.map(|bar| bar.met_by(ratio)),
+            met: bar.map(|bar| bar.met_by(ratio, devlet - other)),
             devlet_spread: None,
             other_spread: None,
         }
@@ -167,6 +170,7 @@ impl Report {
         let bar = match row.bar {
             Some(Bar::AtLeast(bar)) => format!("≥ {}×", number(bar)),
             Some(Bar::AtMost(bar)) => format!("≤ {}×", number(bar)),
+            Some(Bar::Adds(bar)) => format!("≤ {} ms more", number(bar)),
             None => String::new(),
         };
         [
@@ -261,6 +265,11 @@ pub(crate) mod tests {
             )
         };
         assert_eq!((at_most(1.5).met, at_most(1.4).met), (Some(true), Some(false)));
+        let more = |bar| Row::new("start", Unit::Milliseconds, 3.0, "bare", 0.5, Some(bar));
+        assert_eq!(
+            (more(Bar::Adds(2.5)).met, more(Bar::Adds(2.4)).met),
+            (Some(true), Some(false))
+        );
         let pairs = Row::new(
             "pairs",
             Unit::PairsPerSecond,
