@@ -46,6 +46,8 @@ pub enum OnReboot {
 pub struct Shield {
     /// The root directory of the kubelet.
     pub kubelet: PathBuf,
+    /// The directory of the kubelet's static pods.
+    pub static_pods: PathBuf,
     /// The directory where CDI specs are written. The runtime must read it.
     pub cdi: PathBuf,
     /// The directory for CDI specs that must survive a reboot, after devlet has left the kubelet.
@@ -65,6 +67,7 @@ impl Shield {
     pub fn new(kubelet: impl Into<PathBuf>, hook: impl Into<PathBuf>) -> Self {
         Self {
             kubelet: kubelet.into(),
+            static_pods: PathBuf::from("/etc/kubernetes/manifests"),
             cdi: PathBuf::from("/var/run/cdi"),
             permanent_cdi: PathBuf::from("/etc/cdi"),
             away: Duration::from_secs(600),

@@ -127,6 +127,10 @@ const EXPLANATIONS: &[(&str, &str)] = &[
         "Root directory of the kubelet. devlet needs another one.",
     ),
     (
+        "shield.staticPodDir",
+        "Directory of the kubelet's static pods, which wait at its start until it knows the devices.",
+    ),
+    (
         "shield.cdiDir",
         "Directory where devlet writes CDI specs; the container runtime must read it.",
     ),

@@ -14,6 +14,7 @@ use crate::duration::Span;
 pub(crate) struct ShieldSettings {
     pub(crate) enabled: bool,
     pub(crate) kubelet_dir: PathBuf,
+    static_pod_dir: PathBuf,
     cdi_dir: PathBuf,
     permanent_cdi_dir: PathBuf,
     away: Span,
@@ -25,6 +26,7 @@ impl Default for ShieldSettings {
     fn default() -> Self {
         let Shield {
             kubelet,
+            static_pods,
             cdi,
             permanent_cdi,
             away,
@@ -34,6 +36,7 @@ impl Default for ShieldSettings {
         Self {
             enabled: false,
             kubelet_dir: kubelet,
+            static_pod_dir: static_pods,
             cdi_dir: cdi,
             permanent_cdi_dir: permanent_cdi,
             away: Span(away),
@@ -47,6 +50,7 @@ impl ShieldSettings {
     /// Returns the configuration of a node; `None` if there is no kubelet beside it.
     pub(super) fn node(&self) -> Option<Shield> {
         self.enabled.then(|| Shield {
+            static_pods: self.static_pod_dir.clone(),
             cdi: self.cdi_dir.clone(),
             permanent_cdi: self.permanent_cdi_dir.clone(),
             away: self.away.0,

@@ -190,6 +190,7 @@ async fn serve(
     print_banner(banner::text(&agent, address, sample, root.fresh.is_some())).await;
     log::opened(&report, &root.path);
     notify(&[sd_notify::NotifyState::Ready]);
+    tokio::spawn(feed_watchdog());
 
     let reason = match signals.waiting.take() {
         Some(reason) => reason,
@@ -326,6 +327,17 @@ fn describe_start_error(error: &StartError) -> anyhow::Error {
     match name {
         Some(name) => anyhow::anyhow!("{} (its name is {:?})", output::chain(error), name.trim_end()),
         None => anyhow::anyhow!(output::chain(error)),
+    }
+}
+
+/// Notifies the watchdog of systemd, if there is one.
+async fn feed_watchdog() {
+    let Some(time) = sd_notify::watchdog_enabled() else {
+        return;
+    };
+    loop {
+        notify(&[sd_notify::NotifyState::Watchdog]);
+        tokio::time::sleep(time / 2).await;
     }
 }
 

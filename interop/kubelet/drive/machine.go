@@ -94,7 +94,11 @@ func newMachine(dir string, c *cluster.Cluster, shielded bool) (*machine, error)
 	if err := os.WriteFile(filepath.Join(dir, "none.conflist"), []byte(network), 0o600); err != nil {
 		return nil, err
 	}
-	m.devlet = cluster.NewProcess(logs, *shield, "serve", "--shield", "--root-dir="+m.root())
+	settings := filepath.Join(dir, "devlet.yaml")
+	if err := os.WriteFile(settings, []byte("shield: {staticPodDir: "+filepath.Join(dir, "pods")+"}"), 0o600); err != nil {
+		return nil, err
+	}
+	m.devlet = cluster.NewProcess(logs, *shield, "serve", "--shield", "--root-dir="+m.root(), "--config="+settings)
 	m.devlet.Log = filepath.Join(logs, "devlet.log")
 	m.containerd = cluster.NewProcess(logs, filepath.Join(*programs, "containerd"), "--config="+m.containerdFile())
 	return m, nil

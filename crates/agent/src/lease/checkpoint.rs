@@ -1,12 +1,14 @@
 //! The kubelet's record of who has which device: the names of leases are in the answers that it keeps.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use devlet_core::shield::{Lease, LeaseHolder};
 use devlet_core::{DeviceId, LeaseName, Moment, ResourceName};
-use devlet_kubelet_files::device_plugin::{self, Entry, response};
+use devlet_kubelet_files::device_plugin::{self, Checkpoint, Entry, response};
 
 use super::unqualified;
 use crate::store;
@@ -38,23 +40,47 @@ pub struct Held {
 
 /// Reads the record. A kubelet without one has given no device.
 pub fn read(path: &Path) -> Result<Vec<Held>, UnusableCheckpoint> {
-    let unusable = |reason: String| UnusableCheckpoint {
-        path: path.to_owned(),
-        reason,
-    };
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(unusable(error.to_string())),
-    };
-    let file = device_plugin::read(&bytes).map_err(|error| unusable(error.to_string()))?;
-    let checkpoint = file.verified().map_err(|error| unusable(error.to_string()))?;
+    let checkpoint = load(path)?.map(|(checkpoint, _)| checkpoint).unwrap_or_default();
     Ok(checkpoint
         .entries
         .into_iter()
         .flatten()
         .filter_map(held)
         .collect())
+}
+
+/// Returns the resources of which the kubelet has healthy devices; none if its record is older than `since`.
+pub fn healthy_since(path: &Path, since: SystemTime) -> Result<BTreeSet<ResourceName>, UnusableCheckpoint> {
+    let current = load(path)?.filter(|(_, written)| *written >= since);
+    let registered = current.and_then(|(checkpoint, _)| checkpoint.registered);
+    let healthy = registered
+        .into_iter()
+        .flatten()
+        .filter(|(_, devices)| devices.as_ref().is_some_and(|devices| !devices.is_empty()));
+    Ok(healthy.map(|(resource, _)| resource.into()).collect())
+}
+
+/// Returns the record and the time at which it was written; `None` if there is none.
+fn load(path: &Path) -> Result<Option<(Checkpoint, SystemTime)>, UnusableCheckpoint> {
+    let unusable = |reason: String| UnusableCheckpoint {
+        path: path.to_owned(),
+        reason,
+    };
+    let open = || -> io::Result<(Vec<u8>, SystemTime)> {
+        let mut file = File::open(path)?;
+        let written = file.metadata()?.modified()?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok((bytes, written))
+    };
+    let (bytes, written) = match open() {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unusable(error.to_string())),
+    };
+    let file = device_plugin::read(&bytes).map_err(|error| unusable(error.to_string()))?;
+    let checkpoint = file.verified().map_err(|error| unusable(error.to_string()))?;
+    Ok(Some((checkpoint, written)))
 }
 
 fn held(entry: Entry) -> Option<Held> {

@@ -73,11 +73,7 @@ impl Following {
         loop {
             self.changes.borrow_and_update();
             let endpoint = &self.endpoint;
-            let store = &endpoint.workflow.store;
-            let away = endpoint.workflow.shield.away_ms();
-            let now = store.now();
-            let advertised =
-                store.read(|node| node.advertised(&endpoint.resource, now, endpoint.booted, away));
+            let advertised = list::current(&endpoint.workflow, &endpoint.resource, endpoint.booted);
             let last = self.last.as_ref();
             if !last.is_some_and(|last| last.shows_same(&advertised)) {
                 let shown = endpoint.shown(list::encode(&advertised));
@@ -86,7 +82,7 @@ impl Following {
             }
             let wait = advertised
                 .until
-                .map(|until| Duration::from_millis(until.since(now)));
+                .map(|until| Duration::from_millis(until.since(endpoint.workflow.store.now())));
             let expired = async {
                 match wait {
                     Some(wait) => tokio::time::sleep(wait).await,

@@ -2,13 +2,24 @@
 
 use devlet_core::device_plugin::list::Device;
 use devlet_core::shield::Advertised;
+use devlet_core::{Moment, ResourceName};
 use devlet_kubelet_api::device_plugin::v1beta1::{
     self, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
 use prost::Message as _;
 
+use crate::workflow::lease::LeaseWorkflow;
+
 /// The longest message that a kubelet takes.
 const MAX_BYTES: usize = 4 << 20;
+
+/// Returns what to tell the kubelet about a resource. `booted` is when the machine was booted.
+pub(super) fn current(workflow: &LeaseWorkflow, resource: &ResourceName, booted: Moment) -> Advertised {
+    let store = &workflow.store;
+    let away = workflow.shield.away_ms();
+    let now = store.now();
+    store.read(|node| node.advertised(resource, now, booted, away))
+}
 
 /// A list for the kubelet.
 #[derive(Debug, Clone, PartialEq)]

@@ -12,6 +12,7 @@
 //! | `served_resource` | one resource: its socket, and its registration |
 //! | `endpoint` | the device plugin of one resource |
 //! | `list` | device lists that a kubelet accepts |
+//! | `static_pods` | keeps a starting kubelet from admitting static pods before it has the lists |
 //! | `release` | ends leases that the kubelet does not know any more |
 //! | `missing` | finds containers without devices that they must have |
 //! | `pod_resources` | the devices that containers have according to the kubelet |
@@ -31,6 +32,7 @@ mod release;
 pub mod report;
 pub mod runtime;
 mod served_resource;
+mod static_pods;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,6 +45,7 @@ use crate::workflow::lease::LeaseWorkflow;
 pub use kubelet::WatchError;
 use report::RuntimeState;
 pub use report::ShieldReport;
+use static_pods::StaticPods;
 
 /// Pauses between questions to the runtime: while its configuration is right, and otherwise.
 const READY_PAUSE: Duration = Duration::from_secs(60);
@@ -68,6 +71,12 @@ pub(crate) fn start(
     let kubelet = workflow.shield.kubelet.clone();
     tasks.spawn(pods::run(kubelet, report.clone(), stop.clone()));
     tasks.spawn(watch_runtime(workflow.clone(), report.clone(), stop.clone()));
+    match StaticPods::watch(workflow.clone(), report.clone(), booted) {
+        Ok(watching) => _ = tasks.spawn(watching.run(stop.clone())),
+        Err(error) => {
+            tracing::warn!(%error, "static pods not delayed: a kubelet may reject them at its start");
+        }
+    }
     tasks.spawn(kubelet::run(
         directory,
         workflow,
