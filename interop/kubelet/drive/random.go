@@ -109,9 +109,17 @@ func (r *faultRun) step() {
 			wants = map[string]int{"left": 1, "right": 1}
 		}
 		r.pods++
-		t.create(pod{
-			name: fmt.Sprintf("random-%d", r.pods), wants: wants, scheduled: true, grace: r.random.IntN(3),
-		})
+		p := pod{name: fmt.Sprintf("random-%d", r.pods), wants: wants, scheduled: true, grace: r.random.IntN(3)}
+		switch r.random.IntN(6) {
+		case 0:
+			// Its devices are those of `main` afterwards.
+			p.init = []container{{"prepare", wants}}
+		case 1:
+			p.sidecars = []container{{"sidecar", map[string]int{"left": 1}}}
+		case 2:
+			p.containers = []container{{"beside", map[string]int{"right": 1}}}
+		}
+		t.create(p)
 	case n < 48:
 		if pods, _, err := t.m.cluster.Admin.List(podsPath, url.Values{}); err == nil && len(pods) > 2 {
 			action = "delete"

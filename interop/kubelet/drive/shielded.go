@@ -21,10 +21,12 @@ var shielded = []scenario{
 	{name: "hanging", run: hanging, shield: true},
 	{name: "killed-mid-call", run: killedMidCall, shield: true},
 	{name: "upgrade", run: upgrade, shield: true},
+	{name: "upgrade-ids", run: upgradeIDs, shield: true},
 	{name: "restart-each", run: restartEach, bare: true, shield: true},
 	{name: "restart-orders", run: restartOrders, shield: true, slow: true},
 	{name: "fifty", run: fifty, shield: true},
 	{name: "registration", run: registration, shield: true},
+	{name: "devlet-restart", run: devletRestart, shield: true},
 	{name: "third-party", run: thirdParty, shield: true},
 	{name: "devlet-away", run: devletAway, shield: true},
 	{name: "without-cdi", run: withoutCDI, shield: true},
@@ -144,6 +146,27 @@ func upgrade(t *T) {
 	fresh, err := t.holding("new", soon)
 	t.Must("a pod has the other device", err)
 	t.Check("the new version serves it", equal("version", fresh.env["UPGRADE_VERSION"], "v2"))
+	t.Check("the first pod runs on", same(t, "old", old))
+	t.Check("no device is open twice", none(violations()))
+}
+
+// upgradeIDs: the next version of a plugin names its devices otherwise.
+func upgradeIDs(t *T) {
+	p := t.plugin("upgrade-ids", 2)
+	t.create(pod{name: "old", wants: map[string]int{"upgrade-ids": 1}})
+	old, err := t.holding("old", soon)
+	t.Must("a pod has a device of the old version", err)
+	p.Kill()
+	p.flags = append(p.flags, "--first=7")
+	next := p.process("v2")
+	t.ok(next.Start())
+	t.cleanup(next.Kill)
+	t.Must("the new version is registered", p.versioned("ListAndWatch", "v2", 1))
+	t.Must("its devices are offered", p.offered(2))
+	t.create(pod{name: "new", wants: map[string]int{"upgrade-ids": 2}})
+	fresh, err := t.holding("new", soon)
+	t.Must("a pod has the new devices", err)
+	t.Check("they have the new names", equal("devices", fresh.open, []string{"upgrade-ids-7", "upgrade-ids-8"}))
 	t.Check("the first pod runs on", same(t, "old", old))
 	t.Check("no device is open twice", none(violations()))
 }
@@ -306,59 +329,6 @@ func fifty(t *T) {
 	t.Check("all pods hold a device", failed)
 	t.Check("no device is open twice", none(violations()))
 	fmt.Printf("%s: all pods run after %s\n", t.name, seconds(time.Since(started)))
-}
-
-// registration measures the time from kubelet.sock to the registration of 50 resources.
-func registration(t *T) {
-	const resources = 50
-	p := t.newPlugin("registration", 1, fmt.Sprintf("--resources=%d", resources))
-	t.ok(p.Start())
-	t.Must("the plugin is registered", t.m.offered(p.resource+"-49", 1))
-	var took []time.Duration
-	for range 5 {
-		t.m.kubelet.Kill()
-		before := len(t.m.registrations(p.resource + "-"))
-		t.ok(t.m.restartKubelet())
-		socket, err := os.Stat(filepath.Join(kubeletDir, "device-plugins", "kubelet.sock"))
-		t.ok(err)
-		var last time.Time
-		t.ok(node.Until(soon, func() error {
-			all := t.m.registrations(p.resource + "-")
-			if len(all) < before+resources {
-				return fmt.Errorf("%d registrations", len(all)-before)
-			}
-			last = all[before+resources-1]
-			return nil
-		}))
-		took = append(took, last.Sub(socket.ModTime()))
-	}
-	slices.Sort(took)
-	fmt.Printf("%s: %d resources are registered after %v\n", t.name, resources, took)
-	// The goal is 20 ms. A kubelet admits its first pods 800 ms after kubelet.sock, and static pods earlier.
-	var slow error
-	if took[2] > 300*time.Millisecond {
-		slow = fmt.Errorf("the median is %v", took[2])
-	}
-	t.Check("the median is soon after kubelet.sock", slow)
-}
-
-// registrations returns the times at which resources whose names begin with a prefix were registered with the kubelet.
-func (m *machine) registrations(prefix string) []time.Time {
-	log, _ := os.ReadFile(m.kubelet.Log)
-	var found []time.Time
-	for line := range strings.Lines(string(log)) {
-		fields := strings.Fields(line)
-		if !strings.Contains(line, `"Got registration request from device plugin with resource" resourceName="`+prefix) {
-			continue
-		}
-		// I1118 21:01:55.504878: a local time without a year.
-		at, err := time.ParseInLocation("20060102 15:04:05.000000",
-			time.Now().Format("2006")+fields[0][1:]+" "+fields[1], time.Local)
-		if err == nil {
-			found = append(found, at)
-		}
-	}
-	return found
 }
 
 // thirdParty: unmodified plugins, which have the directory that they register in mounted over the kubelet's.

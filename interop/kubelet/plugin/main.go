@@ -30,6 +30,7 @@ var (
 	resource  = flag.String("resource", "example.com/thing", "the resource")
 	count     = flag.Int("devices", 4, "the number of devices")
 	resources = flag.Int("resources", 0, "serve this number of resources instead, NAME-0 and so on, with the same devices")
+	first     = flag.Int("first", 0, "the number of the first device")
 	padding   = flag.Int("padding", 0, "length of the device IDs, at least")
 	files     = flag.String("files", "", "a directory: the device files are made in it, `script` is read, `calls` written")
 	hostFiles = flag.String("host-files", "", "the path of that directory on the host, if it is another one")
@@ -142,7 +143,7 @@ func (p *plugin) ListAndWatch(_ *api.Empty, stream api.DevicePlugin_ListAndWatch
 }
 
 func id(i int) string {
-	name := fmt.Sprintf("%s-%d", kind(), i)
+	name := fmt.Sprintf("%s-%d", kind(), *first+i)
 	if missing := *padding - len(name); missing > 0 {
 		name += "-" + strings.Repeat("x", missing-1)
 	}
