@@ -99,13 +99,16 @@ pub(crate) fn publish(
             problem: problem.into(),
         }
     };
-    let _lock = lock_directory(directory);
+    let mut lock = None;
     // A round fails if another process was faster.
     for _ in 0..16 {
         match rustix::fs::linkat(directory, temporary, directory, name, AtFlags::empty()) {
             Ok(()) => return Ok(()),
             Err(Errno::EXIST) => {}
             Err(error) => return Err(failed("publish the socket")(error)),
+        }
+        if lock.is_none() {
+            lock = lock_directory(directory);
         }
         let stale = match probe(directory, name) {
             Ok(Probe::Absent) => continue,
