@@ -28,6 +28,7 @@ var shielded = []scenario{
 	{name: "registration", run: registration, shield: true},
 	{name: "devlet-restart", run: devletRestart, shield: true},
 	{name: "third-party", run: thirdParty, shield: true},
+	{name: "registered-twice", run: registeredTwice, shield: true},
 	{name: "devlet-away", run: devletAway, shield: true},
 	{name: "without-cdi", run: withoutCDI, shield: true},
 }
@@ -384,6 +385,28 @@ func (t *T) thirdParty(program string, args ...string) *cluster.Process {
 	t.ok(p.Start())
 	t.cleanup(p.Kill)
 	return p
+}
+
+// registeredTwice: a plugin registers with the kubelet too, and gives a device beside devlet.
+func registeredTwice(t *T) {
+	p := t.plugin("twice", 2)
+	other := *p
+	other.flags = []string{"--dir=" + filepath.Join(kubeletDir, "device-plugins")}
+	direct := other.process("direct")
+	t.cleanup(direct.Kill)
+	t.ok(direct.Start())
+	t.Must("the plugin registers with the kubelet too", p.versioned("ListAndWatch", "direct", 1))
+	t.create(pod{name: "twice", wants: map[string]int{"twice": 1}})
+	_, err := t.holding("twice", soon)
+	t.Must("a pod gets a device of the plugin itself", err)
+	t.Check("status names the problem", node.Until(soon, func() error {
+		out, err := t.m.ask("status")
+		if err != nil && out == "" {
+			return err
+		}
+		return contains(out, "beside devlet")
+	}))
+	t.Check("no device is open twice", none(violations()))
 }
 
 // devletAway: without devlet, the node is one whose plugins are away.

@@ -68,6 +68,10 @@ func devletRestart(t *T) {
 	t.create(pod{name: "lasting", wants: map[string]int{"devlet-restart": 1}})
 	lasting, err := t.holding("lasting", soon)
 	t.Must("a pod has a device", err)
+	const resources = 50
+	many := t.newPlugin("devlet-restart", 1, fmt.Sprintf("--resources=%d", resources))
+	t.ok(many.Start())
+	t.Must("the plugin of many resources is registered", t.m.offered(many.resource+"-49", 1))
 	var took []time.Duration
 	for range max(*rounds, 5) {
 		before := len(t.m.registrations(p.resource))
@@ -76,15 +80,15 @@ func devletRestart(t *T) {
 		t.ok(t.m.devlet.Start())
 		t.ok(node.Until(soon, func() error {
 			all := t.m.registrations(p.resource)
-			if len(all) <= before {
-				return errors.New("it is not registered again")
+			if len(all) <= before+resources {
+				return fmt.Errorf("%d of %d resources are registered again", len(all)-before, resources+1)
 			}
-			took = append(took, all[before].Sub(started))
+			took = append(took, all[before+resources].Sub(started))
 			return nil
 		}))
 		t.Must("the devices are offered again", p.offered(2))
 	}
-	fmt.Printf("%s: registered %s after devlet was started again\n", t.name, spread(took))
+	fmt.Printf("%s: %d resources are registered %s after devlet was started again\n", t.name, resources+1, spread(took))
 	t.Check("the pod runs on", same(t, "lasting", lasting))
 	t.create(pod{name: "later", wants: map[string]int{"devlet-restart": 1}})
 	_, err = t.holding("later", soon)
