@@ -2,10 +2,10 @@
 //!
 //! The integration publishes it, and nothing in the node depends on it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use devlet_core::{Moment, PodName, PodUid};
+use devlet_core::{DriverName, Moment, PodName, PodUid};
 use tokio::sync::watch;
 
 /// The state of an integration. Clones share it.
@@ -17,6 +17,8 @@ pub struct ClusterReport(Arc<watch::Sender<ClusterState>>);
 pub struct ClusterState {
     /// `None` without an integration.
     pub connection: Option<ClusterConnection>,
+    /// The Node and cluster whose pods are on record, if the API server is another one.
+    pub pods_of: Option<String>,
     /// Background tasks by name.
     pub tasks: BTreeMap<&'static str, TaskState>,
     /// Pods of the cluster on this node that wait for their admission, or for the end of their removal.
@@ -25,6 +27,8 @@ pub struct ClusterState {
     pub slices: BTreeMap<String, ClusterSlice>,
     /// Time since which the Node object has not existed; `None` if it exists, or is not known.
     pub node_missing_since: Option<Moment>,
+    /// The drivers that must restart, because the owner of their last slices is an earlier Node object.
+    pub stale_drivers: BTreeSet<DriverName>,
     /// Time since which slices of absent drivers are deleted; `None` if they are not.
     pub wipes_slices_since: Option<Moment>,
 }
@@ -90,6 +94,19 @@ pub struct ClusterSlice {
     pub created: String,
     /// `true` if the owner is an earlier Node object of this name: the driver must restart.
     pub has_stale_owner: bool,
+    /// Time when it was first seen.
+    pub seen: Moment,
+}
+
+/// Returns the drivers of slices, and the time when the first slice of each was seen.
+pub fn slice_drivers<'a>(slices: impl IntoIterator<Item = &'a ClusterSlice>) -> BTreeMap<DriverName, Moment> {
+    let mut drivers = BTreeMap::new();
+    for slice in slices {
+        let driver = DriverName::from(slice.driver.as_str());
+        let first = drivers.entry(driver).or_insert(slice.seen);
+        *first = slice.seen.min(*first);
+    }
+    drivers
 }
 
 impl ClusterReport {

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use devlet_agent::agent::Agent;
 use devlet_agent::cluster::ClusterConnection;
+use devlet_agent::reconcile::slices::SliceDrivers;
 use devlet_core::DriverName;
 use tokio::sync::watch::channel;
 
@@ -109,14 +110,15 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
     let (on, to, node) = common();
     agent.spawn(node::follow_node(on, to, node, facts));
     let (on, to, node) = common();
-    agent.spawn(slices::follow_slices(on, to, node, seen_node.clone()));
+    let (drivers, seen_drivers) = channel(SliceDrivers::new());
+    agent.spawn(slices::follow_slices(on, to, node, seen_node.clone(), drivers));
     if settings.mode == Mode::Agent {
         let (on, to, node) = common();
         agent.spawn(events::run(on, to, node, queue));
         // Beside a kubelet, the drivers register with the kubelet, and devlet never sees them.
         if !settings.node_object.beside_kubelet {
             let (on, to, node) = common();
-            agent.spawn(slices::wipe(on, to, node, settings.slices));
+            agent.spawn(slices::wipe(on, to, node, settings.slices, seen_drivers));
         }
         let (on, to, node) = common();
         agent.spawn(node::publish(

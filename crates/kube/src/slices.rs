@@ -3,24 +3,25 @@
 //! The agent decides which drivers are gone ([`Agent::wipe_slices`]). Nothing is deleted in mode observe.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::time::Duration;
 
 use devlet_agent::agent::Agent;
-use devlet_agent::cluster::ClusterSlice;
-use devlet_agent::reconcile::slices::{ResourceSlices, SliceError};
-use devlet_core::DriverName;
+use devlet_agent::cluster::{ClusterSlice, slice_drivers};
+use devlet_agent::reconcile::slices::{ResourceSlices, SliceDrivers, SliceError};
 use devlet_core::dra::drivers::WIPE_DELAY_MS;
+use devlet_core::{DriverName, Moment};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Preconditions};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use crate::connection::{CallError, Connection};
 use crate::node::NodeReceiver;
 use crate::task::Task;
-use crate::watch::{self, Change};
+use crate::watch::{self as objects, Change};
 
 const TASK: &str = "slices";
 
@@ -48,11 +49,18 @@ pub struct SlicesSettings {
 }
 
 /// Deletes the slices of drivers that are gone, until the node stops.
-pub(crate) async fn wipe(agent: Agent, connection: Connection, node: String, settings: SlicesSettings) {
+pub(crate) async fn wipe(
+    agent: Agent,
+    connection: Connection,
+    node: String,
+    settings: SlicesSettings,
+    drivers: watch::Receiver<SliceDrivers>,
+) {
     let slices = NodeSlices {
         agent: agent.clone(),
         connection,
         node,
+        drivers,
     };
     if settings.wipe_at_start == WipeAtStart::All {
         agent.spawn(slices.clone().wipe_earlier(Timestamp::now()));
@@ -65,6 +73,7 @@ struct NodeSlices {
     agent: Agent,
     connection: Connection,
     node: String,
+    drivers: watch::Receiver<SliceDrivers>,
 }
 
 impl NodeSlices {
@@ -125,26 +134,29 @@ impl NodeSlices {
         deleted.await.map(drop)
     }
 
-    fn report<T>(&self, result: Result<T, CallError>) -> Result<T, SliceError> {
+    /// Reports the result of a deletion.
+    fn report(&self, result: Result<(), CallError>) -> Result<(), SliceError> {
         let now = self.agent.store().now();
         match result {
-            Ok(value) => {
+            Ok(()) => {
                 self.agent.cluster().succeeded(DELETION, now);
-                Ok(value)
+                Ok(())
             }
             Err(error) => {
                 let message = error.to_string();
                 self.agent.cluster().failed(DELETION, now, message.clone());
-                Err(SliceError(message))
+                Err(SliceError {
+                    message,
+                    retry_after: error.retry_after(),
+                })
             }
         }
     }
 }
 
 impl ResourceSlices for NodeSlices {
-    async fn drivers(&self) -> Result<BTreeSet<DriverName>, SliceError> {
-        let slices = self.report(self.list().await)?.into_iter();
-        Ok(slices.map(|slice| DriverName::from(slice.spec.driver)).collect())
+    fn drivers(&self) -> watch::Receiver<SliceDrivers> {
+        self.drivers.clone()
     }
 
     async fn wipe(&self, driver: &DriverName) -> Result<(), SliceError> {
@@ -154,7 +166,10 @@ impl ResourceSlices for NodeSlices {
             .store()
             .read(|node| node.serving_driver(driver).is_some());
         if is_back {
-            return Err(SliceError("the driver is connected again".to_owned()));
+            return Err(SliceError {
+                message: "the driver is connected again".to_owned(),
+                retry_after: None,
+            });
         }
         let deleted = self.delete(selector(&self.node, Some(driver)), None).await;
         self.report(deleted)
@@ -181,32 +196,56 @@ fn selector(node: &str, driver: Option<&DriverName>) -> String {
     }
 }
 
-/// Keeps the list of slices up to date until the node stops.
+/// Keeps the list of slices up to date until the node stops. Their drivers are sent after each change.
 pub(crate) async fn follow_slices(
     agent: Agent,
     connection: Connection,
     node: String,
     mut facts: NodeReceiver,
+    drivers: watch::Sender<SliceDrivers>,
 ) {
     let (sender, mut changes) = mpsc::channel(MAX_QUEUED);
     let fields = selector(&node, None);
-    agent.spawn(watch::follow(TASK, agent.clone(), connection, fields, sender));
+    agent.spawn(objects::follow(TASK, agent.clone(), connection, fields, sender));
     let mut known = Slices::default();
-    let mut reported = BTreeSet::new();
+    let mut stale = BTreeSet::new();
+    let mut plugins = agent.store().subscribe();
     loop {
         tokio::select! {
             change = changes.recv() => match change {
-                Some(change) => known.changed(change),
+                Some(change) => known.changed(change, agent.store().now()),
                 None => return,
             },
             // A task that has ended does not change the Node any more.
             Ok(()) = facts.changed() => {}
+            // A driver that must restart may have left.
+            Ok(()) = plugins.changed(), if !stale.is_empty() => {}
         }
+        plugins.borrow_and_update();
         let uid = facts.borrow_and_update().as_ref().map(|facts| facts.uid.clone());
         let slices = known.with_owner(uid.as_deref());
-        log_stale(&slices, &mut reported);
-        agent.cluster().update(|state| state.slices = slices);
+        let last = mem::replace(
+            &mut stale,
+            known.stale_drivers(uid.as_deref(), |name| is_away(&agent, name)),
+        );
+        log_stale(stale.difference(&last));
+        drivers.send_replace(slice_drivers(slices.values()));
+        let stale_drivers = stale.clone();
+        agent.cluster().update(|state| {
+            state.slices = slices;
+            state.stale_drivers = stale_drivers;
+        });
     }
+}
+
+/// Returns `true` if all plugins of a driver have left. Beside a kubelet, and in the mode observe, drivers may be connected
+/// elsewhere.
+fn is_away(agent: &Agent, driver: &DriverName) -> bool {
+    let is_ours = agent.cluster().read(|state| state.wipes_slices_since.is_some());
+    agent.store().read(|node| match node.driver(driver) {
+        Some(_) => node.serving_driver(driver).is_none(),
+        None => is_ours,
+    })
 }
 
 /// Slices by name, with the UIDs of the Node objects that own them.
@@ -218,23 +257,55 @@ struct Slices {
     current: Owned,
     /// The slices of a list that is not complete.
     listed: Option<Owned>,
+    /// The owners of the last slices of each driver. They are kept when the garbage collector deletes the slices of an earlier
+    /// Node object, because their driver does not notice.
+    owners: BTreeMap<DriverName, BTreeSet<String>>,
 }
 
 impl Slices {
-    fn changed(&mut self, change: Change<ResourceSlice>) {
-        match (change, &mut self.listed) {
-            (Change::ListBegin, listed) => *listed = Some(BTreeMap::new()),
-            (Change::ListEnd, listed) => {
-                if let Some(listed) = listed.take() {
+    fn changed(&mut self, change: Change<ResourceSlice>, now: Moment) {
+        match change {
+            Change::ListBegin => self.listed = Some(BTreeMap::new()),
+            Change::ListEnd => {
+                if let Some(listed) = self.listed.take() {
                     self.current = listed;
                 }
             }
-            (Change::Present(slice), Some(listed)) => listed.extend([trimmed(slice)]),
-            (Change::Present(slice), None) => self.current.extend([trimmed(slice)]),
-            (Change::Deleted(slice), _) => {
+            Change::Present(slice) => {
+                let (name, mut slice) = trimmed(slice, now);
+                if let Some((known, _)) = self.current.get(&name) {
+                    slice.0.seen = known.seen;
+                }
+                self.listed
+                    .as_mut()
+                    .unwrap_or(&mut self.current)
+                    .insert(name, slice);
+            }
+            Change::Deleted(slice) => {
                 self.current.remove(&slice.metadata.name.unwrap_or_default());
             }
         }
+    }
+
+    /// Returns the drivers whose last slices an earlier Node object owns, except drivers without slices that have left: they
+    /// read the Node again when they start.
+    fn stale_drivers(
+        &mut self,
+        node: Option<&str>,
+        is_away: impl Fn(&DriverName) -> bool,
+    ) -> BTreeSet<DriverName> {
+        let mut owners: BTreeMap<DriverName, BTreeSet<String>> = BTreeMap::new();
+        for (slice, uids) in self.current.values() {
+            let driver = DriverName::from(slice.driver.as_str());
+            owners.entry(driver).or_default().extend(uids.iter().cloned());
+        }
+        self.owners
+            .retain(|driver, _| owners.contains_key(driver) || !is_away(driver));
+        self.owners.extend(owners);
+        let is_stale =
+            |uids: &BTreeSet<String>| !uids.is_empty() && node.is_some_and(|node| !uids.contains(node));
+        let stale = self.owners.iter().filter(|(_, uids)| is_stale(uids));
+        stale.map(|(driver, _)| driver.clone()).collect()
     }
 
     /// Returns the slices. Those that an earlier Node object owns are marked, if the UID of the Node is known.
@@ -252,7 +323,7 @@ impl Slices {
     }
 }
 
-fn trimmed(slice: ResourceSlice) -> (String, (ClusterSlice, Vec<String>)) {
+fn trimmed(slice: ResourceSlice, now: Moment) -> (String, (ClusterSlice, Vec<String>)) {
     let metadata = slice.metadata;
     let owners = metadata.owner_references.into_iter().flatten();
     let nodes = owners.filter(|owner| owner.kind == "Node");
@@ -264,28 +335,16 @@ fn trimmed(slice: ResourceSlice) -> (String, (ClusterSlice, Vec<String>)) {
         devices: slice.spec.devices.map_or(0, |devices| devices.len()),
         created: created.map_or_else(String::new, |time| time.0.to_string()),
         has_stale_owner: false,
+        seen: now,
     };
     let owners = nodes.map(|owner| owner.uid).collect();
     (metadata.name.unwrap_or_default(), (trimmed, owners))
 }
 
-/// Logs slices with a stale owner once per driver.
-fn log_stale(slices: &BTreeMap<String, ClusterSlice>, reported: &mut BTreeSet<String>) {
-    for (name, slice) in slices.iter().filter(|(_, slice)| slice.has_stale_owner) {
-        if reported.insert(slice.driver.clone()) {
-            tracing::warn!(
-                driver = slice.driver,
-                slice = name,
-                "ResourceSlice owned by a deleted Node object; restart the driver"
-            );
-        }
+fn log_stale<'a>(drivers: impl Iterator<Item = &'a DriverName>) {
+    for driver in drivers {
+        tracing::warn!(%driver, "ResourceSlices owned by a deleted Node object; restart the driver");
     }
-    let is_fresh = |driver: &String| {
-        slices
-            .values()
-            .any(|slice| slice.driver == *driver && !slice.has_stale_owner)
-    };
-    reported.retain(|driver| !is_fresh(driver));
 }
 
 #[cfg(test)]
@@ -322,7 +381,8 @@ mod tests {
 
     fn known(changes: Vec<Change<ResourceSlice>>) -> Slices {
         let mut slices = Slices::default();
-        changes.into_iter().for_each(|change| slices.changed(change));
+        let mut change = |change| slices.changed(change, Moment(1));
+        changes.into_iter().for_each(&mut change);
         slices
     }
 
@@ -338,32 +398,44 @@ mod tests {
         ]);
         let names = |slices: &Slices| slices.with_owner(None).into_keys().collect::<Vec<_>>();
         assert_eq!(names(&slices), ["a", "c"]);
-        slices.changed(Change::ListBegin);
-        slices.changed(Change::Present(slice("d", "1")));
+        let later = Moment(2);
+        slices.changed(Change::ListBegin, later);
+        slices.changed(Change::Present(slice("c", "1")), later);
+        slices.changed(Change::Present(slice("d", "1")), later);
         assert_eq!(names(&slices), ["a", "c"]);
-        slices.changed(Change::ListEnd);
-        assert_eq!(names(&slices), ["d"]);
-        let a = &slices.with_owner(None)["d"];
+        slices.changed(Change::ListEnd, later);
+        assert_eq!(names(&slices), ["c", "d"]);
+        let all = slices.with_owner(None);
+        assert_eq!((all["c"].seen, all["d"].seen), (Moment(1), later));
+        let a = &all["d"];
         let shown = (a.driver.as_str(), a.pool.as_str(), a.generation, a.devices);
         assert_eq!(shown, ("gpu.acme.com", "n", 3, 2));
     }
 
     #[test]
-    fn a_slice_of_an_earlier_node_object_has_a_stale_owner_and_is_logged_once() {
-        let slices = known(vec![Change::Present(slice("a", "1"))]);
-        let is_stale = |node| slices.with_owner(node)["a"].has_stale_owner;
-        assert!(is_stale(Some("2")));
-        assert!(!is_stale(Some("1")));
-        assert!(!is_stale(None), "the Node is not known yet");
+    fn a_driver_with_slices_of_an_earlier_node_object_must_restart_until_it_has() {
+        let mut slices = known(vec![Change::Present(slice("a", "1"))]);
+        let is_stale = |slices: &Slices, node| slices.with_owner(node)["a"].has_stale_owner;
+        assert!(is_stale(&slices, Some("2")));
+        assert!(!is_stale(&slices, Some("1")));
+        assert!(!is_stale(&slices, None), "the Node is not known yet");
 
-        let mut reported = BTreeSet::new();
-        log_stale(&slices.with_owner(Some("2")), &mut reported);
-        assert_eq!(reported.len(), 1);
-        // Garbage collection has deleted it.
-        log_stale(&BTreeMap::new(), &mut reported);
-        assert_eq!(reported.len(), 1);
-        log_stale(&slices.with_owner(Some("1")), &mut reported);
-        assert!(reported.is_empty());
+        let stale = |slices: &mut Slices, is_away| slices.stale_drivers(Some("2"), |_| is_away).len();
+        assert_eq!(stale(&mut slices, false), 1);
+        // Garbage collection deletes it, again and again.
+        for _ in 0..2 {
+            slices.changed(Change::Deleted(slice("a", "1")), Moment(1));
+            assert_eq!(stale(&mut slices, false), 1);
+            slices.changed(Change::Present(slice("b", "1")), Moment(1));
+            slices.changed(Change::Deleted(slice("b", "1")), Moment(1));
+            assert_eq!(stale(&mut slices, false), 1);
+        }
+        assert_eq!(stale(&mut slices, true), 0, "it has left");
+        assert_eq!(stale(&mut slices, false), 0);
+        slices.changed(Change::Present(slice("c", "1")), Moment(1));
+        assert_eq!(stale(&mut slices, false), 1);
+        slices.changed(Change::Present(slice("d", "2")), Moment(1));
+        assert_eq!(stale(&mut slices, false), 0, "it has published again");
     }
 
     #[test]

@@ -250,6 +250,22 @@ func (h *host) awaitProblem(text string, exists bool) error {
 	})
 }
 
+// awaitReconciler waits until a reconciler has succeeded.
+func (h *host) awaitReconciler(name string) error {
+	return node.Until(soon, func() error {
+		view, err := h.kubernetes()
+		if err != nil {
+			return err
+		}
+		for _, r := range view.Objects("reconcilers") {
+			if r.Text("name") == name && r.Text("lastSuccess") != "" {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s has not succeeded; %s", name, h.status())
+	})
+}
+
 // awaitError waits until a reconciler fails with an error that has a text.
 func (h *host) awaitError(reconciler, text string, timeout time.Duration) error {
 	return node.Until(timeout, func() error {

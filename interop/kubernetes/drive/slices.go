@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 var wiping = []scenario{
 	{name: "slices-of-stopped-driver", run: slicesOfStoppedDriver},
 	{name: "slices-after-restart", run: slicesAfterRestart},
-	{name: "slices-of-earlier-node", run: slicesOfEarlierNode, alone: true},
+	{name: "slices-without-driver", run: slicesWithoutDriver},
+	{name: "slices-restored", run: slicesRestored, alone: true},
+	{name: "slices-of-earlier-node", run: slicesOfEarlierNode},
 }
 
 // wipeDelay is the time after which the slices of a driver are deleted.
@@ -120,25 +123,56 @@ func slicesAfterRestart(t *T) {
 	t.Check("they are the same", equal("slices", h.uids(live), before))
 }
 
-// slicesOfEarlierNode creates the Node again, so that the driver's slices have an owner that does not exist.
-func slicesOfEarlierNode(t *T) {
-	const driver = "earlier.example.com"
+// slicesWithoutDriver has slices of a driver that crashed before it registered.
+func slicesWithoutDriver(t *T) {
+	const ghost = "ghost.example.com"
 	h := t.host()
 	h.serve()
-	// The garbage collector would delete the slices before devlet has seen them.
-	t.ControllerManager.Pause()
-	h.testDriver(driver)
-	h.publish(driver, "device-0")
+	t.Must("devlet runs", h.awaitReconciler("slices"))
+	published := time.Now()
+	h.publish(ghost, "device-0")
+	wiped, err := h.awaitWiped(ghost, late)
+	t.Must("they are deleted", err)
+	t.Check("after 30 s", between(wiped.Sub(published), wipeDelay, wipeDelay+15*time.Second))
+}
+
+// slicesRestored restores slices of a driver that left, with the database of the API server.
+func slicesRestored(t *T) {
+	const gone = "gone.example.com"
+	h := t.host()
+	h.serve()
+	peer := h.testDriver(gone)
+	h.publish(gone, "device-0")
+	t.Must("the driver registers", node.Until(soon, func() error { return h.serving(gone) }))
+	snapshot := filepath.Join(t.dir, "snapshot")
+	t.ok(t.Snapshot(snapshot))
+	peer.stop()
+	_, err := h.awaitWiped(gone, late)
+	t.Must("the slices of a driver that left are deleted", err)
+	t.Must("etcd is restored", t.Restore(snapshot))
+	t.Must("the slices are back", equal("slices", len(h.uids(gone)), 1))
+	_, err = h.awaitWiped(gone, late)
+	t.Check("they are deleted again", err)
+}
+
+// slicesOfEarlierNode creates the Node again, so that the driver's slices have an owner that does not exist. The driver
+// publishes them again and again, and the garbage collector deletes them.
+func slicesOfEarlierNode(t *T) {
+	const driver = "earlier.example.com"
+	const stale = "driver " + driver + " is an earlier Node object"
+	h := t.host()
+	h.serve()
+	process := h.exampleDriver(driver, 2)
+	t.Must("the driver publishes", h.awaitSlices(driver, 2, soon))
+	t.Must("the driver registers", node.Until(soon, func() error { return h.serving(driver) }))
 	t.ok(t.Admin.Delete(nodePath(h.name), -1))
 	h.createObject()
-	t.Check("devlet reports the stale owner", node.Until(soon, func() error {
-		listed, err := h.listedSlices()
-		if err != nil {
-			return err
-		}
-		if len(listed) != 1 || !listed[0].StaleOwner {
-			return fmt.Errorf("it lists %+v", listed)
-		}
-		return nil
-	}))
+	t.Must("devlet reports that the driver must restart", h.awaitProblem(stale, true))
+	_, err := h.awaitWiped(driver, late)
+	t.Must("the garbage collector deletes the slices", err)
+	t.Check("devlet still reports it", h.awaitProblem(stale, true))
+	t.ok(process.Stop())
+	t.ok(process.Start())
+	t.Check("the driver restarts and publishes", h.awaitSlices(driver, 2, late))
+	t.Check("devlet does not report it any longer", h.awaitProblem(stale, false))
 }

@@ -7,7 +7,7 @@ use devlet_core::{DriverName, Moment, Node, PodUid};
 use jiff::Timestamp;
 
 use super::convert::{age, number};
-use crate::cluster::{ClusterSlice, ClusterState, TaskError, TaskState, WaitingPod};
+use crate::cluster::{ClusterSlice, ClusterState, TaskError, TaskState, WaitingPod, slice_drivers};
 
 /// Returns the status of an integration, if there is one.
 pub(super) fn status(state: &ClusterState, now: Moment) -> Option<v1::KubernetesStatus> {
@@ -84,10 +84,12 @@ pub(super) fn slices(
     now: Moment,
 ) -> Vec<v1::Slice> {
     let of_driver = |slice: &ClusterSlice| driver.is_empty() || slice.driver == driver;
+    let seen = slice_drivers(slices.values());
     let slices = slices.iter().filter(|(_, slice)| of_driver(slice));
     let slices = slices.map(|(name, slice)| {
         let driver = DriverName::from(slice.driver.as_str());
-        let wiped_at = wipes_since.and_then(|since| node.wipe_at(&driver, since));
+        let seen = seen.get(&driver).copied().unwrap_or_default();
+        let wiped_at = wipes_since.and_then(|since| node.wipe_at(&driver, since.max(seen)));
         let created = milliseconds(&slice.created);
         v1::Slice {
             name: name.clone(),

@@ -1,7 +1,5 @@
 //! Problems that an operator should look at.
 
-use std::collections::BTreeSet;
-
 use devlet_client::v1::Problem;
 use devlet_core::device_plugin::impaired::{Impaired, Impairment};
 use devlet_core::dra::claims::{AllocatedDevice, DeviceShare, Failure, PreparationState};
@@ -319,9 +317,7 @@ pub(super) fn of_cluster(state: &ClusterState, now: Moment) -> Vec<Problem> {
             blocking: false,
         })
     };
-    let stale = state.slices.values().filter(|slice| slice.has_stale_owner);
-    let drivers: BTreeSet<&str> = stale.map(|slice| slice.driver.as_str()).collect();
-    let stale = drivers.into_iter().map(|driver| Problem {
+    let stale = state.stale_drivers.iter().map(|driver| Problem {
         what: format!(
             "the owner of ResourceSlices of driver {driver} is an earlier Node object, so they are deleted as garbage"
         ),
@@ -339,8 +335,18 @@ pub(super) fn of_cluster(state: &ClusterState, now: Moment) -> Vec<Problem> {
             .to_owned(),
         blocking: false,
     });
+    let foreign = state.pods_of.as_ref().map(|owner| Problem {
+        what: format!(
+            "the pods on record are those of {owner}, and the API server lists none of them, so devlet removes none"
+        ),
+        hint: "go back to that Node name and API server; otherwise end these pods, release each with devlet remove, and \
+               restart devlet"
+            .to_owned(),
+        blocking: true,
+    });
     let failing = state.tasks.iter().filter_map(failing);
-    missing.into_iter().chain(failing).chain(stale).collect()
+    let of_node = foreign.into_iter().chain(missing);
+    of_node.chain(failing).chain(stale).collect()
 }
 
 /// Describes a device that several pods hold.

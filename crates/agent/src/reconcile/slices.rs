@@ -1,10 +1,11 @@
 //! Deletes the ResourceSlices of drivers that are gone, so that the scheduler does not count on their devices.
 //!
-//! The core decides when: after a driver has been away for a while, or was not seen since the node started that long
-//! ago. A kubelet deletes all slices when it starts, those of healthy drivers included. A driver that comes back during
-//! the deletion keeps the rest of its slices. Failures are retried.
+//! Level-triggered: whatever slices the source shows, those of a driver are deleted once they have been there, and the driver
+//! away, for a while ([`Node::wipe_at`]). So slices of a driver that crashed before it registered are deleted, and those that
+//! come back with a restored database. A kubelet deletes all slices when it starts, those of healthy drivers included. A driver
+//! that comes back during the deletion keeps the rest of its slices. Failures are retried.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
@@ -12,22 +13,32 @@ use devlet_core::dra::drivers::WIPE_DELAY_MS;
 use devlet_core::{DriverName, Moment, Node};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::backoff::Backoff;
 use crate::store::Store;
 
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The reason why slices could not be listed or deleted. Both are retried.
+/// The reason why slices could not be deleted. The deletion is retried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct SliceError(pub String);
+#[error("{message}")]
+pub struct SliceError {
+    /// What failed, and why.
+    pub message: String,
+    /// The shortest pause before the next attempt.
+    pub retry_after: Option<Duration>,
+}
+
+/// Drivers with slices, and the time when the first slice of each was seen.
+pub type SliceDrivers = BTreeMap<DriverName, Moment>;
 
 /// The store of the ResourceSlices of this node.
 pub trait ResourceSlices: Send + Sync {
-    /// Returns the drivers that have slices.
-    fn drivers(&self) -> impl Future<Output = Result<BTreeSet<DriverName>, SliceError>> + Send;
+    /// Returns the drivers that have slices, now and in the future. Each report ends the pause after a failed deletion.
+    fn drivers(&self) -> watch::Receiver<SliceDrivers>;
 
     /// Deletes the slices of a driver. Succeeds if there are none.
     fn wipe(&self, driver: &DriverName) -> impl Future<Output = Result<(), SliceError>> + Send;
@@ -36,7 +47,7 @@ pub trait ResourceSlices: Send + Sync {
 /// `None` for a driver that was never seen; otherwise the time since which it has been away, if it is.
 type Away = Option<Option<Moment>>;
 
-/// Deletes the slices of drivers that are gone, until `stop`. The node has run since `started`.
+/// Deletes the slices of drivers that are gone, until `stop`. Drivers have time to connect from `started` on.
 pub(crate) async fn follow(
     store: Store,
     slices: impl ResourceSlices,
@@ -44,34 +55,33 @@ pub(crate) async fn follow(
     stop: CancellationToken,
 ) {
     let wiping = async {
-        let mut unseen = listed(&slices).await;
+        let mut seen = slices.drivers();
         let mut running: BTreeSet<DriverName> = BTreeSet::new();
         let mut wipes = FuturesUnordered::new();
         let mut changes = store.subscribe();
         loop {
             changes.borrow_and_update();
+            let present = seen.borrow_and_update().clone();
             let now = store.now();
-            let (due, mut next) = store.read(|node| {
-                // Known drivers are in `slices_to_wipe`.
-                unseen.retain(|driver| node.driver(driver).is_none());
-                let gone = unseen.extract_if(.., |driver| !node.keeps_slices(driver, started, now));
-                let due = gone.chain(node.slices_to_wipe(now));
-                let due = due.map(|driver| (away(node, &driver), driver));
-                (due.collect::<Vec<(Away, DriverName)>>(), node.next_wipe(now))
-            });
-            if !unseen.is_empty() {
-                let end = started.after(WIPE_DELAY_MS);
-                next = Some(next.map_or(end, |next| next.min(end)));
-            }
-            for (since, driver) in due {
-                if running.insert(driver.clone()) {
-                    wipes.push(wipe(&store, &slices, driver, since));
-                }
+            let outdated = |node: &Node, (driver, seen): (DriverName, Moment)| {
+                let at = node.wipe_at(&driver, seen.max(started))?;
+                Some((at, away(node, &driver), driver))
+            };
+            let idle = present
+                .into_iter()
+                .filter(|(driver, _)| !running.contains(driver));
+            let outdated: Vec<(Moment, Away, DriverName)> =
+                store.read(|node| idle.filter_map(|each| outdated(node, each)).collect());
+            let next = outdated.iter().map(|(at, ..)| *at).filter(|at| *at > now).min();
+            for (_, since, driver) in outdated.into_iter().filter(|(at, ..)| *at <= now) {
+                running.insert(driver.clone());
+                wipes.push(wipe(&store, &slices, driver, since));
             }
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() {
                     return;
                 },
+                Ok(()) = seen.changed() => {}
                 Some(driver) = wipes.next() => {
                     running.remove(&driver);
                 }
@@ -85,26 +95,15 @@ pub(crate) async fn follow(
     }
 }
 
-async fn listed(slices: &impl ResourceSlices) -> BTreeSet<DriverName> {
-    let log = |error: &SliceError, pause: Duration| {
-        tracing::warn!(%error, retry_in = ?pause, "ResourceSlices not listed");
-    };
-    retry(|| slices.drivers(), log).await
-}
-
 /// Deletes a driver's slices unless it comes back. Returns the driver.
 async fn wipe(store: &Store, slices: &impl ResourceSlices, driver: DriverName, since: Away) -> DriverName {
-    let log = |error: &SliceError, pause: Duration| {
-        tracing::warn!(%driver, %error, retry_in = ?pause, "ResourceSlices not deleted");
-    };
     let wiped = async {
-        retry(|| slices.wipe(&driver), log).await;
-        store.update(|node| {
-            if away(node, &driver) == since {
-                node.slices_wiped(&driver);
-            }
-        });
+        let mut reports = slices.drivers();
+        delete(slices, &driver, &mut reports).await;
         tracing::info!(%driver, "ResourceSlices of absent driver deleted");
+        // The source shows it later. If it never does, they are deleted again.
+        let gone = reports.wait_for(|present| !present.contains_key(&driver));
+        let _ = timeout(Duration::from_millis(WIPE_DELAY_MS), gone).await;
     };
     tokio::select! {
         () = wiped => {}
@@ -113,19 +112,30 @@ async fn wipe(store: &Store, slices: &impl ResourceSlices, driver: DriverName, s
     driver
 }
 
-/// Repeats an attempt until it succeeds, with exponential backoff.
-async fn retry<T, F>(attempt: impl Fn() -> F, log: impl Fn(&SliceError, Duration)) -> T
-where
-    F: Future<Output = Result<T, SliceError>>,
-{
-    let mut pause = FIRST_PAUSE;
+/// Deletes a driver's slices, again and again until it succeeds.
+async fn delete(
+    slices: &impl ResourceSlices,
+    driver: &DriverName,
+    reports: &mut watch::Receiver<SliceDrivers>,
+) {
+    let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+    let mut logged = None;
     loop {
-        match attempt().await {
-            Ok(value) => return value,
-            Err(error) => log(&error, pause),
+        reports.mark_unchanged();
+        let Err(error) = slices.wipe(driver).await else {
+            return;
+        };
+        if logged.as_ref() != Some(&error.message) {
+            tracing::warn!(%driver, %error, "ResourceSlices not deleted; devlet keeps trying");
         }
-        tokio::time::sleep(jittered(pause)).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        let least = error.retry_after.unwrap_or_default().max(FIRST_PAUSE);
+        logged = Some(error.message);
+        let pause = jittered(pauses.next_pause());
+        sleep(least).await;
+        tokio::select! {
+            () = sleep(pause.saturating_sub(least)) => {}
+            Ok(()) = reports.changed() => {}
+        }
     }
 }
 
@@ -148,7 +158,7 @@ fn away(node: &Node, driver: &DriverName) -> Away {
 
 async fn passed(next: Option<Moment>, now: Moment) {
     match next {
-        Some(next) => tokio::time::sleep(Duration::from_millis(next.since(now))).await,
+        Some(next) => sleep(Duration::from_millis(next.since(now))).await,
         None => std::future::pending().await,
     }
 }
@@ -167,6 +177,7 @@ mod tests {
     use devlet_core::ConnectionId;
     use devlet_core::dra::drivers::DriverOffer;
     use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+    use tokio::time::Instant;
     use tokio_util::task::AbortOnDropHandle;
 
     use super::*;
@@ -174,15 +185,14 @@ mod tests {
 
     #[derive(Debug, PartialEq)]
     enum Event {
-        Listed,
         Begun(DriverName),
         Wiped(DriverName),
         GivenUp(DriverName),
     }
 
-    /// Slices of these drivers. `failures` attempts fail; those of `hangs` do not end.
+    /// Slices of drivers. `failures` attempts fail; those of `hangs` do not end.
     struct Fake {
-        drivers: BTreeSet<DriverName>,
+        drivers: Arc<watch::Sender<SliceDrivers>>,
         failures: Arc<AtomicUsize>,
         hangs: Option<DriverName>,
         events: UnboundedSender<Event>,
@@ -205,17 +215,18 @@ mod tests {
                 .failures
                 .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
             {
-                Ok(_) => Err(SliceError("out of order".into())),
+                Ok(_) => Err(SliceError {
+                    message: "out of order".into(),
+                    retry_after: Some(ASKED),
+                }),
                 Err(_) => Ok(()),
             }
         }
     }
 
     impl ResourceSlices for Fake {
-        async fn drivers(&self) -> Result<BTreeSet<DriverName>, SliceError> {
-            self.fails()?;
-            self.events.send(Event::Listed).unwrap();
-            Ok(self.drivers.clone())
+        fn drivers(&self) -> watch::Receiver<SliceDrivers> {
+            self.drivers.subscribe()
         }
 
         async fn wipe(&self, driver: &DriverName) -> Result<(), SliceError> {
@@ -226,17 +237,24 @@ mod tests {
                 std::future::pending::<()>().await;
             }
             attempt.2 = true;
+            self.drivers.send_modify(|drivers| {
+                drivers.remove(driver);
+            });
             Ok(())
         }
     }
 
     struct Wiping {
         store: Store,
+        drivers: Arc<watch::Sender<SliceDrivers>>,
         events: UnboundedReceiver<Event>,
         failures: Arc<AtomicUsize>,
         _task: AbortOnDropHandle<()>,
         _directory: tempfile::TempDir,
     }
+
+    /// The pause that failed attempts ask for.
+    const ASKED: Duration = Duration::from_secs(1);
 
     /// Milliseconds until the slices of an absent driver are deleted.
     const SOON: u64 = 300;
@@ -248,8 +266,10 @@ mod tests {
             let options = OpenOptions::new(directory.path().join("state.redb"), "boot".to_owned());
             let (store, _) = Store::open(options).unwrap();
             let (sender, events) = mpsc::unbounded_channel();
+            let present = drivers.iter().map(|each| (DriverName::from(*each), Moment(0)));
+            let drivers = Arc::new(watch::Sender::new(present.collect()));
             let fake = Fake {
-                drivers: drivers.iter().map(|each| DriverName::from(*each)).collect(),
+                drivers: Arc::clone(&drivers),
                 failures: Arc::clone(&failures),
                 hangs: hangs.map(DriverName::from),
                 events: sender,
@@ -257,19 +277,25 @@ mod tests {
             // As if the node had run for a while.
             let started = Moment(store.now().0 - WIPE_DELAY_MS + SOON);
             let task = tokio::spawn(follow(store.clone(), fake, started, CancellationToken::new()));
-            let mut wiping = Self {
+            Self {
                 store,
+                drivers,
                 events,
                 failures,
                 _task: AbortOnDropHandle::new(task),
                 _directory: directory,
-            };
-            assert_eq!(wiping.event().await, Event::Listed);
-            wiping
+            }
+        }
+
+        /// As if its slices had been there for a while.
+        fn publishes(&self, driver: &str) {
+            self.drivers.send_modify(|drivers| {
+                drivers.insert(driver.into(), Moment(self.store.now().0 - WIPE_DELAY_MS + SOON));
+            });
         }
 
         async fn event(&mut self) -> Event {
-            let event = tokio::time::timeout(Duration::from_secs(60), self.events.recv()).await;
+            let event = timeout(Duration::from_secs(60), self.events.recv()).await;
             event.unwrap().unwrap()
         }
 
@@ -301,21 +327,34 @@ mod tests {
     // TestConnectionHandling/wipe-on-disconnect, TestRegistrationHandler/manage-resource-slices
     #[tokio::test]
     async fn slices_of_a_driver_that_is_away_for_a_while_are_wiped_once() {
-        let mut wiping = Wiping::new(&[], None).await;
-        for driver in ["a", "b"] {
-            wiping.leaves(wiping.register(driver));
+        let mut wiping = Wiping::new(&["a", "b"], None).await;
+        let (a, b) = (wiping.register("a"), wiping.register("b"));
+        for (driver, id) in [("a", a), ("b", b)] {
+            wiping.leaves(id);
             assert_eq!(wiping.event().await, Event::Begun(driver.into()));
             assert_eq!(wiping.event().await, Event::Wiped(driver.into()));
         }
-        let now = wiping.store.now();
-        let left = wiping.store.read(|node| node.slices_to_wipe(now));
-        assert!(left.is_empty(), "{left:?}");
+        assert!(wiping.events.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn slices_that_come_back_or_have_no_driver_are_wiped_too() {
+        let mut wiping = Wiping::new(&["a"], None).await;
+        wiping.leaves(wiping.register("a"));
+        assert_eq!(wiping.event().await, Event::Begun("a".into()));
+        assert_eq!(wiping.event().await, Event::Wiped("a".into()));
+        // The database of the API server was restored; "b" crashed before it registered.
+        for driver in ["a", "b"] {
+            wiping.publishes(driver);
+            assert_eq!(wiping.event().await, Event::Begun(driver.into()));
+            assert_eq!(wiping.event().await, Event::Wiped(driver.into()));
+        }
     }
 
     // TestConnectionHandling/no-wipe-on-reconnect
     #[tokio::test]
     async fn a_driver_that_comes_back_in_time_keeps_its_slices() {
-        let mut wiping = Wiping::new(&[], None).await;
+        let mut wiping = Wiping::new(&["a", "b"], None).await;
         let (a, b) = (wiping.register("a"), wiping.register("b"));
         wiping.leaves(a);
         wiping.leaves(b);
@@ -327,7 +366,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_wipe_that_fails_is_tried_again_and_one_that_is_under_way_ends_when_the_driver_is_back() {
-        let mut wiping = Wiping::new(&[], Some("a")).await;
+        let mut wiping = Wiping::new(&["a"], Some("a")).await;
         wiping.leaves(wiping.register("a"));
         assert_eq!(wiping.event().await, Event::Begun("a".into()));
         let again = wiping.register("a");
@@ -336,12 +375,15 @@ mod tests {
         wiping.leaves(again);
         assert_eq!(wiping.event().await, Event::Begun("a".into()));
 
-        let mut wiping = Wiping::new(&[], None).await;
+        let mut wiping = Wiping::new(&["a"], None).await;
         wiping.failures.store(1, Ordering::SeqCst);
+        let began = Instant::now();
         wiping.leaves(wiping.register("a"));
         assert_eq!(wiping.event().await, Event::Begun("a".into()));
         assert_eq!(wiping.event().await, Event::GivenUp("a".into()), "it failed");
+        wiping.publishes("a");
         assert_eq!(wiping.event().await, Event::Begun("a".into()));
+        assert!(began.elapsed() >= ASKED, "also after a report");
         assert_eq!(wiping.event().await, Event::Wiped("a".into()));
     }
 

@@ -105,17 +105,11 @@ pub(crate) struct DriverPlugin {
 pub(crate) struct Driver {
     /// Oldest first.
     pub(crate) plugins: BTreeMap<ConnectionId, DriverPlugin>,
-    /// Set while no plugin is connected.
-    pub(crate) unusable: Option<Unusable>,
+    /// Time since which no plugin is connected.
+    pub(crate) unusable_since: Option<Moment>,
     /// The plugin that left last.
     pub(crate) last: Option<LastPlugin>,
     pub(crate) health: Health,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Unusable {
-    pub(crate) since: Moment,
-    pub(crate) wiped: bool,
 }
 
 impl Driver {
@@ -126,15 +120,12 @@ impl Driver {
         newest.map(|(id, plugin)| (*id, plugin))
     }
 
-    /// Updates `unusable` after a change of plugins or connections.
+    /// Updates `unusable_since` after a change of plugins or connections.
     fn recompute(&mut self, now: Moment) {
         if self.serving().is_some() {
-            self.unusable = None;
+            self.unusable_since = None;
         } else {
-            self.unusable.get_or_insert(Unusable {
-                since: now,
-                wiped: false,
-            });
+            self.unusable_since.get_or_insert(now);
         }
     }
 }
@@ -216,8 +207,7 @@ impl Drivers {
         Some(name)
     }
 
-    /// Removes the driver that has been gone longest, if there are more than [`MAX_GONE`]. Drivers without slices are
-    /// removed first.
+    /// Removes the driver that has been gone longest, if there are more than [`MAX_GONE`].
     fn limit_gone(&mut self) {
         let gone = self
             .drivers
@@ -226,10 +216,8 @@ impl Drivers {
         if gone.clone().count() <= MAX_GONE {
             return;
         }
-        let away = |(_, driver): &(&DriverName, &Driver)| {
-            driver.unusable.map(|unusable| (!unusable.wiped, unusable.since))
-        };
-        let longest = gone.min_by_key(away).map(|(name, _)| name.clone());
+        let longest = gone.min_by_key(|(_, driver)| driver.unusable_since);
+        let longest = longest.map(|(name, _)| name.clone());
         if let Some(name) = longest {
             self.drivers.remove(&name);
         }
@@ -277,15 +265,6 @@ impl Drivers {
 
     /// Returns when the last connection of a driver was lost, if none is connected.
     pub(crate) fn unusable_since(&self, name: &DriverName) -> Option<Moment> {
-        let unusable = self.drivers.get(name)?.unusable?;
-        Some(unusable.since)
-    }
-
-    /// Returns the drivers whose slices have not been deleted, with the time when they are outdated.
-    pub(crate) fn wipes(&self) -> impl Iterator<Item = (Moment, &DriverName)> {
-        self.drivers.iter().filter_map(|(name, driver)| {
-            let unusable = driver.unusable.filter(|unusable| !unusable.wiped)?;
-            Some((unusable.since.after(WIPE_DELAY_MS), name))
-        })
+        self.drivers.get(name)?.unusable_since
     }
 }

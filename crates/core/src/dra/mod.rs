@@ -106,15 +106,6 @@ impl Node {
         self.changes += u64::from(known.is_some());
     }
 
-    /// Records that the slices of a driver have been deleted.
-    pub fn slices_wiped(&mut self, driver: &DriverName) {
-        let driver = self.dra.drivers.drivers.get_mut(driver);
-        if let Some(unusable) = driver.and_then(|driver| driver.unusable.as_mut()) {
-            unusable.wiped = true;
-            self.changes += 1;
-        }
-    }
-
     /// Records health reports of a plugin. Reports of a replaced or deregistered plugin are ignored.
     pub fn health_reported(
         &mut self,

@@ -207,41 +207,12 @@ impl Node {
         self.dra.drivers.serving(name)
     }
 
-    /// Returns drivers with outdated slices: none of their plugins has been connected for [`WIPE_DELAY_MS`].
-    pub fn slices_to_wipe(&self, now: Moment) -> Vec<DriverName> {
-        let wipes = self.dra.drivers.wipes().filter(|(at, _)| *at <= now);
-        wipes.map(|(_, driver)| driver.clone()).collect()
-    }
-
-    /// Returns the next time when [`Node::slices_to_wipe`] gets another driver.
-    pub fn next_wipe(&self, now: Moment) -> Option<Moment> {
-        self.dra
-            .drivers
-            .wipes()
-            .map(|(at, _)| at)
-            .filter(|at| *at > now)
-            .min()
-    }
-
-    /// Returns `true` if slices that existed when the node started must be kept, because plugins of the driver may still
-    /// connect.
-    pub fn keeps_slices(&self, driver: &DriverName, started: Moment, now: Moment) -> bool {
+    /// Returns the time when slices of a driver are outdated; `None` while a plugin is connected. The driver has had slices
+    /// since `seen`.
+    pub fn wipe_at(&self, driver: &DriverName, seen: Moment) -> Option<Moment> {
         let since = match self.dra.drivers.drivers.get(driver) {
-            Some(driver) => match driver.unusable {
-                None => return true,
-                Some(unusable) => unusable.since,
-            },
-            None => started,
-        };
-        now.since(since) < WIPE_DELAY_MS
-    }
-
-    /// Returns the time when slices of a driver are outdated; `None` if a plugin is connected, or they were deleted. A
-    /// driver without a plugin since the node started has time from `started` on.
-    pub fn wipe_at(&self, driver: &DriverName, started: Moment) -> Option<Moment> {
-        let since = match self.dra.drivers.drivers.get(driver) {
-            Some(driver) => driver.unusable.filter(|unusable| !unusable.wiped)?.since,
-            None => started,
+            Some(driver) => driver.unusable_since?.max(seen),
+            None => seen,
         };
         Some(since.after(WIPE_DELAY_MS))
     }
@@ -553,7 +524,7 @@ fn driver_view(name: &DriverName, driver: &Driver) -> DriverView {
     DriverView {
         name: name.clone(),
         plugins: plugins.collect(),
-        unusable_since: driver.unusable.map(|unusable| unusable.since),
+        unusable_since: driver.unusable_since,
         last: driver.last.clone(),
     }
 }

@@ -1652,31 +1652,24 @@ fn another_user_serves_a_driver_only_if_that_is_allowed() {
 }
 
 #[test]
-fn slices_are_wiped_when_a_driver_has_been_away_for_a_while() {
+fn slices_are_outdated_when_a_driver_has_been_away_for_a_while() {
     let mut node = Node::default();
     let driver: DriverName = "d0".into();
     let connection = connect_driver(&mut node, "d0", "0.sock");
-    let much_later = START.after(10 * WIPE_DELAY_MS);
-    assert_eq!(node.slices_to_wipe(much_later), []);
+    assert_eq!(node.wipe_at(&driver, START), None);
     node.link_lost(connection, START);
     node.driver_deregistered(connection, START.after(5));
     let due = START.after(WIPE_DELAY_MS);
-    assert_eq!(node.next_wipe(START), Some(due), "the first loss counts");
-    assert_eq!(node.slices_to_wipe(START.after(WIPE_DELAY_MS - 1)), []);
-    assert_eq!(node.slices_to_wipe(due), ["d0".into()]);
-    assert!(!node.keeps_slices(&driver, START, due));
-    assert_eq!(node.wipe_at(&driver, START), Some(due));
-    node.slices_wiped(&driver);
+    assert_eq!(node.wipe_at(&driver, START), Some(due), "the first loss counts");
+    let restored = START.after(10 * WIPE_DELAY_MS);
     assert_eq!(
-        (node.slices_to_wipe(due), node.next_wipe(START)),
-        (Vec::new(), None)
+        node.wipe_at(&driver, restored),
+        Some(restored.after(WIPE_DELAY_MS)),
+        "slices that appear later, too"
     );
     connect_driver(&mut node, "d0", "0.sock");
-    assert!(node.keeps_slices(&driver, START, much_later));
     assert_eq!(node.wipe_at(&driver, START), None);
     assert_eq!(node.wipe_at(&"other".into(), START), Some(due));
-    assert!(node.keeps_slices(&"other".into(), START, START));
-    assert!(!node.keeps_slices(&"other".into(), START, due));
 }
 
 // ---- health
@@ -1792,9 +1785,6 @@ fn of_drivers_that_are_gone_only_the_last_are_remembered() {
         let name = format!("d{number:04}");
         let (id, _) = node.driver_registered(offer_of(&name, "d.sock"), now).unwrap();
         node.driver_deregistered(id, now);
-        if number == 0 {
-            node.slices_wiped(&name.as_str().into());
-        }
     }
     let drivers = node.drivers();
     assert_eq!(drivers.len(), MAX_GONE + 1);

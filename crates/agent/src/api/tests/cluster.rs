@@ -74,6 +74,7 @@ impl Node {
             devices: 8,
             created: "2023-11-14T22:13:20Z".into(),
             has_stale_owner,
+            seen: Moment(0),
         };
         self.agent.cluster().update(|state| {
             state.slices.insert(name.into(), slice);
@@ -181,6 +182,15 @@ async fn slices_are_listed_with_their_driver_and_the_time_of_their_deletion() {
     let slice = node.slices(GPU).await.remove(0);
     assert_eq!(slice.wiped_at_ms, Some(started.0 + WIPE_DELAY_MS));
     assert!((1..=WIPE_DELAY_MS).contains(&slice.wiped_in_ms));
+    // Slices that come later have as long.
+    let later = started.after(WIPE_DELAY_MS);
+    node.agent.cluster().update(|state| {
+        if let Some(slice) = state.slices.get_mut("b") {
+            slice.seen = later;
+        }
+    });
+    let slice = node.slices(GPU).await.remove(0);
+    assert_eq!(slice.wiped_at_ms, Some(later.0 + WIPE_DELAY_MS));
 
     let drivers = node.drivers().await;
     let shown: Vec<_> = drivers
@@ -192,10 +202,14 @@ async fn slices_are_listed_with_their_driver_and_the_time_of_their_deletion() {
 }
 
 #[tokio::test]
-async fn the_status_has_the_reconcilers_and_slices_whose_driver_must_restart() {
+async fn the_status_has_the_reconcilers_and_drivers_that_must_restart() {
     let node = Node::new().await;
-    node.publishes("a", GPU, true);
+    node.publishes("a", "nic.acme.com", false);
     let cluster = node.agent.cluster();
+    // Its slices have been deleted as garbage.
+    cluster.update(|state| {
+        state.stale_drivers.insert(GPU.into());
+    });
     cluster.succeeded("node", node.agent.store().now());
     cluster.failed("pods", node.agent.store().now(), "pods is forbidden".into());
     let status = node.status().await;
@@ -270,4 +284,15 @@ fn a_missing_node_object_is_a_problem_until_it_exists() {
     );
     cluster.update(|state| state.node_missing_since = None);
     assert!(problems().is_empty());
+}
+
+#[test]
+fn pods_of_another_cluster_are_a_blocking_problem() {
+    let cluster = ClusterReport::default();
+    cluster.update(|state| state.pods_of = Some("Node worker-1 at https://10.0.0.1:6443/".into()));
+    let problems = cluster.read(|state| problems::of_cluster(state, Moment(0)));
+    let [problem] = &problems[..] else {
+        panic!("{problems:?}")
+    };
+    assert!(problem.blocking && problem.what.contains("Node worker-1 at https://10.0.0.1:6443/"));
 }
