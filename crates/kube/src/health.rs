@@ -18,6 +18,7 @@ use devlet_agent::agent::Agent;
 use devlet_core::PodUid;
 use futures_util::StreamExt as _;
 use futures_util::stream;
+use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -28,7 +29,7 @@ use tokio::time::Instant;
 
 use crate::FIELD_MANAGER;
 use crate::connection::{CallError, Connection};
-use crate::events::PodRef;
+use crate::events::{Events, Kind, PodRef};
 use crate::task::{PASS_PAUSE, Task};
 use report::PodHealth;
 use status::SeenPod;
@@ -76,6 +77,7 @@ pub(crate) async fn run(
     pods: SeenPods,
     settings: HealthSettings,
     beside_kubelet: bool,
+    events: Events,
 ) {
     let mut task = Task::new("health", &agent);
     let stop = agent.stopping();
@@ -97,8 +99,8 @@ pub(crate) async fn run(
         });
         let due: Vec<Due> = due.collect();
         let pass = async {
-            let failure = write_all(&connection, &task, due, &mut attempts, &mut is_dropped).await;
-            let pause = match &failure {
+            let written = write_all(&connection, &task, due, &mut attempts, &mut is_dropped).await;
+            let pause = match &written.failure {
                 None => {
                     task.succeeded();
                     PASS_PAUSE
@@ -106,13 +108,13 @@ pub(crate) async fn run(
                 Some(error) => task.failed(error).max(PASS_PAUSE),
             };
             tokio::time::sleep(pause).await;
-            failure.is_some()
+            written
         };
         tokio::pin!(pass);
         let mut is_changed = false;
-        let is_failed = loop {
+        let written = loop {
             tokio::select! {
-                is_failed = &mut pass => break is_failed,
+                written = &mut pass => break written,
                 Ok(()) = changes.changed(), if !unhealthy.is_empty() => {
                     is_changed = true;
                     unhealthy.forget_recovered(&agent, &seen.borrow());
@@ -120,7 +122,13 @@ pub(crate) async fn run(
                 () = stop.cancelled() => return,
             }
         };
-        if !is_failed && !is_changed {
+        for (pod, error) in &written.refused {
+            let message =
+                format!("a device is unhealthy, and the pod is not evicted: {error}; devlet keeps trying");
+            events.record(pod, Kind::Warning, "FailedEviction", message);
+            unhealthy.refused(&pod.uid, error.retry_after(), began);
+        }
+        if written.failure.is_none() && !is_changed {
             tokio::select! {
                 Ok(()) = changes.changed() => {}
                 Ok(()) = seen.changed() => {}
@@ -131,25 +139,34 @@ pub(crate) async fn run(
     }
 }
 
-/// Makes the writes. Returns the last failure. `is_dropped` is set if the API server does not keep the health.
+/// The result of a pass.
+#[derive(Default)]
+struct Written {
+    /// The last failure.
+    failure: Option<CallError>,
+    /// Pods that the API server does not evict for now, such as those in a disruption budget.
+    refused: Vec<(PodRef, CallError)>,
+}
+
+/// Makes the writes. `is_dropped` is set if the API server does not keep the health.
 async fn write_all(
     connection: &Connection,
     task: &Task,
     due: Vec<Due>,
     attempts: &mut Attempts,
     is_dropped: &mut bool,
-) -> Option<CallError> {
+) -> Written {
     let writes = due.into_iter().map(|due| write(connection, due));
     let mut writes = stream::iter(writes).buffer_unordered(MAX_WRITES);
-    let mut failure = None;
+    let mut written = Written::default();
     loop {
         let ended = tokio::select! {
             ended = writes.next() => ended,
             () = task.stopped() => None,
         };
         match ended {
-            None => return failure,
-            Some((due, Ok(is_kept))) => {
+            None => return written,
+            Some((due, Ok(is_kept), refusal)) => {
                 if !is_kept && !std::mem::replace(is_dropped, true) {
                     tracing::warn!(
                         pod = %label(&due.seen.pod),
@@ -157,10 +174,12 @@ async fn write_all(
                     );
                 }
                 let version = due.seen.object.version().to_owned();
-                let attempt = (due.health, version, due.removal);
-                attempts.insert(due.seen.pod.uid.clone(), attempt);
+                let removal = due.removal.filter(|_| refusal.is_none());
+                attempts.insert(due.seen.pod.uid.clone(), (due.health, version, removal));
+                let refused = refusal.map(|error| (due.seen.pod.clone(), error));
+                written.refused.extend(refused);
             }
-            Some((_, Err(error))) => failure = Some(error),
+            Some((_, Err(error), _)) => written.failure = Some(error),
         }
     }
 }
@@ -197,16 +216,23 @@ fn due(
     })
 }
 
-/// Makes the writes of a pod. Returns `false` if the API server does not keep them. A pod that has changed meanwhile is not
-/// an error: its watch reports the change.
-async fn write(connection: &Connection, due: Due) -> (Due, Result<bool, CallError>) {
+/// Makes the writes of a pod. Returns `false` if the API server does not keep them, and the error if it refuses the removal for
+/// now. A pod that has changed meanwhile is not an error: its watch reports the change.
+async fn write(connection: &Connection, due: Due) -> (Due, Result<bool, CallError>, Option<CallError>) {
     let pod = &due.seen.pod;
     let patched = match &due.patch {
         Some((kind, patch)) => patch_status(connection, pod, kind, patch).await,
         None => Ok(true),
     };
+    let mut refusal = None;
     let written = match (patched, due.removal) {
-        (Ok(is_kept), Some(how)) => remove(connection, pod, how).await.map(|()| is_kept),
+        (Ok(is_kept), Some(how)) => match remove(connection, pod, how).await {
+            Err(error) if error.code() == Some(StatusCode::TOO_MANY_REQUESTS) => {
+                refusal = Some(error);
+                Ok(is_kept)
+            }
+            removed => removed.map(|()| is_kept),
+        },
         (patched, _) => patched,
     };
     let written = match written {
@@ -217,7 +243,7 @@ async fn write(connection: &Connection, due: Due) -> (Due, Result<bool, CallErro
         }
         other => other,
     };
-    (due, written)
+    (due, written, refusal)
 }
 
 /// Returns `false` if the API server has dropped the health, because its feature gate is off.

@@ -140,6 +140,7 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
             seen_pods.clone(),
             settings.health,
             beside_kubelet,
+            events.clone(),
         ));
         let (on, to, _) = common();
         agent.spawn(claim_status::run(on, to, identity, listed));
@@ -152,6 +153,7 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
     let context = pods::Context {
         agent: agent.clone(),
         connection,
+        node: settings.node,
         claims,
         events,
         mode: settings.mode,
@@ -160,6 +162,6 @@ pub async fn start(agent: &Agent, settings: Settings) -> Result<(), ConnectError
         seen: seen_pods,
         lists,
     };
-    agent.spawn(pods::run(context, settings.node));
+    agent.spawn(pods::run(context));
     Ok(())
 }

@@ -5,14 +5,17 @@
 //! first complete list.
 
 mod object;
+mod owner;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use devlet_agent::agent::Agent;
+use devlet_agent::display::pod_label;
 use devlet_agent::manifest::UnresolvedPod;
-use devlet_core::{DriverName, Node, PodUid, ResourceName, Source};
+use devlet_core::{DriverName, Node, Pod, PodUid, ResourceName, Source};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Mode;
 use crate::claims::ApiClaims;
 use crate::connection::Connection;
-use crate::events::{Events, PodRef};
+use crate::events::{Events, Kind, PodRef};
 use crate::health::SeenPods;
 use crate::watch::{self as objects, Change};
 use object::{Stage, WatchedPod};
@@ -35,6 +38,8 @@ const NOT_ADMITTED: &str = "not admitted: devlet observes only, so admit it over
 pub(crate) struct Context {
     pub(crate) agent: Agent,
     pub(crate) connection: Connection,
+    /// Name of the Node object.
+    pub(crate) node: String,
     pub(crate) claims: ApiClaims,
     pub(crate) events: Events,
     pub(crate) mode: Mode,
@@ -49,25 +54,18 @@ pub(crate) struct Context {
 }
 
 /// Follows the pods of a node until devlet stops.
-pub(crate) async fn run(context: Context, node: String) {
+pub(crate) async fn run(context: Context) {
     let (agent, stop) = (context.agent.clone(), context.agent.stopping());
     let (sender, mut changes) = mpsc::channel(MAX_QUEUED);
-    let fields = format!("spec.nodeName={node}");
+    let fields = format!("spec.nodeName={}", context.node);
     let connection = context.connection.clone();
     let mut node_changes = agent.store().subscribe();
     agent.spawn(objects::follow("pods", agent.clone(), connection, fields, sender));
-    let mut pods = Pods {
-        context: Arc::new(context),
-        unsettled: BTreeMap::new(),
-        workers: JoinSet::new(),
-        list: None,
-        passed_over: BTreeMap::new(),
-        resources: BTreeSet::new(),
-    };
+    let mut pods = Pods::new(context);
     loop {
         tokio::select! {
             change = changes.recv() => match change {
-                Some(change) => pods.changed(change),
+                Some(change) => pods.changed(change).await,
                 None => return,
             },
             Some(ended) = pods.workers.join_next() => if let Ok(ended) = ended {
@@ -84,8 +82,35 @@ pub(crate) async fn run(context: Context, node: String) {
 pub(crate) enum Target {
     /// With its devices and claims.
     Admitted(UnresolvedPod),
+    /// With them until its containers have ended.
+    Ending(Ending),
     /// Gone.
     Removed(Removal),
+}
+
+impl Target {
+    /// Returns `true` if the other target differs at most in labels, which do not interrupt an admission.
+    fn needs_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Admitted(pod), Self::Admitted(other)) => {
+                let mut other = other.clone();
+                let labels = &pod.request.metadata.labels;
+                other.request.metadata.labels.clone_from(labels);
+                *pod == other
+            }
+            (one, other) => one == other,
+        }
+    }
+}
+
+/// A pod that is being deleted, and whose containers have not been reported as terminated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ending {
+    pub(crate) removal: Removal,
+    /// Time that its containers have to end.
+    pub(crate) grace: Duration,
+    /// `true` if it is removed after that time, because no container is reported as running.
+    pub(crate) is_idle: bool,
 }
 
 /// A removal of a pod.
@@ -126,7 +151,18 @@ struct Pods {
 }
 
 impl Pods {
-    fn changed(&mut self, change: Change<WatchedPod>) {
+    fn new(context: Context) -> Self {
+        Self {
+            context: Arc::new(context),
+            unsettled: BTreeMap::new(),
+            workers: JoinSet::new(),
+            list: None,
+            passed_over: BTreeMap::new(),
+            resources: BTreeSet::new(),
+        }
+    }
+
+    async fn changed(&mut self, change: Change<WatchedPod>) {
         match change {
             Change::ListBegin => {
                 self.list = Some(List {
@@ -136,7 +172,8 @@ impl Pods {
             }
             Change::ListEnd => {
                 if let Some(list) = self.list.take() {
-                    self.remove_missing(&list);
+                    let is_ours = owner::is_ours(&self.context, &list).await;
+                    self.remove_missing(&list, is_ours);
                     self.context.seen.retain(|uid| list.seen.contains(uid));
                     self.passed_over.retain(|uid, _| list.seen.contains(uid));
                     self.context.lists.send_modify(|lists| *lists += 1);
@@ -168,11 +205,14 @@ impl Pods {
         self.passed_over.remove(&known.uid);
         match pod.stage {
             Stage::Ended { is_deleted } => self.has_ended(known, pod, is_deleted),
-            Stage::Active | Stage::Terminating { .. } if self.is_admitted(&known.uid) => {
+            Stage::Active if self.read(|node| is_settled(node, &known.uid, self.context.mode)) => {
                 self.settle(&known.uid);
             }
+            Stage::Terminating { is_idle, grace, .. } if self.is_admitted(&known.uid) => {
+                self.ends(known, pod, grace, is_idle);
+            }
             // Without its devices, it has not been started here.
-            Stage::Terminating { has_started } => self.has_ended(known, pod, !has_started),
+            Stage::Terminating { has_started, .. } => self.has_ended(known, pod, !has_started),
             Stage::Active => match self.unresolved(pod.clone()) {
                 Ok(wanted) if !wanted.needs_anything() => {
                     if self.context.beside_kubelet && self.wants_others(&pod) {
@@ -184,14 +224,54 @@ impl Pods {
                     self.context.waits(&known, NOT_ADMITTED.to_owned());
                 }
                 Ok(pod) => self.set(known.uid, Target::Admitted(pod)),
-                Err(problem) => self.context.waits(&known, problem),
+                Err(problem) => self.cannot_read(&known, problem),
             },
         }
     }
 
+    /// Reports a pod that cannot be read, once for each reason.
+    fn cannot_read(&self, pod: &PodRef, problem: String) {
+        if self.context.waits(pod, problem.clone()) && self.context.mode == Mode::Agent {
+            let PodRef { name, uid } = pod;
+            tracing::warn!(pod = %pod_label(name), %uid, %problem, "pod not admitted: it cannot be read");
+            let events = &self.context.events;
+            events.record(pod, Kind::Warning, worker::ADMISSION, problem);
+        }
+    }
+
+    /// Keeps the devices of a pod until its containers have ended.
+    fn ends(&mut self, known: PodRef, pod: WatchedPod, grace: Duration, is_idle: bool) {
+        if self.context.mode == Mode::Observe {
+            return self.settle(&known.uid);
+        }
+        let removal = Removal {
+            pod: known.clone(),
+            deletes_object: self.context.final_delete && self.needs_devices(&pod),
+            abandoned: pod.abandoned,
+        };
+        let ending = Ending {
+            removal,
+            grace,
+            is_idle,
+        };
+        self.set(known.uid, Target::Ending(ending));
+    }
+
     /// Removes a pod whose containers have ended for good, and its object if that `is_deletable`.
     fn has_ended(&mut self, known: PodRef, pod: WatchedPod, is_deletable: bool) {
-        let deletes_object = is_deletable && self.context.final_delete && self.needs_devices(&pod);
+        let removal = match self.target(&known.uid) {
+            Some(Target::Removed(removal)) => Some(removal),
+            Some(Target::Ending(ending)) if ending.is_idle => Some(&ending.removal),
+            _ => None,
+        };
+        let removal = removal.filter(|removal| removal.deletes_object && !self.is_admitted(&known.uid));
+        let is_leaving = removal.is_some();
+        // Its deletion has begun, and the first part of it is a change of the object.
+        if removal.is_some_and(|removal| removal.abandoned == pod.abandoned) {
+            return;
+        }
+        let deletes_object =
+            is_leaving || (is_deletable && self.context.final_delete && self.needs_devices(&pod));
         let is_unsettled = self.target(&known.uid).is_some();
         if deletes_object || is_unsettled || self.is_held(&known.uid, &pod.abandoned) {
             self.remove(Removal {
@@ -208,7 +288,7 @@ impl Pods {
     fn gone(&mut self, pod: PodRef, abandoned: BTreeSet<DriverName>) {
         let is_leaving = match self.target(&pod.uid) {
             Some(Target::Removed(removal)) => abandoned.is_subset(&removal.abandoned),
-            Some(Target::Admitted(_)) => false,
+            Some(Target::Admitted(_) | Target::Ending(_)) => false,
             None => {
                 self.context.settled(&pod.uid);
                 !self.is_held(&pod.uid, &abandoned)
@@ -223,10 +303,10 @@ impl Pods {
         }
     }
 
-    /// Removes the pods that are not on a complete list.
-    fn remove_missing(&mut self, list: &List) {
+    /// Removes the pods that are not on a complete list. Of another cluster, it says nothing about pods on record.
+    fn remove_missing(&mut self, list: &List, is_ours: bool) {
         let mut missing: BTreeSet<PodUid> = BTreeSet::new();
-        if self.context.mode == Mode::Agent {
+        if self.context.mode == Mode::Agent && is_ours {
             missing.extend(self.context.agent.missing_in(&list.seen, list.asked));
         }
         missing.extend(self.unsettled.keys().cloned());
@@ -236,6 +316,7 @@ impl Pods {
             .cluster()
             .read(|state| state.waiting.keys().cloned().collect::<Vec<_>>());
         missing.extend(waiting);
+        missing.retain(|uid| is_ours || self.read(|node| node.pod(uid).is_none()));
         for uid in missing.difference(&list.seen) {
             let name = self.read(|node| node.name_of(uid).cloned());
             let pod = PodRef {
@@ -283,15 +364,15 @@ impl Pods {
         Ok(unresolved)
     }
 
+    /// Returns `true` if the pod needs devices or claims, or cannot be read.
     fn needs_devices(&self, pod: &WatchedPod) -> bool {
-        self.unresolved(pod.clone()).is_ok_and(|pod| pod.needs_anything())
+        self.unresolved(pod.clone())
+            .map_or(true, |pod| pod.needs_anything())
     }
 
-    /// Returns `true` if the pod has its devices. In the mode `agent`, a pod that a client of devlet's API has admitted, or
-    /// that is imported, is admitted again: from then on it exists while the API server lists it.
+    /// Returns `true` if the pod has devices or claims here.
     fn is_admitted(&self, uid: &PodUid) -> bool {
-        let is_ours = |source| source == Source::Embedder || self.context.mode == Mode::Observe;
-        self.read(|node| node.pod(uid).is_some_and(|pod| is_ours(pod.source)))
+        self.read(|node| is_admitted(node, uid, self.context.mode))
     }
 
     /// Returns `true` if a removal changes anything.
@@ -328,6 +409,11 @@ impl Pods {
     fn set(&mut self, uid: PodUid, target: Target) {
         match self.unsettled.get_mut(&uid) {
             Some(unsettled) if *unsettled.target == target => unsettled.wake.notify_one(),
+            // The next worker writes the labels.
+            Some(unsettled) if unsettled.target.needs_same(&target) => {
+                unsettled.target = Arc::new(target);
+                unsettled.wake.notify_one();
+            }
             Some(unsettled) => {
                 unsettled.target = Arc::new(target);
                 unsettled.cancel.cancel();
@@ -363,3 +449,20 @@ impl Pods {
         }
     }
 }
+
+/// Returns `true` if the pod has its devices. In the mode `agent`, a pod that a client of devlet's API has admitted, or
+/// that is imported, is admitted again: from then on it exists while the API server lists it.
+fn is_admitted(node: &Node, uid: &PodUid, mode: Mode) -> bool {
+    let is_ours = |source| source == Source::Embedder || mode == Mode::Observe;
+    node.pod(uid).is_some_and(|pod| is_ours(pod.source))
+}
+
+/// Returns `true` if nothing is left to do for an active pod. One from before the last boot is admitted again, which prepares
+/// its claims.
+fn is_settled(node: &Node, uid: &PodUid, mode: Mode) -> bool {
+    let is_current = |pod: &Pod| mode == Mode::Observe || !pod.before_reboot;
+    is_admitted(node, uid, mode) && node.pod(uid).is_some_and(is_current)
+}
+
+#[cfg(test)]
+mod tests;

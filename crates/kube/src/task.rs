@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connection::CallError;
 
-const MIN_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const MIN_PAUSE: Duration = Duration::from_millis(200);
 
 /// Short, so that the node agrees with the API server soon after an outage. Jitter spreads the nodes.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(5);

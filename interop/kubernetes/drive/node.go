@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,7 @@ var nodes = []scenario{
 	{name: "node-counts", run: nodeCounts},
 	{name: "node-counts-reset", run: nodeCountsReset},
 	{name: "node-created-again", run: nodeCreatedAgain},
+	{name: "node-renamed", run: nodeRenamed, alone: true},
 	{name: "node-many-devices", run: nodeManyDevices},
 	{name: "node-resource-removed", run: nodeResourceRemoved, long: true},
 }
@@ -156,4 +158,28 @@ func nodeManyDevices(t *T) {
 	} else {
 		t.Check("each change is written once", nil)
 	}
+}
+
+// nodeRenamed starts devlet with the name of another node by mistake. For a ServiceAccount, the list of its pods is empty.
+func nodeRenamed(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	h.serveAs(h.account())
+	h.plugin(resource, 1)
+	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
+	t.Must("devlet admits a pod", h.awaitAdmitted(first, soon))
+	t.Must("devlet has listed the pods", h.awaitReconciler("pods"))
+	h.Kill()
+	flags := h.flags
+	h.flags = slices.Clone(flags)
+	h.flags[slices.Index(flags, "--node-name")+1] = "another"
+	t.Must("devlet starts with another name", h.restart())
+	t.Check("devlet reports it", h.awaitProblem("the pods on record are those of Node "+h.name, true))
+	t.Check("and keeps the pod", h.awaitAdmitted(first, soon))
+	h.Kill()
+	h.flags = flags
+	t.Must("devlet starts with the right name", h.restart())
+	t.ok(t.Admin.Delete(t.path("pods", "first"), 0))
+	t.Check("devlet removes the pod once it is deleted", h.awaitRemoved(first, soon))
+	t.Check("no problem is left", h.awaitProblem("the pods on record", false))
 }

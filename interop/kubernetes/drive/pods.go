@@ -14,7 +14,9 @@ var pods = []scenario{
 	{name: "pod-appears", run: podAppears},
 	{name: "pod-of-device-plugin", run: podOfDevicePlugin},
 	{name: "pod-waits-for-driver", run: podWaitsForDriver},
+	{name: "pod-claim-taken-away", run: podClaimTakenAway, alone: true},
 	{name: "pod-terminates", run: podTerminates},
+	{name: "pod-never-started", run: podNeverStarted},
 	{name: "pod-finally-deleted", run: podFinallyDeleted},
 	{name: "pod-force-deleted", run: podForceDeleted},
 	{name: "pod-replaced", run: podReplaced},
@@ -117,6 +119,51 @@ func podWaitsForDriver(t *T) {
 		func(events []Object) error { return equal("some events", len(events) > 0, true) }))
 	h.testDriver(driver)
 	t.Check("the driver comes, and devlet admits the pod", h.awaitAdmitted(bound, soon))
+}
+
+// podClaimTakenAway takes the claim away from a pod that waits for its driver, as for another pod.
+func podClaimTakenAway(t *T) {
+	driver := t.name + ".example.com"
+	h := t.host()
+	t.class(driver, "")
+	t.template("one", driver, 1)
+	h.serve()
+	h.publish(driver, "device-0")
+	t.create(pod{name: "first", host: h, template: "one"})
+	bound := t.scheduled("first")
+	t.Must("devlet waits for the driver", h.awaitWaiting(bound, driver))
+	// It would reserve the claim again.
+	t.ControllerManager.Pause()
+	path := t.path("resourceclaims", t.claimOf(bound), "status")
+	claim, err := t.Admin.Patch(path, Object{"status": Object{"reservedFor": nil}})
+	t.ok(err)
+	peer := h.testDriver(driver)
+	t.Check("the driver comes, and devlet sees that the claim is not reserved", h.awaitWaiting(bound, "not allowed to use"))
+	t.Check("it is not prepared", equal("calls", peer.asked("NodePrepareResources", claim.UID()), 0))
+	_, err = t.Admin.Patch(path, Object{"status": Object{
+		"reservedFor": []any{Object{"resource": "pods", "name": "first", "uid": bound.UID()}},
+	}})
+	t.ok(err)
+	t.Check("reserved again, it is prepared", h.awaitAdmitted(bound, late))
+}
+
+// podNeverStarted deletes pods whose containers have not been started. The test is the node agent.
+func podNeverStarted(t *T) {
+	h := t.host()
+	resource := "example.com/" + t.name
+	h.serve(t.config("finalDelete: true")...)
+	h.plugin(resource, 2)
+	limits := Object{resource: "1"}
+	waiting := t.create(pod{name: "waiting", host: h, bound: true, limits: limits})
+	silent := t.create(pod{name: "silent", host: h, bound: true, limits: limits})
+	t.Must("devlet admits two pods", errors.Join(h.awaitAdmitted(waiting, soon), h.awaitAdmitted(silent, soon)))
+	t.setState(waiting, false, Object{"waiting": Object{"reason": "ImagePullBackOff"}})
+	t.ok(t.Admin.Delete(t.path("pods", "waiting"), 1))
+	t.ok(t.Admin.Delete(t.path("pods", "silent"), 1))
+	t.Check("devlet deletes the pod whose container waits", t.Admin.AwaitGone(t.path("pods", "waiting"), waiting.UID(), soon))
+	t.Check("devlet says that the other one has no status", h.awaitWaiting(silent, "the node agent must report it"))
+	t.end(silent)
+	t.Check("devlet deletes it then", t.Admin.AwaitGone(t.path("pods", "silent"), silent.UID(), soon))
 }
 
 // podTerminates deletes a pod whose container runs: it may use its device until it has ended. The test is the node agent.

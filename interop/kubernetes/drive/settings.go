@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,7 @@ var settings = []scenario{
 	{name: "beside-kubelet", run: besideKubelet},
 	{name: "unhealthy-evicted", run: func(t *T) { removeUnhealthy(t, "evict") }},
 	{name: "unhealthy-deleted", run: func(t *T) { removeUnhealthy(t, "delete") }},
+	{name: "unhealthy-not-evicted", run: unhealthyNotEvicted},
 	{name: "driver-abandoned-after-time", run: driverAbandonedAfterTime},
 	{name: "driver-abandoned-by-annotation", run: driverAbandonedByAnnotation},
 	{name: "slices-wiped-at-start", run: slicesWipedAtStart},
@@ -185,6 +187,39 @@ func removeUnhealthy(t *T, action string) {
 	left, err := t.Admin.Get(t.path("pods", "second"))
 	t.Check("the pod of the other resource stays",
 		errors.Join(err, equal("deletion", left.At("metadata", "deletionTimestamp"), nil)))
+}
+
+// unhealthyNotEvicted has a disruption budget that refuses an eviction: the health of other pods is reported all the same.
+func unhealthyNotEvicted(t *T) {
+	resource, other := "example.com/"+t.name, "example.com/other"
+	h := t.host()
+	h.serve(t.config(fmt.Sprintf("onUnhealthy: {%s: evict}", resource))...)
+	plugin, flapping := h.plugin(resource, 1), h.plugin(other, 1)
+	first := t.create(pod{name: "first", host: h, bound: true, limits: Object{resource: "1"}})
+	second := t.create(pod{name: "second", host: h, bound: true, limits: Object{other: "1"}})
+	t.Must("devlet admits two pods", errors.Join(h.awaitAdmitted(first, soon), h.awaitAdmitted(second, soon)))
+	_, err := t.Admin.Patch(t.path("pods", "first"), Object{"metadata": Object{"labels": Object{"app": "first"}}})
+	t.ok(err)
+	t.run(first)
+	t.run(second)
+	budgets := "/apis/policy/v1/namespaces/" + t.name + "/poddisruptionbudgets"
+	_, err = t.Admin.Create(budgets, Object{"metadata": Object{"name": "none"}, "spec": Object{
+		"maxUnavailable": 0, "selector": Object{"matchLabels": Object{"app": "first"}},
+	}})
+	t.ok(err)
+	t.ok(plugin.command("health device-0 Unhealthy"))
+	t.Check("an event says that the pod is not evicted", t.Admin.AwaitList(t.path("events"),
+		url.Values{"fieldSelector": {"involvedObject.uid=" + first.UID() + ",reason=FailedEviction"}}, late,
+		func(events []Object) error { return equal("some events", len(events) > 0, true) }))
+	for i, health := range []string{"Unhealthy", "Healthy", "Unhealthy"} {
+		changed := time.Now()
+		t.ok(flapping.command("health device-0 " + health))
+		t.Check(fmt.Sprintf("the health of another pod is reported, change %d", i), t.awaitHealth("second", other, "device-0", health))
+		t.Check("within 3 s", between(time.Since(changed), 0, 3*time.Second))
+	}
+	t.Check("no reconciler fails", equal(h.status(), strings.Contains(h.status(), " ("), false))
+	t.ok(t.Admin.Delete(budgets+"/none", -1))
+	t.Check("without the budget, the pod is evicted", t.Admin.AwaitGone(t.path("pods", "first"), first.UID(), late))
 }
 
 func driverAbandonedAfterTime(t *T) {

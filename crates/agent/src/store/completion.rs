@@ -8,6 +8,7 @@ use devlet_core::dra::claims::Claim;
 use devlet_core::shield::LeaseChange;
 use devlet_core::{Importing, Pod, PodUid, RecordId, ReservationId, ResourceName};
 
+use super::cluster_record::ClusterRecord;
 use super::decisions::Settled;
 use super::{Shared, State};
 
@@ -70,6 +71,7 @@ pub(crate) enum Completion {
     },
     Lease(LeaseChange),
     Lists(Vec<(ResourceName, Arc<DeviceList>)>),
+    Cluster(ClusterRecord),
     /// The change affects the disk only.
     Nothing,
 }
@@ -83,6 +85,7 @@ impl Completion {
             Self::Release(pod) => node.finish_release(&pod),
             Self::Record(id) => node.finish_record(id),
             Self::Lease(change) => node.leases_mut().finish(change),
+            Self::Cluster(cluster) => state.cluster = Some(cluster),
             Self::Lists(lists) => {
                 for (name, list) in lists {
                     node.list_recorded(&name, list);
@@ -148,7 +151,7 @@ impl Completion {
                     state.node.cancel_release(pod);
                 }
             }
-            Self::Lists(_) | Self::Nothing => {}
+            Self::Lists(_) | Self::Cluster(_) | Self::Nothing => {}
         }
     }
 }

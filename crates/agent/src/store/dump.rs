@@ -30,6 +30,7 @@ pub(crate) fn to_json(persisted: &PersistedState) -> Value {
         "schema": super::tables::SCHEMA,
         "bootId": metadata.boot_id,
         "nodeId": metadata.node_id,
+        "cluster": metadata.cluster.as_ref().map(|cluster| json!({ "node": cluster.node, "server": cluster.server })),
         "starts": metadata.progress.starts,
         "contested": contested.collect::<Vec<_>>(),
         "blocked": blocked.collect::<Vec<_>>(),

@@ -28,6 +28,7 @@ mod claim_record;
 mod claims_file;
 mod clients;
 mod clock;
+mod cluster_record;
 mod commit_queue;
 mod completion;
 mod contest;
@@ -82,6 +83,7 @@ pub(crate) use changes::Changes;
 pub use clients::Clients;
 pub use clock::Clock;
 pub(crate) use clock::system_time;
+pub use cluster_record::ClusterRecord;
 pub(crate) use commit_queue::in_time;
 pub(crate) use devices_file::is_unknown_pod;
 pub use error::{
@@ -116,6 +118,7 @@ pub(crate) struct State {
     blocked: BTreeMap<BlockedBy, BlockedRecord>,
     /// Files that an operator has to decide about, as recorded.
     contested: BTreeMap<PendingFile, Contest>,
+    cluster: Option<ClusterRecord>,
 }
 
 /// The data that the store's threads share.

@@ -9,6 +9,7 @@ use devlet_core::{ClaimUid, LeaseName, Pod, PodUid, ResourceName};
 use prost::Message as _;
 
 use super::claim_record::ClaimRecord;
+use super::cluster_record::ClusterRecord;
 use super::contest::Contest;
 use super::kubelet_file::{BlockedBy, Hash, KubeletFile, PendingFile};
 use super::lease_record;
@@ -19,12 +20,13 @@ use super::record::{
     BlockedRecord, ContestedRecord, EntryRecord, InvalidRecord, Names, PodRecord, ResourceRecord, TableRecord,
 };
 use super::row::Row;
-use super::tables::{BOOT_ID_KEY, NODE_ID_KEY, STARTS_KEY, STOP_KEY};
+use super::tables::{BOOT_ID_KEY, CLUSTER_KEY, NODE_ID_KEY, STARTS_KEY, STOP_KEY};
 
 /// Metadata besides pods and claims. The writer caches it for rebuilding the file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct NodeMetadata {
     pub(crate) boot_id: Option<String>,
+    pub(crate) cluster: Option<ClusterRecord>,
     pub(crate) node_id: Option<String>,
     pub(crate) progress: Progress,
     pub(crate) blocked: BTreeMap<BlockedBy, BlockedRecord>,
@@ -38,6 +40,7 @@ impl NodeMetadata {
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         rows.extend(self.boot_id.clone().map(Row::BootId));
+        rows.extend(self.cluster.clone().map(Row::Cluster));
         rows.extend(self.node_id.clone().map(Row::NodeId));
         rows.push(Row::Progress(self.progress.clone()));
         let contested = self.contested.iter();
@@ -69,6 +72,7 @@ impl NodeMetadata {
             }
             Row::Blocked(by, record) => put(&mut self.blocked, *by, record.clone()),
             Row::BootId(id) => self.boot_id = Some(id.clone()),
+            Row::Cluster(cluster) => self.cluster = Some(cluster.clone()),
             Row::NodeId(id) => self.node_id = Some(id.clone()),
             Row::Progress(progress) => self.progress = progress.clone(),
             Row::Contested(id, contest) => put(&mut self.contested, *id, contest.clone()),
@@ -87,6 +91,8 @@ impl NodeMetadata {
     pub(super) fn apply_meta(&mut self, key: &str, value: Option<&[u8]>) -> Result<(), InvalidRecord> {
         if key == BOOT_ID_KEY {
             self.boot_id = value.map(decode_text);
+        } else if key == CLUSTER_KEY {
+            self.cluster = value.map(ClusterRecord::decode).transpose()?;
         } else if key == NODE_ID_KEY {
             self.node_id = value.map(decode_text);
         } else if key == STARTS_KEY {

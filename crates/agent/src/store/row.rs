@@ -7,13 +7,14 @@ use devlet_core::{ClaimUid, LeaseName, Pod, PodUid, ResourceName};
 use prost::Message as _;
 
 use super::claim_record;
+use super::cluster_record::ClusterRecord;
 use super::contest::Contest;
 use super::kubelet_file::{BlockedBy, Hash, KubeletFile, PendingFile};
 use super::lease_record;
 use super::mirror_hashes::MirrorUpdate;
 use super::node_id::Progress;
 use super::record::{self, BlockedRecord, EntryRecord, ResourceRecord, TableRecord};
-use super::tables::{BOOT_ID_KEY, NODE_ID_KEY, STARTS_KEY, STOP_KEY};
+use super::tables::{BOOT_ID_KEY, CLUSTER_KEY, NODE_ID_KEY, STARTS_KEY, STOP_KEY};
 
 /// A value to write; `None` removes it.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +28,7 @@ pub(crate) enum Row {
     /// A reason why no pod is admitted.
     Blocked(BlockedBy, Option<BlockedRecord>),
     BootId(String),
+    Cluster(ClusterRecord),
     NodeId(String),
     Progress(Progress),
     Mirror(KubeletFile, MirrorUpdate),
@@ -96,6 +98,10 @@ impl Row {
             Self::BootId(id) => {
                 let id = Some(id.clone().into_bytes());
                 vec![entry(TableRecord::Meta, BOOT_ID_KEY.as_bytes(), id)]
+            }
+            Self::Cluster(cluster) => {
+                let record = Some(cluster.encode_to_vec());
+                vec![entry(TableRecord::Meta, CLUSTER_KEY.as_bytes(), record)]
             }
             Self::NodeId(id) => {
                 let id = Some(id.clone().into_bytes());

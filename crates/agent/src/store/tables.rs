@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `meta` | `schema` | version of everything below, 4 bytes, little endian |
 //! | | `boot-id` | text |
+//! | | `cluster` | [`ClusterRecord`](super::cluster_record::ClusterRecord), of an integration with a cluster |
 //! | | `node-id` | text: ID of the node (`node_id.rs`) |
 //! | | `starts` | number of starts with this database, 8 bytes, little endian |
 //! | | `stop` | text: random ID of the last clean stop, removed at the next start |
@@ -51,6 +52,7 @@ const PARALLEL_READ_MIN: usize = 1_000;
 
 const SCHEMA_KEY: &str = "schema";
 pub(super) const BOOT_ID_KEY: &str = "boot-id";
+pub(super) const CLUSTER_KEY: &str = "cluster";
 pub(super) const NODE_ID_KEY: &str = "node-id";
 pub(super) const STARTS_KEY: &str = "starts";
 pub(super) const STOP_KEY: &str = "stop";

@@ -66,6 +66,7 @@ impl Opened {
             node: self.node,
             blocked: self.metadata.blocked.clone(),
             contested: self.metadata.contested.clone(),
+            cluster: self.metadata.cluster.clone(),
         };
         let shared = Arc::new(Shared::new(
             state,

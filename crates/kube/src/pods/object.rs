@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use devlet_agent::manifest::PodObject;
 use devlet_core::{DriverName, PodName, PodUid};
@@ -37,6 +38,11 @@ pub(crate) enum Stage {
     Terminating {
         /// `true` if the node agent has reported that they run.
         has_started: bool,
+        /// `true` if the node agent has reported each of them, and none as running: some have never been started, or wait to be
+        /// started again.
+        is_idle: bool,
+        /// Time that they have to end.
+        grace: Duration,
     },
     /// Its containers have ended for good.
     Ended {
@@ -76,6 +82,7 @@ struct Metadata {
     uid: Option<String>,
     resource_version: Option<String>,
     deletion_timestamp: Option<String>,
+    deletion_grace_period_seconds: Option<i64>,
     annotations: Option<Annotations>,
 }
 
@@ -120,7 +127,7 @@ impl ContainerStatus {
         self.state.as_ref().is_some_and(|state| state.running.is_some())
     }
 
-    /// A container that waits may run already: statuses lag behind.
+    /// A container that waits may run already, because statuses lag behind.
     fn is_terminated(&self) -> bool {
         self.state
             .as_ref()
@@ -135,20 +142,29 @@ impl Parts {
         let has_running = self.status.has_running();
         // Controllers write `Failed` while containers run.
         let has_ended = matches!(phase, "Succeeded" | "Failed") && !has_running;
-        let has_stopped = is_deleted && !has_running && self.are_all_terminated();
+        let has_stopped = is_deleted && !has_running && self.are_all(ContainerStatus::is_terminated);
         match (has_ended || has_stopped, is_deleted) {
             (true, _) => Stage::Ended { is_deleted },
             (false, true) => Stage::Terminating {
-                has_started: self.status.has_running() || !matches!(phase, "" | "Pending"),
+                has_started: has_running || !matches!(phase, "" | "Pending"),
+                is_idle: !has_running && self.are_all(|_| true),
+                grace: self.metadata.grace(),
             },
             (false, false) => Stage::Active,
         }
     }
 
-    /// Returns `true` if every container is reported as terminated.
-    fn are_all_terminated(&self) -> bool {
+    /// Returns `true` if every container is reported, and has this property.
+    fn are_all(&self, property: impl Fn(&ContainerStatus) -> bool) -> bool {
         let all = self.status.container_statuses.as_deref().unwrap_or_default();
-        all.len() >= self.spec.containers.len() && all.iter().all(ContainerStatus::is_terminated)
+        all.len() >= self.spec.containers.len() && all.iter().all(property)
+    }
+}
+
+impl Metadata {
+    fn grace(&self) -> Duration {
+        let seconds = self.deletion_grace_period_seconds.unwrap_or_default();
+        Duration::from_secs(seconds.try_into().unwrap_or_default())
     }
 }
 

@@ -14,21 +14,24 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{Context, Removal, Target};
+use super::{Context, Ending, Removal, Target};
 use crate::connection::CallError;
 use crate::events::{Kind, PodRef};
 use crate::task::{self, Task};
 
-/// Time after which the claims of a waiting pod are looked up again.
-const ATTEMPT: Duration = Duration::from_secs(10 * 60);
+/// Time after which the claims of a waiting pod are looked up again, unless a call to a plugin or driver may take longer.
+const ATTEMPT: Duration = Duration::from_secs(60);
+
+/// Time that a node agent has, after a pod's grace period, to report the end of its containers.
+const REPORT_TIME: Duration = Duration::from_secs(10);
 
 /// Time that a pod waits before an event reports the reason.
 const EVENT_DELAY: Duration = Duration::from_secs(5);
 
 /// Reasons of events, as a kubelet's.
-const ADMISSION: &str = "UnexpectedAdmissionError";
+pub(super) const ADMISSION: &str = "UnexpectedAdmissionError";
 const CLAIMS: &str = "FailedPrepareDynamicResources";
 
 /// Longest pause between two attempts to admit a pod; jitter doubles it at most. A report of the API server about the pod, a
@@ -42,6 +45,7 @@ const DELETION: &str = "pod-deletion";
 pub(super) async fn reach(context: &Context, target: &Target, woken: &Notify) {
     match target {
         Target::Admitted(pod) => admit(context, pod, woken).await,
+        Target::Ending(ending) => end(context, ending).await,
         Target::Removed(removal) => remove(context, removal).await,
     }
 }
@@ -128,14 +132,23 @@ impl Admission<'_> {
 
     /// Tries once to admit the pod. Waits for plugins, drivers and other pods.
     async fn attempt(&mut self, pod: &UnresolvedPod) -> Result<(), Failed> {
-        let deadline = Instant::now() + ATTEMPT;
         self.refused = None;
-        let request = match pod.has_claims() {
-            true => Cow::Owned(pod.clone().resolve(&self.context.claims).await?),
-            false => Cow::Borrowed(&pod.request),
+        let time = self.time();
+        let deadline = Instant::now() + time;
+        let request = loop {
+            let request = match pod.has_claims() {
+                true => Cow::Owned(pod.clone().resolve(&self.context.claims).await?),
+                false => Cow::Borrowed(&pod.request),
+            };
+            let has_waited = self.until_possible(&request, deadline).await;
+            // A claim may have got another allocation meanwhile. A kubelet looks it up before each attempt, too.
+            if !has_waited || !pod.has_claims() {
+                break request;
+            }
         };
-        self.until_possible(&request, deadline).await;
         let before = self.answer(&request);
+        let now = Instant::now();
+        let deadline = if now < deadline { now + time } else { deadline };
         // In a box: thousands of pods may wait before this.
         let admitted = Box::pin(self.admit(&request, deadline)).await;
         self.refused = admitted.is_err().then(|| (request.into_owned(), before));
@@ -157,10 +170,11 @@ impl Admission<'_> {
     async fn answer_changes(&self) {
         let mut changes = self.context.agent.store().subscribe();
         while let Some((request, before)) = &self.refused {
+            let checked = Instant::now();
             if self.answer(request) != *before {
                 return;
             }
-            if changes.changed().await.is_err() {
+            if !changed(&mut changes, checked).await {
                 break;
             }
         }
@@ -172,23 +186,36 @@ impl Admission<'_> {
         self.context.agent.store().read(|node| node.check(request).err())
     }
 
-    /// Waits while the node lacks devices or drivers that may come, up to the deadline.
-    async fn until_possible(&mut self, request: &PodRequest, deadline: Instant) {
+    /// Returns the time for which looked up claims count.
+    fn time(&self) -> Duration {
+        let deadlines = &self.context.agent.config().deadlines;
+        let resources = deadlines.allocate_by_resource.values();
+        let drivers = deadlines.prepare_by_driver.values();
+        let calls = resources.chain(drivers).copied();
+        let calls = calls.chain([deadlines.allocate, deadlines.prepare]);
+        calls.fold(ATTEMPT, Duration::max)
+    }
+
+    /// Waits while the node lacks devices or drivers that may come, up to the deadline. Returns `true` if it has waited.
+    async fn until_possible(&mut self, request: &PodRequest, deadline: Instant) -> bool {
         let store = self.context.agent.store();
         let mut changes = store.subscribe();
+        let mut has_waited = false;
         while Instant::now() < deadline {
+            let checked = Instant::now();
             changes.borrow_and_update();
             match store.read(|node| node.check(request)) {
                 Err(reason) if reason.waiting_helps() && !reason.awaits_record() => {
                     self.waits(event_of(&reason), reason.to_string());
                 }
-                _ => return,
+                _ => break,
             }
-            // The timeout only lets an event report the reason.
-            if let Ok(Err(_)) = timeout(EVENT_DELAY, changes.changed()).await {
-                return;
+            has_waited = true;
+            if !changed(&mut changes, checked).await {
+                break;
             }
         }
+        has_waited
     }
 
     async fn admit(&mut self, request: &PodRequest, deadline: Instant) -> Result<(), AdmitError> {
@@ -212,6 +239,17 @@ impl Admission<'_> {
     }
 }
 
+/// Waits for a change of the node since a check, for a while. Pods that wait do not check a node that changes all the time
+/// each time. Returns `false` if the node stops.
+async fn changed(changes: &mut watch::Receiver<u64>, checked: Instant) -> bool {
+    // The timeout only lets an event report the reason.
+    if let Ok(Err(_)) = timeout(EVENT_DELAY, changes.changed()).await {
+        return false;
+    }
+    sleep_until(checked + task::MIN_PAUSE).await;
+    true
+}
+
 fn event_of(reason: &ReserveError) -> EventReason {
     let name = match reason {
         ReserveError::NoDriver { .. }
@@ -225,6 +263,18 @@ fn event_of(reason: &ReserveError) -> EventReason {
         _ => ADMISSION,
     };
     (name, Some(mem::discriminant(reason)))
+}
+
+/// Keeps a pod until the time has passed that its containers have to end. Then it is removed if none of them runs.
+async fn end(context: &Context, ending: &Ending) {
+    tokio::time::sleep(ending.grace + REPORT_TIME).await;
+    if ending.is_idle {
+        return remove(context, &ending.removal).await;
+    }
+    let reason = "deleted, and its grace period is over, but the status does not report each container as terminated: the \
+                  node agent must report it";
+    context.waits(&ending.removal.pod, reason.to_owned());
+    std::future::pending::<()>().await;
 }
 
 async fn remove(context: &Context, removal: &Removal) {
@@ -253,7 +303,9 @@ async fn remove(context: &Context, removal: &Removal) {
             Err(RemoveError::Unknown { .. }) => break,
             // Its devices are free, and the node goes on with its claims.
             Err(RemoveError::Unpreparing { .. }) if !removal.deletes_object => break,
-            Err(error) => context.waits(pod, error.to_string()),
+            Err(error) => {
+                context.waits(pod, error.to_string());
+            }
         }
         tokio::time::sleep(pauses.next().unwrap_or(task::MAX_PAUSE)).await;
     }
@@ -295,15 +347,16 @@ fn is_gone(error: &CallError) -> bool {
 }
 
 impl Context {
-    /// Shows that a pod waits. The time since which it waits stays the same if only the reason changes.
-    pub(super) fn waits(&self, pod: &PodRef, reason: String) {
+    /// Shows that a pod waits. The time since which it waits stays the same if only the reason changes. Returns `false` if this
+    /// is shown already.
+    pub(super) fn waits(&self, pod: &PodRef, reason: String) -> bool {
         let now = self.agent.store().now();
         let is_known = self.agent.cluster().read(|state| {
             let known = state.waiting.get(&pod.uid);
             known.is_some_and(|known| known.reason == reason)
         });
         if is_known {
-            return;
+            return false;
         }
         self.agent.cluster().update(|state| {
             let waiting = state.waiting.entry(pod.uid.clone());
@@ -314,6 +367,7 @@ impl Context {
             });
             waiting.reason = reason;
         });
+        true
     }
 
     /// Shows that a pod does not wait any longer.
@@ -323,6 +377,33 @@ impl Context {
             self.agent.cluster().update(|state| {
                 state.waiting.remove(pod);
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_waiting_pod_checks_a_node_that_changes_all_the_time_a_few_times_per_second() {
+        let (sender, mut changes) = watch::channel(0);
+        let changing = async {
+            loop {
+                sender.send_modify(|changes| *changes += 1);
+                tokio::task::yield_now().await;
+            }
+        };
+        let checking = async {
+            for _ in 0..3 {
+                let checked = Instant::now();
+                assert!(changed(&mut changes, checked).await);
+                assert!(checked.elapsed() >= task::MIN_PAUSE);
+            }
+        };
+        tokio::select! {
+            () = changing => {}
+            () = checking => {}
         }
     }
 }

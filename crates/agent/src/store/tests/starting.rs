@@ -22,6 +22,7 @@ use redb::{BackendError, StorageBackend};
 use super::disk::Disk;
 use super::durability::start;
 use super::*;
+use crate::store::ClusterRecord;
 use crate::store::devices_file::ImportedDevices;
 use crate::store::kubelet_file::{BlockedBy, KubeletFile, PendingFile};
 use crate::store::load_error::LoadError;
@@ -418,6 +419,10 @@ async fn changes_that_are_only_in_the_log_count() {
         forget,
     };
     let resource = ResourceRecord::default();
+    let cluster = ClusterRecord {
+        node: "worker-1".into(),
+        server: "https://10.0.0.1:6443/".into(),
+    };
     let before = [
         Row::BootId("before".into()),
         Row::pod(&pod("changed", 1)),
@@ -429,6 +434,7 @@ async fn changes_that_are_only_in_the_log_count() {
     ];
     let after = [
         Row::BootId("after".into()),
+        Row::Cluster(cluster.clone()),
         Row::pod(&pod("changed", 2)),
         Row::Pod("gone".into(), None),
         Row::pod(&pod("new", 3)),
@@ -460,6 +466,7 @@ async fn changes_that_are_only_in_the_log_count() {
     assert_eq!(pods, [("changed", 2), ("new", 3)]);
     assert_eq!(persisted.claims, BTreeMap::from([("new".into(), claim("new"))]));
     assert_eq!(persisted.metadata.boot_id.as_deref(), Some("after"));
+    assert_eq!(persisted.metadata.cluster, Some(cluster));
     assert_eq!(
         persisted.metadata.blocked,
         BTreeMap::from([(by(KubeletFile::Claims), blocked("new"))])

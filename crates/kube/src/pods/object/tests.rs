@@ -29,40 +29,51 @@ fn a_pod_has_ended_when_its_phase_or_all_its_containers_say_so() {
     let waiting = json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}});
     let two = |one: &Value, other: &Value| json!({"phase": "Running", "containerStatuses": [one, other]});
     let (active, has_ended) = (Stage::Active, |is_deleted| Stage::Ended { is_deleted });
-    let terminating = |has_started| Stage::Terminating { has_started };
+    let terminating = |has_started, is_idle| Stage::Terminating {
+        has_started,
+        is_idle,
+        grace: Duration::from_secs(30),
+    };
     for (status, alive, deleted) in [
-        (json!({}), active, terminating(false)),
-        (json!({"phase": "Pending"}), active, terminating(false)),
-        (json!({"phase": "Running"}), active, terminating(true)),
+        (json!({}), active, terminating(false, false)),
+        (json!({"phase": "Pending"}), active, terminating(false, false)),
+        (json!({"phase": "Running"}), active, terminating(true, false)),
         (json!({"phase": "Succeeded"}), has_ended(false), has_ended(true)),
         (json!({"phase": "Failed"}), has_ended(false), has_ended(true)),
-        (two(&running, &ended), active, terminating(true)),
-        (two(&ended, &waiting), active, terminating(true)),
+        (two(&running, &ended), active, terminating(true, false)),
+        (two(&ended, &waiting), active, terminating(true, true)),
+        (
+            json!({"phase": "Pending", "containerStatuses": [waiting, waiting]}),
+            active,
+            terminating(false, true),
+        ),
         (two(&ended, &ended), active, has_ended(true)),
         (
             json!({"phase": "Failed", "containerStatuses": [running, ended]}),
             active,
-            terminating(true),
+            terminating(true, false),
         ),
         // The agent has not reported both containers.
         (
             json!({"phase": "Running", "containerStatuses": [ended]}),
             active,
-            terminating(true),
+            terminating(true, false),
         ),
         (
             json!({"phase": "Pending", "initContainerStatuses": [running], "containerStatuses": [waiting, waiting]}),
             active,
-            terminating(true),
+            terminating(true, false),
         ),
         (
             json!({"phase": "Running", "ephemeralContainerStatuses": [running], "containerStatuses": [ended, ended]}),
             active,
-            terminating(true),
+            terminating(true, false),
         ),
     ] {
         assert_eq!(pod(&json!({"status": status})).stage, alive, "{status}");
-        let metadata = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let metadata = json!({
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30,
+        });
         let terminating = pod(&json!({"status": status, "metadata": metadata}));
         assert_eq!(terminating.stage, deleted, "{status}, deleted");
     }
