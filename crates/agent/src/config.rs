@@ -228,6 +228,11 @@ impl Config {
         self.root.join(".devlet-node-id")
     }
 
+    /// Returns the file that exists while devlet has handed its devices back to the kubelet.
+    pub fn left_marker(&self) -> PathBuf {
+        self.own().join("left-kubelet")
+    }
+
     /// Returns the lock file, which keeps a second node off the root directory.
     pub fn lock(&self) -> PathBuf {
         self.own().join("lock")

@@ -3,11 +3,13 @@
 extern crate std;
 
 mod admission;
+mod advertised;
 mod commit;
 mod dra;
 mod dra_history;
 mod history;
 mod inventory;
+mod lease_histories;
 mod leases;
 mod preferences;
 mod reuse;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use devlet_agent::config::Shield;
 use devlet_agent::lease::checkpoint;
 use devlet_agent::shield::beside;
-use devlet_agent::shield::report::RuntimeState;
+use devlet_agent::shield::report::{HOST_PIDS, RuntimeState};
 use devlet_agent::shield::runtime;
 use tokio::time::Instant;
 
@@ -94,11 +94,10 @@ async fn kubelet(shield: &Shield) -> Found {
             ));
         }
     };
-    let version = match pid {
-        Some(pid) => runtime::kubelet_version(pid).await,
-        None => None,
+    let Some(pid) = pid else {
+        return Found::Bad(format!("its process is not visible; {HOST_PIDS}"));
     };
-    match version {
+    match runtime::kubelet_version(pid).await {
         Some(version) if runtime::is_new_enough(&version) => Found::Good(version),
         Some(version) => Found::Bad(format!(
             "{version} does not hand CDI devices on to the runtime; 1.29 or later does"

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use devlet_kubelet_api::device_plugin::v1beta1::{CdiDevice, ContainerAllocateResponse};
 use devlet_kubelet_files::device_plugin::{self, Checkpoint, Devices, Entry};
@@ -77,25 +77,43 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Runs a hook of a device as a runtime does.
-fn hook(device: &Value, stage: &str, container: &str) -> Output {
+/// Returns the program and the arguments of a hook of a device. It waits for `wait` seconds.
+fn hook_command(device: &Value, stage: &str, wait: u64) -> Vec<String> {
     let hooks = device["containerEdits"]["hooks"].as_array().unwrap();
     let hook = hooks.iter().find(|hook| hook["hookName"] == stage).unwrap();
+    let timeout = hook["timeout"].as_u64().unwrap();
     let args = hook["args"].as_array().unwrap().iter().skip(1);
-    let mut child = Command::new(hook["path"].as_str().unwrap())
-        .args(args.map(|arg| arg.as_str().unwrap()))
+    let mut command: Vec<String> = [&hook["path"]]
+        .into_iter()
+        .chain(args)
+        .map(|arg| arg.as_str().unwrap().to_owned())
+        .collect();
+    let place = command.iter().position(|arg| arg == "--wait").unwrap() + 1;
+    assert!(command[place].parse::<u64>().unwrap() < timeout && timeout < 120);
+    command[place] = wait.to_string();
+    command
+}
+
+/// Starts a hook as a runtime does.
+fn start_hook(command: &[String], container: &str, pid: u32) -> Child {
+    let mut child = Command::new(&command[0])
+        .args(&command[1..])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let state = serde_json::json!({ "ociVersion": "1.2.0", "id": container, "pid": std::process::id(), "status": "created" });
+    let state =
+        serde_json::json!({ "ociVersion": "1.2.0", "id": container, "pid": pid, "status": "created" });
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(state.to_string().as_bytes()).unwrap();
     child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(state.to_string().as_bytes())
-        .unwrap();
+}
+
+/// Runs a hook of a device that does not wait.
+fn hook(device: &Value, stage: &str, container: &str) -> Output {
+    let command = hook_command(device, stage, 0);
+    let child = start_hook(&command, container, std::process::id());
     child.wait_with_output().unwrap()
 }
 
@@ -141,6 +159,95 @@ async fn hooks_decide_which_container_has_a_device() {
     // Without devlet, no container starts, and the end of one is no error.
     assert!(!hook(&device, "createRuntime", "c3").status.success());
     assert!(hook(&device, "poststop", "c2").status.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_waits_for_the_earlier_container_and_for_devlet() {
+    let node = Node::new();
+    let daemon = node.daemon();
+    let _plugin = node.plugin();
+    let kubelet = Kubelet::start(&node.path("k"));
+    let gpus = kubelet.until_healthy(GPU, 2).await;
+    gpus.allocate(&["a"]).await.unwrap();
+    gpus.pre_start(&["a"]).await.unwrap();
+    let device = node.spec("cdi");
+    let waiting = hook_command(&device, "createRuntime", 60);
+    assert!(hook(&device, "createRuntime", "c1").status.success());
+
+    let second = start_hook(&waiting, "c2", std::process::id());
+    // By the time that this one is refused, the other one waits.
+    assert!(!hook(&device, "createRuntime", "c3").status.success());
+    assert!(hook(&device, "poststop", "c1").status.success());
+    let second = second.wait_with_output().unwrap();
+    assert!(second.status.success(), "{}", stderr(&second));
+
+    // A stop of devlet does not wait for hooks, and a hook goes on with the next devlet.
+    let third = start_hook(&waiting, "c4", std::process::id());
+    assert!(!hook(&device, "createRuntime", "c5").status.success());
+    assert_eq!(daemon.stop(), Some(0));
+    let daemon = node.daemon();
+    assert!(hook(&device, "poststop", "c2").status.success());
+    let third = third.wait_with_output().unwrap();
+    assert!(third.status.success(), "{}", stderr(&third));
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_devlet_cannot_see_does_not_start() {
+    let can_unshare = Command::new("unshare").args(["--pid", "--fork", "true"]).status();
+    if !can_unshare.is_ok_and(|status| status.success()) {
+        return devlet_testkit::skip("needs unshare");
+    }
+    let node = Node::new();
+    let daemon = node.daemon();
+    let _plugin = node.plugin();
+    let kubelet = Kubelet::start(&node.path("k"));
+    let gpus = kubelet.until_healthy(GPU, 2).await;
+    gpus.allocate(&["a"]).await.unwrap();
+    gpus.pre_start(&["a"]).await.unwrap();
+    let device = node.spec("cdi");
+
+    // A runtime of another PID namespace reports a process of that namespace.
+    let unshare = ["unshare", "--pid", "--fork", "--mount-proc"].map(String::from);
+    let command = [&unshare[..], &hook_command(&device, "createRuntime", 0)].concat();
+    let refused = start_hook(&command, "c1", 1).wait_with_output().unwrap();
+
+    assert!(!refused.status.success());
+    let text = stderr(&refused);
+    assert!(
+        text.contains("is not visible to devlet; run devlet in the host's PID namespace"),
+        "{text}"
+    );
+    // It has not started.
+    gpus.pre_start(&["a"]).await.unwrap();
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn a_kubelet_that_devlet_cannot_see_does_not_pass_the_check() {
+    let can_unshare = Command::new("unshare").args(["--pid", "--fork", "true"]).status();
+    if !can_unshare.is_ok_and(|status| status.success()) {
+        return devlet_testkit::skip("needs unshare");
+    }
+    let node = Node::new();
+    std::fs::create_dir(node.path("k/device-plugins")).unwrap();
+    let _listener =
+        std::os::unix::net::UnixListener::bind(node.path("k/device-plugins/kubelet.sock")).unwrap();
+    let mut check = Command::new("unshare");
+    check
+        .args(["--pid", "--fork", "--mount-proc"])
+        .arg(devlet().get_program());
+    check
+        .args(["shield", "check", "--kubelet-dir"])
+        .arg(node.path("k"));
+    let checked = check.arg("--cdi-dir").arg(node.path("cdi")).output().unwrap();
+
+    assert_eq!(checked.status.code(), Some(1));
+    let text = stdout(&checked);
+    assert!(
+        text.contains("its process is not visible; run devlet in the host's"),
+        "{text}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,12 +31,14 @@ use crate::reconcile::capacity::{self, Capacities};
 use crate::reconcile::orphans;
 pub use crate::reconcile::orphans::ActivePods;
 use crate::reconcile::slices::{self, ResourceSlices};
-use crate::shield::ShieldReport;
+use crate::shield::report::{HAS_LEFT, RuntimeState};
+use crate::shield::{ShieldReport, runtime};
 use crate::store::{ForgetClaimError, OpenReport, StopError, Store, WriteError};
 use crate::workflow::REJECTION_PAUSE;
 use crate::workflow::admit::{self, AdmitError, GrpcPluginCalls};
 use crate::workflow::claims::Claims;
-use crate::workflow::lease::{AdoptError, LeaseWorkflow, LeaveError};
+use crate::workflow::lease::LeaseWorkflow;
+use crate::workflow::lease::hand_over::{AdoptError, LeaveError};
 use crate::workflow::remove;
 pub use crate::workflow::remove::{Abandoned, RemoveError};
 use crate::workflow::start_container::{self, StartContainerError};
@@ -126,30 +128,49 @@ impl Agent {
         &self.inner.shield
     }
 
-    /// Takes over the devices of the kubelet's checkpoint. See [`LeaseWorkflow::adopt`].
-    pub async fn adopt_leases(&self) -> Result<(usize, usize), AdoptError> {
-        match &self.inner.leases {
-            Some(leases) => leases.adopt().await,
-            None => Ok((0, 0)),
-        }
+    /// Returns the operations on leases; `None` without a kubelet beside devlet.
+    pub(crate) fn leases(&self) -> Option<&LeaseWorkflow> {
+        self.inner.leases.as_ref()
     }
 
-    /// Hands the devices back to the kubelet: nothing is registered from then on, and containers start without devlet.
-    /// Returns the number of leases, and the directory of their CDI specs.
+    /// Takes over the devices of the kubelet's checkpoint, also after [`Agent::leave_kubelet`]. See [`LeaseWorkflow::adopt`].
+    pub async fn adopt_leases(&self) -> Result<(usize, usize), AdoptError> {
+        let Some(leases) = &self.inner.leases else {
+            return Ok((0, 0));
+        };
+        if let Some(reason) = self.inner.shield.get().unfit() {
+            return Err(AdoptError::Unfit(reason));
+        }
+        let adopted = leases.adopt().await?;
+        self.inner.shield.update(|state| state.left = None);
+        Ok(adopted)
+    }
+
+    /// Hands the devices back to the kubelet: nothing is registered from then on, also after a restart, and containers start
+    /// without devlet. Returns the number of leases, and the directory of their CDI specs.
     pub async fn leave_kubelet(&self) -> Result<(usize, PathBuf), LeaveError> {
         let Some(leases) = &self.inner.leases else {
             return Ok((0, PathBuf::new()));
         };
         // A refusal must not end registrations.
-        leases.answered_leases()?;
-        // Then, so that no lease is granted after the specs are written.
-        let left = "devlet has handed the devices back to the kubelet".to_owned();
-        self.inner.shield.update(|state| state.left = Some(left));
-        let written = leases.write_permanent_specs().await;
-        if written.is_err() {
-            self.inner.shield.update(|state| state.left = None);
+        leases.check_leave().await?;
+        let permanent = crate::config::Shield {
+            cdi: leases.shield.permanent_cdi.clone(),
+            ..(*leases.shield).clone()
+        };
+        if let RuntimeState::Unfit { problem, .. } = runtime::ask(&permanent).await {
+            return Err(LeaveError::Unread(problem));
         }
-        written
+        // Then, so that no lease is granted after the specs are written.
+        let before = self.inner.shield.get().left;
+        self.inner
+            .shield
+            .update(|state| state.left = Some(HAS_LEFT.to_owned()));
+        let left = leases.leave().await;
+        if left.is_err() {
+            self.inner.shield.update(|state| state.left = before);
+        }
+        left
     }
 
     /// Returns all metrics as OpenMetrics text. Reads files, so it may block.

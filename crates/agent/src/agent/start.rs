@@ -31,6 +31,7 @@ use crate::plugin_registry::status::RegistryStatus;
 use crate::plugin_registry::watcher::{WatchError, Watcher};
 use crate::reconcile::{self, capacity};
 use crate::registration::RegistrationService;
+use crate::shield::report::HAS_LEFT;
 use crate::shield::{self, ShieldReport};
 use crate::store::{self, OpenError, OpenReport, Store};
 use crate::workflow::claims::Claims;
@@ -144,6 +145,9 @@ pub(super) fn start(config: Config) -> Result<(Inner, OpenReport), StartError> {
             runtime: Arc::default(),
         };
         leases = Some(workflow.clone());
+        if config.left_marker().exists() {
+            shield.update(|state| state.left = Some(HAS_LEFT.to_owned()));
+        }
         shield::start(workflow, shield.clone(), &tasks, &stop)?;
     }
     let inner = Inner {

@@ -1,26 +1,41 @@
 //! `devlet.shield.v1`: the runtime's hooks, and the state of a devlet beside a kubelet.
 
+use std::time::Duration;
+
 use devlet_client::shield_v1 as v1;
 use devlet_client::v1::Problem;
-use devlet_core::shield::{ContainerProcess, LeaseHolder, LeasePhase, LeaseView, StartError};
+use devlet_core::shield::{LeaseHolder, LeasePhase, LeaseView, StartError};
+use devlet_uds::PeerCred;
 use tonic::{Request, Response, Status};
 
 use super::convert::{self, number};
 use super::kubelet_pods;
 use super::service::DevletService;
 use crate::agent::Agent;
+use crate::deadline;
 use crate::display::pod_label;
 use crate::lease::process;
 use crate::peer_text::status_message;
-use crate::shield::report::{MissingDevices, MissingState, RuntimeState, ShieldState};
+use crate::shield::report::{HOST_PIDS, MissingDevices, MissingState, RuntimeState, ShieldState};
 use crate::store::LeaseError;
-use crate::workflow::lease::short;
+use crate::workflow::lease::{LeaseWorkflow, short};
 
 impl DevletService {
+    /// Refuses callers other than root and devlet's own user.
+    fn allow_owner<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        let uid = request.extensions().get::<PeerCred>().map(|peer| peer.uid);
+        match uid.is_some_and(|uid| self.agent.config().access.is_trusted(uid)) {
+            true => Ok(()),
+            false => Err(Status::permission_denied(
+                "only root and the user that devlet runs as may do this",
+            )),
+        }
+    }
+
     /// Refuses calls if there is no kubelet beside devlet.
-    fn shields(&self) -> Result<(), Status> {
-        match self.agent.config().shield {
-            Some(_) => Ok(()),
+    fn shields(&self) -> Result<&LeaseWorkflow, Status> {
+        match self.agent.leases() {
+            Some(leases) => Ok(leases),
             None => Err(Status::failed_precondition(
                 "devlet does not stand beside a kubelet; start it with `devlet serve --shield`",
             )),
@@ -34,18 +49,28 @@ impl v1::shield_server::Shield for DevletService {
         &self,
         request: Request<v1::ContainerStartingRequest>,
     ) -> Result<Response<v1::ContainerStartingResponse>, Status> {
-        self.allow(&request)?;
+        self.allow_owner(&request)?;
+        let leases = self.shields()?;
         let v1::ContainerStartingRequest {
             lease,
             container,
             pid,
+            started,
+            wait_ms,
         } = request.into_inner();
-        // A process that devlet cannot see counts as running until its end is reported, or the machine is rebooted.
-        let process = process::find(pid).unwrap_or(ContainerProcess {
-            pid,
-            ..ContainerProcess::default()
-        });
-        let started = self.agent.store().start_leased(&lease, &container, process).await;
+        // Otherwise its end could not be seen either.
+        let process = process::find(pid).filter(|process| process.started == started);
+        let process = process.ok_or_else(|| {
+            Status::failed_precondition(format!(
+                "process {pid} of the container is not visible to devlet; {HOST_PIDS}"
+            ))
+        })?;
+        let deadline = deadline::after(Duration::from_millis(wait_ms));
+        let stopping = self.agent.stopping();
+        let started = tokio::select! {
+            started = leases.start(&lease, &container, process, deadline) => started,
+            () = stopping.cancelled() => return Err(Status::unavailable("devlet is stopping")),
+        };
         match started {
             Ok(()) => Ok(Response::new(v1::ContainerStartingResponse {})),
             Err(LeaseError::Refused(refused @ StartError::Ended)) => {
@@ -60,7 +85,7 @@ impl v1::shield_server::Shield for DevletService {
         &self,
         request: Request<v1::ContainerEndedRequest>,
     ) -> Result<Response<v1::ContainerEndedResponse>, Status> {
-        self.allow(&request)?;
+        self.allow_owner(&request)?;
         let v1::ContainerEndedRequest { lease, container } = request.into_inner();
         let process = self.read(|node| {
             let lease = node.leases().get(&lease)?.lease;
@@ -120,7 +145,7 @@ impl v1::shield_server::Shield for DevletService {
     }
 
     async fn adopt(&self, request: Request<v1::AdoptRequest>) -> Result<Response<v1::AdoptResponse>, Status> {
-        self.allow(&request)?;
+        self.allow_owner(&request)?;
         self.shields()?;
         let adopted = self.agent.adopt_leases().await;
         let (containers, direct) = adopted.map_err(|error| Status::failed_precondition(error.to_string()))?;
@@ -131,7 +156,7 @@ impl v1::shield_server::Shield for DevletService {
     }
 
     async fn leave(&self, request: Request<v1::LeaveRequest>) -> Result<Response<v1::LeaveResponse>, Status> {
-        self.allow(&request)?;
+        self.allow_owner(&request)?;
         self.shields()?;
         let left = self.agent.leave_kubelet().await;
         let (leases, directory) = left.map_err(|error| Status::failed_precondition(error.to_string()))?;
@@ -183,6 +208,13 @@ pub(super) fn problems(agent: &Agent) -> Vec<Problem> {
         blocking,
     };
     let mut problems = Vec::new();
+    if state.is_blind() {
+        problems.push(problem(
+            "devlet does not see the process of the kubelet, so it would not see containers; no container starts".into(),
+            HOST_PIDS,
+            true,
+        ));
+    }
     match &state.runtime {
         RuntimeState::Unfit { name, problem: why } => problems.push(problem(
             format!("the container runtime {name} cannot be used: {why}"),

@@ -1,4 +1,5 @@
 mod cluster;
+mod shield;
 
 use devlet_client::v1;
 use devlet_client::v1::devlet_server::Devlet as _;

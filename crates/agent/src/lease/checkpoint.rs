@@ -41,12 +41,7 @@ pub struct Held {
 /// Reads the record. A kubelet without one has given no device.
 pub fn read(path: &Path) -> Result<Vec<Held>, UnusableCheckpoint> {
     let checkpoint = load(path)?.map(|(checkpoint, _)| checkpoint).unwrap_or_default();
-    Ok(checkpoint
-        .entries
-        .into_iter()
-        .flatten()
-        .filter_map(held)
-        .collect())
+    Ok(checkpoint.entries.into_iter().flatten().map(held).collect())
 }
 
 /// Returns the resources of which the kubelet has healthy devices; none if its record is older than `since`.
@@ -83,11 +78,12 @@ fn load(path: &Path) -> Result<Option<(Checkpoint, SystemTime)>, UnusableCheckpo
     Ok(Some((checkpoint, written)))
 }
 
-fn held(entry: Entry) -> Option<Held> {
+fn held(entry: Entry) -> Held {
     let devices: BTreeSet<DeviceId> = entry.devices.ids().into_iter().map(DeviceId::from).collect();
-    let answer = entry.alloc_resp?;
-    let names = response::decode(&answer).ok()?.cdi_devices;
-    Some(Held {
+    // Also without an answer that can be read: the container has the devices.
+    let answer = entry.alloc_resp.unwrap_or_default();
+    let names = response::decode(&answer).map_or_else(|_| Vec::new(), |answer| answer.cdi_devices);
+    Held {
         holder: LeaseHolder {
             pod: entry.pod_uid.into(),
             container: entry.container.into(),
@@ -96,7 +92,7 @@ fn held(entry: Entry) -> Option<Held> {
         devices,
         lease: names.iter().find_map(|device| unqualified(&device.name)),
         answer,
-    })
+    }
 }
 
 impl Held {

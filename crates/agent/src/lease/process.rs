@@ -1,13 +1,16 @@
 //! Processes of containers, told apart by their start time.
 //!
-//! A process counts as gone only if the system says so: an error of another kind proves nothing.
+//! A process counts as gone only if the system says so: an error of another kind proves nothing, and neither does a process ID
+//! in another PID namespace than the one in which the process was seen.
 
 use std::fs::DirEntry;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use devlet_core::shield::ContainerProcess;
 use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 use super::cgroup;
 
@@ -20,14 +23,15 @@ pub fn find(pid: u32) -> Option<ContainerProcess> {
     let process = ContainerProcess {
         pid,
         started,
+        pid_namespace: own_namespace()?,
         cgroup: cgroup::of(pid).map(|directory| directory.display().to_string()),
     };
     runs(&process).then_some(process)
 }
 
-/// Returns `true` if the process, or another one in its control group, may still run.
-pub fn is_alive(process: &ContainerProcess) -> bool {
-    runs(process) || has_others(process)
+/// Returns `true` if the process and all others in its control group have certainly ended.
+pub fn has_ended(process: &ContainerProcess) -> bool {
+    own_namespace() == Some(process.pid_namespace) && !runs(process) && !has_others(process)
 }
 
 /// Returns `true` if a process may be in the control group.
@@ -42,6 +46,11 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| gone.contains(&errno))
 }
 
+/// Returns the number of the PID namespace of devlet.
+fn own_namespace() -> Option<u64> {
+    Some(std::fs::metadata("/proc/self/ns/pid").ok()?.ino())
+}
+
 fn runs(process: &ContainerProcess) -> bool {
     let pid = process.pid;
     match stat(format!("/proc/{pid}")) {
@@ -49,8 +58,14 @@ fn runs(process: &ContainerProcess) -> bool {
         // The first thread may end before the others.
         Ok(Some((_, is_dead))) => !is_dead || has_thread(&format!("/proc/{pid}/task")),
         Ok(None) => true,
-        Err(error) => !is_gone(&error),
+        // The file may be hidden.
+        Err(error) => !is_gone(&error) || exists(pid),
     }
+}
+
+fn exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_none_or(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 fn has_thread(tasks: &str) -> bool {

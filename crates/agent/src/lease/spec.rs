@@ -18,8 +18,18 @@ const HOOKS: [(&str, &str); 2] = [("createRuntime", "start"), ("poststop", "stop
 const PREFIX: &str = "devlet.dev-lease-";
 const SUFFIX: &str = ".json";
 
+/// Time for which the start of a container waits for devlet and for the end of an earlier container, in seconds. A kubelet
+/// gives up a start after two minutes (`runtimeRequestTimeout`).
+const START_WAIT: u32 = 90;
+
 /// Time after which the runtime gives up a hook, in seconds.
-const HOOK_TIMEOUT: i64 = 5;
+const HOOK_TIMEOUT: i64 = 100;
+
+/// The most entries in all directories of one answer.
+const MAX_ENTRIES: usize = 16_384;
+
+/// Directories below one of devices that runtimes leave out.
+const NO_DEVICES: [&str; 7] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"];
 
 /// The variable of a container whose plugin answered nothing, if it has no hooks either.
 const NO_EDITS: &str = "DEVLET_LEASE=empty";
@@ -63,6 +73,12 @@ pub enum SpecError {
     /// The source of a mount does not exist, and cannot be created.
     #[error("the plugin's answer has a mount of {}, which does not exist and cannot be created: {problem}", path.display())]
     Source { path: PathBuf, problem: io::Error },
+    /// A directory among the devices contains too much.
+    #[error("the plugin's answer has the directory {}, with more than {MAX_ENTRIES} entries", path.display())]
+    LongDirectory { path: PathBuf },
+    /// The runtime could not run the hook.
+    #[error("{} does not exist, and the container cannot start without it; install devlet again", path.display())]
+    NoHook { path: PathBuf },
     /// The spec cannot be written.
     #[error("the CDI spec cannot be written: {0}")]
     Write(#[from] devlet_cdi::WriteError),
@@ -128,10 +144,7 @@ fn spec(
             .iter()
             .map(|(name, value)| format!("{name}={value}"))
             .collect(),
-        device_nodes: owned(
-            options.device_nodes.iter().flat_map(device_nodes).collect(),
-            runtime,
-        ),
+        device_nodes: owned(device_nodes(&options.device_nodes)?, runtime),
         mounts: options.mounts.iter().map(mount).collect(),
         ..ContainerEdits::default()
     };
@@ -147,6 +160,8 @@ fn spec(
             "lease-hook".into(),
             "--socket".into(),
             hook.socket.display().to_string(),
+            "--wait".into(),
+            START_WAIT.to_string(),
             word.into(),
             name.to_string(),
         ],
@@ -182,37 +197,70 @@ fn resolve(directories: &[PathBuf], options: &RunOptions) -> Result<ContainerEdi
     Ok(Registry::load(directories).resolve(names)?)
 }
 
-/// Returns the device nodes of a path on the host. As runtimes do for plugins, a directory stands for the nodes in it.
-fn device_nodes(node: &run_options::DeviceNode) -> Vec<DeviceNode> {
-    let one = |path: String, host_path: String| DeviceNode {
-        host_path: if host_path == path {
-            String::new()
-        } else {
-            host_path
-        },
-        path,
-        permissions: node.permissions.clone(),
-        ..DeviceNode::default()
+/// Returns the device nodes of an answer. As containerd does for plugins, a directory stands for the nodes in it and in
+/// the directories below.
+fn device_nodes(nodes: &[run_options::DeviceNode]) -> Result<Vec<DeviceNode>, SpecError> {
+    let mut found = FoundNodes {
+        nodes: Vec::new(),
+        entries_left: MAX_ENTRIES,
     };
-    // A symbolic link is resolved here: not every runtime does it for CDI devices.
-    let host = std::fs::canonicalize(&node.host_path).unwrap_or_else(|_| node.host_path.clone().into());
-    let Ok(entries) = std::fs::read_dir(&host) else {
-        return vec![one(node.container_path.clone(), host.display().to_string())];
-    };
-    let mut names: Vec<_> = entries.flatten().collect();
-    names.sort_by_key(std::fs::DirEntry::file_name);
-    let nodes = names.iter().filter(|entry| {
-        use std::os::unix::fs::FileTypeExt as _;
-        let kind = entry.file_type();
-        kind.is_ok_and(|kind| kind.is_char_device() || kind.is_block_device())
-    });
-    nodes
-        .map(|entry| {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let path = Path::new(&node.container_path).join(&name).display().to_string();
-            one(path, entry.path().display().to_string())
-        })
-        .collect()
+    for node in nodes {
+        // A symbolic link is resolved here: not every runtime does it for CDI devices.
+        let host = std::fs::canonicalize(&node.host_path).unwrap_or_else(|_| node.host_path.clone().into());
+        match host.is_dir() {
+            true => found.add_directory(&host, Path::new(&node.container_path), &node.permissions)?,
+            false => found.add(&host, Path::new(&node.container_path), &node.permissions),
+        }
+    }
+    Ok(found.nodes)
+}
+
+struct FoundNodes {
+    nodes: Vec<DeviceNode>,
+    entries_left: usize,
+}
+
+impl FoundNodes {
+    fn add(&mut self, host: &Path, container: &Path, permissions: &str) {
+        let (path, host_path) = (container.display().to_string(), host.display().to_string());
+        self.nodes.push(DeviceNode {
+            host_path: if host_path == path {
+                String::new()
+            } else {
+                host_path
+            },
+            path,
+            permissions: permissions.to_owned(),
+            ..DeviceNode::default()
+        });
+    }
+
+    /// Adds the nodes in a directory and below. Symbolic links in it are left out: they are other names of nodes.
+    fn add_directory(&mut self, top: &Path, container: &Path, permissions: &str) -> Result<(), SpecError> {
+        let mut directories = vec![(top.to_owned(), container.to_owned())];
+        while let Some((host, container)) = directories.pop() {
+            let mut entries = Vec::new();
+            // A directory that vanishes has no devices.
+            for entry in std::fs::read_dir(&host).into_iter().flatten().flatten() {
+                let left = self.entries_left.checked_sub(1);
+                self.entries_left = left.ok_or_else(|| SpecError::LongDirectory { path: top.to_owned() })?;
+                entries.push(entry);
+            }
+            entries.sort_by_key(std::fs::DirEntry::file_name);
+            for entry in entries {
+                use std::os::unix::fs::FileTypeExt as _;
+                let Ok(kind) = entry.file_type() else { continue };
+                let name = entry.file_name();
+                let container = container.join(&name);
+                if kind.is_dir() && !NO_DEVICES.iter().any(|each| name == *each) {
+                    directories.push((entry.path(), container));
+                } else if (kind.is_char_device() || kind.is_block_device()) && name != "console" {
+                    self.add(&entry.path(), &container, permissions);
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Gives nodes the owner that they have on the host. Without one, CDI gives them to the container's user.

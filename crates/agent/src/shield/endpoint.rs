@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::list::{self, KubeletList};
-use super::report::ShieldReport;
+use super::report::{HOST_PIDS, ShieldReport, ShieldState};
 use crate::workflow::lease::LeaseWorkflow;
 
 /// The options of every resource: the plugin is called before each start, and devlet has a choice of its own.
@@ -28,6 +28,9 @@ pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
     pre_start_required: true,
     get_preferred_allocation_available: true,
 };
+
+/// Time for the kubelet's program to tell its version. The plugin is asked meanwhile.
+const JUDGE_TIME: Duration = Duration::from_millis(1500);
 
 /// The device plugin of one resource.
 #[derive(Debug, Clone)]
@@ -187,7 +190,23 @@ impl device_plugin_server::DevicePlugin for Endpoint {
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let devices = ids(request.into_inner().devices_ids);
-        match self.workflow.prepare(&self.resource, &devices).await {
+        if self.report.read(ShieldState::is_blind) {
+            // The runtime's hook would refuse the container, which fails some pods for good.
+            return Err(Status::unknown(format!(
+                "devlet: the process of the kubelet is not visible to devlet; {HOST_PIDS}"
+            )));
+        }
+        // A kubelet that is too old would start the container without its devices.
+        let judged = async {
+            let judged = tokio::time::timeout(JUDGE_TIME, self.report.judged()).await;
+            let unknown = || Some("the version of the kubelet is not known yet; tried again soon".to_owned());
+            judged.unwrap_or_else(|_| unknown())
+        };
+        let (prepared, refusal) = tokio::join!(self.workflow.prepare(&self.resource, &devices), judged);
+        if let Some(refusal) = refusal {
+            return Err(Status::unknown(format!("devlet: {}: {refusal}", self.resource)));
+        }
+        match prepared {
             Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
             Err(error) => {
                 tracing::warn!(resource = %self.resource, %error, "container not prepared");

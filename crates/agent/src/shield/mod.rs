@@ -34,7 +34,6 @@ pub mod runtime;
 mod served_resource;
 mod static_pods;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use devlet_core::Moment;
@@ -57,6 +56,9 @@ const RECORD_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause between looks for lists of plugins that are gone for good.
 const FORGET_PAUSE: Duration = Duration::from_secs(60);
 
+/// The most programs of kubelets whose versions are remembered.
+const MAX_PROGRAMS: usize = 16;
+
 /// Starts to stand between the kubelet and the plugins.
 pub(crate) fn start(
     workflow: LeaseWorkflow,
@@ -70,6 +72,7 @@ pub(crate) fn start(
     tasks.spawn(release::run(workflow.clone(), report.clone(), stop.clone()));
     let kubelet = workflow.shield.kubelet.clone();
     tasks.spawn(pods::run(kubelet, report.clone(), stop.clone()));
+    tasks.spawn(follow_kubelets(report.clone(), stop.clone()));
     tasks.spawn(watch_runtime(workflow.clone(), report.clone(), stop.clone()));
     match StaticPods::watch(workflow.clone(), report.clone(), booted) {
         Ok(watching) => _ = tasks.spawn(watching.run(stop.clone())),
@@ -125,10 +128,9 @@ async fn record_lists(workflow: LeaseWorkflow, booted: Moment, stop: Cancellatio
     }
 }
 
-/// Asks the runtime again and again, because it may be started or configured later, and each new kubelet for its version.
+/// Asks the runtime again and again, because it may be started or configured later.
 async fn watch_runtime(workflow: LeaseWorkflow, report: ShieldReport, stop: CancellationToken) {
     let run = async {
-        let mut versions = BTreeMap::new();
         // Without it, paths through links cannot be compared with those of the runtime.
         let directory = &workflow.shield.cdi;
         if let Err(error) = tokio::fs::create_dir_all(directory).await {
@@ -150,11 +152,7 @@ async fn watch_runtime(workflow: LeaseWorkflow, report: ShieldReport, stop: Canc
                 RuntimeState::Unfit { .. } | RuntimeState::Ready { .. } if is_unknown => {}
                 _ => state.runtime = runtime,
             });
-            let pause = tokio::time::sleep(if is_ready { READY_PAUSE } else { ASK_PAUSE });
-            tokio::select! {
-                () = pause => {}
-                () = follow_kubelets(&report, &mut versions) => {}
-            }
+            tokio::time::sleep(if is_ready { READY_PAUSE } else { ASK_PAUSE }).await;
         }
     };
     tokio::select! {
@@ -163,29 +161,44 @@ async fn watch_runtime(workflow: LeaseWorkflow, report: ShieldReport, stop: Canc
     }
 }
 
-/// Finds out the version of each kubelet that listens. Never ends.
-async fn follow_kubelets(report: &ShieldReport, versions: &mut BTreeMap<i32, Option<String>>) {
+/// Finds out the version of each kubelet that listens, at once. A program is asked once, also over restarts of the kubelet.
+async fn follow_kubelets(report: ShieldReport, stop: CancellationToken) {
     let mut changes = report.subscribe();
-    loop {
-        let pid = changes
-            .borrow_and_update()
-            .kubelet
-            .as_ref()
-            .and_then(|kubelet| kubelet.pid);
-        if let Some(pid) = pid {
-            if !versions.contains_key(&pid) {
-                versions.clear();
-                versions.insert(pid, runtime::kubelet_version(pid).await);
+    let run = async {
+        loop {
+            let asked = {
+                let state = changes.borrow_and_update();
+                let kubelet = state.kubelet.as_ref().filter(|kubelet| !kubelet.is_asked);
+                let pid = kubelet.and_then(|kubelet| kubelet.pid);
+                pid.map(|pid| (pid, runtime::program(pid)))
+            };
+            if let Some((pid, program)) = asked {
+                let known =
+                    program.and_then(|program| report.read(|state| state.versions.get(&program).cloned()));
+                let version = match known {
+                    Some(version) => version,
+                    None => runtime::kubelet_version(pid).await,
+                };
+                report.update(|state| {
+                    if state.versions.len() >= MAX_PROGRAMS {
+                        state.versions.clear();
+                    }
+                    state
+                        .versions
+                        .extend(program.map(|program| (program, version.clone())));
+                    if let Some(kubelet) = state.kubelet.as_mut().filter(|kubelet| kubelet.pid == Some(pid)) {
+                        kubelet.version = version;
+                        kubelet.is_asked = true;
+                    }
+                });
             }
-            let version = versions.get(&pid).cloned().flatten();
-            report.update(|state| {
-                if let Some(kubelet) = state.kubelet.as_mut().filter(|kubelet| kubelet.pid == Some(pid)) {
-                    kubelet.version = version;
-                }
-            });
+            if changes.changed().await.is_err() {
+                return;
+            }
         }
-        if changes.changed().await.is_err() {
-            return;
-        }
+    };
+    tokio::select! {
+        () = run => {}
+        () = stop.cancelled() => {}
     }
 }

@@ -8,9 +8,17 @@ use devlet_core::{ContainerName, LeaseName, PodName, PodUid, ResourceName};
 use tokio::sync::watch;
 
 use super::pods::KubeletPod;
+use super::runtime;
 use crate::lease::containers::Sandbox;
 use crate::lease::spec::RuntimeCdi;
 use crate::metrics::ShieldCounts;
+
+/// What to do if devlet does not see processes of the host.
+pub const HOST_PIDS: &str = "run devlet in the host's PID namespace (in a pod: hostPID: true)";
+
+/// What is shown after devlet has left.
+pub const HAS_LEFT: &str =
+    "devlet has handed the devices back to the kubelet; devlet shield adopt takes them over again";
 
 /// The state of a shield. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -29,6 +37,8 @@ pub struct ShieldState {
     pub shortened: BTreeMap<ResourceName, String>,
     /// Why the kubelet's record of devices cannot be used.
     pub checkpoint: Option<String>,
+    /// The versions of kubelets, by their programs; `None` if the program does not tell.
+    pub versions: BTreeMap<Program, Option<String>>,
     /// Set once devlet has handed the devices back to the kubelet.
     pub left: Option<String>,
     /// Containers that the kubelet gave devices without devlet since the adoption, by their leases.
@@ -80,6 +90,9 @@ impl ShieldState {
     }
 }
 
+/// The file of a program: device, inode, size, and time of the last change.
+pub type Program = (u64, u64, u64, i64);
+
 /// A kubelet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KubeletState {
@@ -87,6 +100,8 @@ pub struct KubeletState {
     pub pid: Option<i32>,
     /// Its version, such as `v1.37.1`; `None` while unknown.
     pub version: Option<String>,
+    /// `true` once its program has been asked for the version.
+    pub is_asked: bool,
 }
 
 /// The CDI configuration of the container runtime.
@@ -116,7 +131,70 @@ pub enum RuntimeState {
     },
 }
 
+impl ShieldState {
+    /// Returns `true` if the kubelet's process is not visible, so that those of containers are not either.
+    pub fn is_blind(&self) -> bool {
+        self.kubelet.as_ref().is_some_and(|kubelet| kubelet.pid.is_none())
+    }
+}
+
+impl ShieldState {
+    /// Returns why devlet must not give devices to containers of this node.
+    pub fn unfit(&self) -> Option<String> {
+        if self.is_blind() {
+            return Some(format!(
+                "the process of the kubelet is not visible to devlet; {HOST_PIDS}"
+            ));
+        }
+        if let RuntimeState::Unfit { name, problem } = &self.runtime {
+            return Some(format!("the container runtime {name} cannot be used: {problem}"));
+        }
+        self.kubelet.as_ref()?.refusal()
+    }
+}
+
+impl KubeletState {
+    /// Returns why devlet must not give devices to this kubelet.
+    pub fn refusal(&self) -> Option<String> {
+        let version = self.version.as_ref()?;
+        (!runtime::is_new_enough(version)).then(|| {
+            format!("kubelet {version} does not hand CDI devices on, so containers would start without their devices")
+        })
+    }
+}
+
 impl ShieldReport {
+    /// Returns once the kubelet's program has been asked for its version, with the reason to refuse this kubelet.
+    pub(crate) async fn judged(&self) -> Option<String> {
+        let mut state = self.subscribe();
+        let asked = |state: &ShieldState| state.kubelet.as_ref().is_some_and(|kubelet| kubelet.is_asked);
+        // Fails only if no report is left.
+        let state = state.wait_for(asked).await.ok()?;
+        state.kubelet.as_ref()?.refusal()
+    }
+
+    /// Waits until it is known that devices must not be given to the kubelet. Returns the reason.
+    pub(crate) async fn refused(&self) -> String {
+        let mut state = self.subscribe();
+        loop {
+            let refusal = state
+                .borrow_and_update()
+                .kubelet
+                .as_ref()
+                .and_then(KubeletState::refusal);
+            if let Some(refusal) = refusal {
+                return refusal;
+            }
+            // Fails only if no report is left, and this function has one.
+            let _ = state.changed().await;
+        }
+    }
+
+    /// Reads the state.
+    pub(crate) fn read<T>(&self, question: impl FnOnce(&ShieldState) -> T) -> T {
+        question(&self.0.borrow())
+    }
+
     /// Returns the state.
     pub fn get(&self) -> ShieldState {
         self.0.borrow().clone()
@@ -140,7 +218,7 @@ impl ShieldReport {
     }
 
     /// Changes the state.
-    pub(crate) fn update(&self, change: impl FnOnce(&mut ShieldState)) {
+    pub fn update(&self, change: impl FnOnce(&mut ShieldState)) {
         self.0.send_if_modified(|state| {
             let before = state.clone();
             change(state);

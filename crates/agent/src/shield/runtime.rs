@@ -3,6 +3,7 @@
 //! A runtime with CDI off starts containers without their devices, and reports no error. So its configuration is read
 //! before anything is registered. containerd tells it in the verbose status of the CRI.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tokio::process::Command;
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 
-use super::report::RuntimeState;
+use super::report::{HOST_PIDS, Program, RuntimeState};
 use crate::config::Shield;
 use crate::lease::containers::{self, RuntimeSilent};
 use crate::lease::spec::RuntimeCdi;
@@ -30,19 +31,37 @@ pub const OLDEST_KUBELET: (u32, u32) = (1, 29);
 /// Asks the runtime whether it adds the devices of `shield.cdi`.
 pub async fn ask(shield: &Shield) -> RuntimeState {
     match ask_config(shield).await {
-        Ok((name, config)) => judge(name, config.as_ref(), &shield.cdi),
+        Ok(Told {
+            name,
+            is_visible: false,
+            ..
+        }) => RuntimeState::Unfit {
+            name,
+            problem: format!(
+                "its process is not visible to devlet, so those of containers are not either; {HOST_PIDS}"
+            ),
+        },
+        Ok(Told { name, config, .. }) => judge(name, config.as_ref(), &shield.cdi),
         Err(silent) => RuntimeState::Unknown {
             reason: silent.to_string(),
         },
     }
 }
 
+/// What a runtime tells.
+struct Told {
+    name: String,
+    config: Option<Value>,
+    /// `true` if devlet sees its process.
+    is_visible: bool,
+}
+
 /// Returns the name and the configuration of the runtime.
-async fn ask_config(shield: &Shield) -> Result<(String, Option<Value>), RuntimeSilent> {
+async fn ask_config(shield: &Shield) -> Result<Told, RuntimeSilent> {
     let socket = containers::socket(shield)?;
     let deadline = Instant::now() + ASK_TIME;
     let asking = async {
-        let (_connection, mut client) = containers::connect(&socket, deadline).await?;
+        let (connection, mut client) = containers::connect(&socket, deadline).await?;
         let refused = |status: Status| {
             let (message, code) = (status.message(), status.code());
             containers::failed(&socket, format!("{message} ({code:?})"))
@@ -57,7 +76,11 @@ async fn ask_config(shield: &Shield) -> Result<(String, Option<Value>), RuntimeS
             runtime_name,
             runtime_version,
         } = version.into_inner();
-        Ok((format!("{runtime_name} {runtime_version}"), config))
+        Ok(Told {
+            name: format!("{runtime_name} {runtime_version}"),
+            config,
+            is_visible: connection.peer.pid.is_some(),
+        })
     };
     let asked = timeout_at(deadline, asking).await;
     asked.unwrap_or_else(|_| {
@@ -119,6 +142,12 @@ fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
         Value::Array(values) => values.iter().find_map(|value| find(value, key)),
         _ => None,
     }
+}
+
+/// Returns the file of the program that a process runs.
+pub fn program(pid: i32) -> Option<Program> {
+    let file = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+    Some((file.dev(), file.ino(), file.size(), file.mtime()))
 }
 
 /// Returns the version of a kubelet: its program prints it.

@@ -25,6 +25,7 @@ use uuid::Uuid;
 use super::endpoint::{self, Endpoint};
 use super::kubelet::Kubelet;
 use super::report::ShieldReport;
+use super::runtime;
 use crate::limits::MAX_SHORT_MESSAGE;
 use crate::workflow::lease::LeaseWorkflow;
 
@@ -69,7 +70,9 @@ pub(super) struct ServedResource {
 impl ServedResource {
     /// Serves the resource on one socket after another, until it ends.
     pub(super) async fn run(self) {
+        let mut kubelets = self.kubelet.clone();
         loop {
+            kubelets.borrow_and_update();
             let name = socket_name(&self.resource);
             let problem = match self.listen(&name) {
                 Ok(listener) => {
@@ -93,6 +96,14 @@ impl ServedResource {
                     tokio::select! {
                         served = serving => served.err().map(|error| error.to_string()),
                         () = self.stay_registered(&name, &followers) => None,
+                        problem = self.report.refused() => {
+                            self.registered(Some(problem));
+                            tokio::select! {
+                                () = self.ended.cancelled() => return,
+                                // Fails only if devlet stops.
+                                _ = kubelets.changed() => continue,
+                            }
+                        }
                     }
                 }
                 Err(error) => Some(error.to_string()),
@@ -166,8 +177,20 @@ impl ServedResource {
 
     async fn register(&self, dialed: &PeerConnection, name: &str, deadline: Instant) -> Result<(), String> {
         let pid = dialed.peer.pid;
-        self.report
-            .update(|state| state.kubelet.get_or_insert_default().pid = pid);
+        let program = pid.and_then(runtime::program);
+        let mut refusal = None;
+        self.report.update(|state| {
+            let kubelet = state.kubelet.get_or_insert_default();
+            kubelet.pid = pid;
+            if let Some(version) = program.and_then(|program| state.versions.get(&program)) {
+                kubelet.version = version.clone();
+                kubelet.is_asked = true;
+            }
+            refusal = kubelet.refusal();
+        });
+        if let Some(refusal) = refusal {
+            return Err(refusal);
+        }
         let client = RegistrationClient::new(dialed.channel.clone());
         let mut client = client.max_decoding_message_size(MAX_SHORT_MESSAGE);
         let registering = client.register(endpoint::registration(&self.resource, name.to_owned()));

@@ -57,6 +57,8 @@ pub(crate) struct ProcessRecord {
     /// The directory of its control group.
     #[prost(string, optional, tag = "3")]
     pub(crate) cgroup: Option<String>,
+    #[prost(uint64, tag = "4")]
+    pub(crate) pid_namespace: u64,
 }
 
 /// The devices of a resource; its name is the key.
@@ -100,8 +102,13 @@ pub(crate) fn decode_list(bytes: &[u8]) -> Result<DeviceList, InvalidRecord> {
 pub(crate) fn encode(lease: &Lease) -> Vec<u8> {
     let containers = lease.containers.iter();
     let containers = containers.map(|(id, process)| {
-        let ContainerProcess { pid, started, cgroup } = process.clone();
-        (id.clone(), ProcessRecord { pid, started, cgroup })
+        let process = ProcessRecord {
+            pid: process.pid,
+            started: process.started,
+            pid_namespace: process.pid_namespace,
+            cgroup: process.cgroup.clone(),
+        };
+        (id.clone(), process)
     });
     let record = LeaseRecord {
         resource: lease.resource.as_str().into(),
@@ -124,8 +131,13 @@ pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<Lease, InvalidRecord> {
     let record = LeaseRecord::decode(bytes)?;
     let containers = record.containers.into_iter();
     let containers = containers.map(|(id, process)| {
-        let ProcessRecord { pid, started, cgroup } = process;
-        (id, ContainerProcess { pid, started, cgroup })
+        let process = ContainerProcess {
+            pid: process.pid,
+            started: process.started,
+            pid_namespace: process.pid_namespace,
+            cgroup: process.cgroup,
+        };
+        (id, process)
     });
     Ok(Lease {
         name: name.into(),

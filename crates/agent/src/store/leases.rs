@@ -143,6 +143,12 @@ impl Store {
         self.change_leases(end).await
     }
 
+    /// Hands all prepared leases over to the kubelet. Returns when that is on disk.
+    pub async fn hand_leases_over(&self) -> Result<(), WriteError> {
+        let hand_over = |leases: &mut Leases| Ok::<_, WriteError>(leases.begin_hand_over());
+        self.change_leases(hand_over).await
+    }
+
     /// Records the devices that plugins listed last, so that they can be advertised after a restart.
     pub async fn record_lists(&self) -> Result<(), WriteError> {
         let lists = self.read(|node| node.unrecorded_lists());

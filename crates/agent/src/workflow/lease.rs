@@ -6,10 +6,11 @@
 //!
 //! A lease that devlet does not know is found in the kubelet's checkpoint.
 
+pub mod hand_over;
 pub mod prepare;
+mod start;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,43 +22,16 @@ use tokio::time::Instant;
 use crate::config::{Config, Shield};
 use crate::device_plugin::clients::PluginClients;
 use crate::grpc::call::CallDeadline;
-use crate::lease::checkpoint::{self, UnusableCheckpoint};
-use crate::lease::containers;
-use crate::lease::spec::{self, RuntimeCdi, SpecError};
+use crate::lease::spec::{self, RuntimeCdi};
 use crate::lease::{self, process};
 use crate::metrics::Metrics;
-use crate::store::{LeaseError, Store, WriteError, in_time};
+use crate::store::{LeaseError, Store, in_time};
 
 /// Time for the write of a new lease. The kubelet waits for it, and serves no other pod meanwhile.
 const GRANT_TIME: Duration = Duration::from_millis(500);
 
 /// Time for a plugin to say which devices it prefers. The kubelet waits for it, too.
 const PREFERENCE_TIME: Duration = Duration::from_millis(200);
-
-/// Why the devices of the kubelet's checkpoint are not taken over.
-#[derive(Debug, thiserror::Error)]
-pub enum AdoptError {
-    /// The checkpoint cannot be used.
-    #[error(transparent)]
-    Checkpoint(#[from] UnusableCheckpoint),
-    /// The leases cannot be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
-/// Why the devices are not handed back to the kubelet.
-#[derive(Debug, thiserror::Error)]
-pub enum LeaveError {
-    /// A container waits for its plugin.
-    #[error(
-        "a container waits for devices {devices} of {resource}, and only devlet can prepare them; wait until its plugin \
-         is back, or delete its pod"
-    )]
-    Waiting { resource: ResourceName, devices: String },
-    /// A spec cannot be written.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-}
 
 /// Serves the kubelet's calls about leases.
 #[derive(Debug, Clone)]
@@ -119,68 +93,19 @@ impl LeaseWorkflow {
             .read(|node| node.lease_choice(resource, available, must_include, size, &preferences))
     }
 
-    /// Takes over the devices of the kubelet's checkpoint. Returns the number of containers, and of those among them that
-    /// got their devices before devlet stood between.
-    pub async fn adopt(&self) -> Result<(usize, usize), AdoptError> {
-        let path = self.shield.checkpoint();
-        let read = tokio::task::spawn_blocking(move || checkpoint::read(&path)).await;
-        let held = read.unwrap_or_else(|_| Ok(Vec::new()))?;
-        let containers = containers::list(&self.shield).await.ok();
-        let held = self.current(&held, containers.as_ref());
-        let now = self.store.now();
-        let leases: Vec<Lease> = held.iter().map(|held| held.to_lease(now)).collect();
-        let direct = leases.iter().filter(|lease| lease.is_direct).count();
-        let all = leases.len();
-        self.store.adopt_leases(leases).await?;
-        self.store.update(|node| {
-            for held in &held {
-                node.leases_mut().identify(&held.name(), &held.holder);
-            }
+    /// Records the end of containers with one of these devices whose process is gone. Returns `true` if there was one.
+    async fn bury(&self, resource: &ResourceName, devices: &BTreeSet<DeviceId>) -> bool {
+        let dead = self.store.read(|node| {
+            let leases = node.leases().iter().map(|view| view.lease);
+            let leases =
+                leases.filter(|lease| lease.resource == *resource && !lease.devices.is_disjoint(devices));
+            dead_containers(leases)
         });
-        Ok((all, direct))
-    }
-
-    /// Returns all leases that devlet serves, if the plugin has answered for each.
-    pub fn answered_leases(&self) -> Result<Vec<Lease>, LeaveError> {
-        let leases: Vec<Lease> = self.store.read(|node| {
-            let leases = node.leases().iter().map(|view| view.lease.clone());
-            leases.filter(|lease| !lease.is_direct).collect()
-        });
-        match leases.iter().find(|lease| lease.answer.is_none()) {
-            None => Ok(leases),
-            Some(lease) => Err(LeaveError::Waiting {
-                resource: lease.resource.clone(),
-                devices: lease
-                    .devices
-                    .iter()
-                    .map(ToString::to_string)
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            }),
+        let mut is_news = false;
+        for (name, container) in dead {
+            is_news |= self.store.stop_leased(name.as_str(), &container).await.is_ok();
         }
-    }
-
-    /// Writes the specs of all leases so that containers start without devlet, also after a reboot. Returns the number of
-    /// leases and the directory.
-    pub async fn write_permanent_specs(&self) -> Result<(usize, PathBuf), LeaveError> {
-        let leases = self.answered_leases()?;
-        let count = leases.len();
-        let (temporary, permanent) = (self.shield.cdi.clone(), self.shield.permanent_cdi.clone());
-        let directory = permanent.clone();
-        let runtime = self.runtime.borrow().clone();
-        let written = tokio::task::spawn_blocking(move || {
-            for lease in leases {
-                let Some(answer) = &lease.answer else { continue };
-                spec::write(&permanent, &runtime, &lease.name, &answer.options(), None)?;
-                if permanent != temporary {
-                    // Specs in the temporary directory take precedence.
-                    spec::remove(&temporary, &lease.name);
-                }
-            }
-            Ok(())
-        });
-        written.await.unwrap_or(Err(SpecError::Internal))?;
-        Ok((count, directory))
+        is_news
     }
 
     /// Removes specs whose leases have ended: a crash or an error may have left them.
@@ -204,8 +129,13 @@ impl LeaseWorkflow {
     pub async fn end(&self, name: &LeaseName) -> bool {
         match self.store.end_lease(name.as_str()).await {
             Ok(()) => {
-                let (directory, ended) = (self.shield.cdi.clone(), name.clone());
-                let removed = tokio::task::spawn_blocking(move || spec::remove(&directory, &ended));
+                let directories = [self.shield.cdi.clone(), self.shield.permanent_cdi.clone()];
+                let ended = name.clone();
+                let removed = tokio::task::spawn_blocking(move || {
+                    directories
+                        .iter()
+                        .for_each(|directory| spec::remove(directory, &ended));
+                });
                 let _ = removed.await;
                 tracing::info!(lease = %short(name), "lease ended");
                 true
@@ -222,7 +152,7 @@ impl LeaseWorkflow {
 /// Returns the containers whose processes are gone, each with its lease.
 pub(crate) fn dead_containers<'a>(leases: impl Iterator<Item = &'a Lease>) -> Vec<(LeaseName, String)> {
     let containers = leases.flat_map(|lease| lease.containers.iter().map(move |each| (lease, each)));
-    let dead = containers.filter(|(_, (_, process))| !process::is_alive(process));
+    let dead = containers.filter(|(_, (_, process))| process::has_ended(process));
     dead.map(|(lease, (id, _))| (lease.name.clone(), id.clone()))
         .collect()
 }

@@ -1,5 +1,7 @@
 //! devlet between a kubelet and plugins: what the kubelet is told and answered, whatever the plugin does.
 
+mod leave;
+mod refused;
 mod slow;
 
 use std::path::PathBuf;
@@ -52,7 +54,7 @@ impl Node {
                 cdi: self.path("cdi"),
                 permanent_cdi: self.path("etc"),
                 runtime: Some(self.path("cri.sock")),
-                ..Shield::new(self.path("kubelet"), "/usr/bin/devlet")
+                ..Shield::new(self.path("kubelet"), std::env::current_exe().unwrap())
             }),
             ..Config::new(self.path("devlet"))
         }
@@ -293,9 +295,8 @@ async fn a_container_whose_process_is_gone_has_ended() {
     gpus.pre_start(&["a"]).await.unwrap();
     let lease = lease::unqualified(&old).unwrap();
     let gone = ContainerProcess {
-        pid: std::process::id(),
         started: 1,
-        cgroup: None,
+        ..lease::process::find(std::process::id()).unwrap()
     };
     agent
         .store()

@@ -25,6 +25,8 @@ pub enum LeaseChange {
     Witness(Box<Lease>),
     /// Leases end.
     End(Vec<LeaseName>),
+    /// Containers of leases start without devlet from now on.
+    HandOver(Vec<Lease>),
 }
 
 /// Leases that are being prepared.
@@ -40,7 +42,7 @@ impl LeaseChange {
     /// Returns the records to write.
     pub fn put(&self) -> &[Lease] {
         match self {
-            Self::Grant(leases) | Self::Prepared(leases) => leases,
+            Self::Grant(leases) | Self::Prepared(leases) | Self::HandOver(leases) => leases,
             Self::Start(lease, _) | Self::Stop(lease, _) | Self::Witness(lease) => {
                 core::slice::from_ref(&**lease)
             }
@@ -299,6 +301,21 @@ impl Leases {
         Ok(LeaseChange::End([entry.lease.name.clone()].into()))
     }
 
+    /// Begins to hand all prepared leases over to the kubelet: their containers start without devlet's word, so from now
+    /// on devlet does not know whether one runs. Returns `None` if there is none.
+    pub fn begin_hand_over(&self) -> Option<LeaseChange> {
+        let entries = self.entries.values().map(|entry| &entry.lease);
+        let handed = entries.filter(|lease| !lease.is_direct && lease.answer.is_some());
+        let leases: Vec<Lease> = handed
+            .map(|lease| Lease {
+                is_direct: true,
+                is_witnessed: false,
+                ..lease.clone()
+            })
+            .collect();
+        (!leases.is_empty()).then_some(LeaseChange::HandOver(leases))
+    }
+
     /// Ends a change that is on disk.
     pub fn finish(&mut self, change: LeaseChange) {
         match change {
@@ -308,6 +325,14 @@ impl Leases {
                     if let Some(entry) = self.entries.get_mut(&lease.name) {
                         entry.lease.answer = lease.answer;
                         entry.lease.pre_start_required = lease.pre_start_required;
+                    }
+                }
+            }
+            LeaseChange::HandOver(leases) => {
+                for lease in leases {
+                    if let Some(entry) = self.entries.get_mut(&lease.name) {
+                        entry.lease.is_direct = true;
+                        entry.lease.is_witnessed = false;
                     }
                 }
             }
@@ -325,7 +350,10 @@ impl Leases {
     /// Ends a change that could not be written.
     pub fn cancel(&mut self, change: LeaseChange) {
         match change {
-            LeaseChange::Grant(_) | LeaseChange::Prepared(_) | LeaseChange::Stop(..) => {}
+            LeaseChange::Grant(_)
+            | LeaseChange::Prepared(_)
+            | LeaseChange::HandOver(_)
+            | LeaseChange::Stop(..) => {}
             // The containers that were found may run all the same.
             LeaseChange::Witness(_) => {}
             // The container does not start.

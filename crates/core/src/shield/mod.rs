@@ -60,7 +60,8 @@ pub struct Lease {
     pub pre_start_required: bool,
     /// When the kubelet asked for it.
     pub granted_at: Moment,
-    /// `true` if the container got the plugin's answer from the kubelet itself, before devlet stood between them.
+    /// `true` if the container starts without devlet's word: it got the plugin's answer from the kubelet itself, before devlet
+    /// stood between them, or devlet has handed it over.
     pub is_direct: bool,
     /// The container that has it, if the kubelet has told.
     pub holder: Option<LeaseHolder>,
@@ -80,6 +81,8 @@ pub struct ContainerProcess {
     pub started: u64,
     /// Its control group, if no other process was in it at the start. The container runs while a process is in it.
     pub cgroup: Option<String>,
+    /// The number of the PID namespace in which it has that ID.
+    pub pid_namespace: u64,
 }
 
 /// The container that has a lease.

@@ -44,22 +44,28 @@ fn end(mut child: Child) {
 #[test]
 fn a_process_is_told_from_a_later_one_with_its_id() {
     let own = find(std::process::id()).unwrap();
-    assert!(is_alive(&own));
+    assert!(!has_ended(&own));
     let later = ContainerProcess {
         started: own.started + 1,
         ..own
     };
-    assert!(!is_alive(&later));
+    assert!(has_ended(&later));
 }
 
 #[test]
 fn a_process_that_has_ended_is_dead() {
     let child = waiting(Command::new("cat"));
     let process = find(child.id()).unwrap();
-    assert!(is_alive(&process));
+    assert!(!has_ended(&process));
     end(child);
-    assert!(!is_alive(&process));
+    assert!(has_ended(&process));
     assert_eq!(find(process.pid), None);
+    // In another PID namespace, its ID means nothing.
+    let elsewhere = ContainerProcess {
+        pid_namespace: process.pid_namespace + 1,
+        ..process
+    };
+    assert!(!has_ended(&elsewhere));
 }
 
 #[test]
@@ -84,9 +90,9 @@ fn a_process_lives_while_one_of_its_threads_does() {
 
     let process = find(child.id()).unwrap();
 
-    assert!(is_alive(&process));
+    assert!(!has_ended(&process));
     end(child);
-    assert!(!is_alive(&process));
+    assert!(has_ended(&process));
 }
 
 /// A control group, removed at the end.
@@ -137,11 +143,11 @@ fn a_container_lives_while_a_process_is_in_its_control_group() {
         assert_eq!(find(std::process::id()).unwrap().cgroup, None);
 
         end(first);
-        assert!(is_alive(&process), "{path:?}");
+        assert!(!has_ended(&process), "{path:?}");
         end(second);
-        assert!(!is_alive(&process), "{path:?}");
+        assert!(has_ended(&process), "{path:?}");
         drop((below, group));
-        assert!(!is_alive(&process), "{path:?}");
+        assert!(has_ended(&process), "{path:?}");
         is_tested = true;
     }
     if !is_tested {

@@ -68,8 +68,8 @@ fn a_runtime_adds_what_the_plugin_answered_and_calls_the_hooks() {
     for (stage, word) in HOOKS {
         let hook = &oci["hooks"][stage][0];
         assert_eq!(hook["path"], "/usr/bin/devlet");
-        assert_eq!(hook["args"][4], word);
-        assert_eq!(hook["args"][5], name.as_str());
+        assert_eq!(hook["args"][6], word);
+        assert_eq!(hook["args"][7], name.as_str());
     }
     let text = std::fs::read_to_string(directory.path().join(file_name(&name))).unwrap();
     assert!(text.contains("\"cdiVersion\": \"0.5.0\""), "{text}");
@@ -267,4 +267,53 @@ fn the_leases_with_specs_are_known_from_their_files() {
     }
     assert_eq!(names(directory.path()), ["a1".into()]);
     assert!(names(Path::new("/nowhere")).is_empty());
+}
+
+/// Makes a device node, which requires root.
+fn make_node(path: &Path) {
+    let node = rustix::fs::makedev(1, 3);
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        path,
+        rustix::fs::FileType::CharacterDevice,
+        0o600.into(),
+        node,
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_directory_stands_for_all_nodes_below_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = directory.path();
+    for name in ["a", "b/c", "b/pts"] {
+        std::fs::create_dir_all(host.join(name)).unwrap();
+    }
+    std::fs::write(host.join("file"), "").unwrap();
+    std::os::unix::fs::symlink("/dev/null", host.join("a/link")).unwrap();
+    if !rustix::process::geteuid().is_root() {
+        devlet_testkit::skip("needs root");
+        return;
+    }
+    for name in ["n0", "console", "a/n1", "b/c/n2", "b/pts/0"] {
+        make_node(&host.join(name));
+    }
+    let node = |host_path: &Path| Node {
+        container_path: "/dev/acme".into(),
+        host_path: host_path.display().to_string(),
+        permissions: "r".into(),
+    };
+
+    let found = device_nodes(&[node(host)]).unwrap();
+
+    let mut paths: Vec<&str> = found.iter().map(|node| node.path.as_str()).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, ["/dev/acme/a/n1", "/dev/acme/b/c/n2", "/dev/acme/n0"]);
+    assert!(found.iter().all(|node| node.permissions == "r"));
+
+    for number in 0..=MAX_ENTRIES {
+        std::fs::File::create(host.join(format!("b/{number}"))).unwrap();
+    }
+    let refused = device_nodes(&[node(host)]).unwrap_err().to_string();
+    assert!(refused.contains("with more than 16384 entries"), "{refused}");
 }

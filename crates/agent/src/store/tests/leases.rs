@@ -13,6 +13,7 @@ fn process() -> ContainerProcess {
     ContainerProcess {
         pid: 7,
         started: 70,
+        pid_namespace: 700,
         cgroup: Some("/sys/fs/cgroup/c".into()),
     }
 }

@@ -26,7 +26,7 @@ use devlet_core::{Availability, ContainerKind, DeviceId, LeaseName, Node, Plugin
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::{LeaseWorkflow, dead_containers, serving};
+use super::{LeaseWorkflow, serving};
 use crate::deadline;
 use crate::grpc::call::{CallDeadline, CallError};
 use crate::lease::checkpoint::{self, UnusableCheckpoint};
@@ -213,7 +213,7 @@ impl Try {
                 }
                 PrepareError::Running { .. } if !has_buried => {
                     has_buried = true;
-                    if self.bury().await {
+                    if self.workflow.bury(&self.resource, &self.devices).await {
                         continue;
                     }
                     true
@@ -308,22 +308,6 @@ impl Try {
         let leases = held.iter().map(|held| held.to_lease(now)).collect();
         let adopted = store.adopt_leases(leases).await;
         adopted.map_err(|reason| self.not_written(reason))
-    }
-
-    /// Records the end of containers whose process is gone. Returns `true` if there was one.
-    async fn bury(&self) -> bool {
-        let store = &self.workflow.store;
-        let dead = store.read(|node| {
-            let leases = node.leases().iter().map(|view| view.lease);
-            let leases = leases
-                .filter(|lease| lease.resource == self.resource && !lease.devices.is_disjoint(&self.devices));
-            dead_containers(leases)
-        });
-        let mut is_news = false;
-        for (name, container) in dead {
-            is_news |= store.stop_leased(name.as_str(), &container).await.is_ok();
-        }
-        is_news
     }
 
     /// Calls the plugin as far as it is necessary. While it is away, a container whose start does not need it is started
@@ -464,6 +448,9 @@ impl Try {
         let resource = self.resource.clone();
         // The directory may be on a disk that is slow.
         let written = tokio::task::spawn_blocking(move || {
+            if !hook.path.exists() {
+                return Err(SpecError::NoHook { path: hook.path });
+            }
             specs.into_iter().try_for_each(|(name, answer)| {
                 let options = answer.options();
                 let lost = spec::lost_annotations(&options);

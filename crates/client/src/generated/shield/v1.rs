@@ -6,9 +6,15 @@ pub struct ContainerStartingRequest {
     /// The runtime's ID.
     #[prost(string, tag = "2")]
     pub container: ::prost::alloc::string::String,
-    /// The first process on the host.
+    /// The first process on the host. Refused if devlet does not see it.
     #[prost(uint32, tag = "3")]
     pub pid: u32,
+    /// Its start time in clock ticks since the boot.
+    #[prost(uint64, tag = "4")]
+    pub started: u64,
+    /// How long to wait for the end of an earlier container.
+    #[prost(uint64, tag = "5")]
+    pub wait_ms: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ContainerStartingResponse {}
