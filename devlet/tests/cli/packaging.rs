@@ -72,6 +72,13 @@ fn the_unit_of_the_shield_starts_without_any_file_and_after_any_number_of_failur
     ] {
         assert!(unit.lines().any(|each| each == line), "{line} is not in {unit}");
     }
+    for hidden in ["ProtectHome=", "PrivateTmp=", "InaccessiblePaths="] {
+        let hides = |line: &str| line.starts_with(hidden);
+        assert!(
+            !unit.lines().any(hides),
+            "plugins mount paths that {hidden} hides"
+        );
+    }
     let file = unit
         .lines()
         .find_map(|line| line.strip_prefix("EnvironmentFile="));

@@ -29,8 +29,8 @@ pub(crate) struct KubeletList {
     pub(crate) shortened_from: Option<usize>,
 }
 
-/// Returns the message for a list. Of a list that is too long, the devices that fit remain, in the order of their ids.
-/// A long list is encoded without what a kubelet does not need: the word for unhealthy devices.
+/// Returns the message for a list. Of a list that is too long, the devices that fit remain: first those that containers
+/// have while the plugin is away, then the others in the order of their ids. A long list is encoded without what a kubelet does not need: the word for unhealthy devices.
 pub(crate) fn encode(advertised: &Advertised) -> KubeletList {
     encode_within(advertised, MAX_BYTES)
 }
@@ -58,6 +58,9 @@ fn encode_within(advertised: &Advertised, max: usize) -> KubeletList {
             device.health.clear();
         }
     }
+    message
+        .devices
+        .sort_by_key(|device| !advertised.held.contains(device.id.as_str()));
     let mut length = 0;
     let fits = |device: &&v1beta1::Device| {
         let bytes = device.encoded_len();
@@ -171,5 +174,16 @@ mod tests {
             "{length} of {whole}"
         );
         assert_eq!(part.message.devices[0].id, "d00");
+    }
+
+    #[test]
+    fn a_list_that_is_shortened_keeps_the_devices_of_containers() {
+        let mut all = advertised(10, true);
+        all.held = ["d09".into()].into();
+        let whole = encode(&all).message.encoded_len();
+
+        let part = encode_within(&all, whole / 2);
+
+        assert_eq!(shown(&part).get("d09"), Some(&(HEALTHY, 0)));
     }
 }
