@@ -119,6 +119,48 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     }
 }
 
+/// The sandbox of the service may leave what devlet needs, and little else.
+#[test]
+fn the_unit_of_the_host_exposes_little() {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        return skip("systemd-analyze is not installed");
+    }
+    let root = root();
+    let file = root.path().join(UNIT);
+    std::fs::write(&file, unit(UNIT)).unwrap();
+    let rated = Command::new("systemd-analyze")
+        // In tenths.
+        .args(["security", "--offline=true", "--no-pager", "--threshold=40"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert!(
+        rated.status.success(),
+        "{}",
+        String::from_utf8_lossy(&rated.stdout)
+    );
+}
+
+/// A directory of `ReadWritePaths=` that does not exist fails the start.
+#[test]
+fn the_package_creates_what_the_unit_requires() {
+    let unit = unit(UNIT);
+    let required = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    let created = |kind: &str, file: &str| -> Vec<String> {
+        let lines = self::unit(file);
+        let words = lines.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        words
+            .filter(|words| words[0] == kind)
+            .map(|words| words[1].to_owned())
+            .collect()
+    };
+    assert_eq!(
+        created("d", "devlet.tmpfiles.conf"),
+        [required("ReadWritePaths=")]
+    );
+    assert_eq!(created("g", "devlet.sysusers.conf"), [required("Group=")]);
+}
+
 fn kubernetes(file: &str) -> String {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     std::fs::read_to_string(repository.join("packaging/kubernetes").join(file)).unwrap()
