@@ -202,7 +202,15 @@ impl device_plugin_server::DevicePlugin for Endpoint {
             let unknown = || Some("the version of the kubelet is not known yet; tried again soon".to_owned());
             judged.unwrap_or_else(|_| unknown())
         };
-        let (prepared, refusal) = tokio::join!(self.workflow.prepare(&self.resource, &devices), judged);
+        let preparing = async { tokio::join!(self.workflow.prepare(&self.resource, &devices), judged) };
+        let (prepared, refusal) = tokio::select! {
+            prepared = preparing => prepared,
+            // A stop must not wait for a plugin: pods that come meanwhile fail.
+            () = self.stop.cancelled() => {
+                let resource = &self.resource;
+                return Err(Status::unknown(format!("devlet: {resource}: devlet is stopping; tried again soon")));
+            }
+        };
         if let Some(refusal) = refusal {
             return Err(Status::unknown(format!("devlet: {}: {refusal}", self.resource)));
         }

@@ -142,8 +142,10 @@ impl ServedResource {
                 is_used = self.follow(&kubelet, name, followers) => if is_used {
                     return;
                 },
-                // Fails only if devlet stops, which ends this function.
-                _ = kubelets.changed() => {}
+                changed = kubelets.changed() => if changed.is_err() {
+                    // devlet stops: calls in flight get their answers.
+                    std::future::pending::<()>().await;
+                },
             }
         }
     }

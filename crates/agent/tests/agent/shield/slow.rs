@@ -172,3 +172,22 @@ async fn a_late_refusal_is_shown_at_the_next_try() {
     assert_eq!(calls(&mut plugin, "Allocate"), 2);
     agent.stop().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_does_not_wait_for_a_plugin() {
+    let node = Node::new();
+    let agent = node.devlet().await;
+    let kubelet = node.kubelet();
+    let mut plugin = Plugin::registered(&node.script());
+    let gpus = kubelet.until_healthy(GPU, 3).await;
+    let device = allocate(&gpus, &["a"]).await;
+    plugin.fault("Allocate", Some(&Fault::Wait));
+
+    let (refusal, stopped) = tokio::join!(refused(&gpus, &["a"]), async {
+        until_phase(&agent, &device, LeasePhase::Preparing).await;
+        agent.stop().await
+    });
+
+    assert!(refusal.contains("devlet is stopping"), "{refusal}");
+    stopped.unwrap();
+}
