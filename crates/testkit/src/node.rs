@@ -31,6 +31,8 @@ pub struct Reports {
     pub containers: Vec<cri::Container>,
     /// The process of every container.
     pub pid: u32,
+    /// Its configuration, as JSON; none if it does not tell.
+    pub config: Option<String>,
 }
 
 impl Reports {
@@ -111,7 +113,11 @@ impl cri::runtime_service_server::RuntimeService for RuntimeService {
     }
 
     async fn status(&self, _: Request<cri::StatusRequest>) -> Result<Response<cri::StatusResponse>, Status> {
-        Ok(Response::new(cri::StatusResponse::default()))
+        let config = self.0.borrow().config.clone();
+        let info = config.map(|config| ("config".to_owned(), config));
+        Ok(Response::new(cri::StatusResponse {
+            info: info.into_iter().collect(),
+        }))
     }
 
     async fn list_pod_sandbox(

@@ -154,12 +154,22 @@ impl Agent {
         };
         // A refusal must not end registrations.
         leases.check_leave().await?;
-        let permanent = crate::config::Shield {
-            cdi: leases.shield.permanent_cdi.clone(),
-            ..(*leases.shield).clone()
+        let state = match runtime::ask(&leases.shield).await {
+            // A runtime that is away has not changed its configuration.
+            RuntimeState::Unknown { .. } => self.inner.shield.get().runtime,
+            state => state,
         };
-        if let RuntimeState::Unfit { problem, .. } = runtime::ask(&permanent).await {
-            return Err(LeaveError::Unread(problem));
+        match state {
+            RuntimeState::Unfit { problem, .. } => return Err(LeaveError::Unfit(problem)),
+            RuntimeState::Ready { cdi, .. }
+                if !runtime::reads(&cdi.directories, &leases.shield.permanent_cdi) =>
+            {
+                return Err(LeaveError::Unread {
+                    directory: leases.shield.permanent_cdi.clone(),
+                    read: cdi.directories,
+                });
+            }
+            _ => {}
         }
         // Then, so that no lease is granted after the specs are written.
         let before = self.inner.shield.get().left;

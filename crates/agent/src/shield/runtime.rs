@@ -113,11 +113,7 @@ fn judge(name: String, config: Option<&Value>, directory: &Path) -> RuntimeState
         Some(directories) => directories.iter().filter_map(Value::as_str).collect(),
         None => devlet_cdi::DEFAULT_DIRECTORIES.to_vec(),
     };
-    let same = |one: &Path| one.canonicalize().unwrap_or_else(|_| one.to_owned());
-    if !directories
-        .iter()
-        .any(|each| same(Path::new(each)) == same(directory))
-    {
+    if !reads(&directories, directory) {
         let problem = format!(
             "it reads CDI specs from {}, not from {}; set shield.cdiDir to one of its directories",
             directories.join(", "),
@@ -131,6 +127,13 @@ fn judge(name: String, config: Option<&Value>, directory: &Path) -> RuntimeState
         gives_to_user: ownership.unwrap_or_default(),
     };
     RuntimeState::Ready { name, cdi }
+}
+
+/// Returns `true` if a directory is among those that a runtime reads.
+pub fn reads(directories: &[impl AsRef<Path>], directory: &Path) -> bool {
+    let same = |one: &Path| one.canonicalize().unwrap_or_else(|_| one.to_owned());
+    let mut directories = directories.iter();
+    directories.any(|each| same(each.as_ref()) == same(directory))
 }
 
 /// Returns the value of a key at any depth.

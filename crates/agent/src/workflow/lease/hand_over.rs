@@ -68,11 +68,17 @@ pub enum LeaveError {
         resource: ResourceName,
         devices: String,
     },
+    /// The runtime would start containers without their devices.
+    #[error("containers could not be started again with their devices: {0}")]
+    Unfit(String),
     /// The runtime does not read the specs.
     #[error(
-        "containers could not be started again: {0}; set shield.permanentCdiDir to a directory that the runtime reads"
+        "containers could not be started again: the container runtime reads CDI specs from {}, not from {}; set \
+         shield.permanentCdiDir to one of its directories that a reboot does not empty",
+        read.iter().map(|directory| directory.display().to_string()).collect::<Vec<_>>().join(", "),
+        directory.display()
     )]
-    Unread(String),
+    Unread { directory: PathBuf, read: Vec<PathBuf> },
     /// A spec cannot be written.
     #[error(transparent)]
     Spec(#[from] SpecError),

@@ -1,5 +1,6 @@
 //! Leaving a kubelet, and coming back.
 
+use devlet_agent::shield::report::{RuntimeState, ShieldState};
 use devlet_kubelet_api::device_plugin::v1beta1::{CdiDevice, ContainerAllocateResponse};
 
 use super::*;
@@ -133,6 +134,92 @@ async fn a_container_whose_answer_cannot_be_read_keeps_its_devices() {
     assert!(
         refusal.contains("of pod p from before devlet took over"),
         "{refusal}"
+    );
+    agent.stop().await.unwrap();
+}
+
+/// A runtime that reads CDI specs from these directories of a node.
+fn reading(node: &Node, directories: &[&str]) -> Reports {
+    let directories: Vec<PathBuf> = directories.iter().map(|name| node.path(name)).collect();
+    Reports {
+        config: Some(json!({ "enableCDI": true, "cdiSpecDirs": directories }).to_string()),
+        ..Reports::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn devlet_does_not_leave_to_a_directory_that_the_runtime_does_not_read() {
+    let node = Node::new();
+    let runtime = node.runtime_with(reading(&node, &["cdi"]));
+    let agent = node.devlet().await;
+    let mut state = agent.shield().subscribe();
+    let is_ready = |state: &ShieldState| matches!(state.runtime, RuntimeState::Ready { .. });
+    state.wait_for(is_ready).await.unwrap();
+    let _plugin = Plugin::registered(&node.script());
+    let kubelet = node.kubelet();
+    let gpus = kubelet.until_healthy(GPU, 3).await;
+    let device = allocate(&gpus, &["a"]).await;
+    gpus.pre_start(&["a"]).await.unwrap();
+
+    let reason = stays(&agent).await;
+    assert!(reason.contains("set shield.permanentCdiDir"), "{reason}");
+    // A runtime that is away has not changed its configuration.
+    drop(runtime);
+    std::fs::remove_file(node.path("cri.sock")).unwrap();
+    let reason = stays(&agent).await;
+    assert!(reason.contains("set shield.permanentCdiDir"), "{reason}");
+
+    assert!(node.runtime(&device).is_ok());
+    let _runtime = node.runtime_with(reading(&node, &["cdi", "etc"]));
+    agent.leave_kubelet().await.unwrap();
+    assert!(node.runtime(&device).is_err());
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containers_keep_their_specs_if_one_of_the_new_ones_cannot_be_written() {
+    let node = Node::new();
+    let agent = node.devlet().await;
+    let _plugin = Plugin::registered(&node.script());
+    let kubelet = node.kubelet();
+    let gpus = kubelet.until_healthy(GPU, 3).await;
+    let mut devices = Vec::new();
+    for id in ["a", "b"] {
+        devices.push(allocate(&gpus, &[id]).await);
+        gpus.pre_start(&[id]).await.unwrap();
+    }
+    devices.sort();
+    let last = lease::unqualified(&devices[1]).unwrap();
+    let blocked = node.path(&format!("etc/devlet.dev-lease-{}.json", last.as_str()));
+    std::fs::create_dir_all(blocked.join("in the way")).unwrap();
+
+    let reason = stays(&agent).await;
+
+    assert!(reason.contains("the CDI spec cannot be written"), "{reason}");
+    for device in devices {
+        assert!(node.runtime(&device).is_ok(), "{device}");
+    }
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_not_taken_over_while_its_runtime_would_drop_devices() {
+    let node = Node::new();
+    let _runtime = node.runtime_with(Reports {
+        config: Some(json!({ "enableCDI": false }).to_string()),
+        ..Reports::default()
+    });
+    let agent = node.devlet().await;
+    let mut state = agent.shield().subscribe();
+    let is_unfit = |state: &ShieldState| matches!(state.runtime, RuntimeState::Unfit { .. });
+    state.wait_for(is_unfit).await.unwrap();
+    node.checkpoint(&[("p", &["a"], b"")]);
+
+    let reason = agent.adopt_leases().await.unwrap_err().to_string();
+
+    assert!(
+        reason.contains("scripted v1 cannot be used: CDI is off"),
+        "{reason}"
     );
     agent.stop().await.unwrap();
 }
