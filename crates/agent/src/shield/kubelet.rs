@@ -65,7 +65,6 @@ impl Directory {
     pub(super) fn watch(path: &Path) -> Result<Self, WatchError> {
         let watch = || -> io::Result<AsyncFd<OwnedFd>> {
             std::fs::create_dir_all(path)?;
-            served_resource::prepare(path)?;
             let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
             let inotify = inotify::init(flags)?;
             AsyncFd::with_interest(inotify, Interest::READABLE)
@@ -80,6 +79,14 @@ impl Directory {
         });
         watched.map_err(|problem| WatchError {
             directory: path.to_owned(),
+            problem,
+        })
+    }
+
+    /// Makes room for sockets: those of an earlier process are removed. Only for the start of devlet.
+    pub(super) fn prepare(&self) -> Result<(), WatchError> {
+        served_resource::prepare(&self.path).map_err(|problem| WatchError {
+            directory: self.path.clone(),
             problem,
         })
     }
@@ -185,7 +192,8 @@ pub(super) async fn run(
     }
 }
 
-fn may_register(runtime: &RuntimeState, require: bool) -> bool {
+/// Returns `false` if the runtime may start containers without their devices.
+pub(super) fn may_register(runtime: &RuntimeState, require: bool) -> bool {
     match runtime {
         RuntimeState::Unfit { .. } => false,
         RuntimeState::Ready { .. } => true,

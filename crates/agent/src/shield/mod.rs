@@ -67,6 +67,7 @@ pub(crate) fn start(
     stop: &CancellationToken,
 ) -> Result<(), WatchError> {
     let directory = kubelet::Directory::watch(&workflow.shield.device_plugins())?;
+    directory.prepare()?;
     let booted = booted(workflow.store.now());
     tasks.spawn(record_lists(workflow.clone(), booted, stop.clone()));
     tasks.spawn(release::run(workflow.clone(), report.clone(), stop.clone()));

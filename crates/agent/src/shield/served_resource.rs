@@ -44,6 +44,9 @@ const FOLLOW_TIME: Duration = Duration::from_secs(10);
 /// The longest request of a kubelet: a list of all free devices.
 const MAX_REQUEST: usize = 16 << 20;
 
+/// What the problem of a registration begins with if the kubelet refused it.
+pub(super) const REFUSED: &str = "the kubelet refused";
+
 /// Creates the directory of sockets, and removes those of an earlier process.
 pub(super) fn prepare(kubelet: &Path) -> io::Result<()> {
     let directory = kubelet.join(DIRECTORY);
@@ -202,7 +205,7 @@ impl ServedResource {
                 tracing::info!(resource = %self.resource, "registered with the kubelet");
                 Ok(())
             }
-            Ok(Err(status)) => Err(format!("the kubelet refused: {}", status.message())),
+            Ok(Err(status)) => Err(format!("{REFUSED}: {}", status.message())),
             Err(_) => Err(format!("the kubelet did not answer within {REGISTER_TIME:?}")),
         }
     }
