@@ -7,6 +7,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Descriptors reserved for devlet: sockets, directories, the database, HTTP connections.
 const RESERVED: usize = 64 + http::CONNECTIONS;
 
+/// The most opens of static pods that the kernel gives at a time. It denies those that do not get a descriptor.
+const OPENS: usize = 170;
+
 /// Raises the soft limit on open files to the hard limit, and returns it. The soft limit exists for programs that use
 /// `select`.
 pub(super) fn raise() -> usize {
@@ -23,13 +26,20 @@ pub(super) fn raise() -> usize {
 }
 
 /// Lowers the connection limits so that one user cannot take all descriptors.
-pub(super) fn fit(limits: &mut Limits, files: usize) {
+pub(super) fn fit(limits: &mut Limits, files: usize, is_shield: bool) {
+    // A shield has a socket and a connection of the kubelet for each resource.
+    let shield = if is_shield {
+        limits.plugins.saturating_mul(2).saturating_add(OPENS)
+    } else {
+        0
+    };
+    let reserved = shield.saturating_add(RESERVED);
     let wanted = [limits.plugins, limits.connections_per_uid, limits.callers_per_uid];
-    let wanted = wanted.into_iter().fold(RESERVED, usize::saturating_add);
+    let wanted = wanted.into_iter().fold(reserved, usize::saturating_add);
     if wanted <= files {
         return;
     }
-    let own = RESERVED.min(files / 2);
+    let own = reserved.min(files / 2);
     let room = (files - own).saturating_sub(limits.plugins.min(files / 4));
     let connections = &mut limits.connections_per_uid;
     *connections = (*connections).min(room / 4).max(1);
@@ -51,15 +61,23 @@ mod tests {
     #[test]
     fn limits_that_fit_the_descriptors_stay() {
         let mut limits = Limits::default();
-        fit(&mut limits, RESERVED + 1024 + 256 + 4096);
+        fit(&mut limits, RESERVED + 1024 + 256 + 4096, false);
+        fit(&mut limits, RESERVED + OPENS + 3 * 1024 + 256 + 4096, true);
         assert_eq!(limits, Limits::default());
     }
 
     #[test]
     fn with_few_descriptors_one_user_cannot_take_all_of_them() {
-        for files in [1, 16, 64, 256, 1024, 5000] {
+        for (files, is_shield) in [
+            (1, true),
+            (16, false),
+            (64, true),
+            (256, false),
+            (1024, true),
+            (5000, false),
+        ] {
             let mut limits = Limits::default();
-            fit(&mut limits, files);
+            fit(&mut limits, files, is_shield);
             let (connections, callers) = (limits.connections_per_uid, limits.callers_per_uid);
             assert!(connections >= 1 && callers >= 1, "{files}");
             assert!(connections <= 256 && callers < 4096, "{files}");
@@ -77,7 +95,7 @@ mod tests {
             ..Limits::default()
         };
         limits.connections_per_uid = 2;
-        fit(&mut limits, 64);
+        fit(&mut limits, 64, true);
         assert_eq!((limits.connections_per_uid, limits.callers_per_uid), (2, 3));
     }
 }

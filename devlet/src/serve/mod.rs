@@ -157,7 +157,7 @@ async fn serve(
         None => None,
     };
     let mut config = settings.node(root.path.clone());
-    descriptors::fit(&mut config.limits, files);
+    descriptors::fit(&mut config.limits, files, config.shield.is_some());
     let (agent, report) = start(config, &mut signals).await?;
     if let Err(error) = api::serve(&agent, &report) {
         // No request has been answered yet.

@@ -10,8 +10,8 @@
 //! for sure. But a kubelet reads the files of static pods before, in a goroutine of their own. devlet delays the open of these
 //! files with permission events of fanotify. Other pods come later by themselves, because the kubelet asks the API server.
 //!
-//! The directory is watched only until a kubelet has the devices, and again once that kubelet has ended: what a running
-//! kubelet opens does not depend on devlet.
+//! The directory is watched only until a kubelet has the devices, and again once that kubelet has ended: opens of a
+//! running kubelet do not depend on devlet.
 //!
 //! Invariants:
 //! - only opens of a process named `kubelet` wait, and those of one process for [`MAX_DELAY`] in all;
@@ -233,7 +233,11 @@ impl Devices {
         // The runtime answers soon after the start.
         let may_register = matches!(state.runtime, RuntimeState::Unasked)
             || kubelet::may_register(&state.runtime, self.workflow.shield.require_runtime);
-        state.left.is_none() && may_register && self.healthy(state, pid).next().is_some()
+        // What is known may be about the kubelet before.
+        let kubelet = state.kubelet.as_ref().filter(|_| listens(state, pid));
+        let is_refused = kubelet.is_some_and(|kubelet| kubelet.refusal().is_some());
+        let registers = state.left.is_none() && may_register && !is_refused;
+        registers && self.healthy(state, pid).next().is_some()
     }
 
     /// Returns `true` if the running kubelet has recorded devices of each resource.
