@@ -203,8 +203,12 @@ impl Containers {
                 true => self.pid(&live.id).await?,
                 false => return None,
             };
-            // Without its process, the container has ended.
-            found.extend(process::find(pid).map(|process| (live.id.clone(), process)));
+            match process::find(pid) {
+                Some(process) => found.push((live.id.clone(), process)),
+                // The container has ended since.
+                None if process::is_absent(pid) => {}
+                None => return None,
+            }
         }
         Some(found)
     }

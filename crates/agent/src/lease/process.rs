@@ -29,6 +29,11 @@ pub fn find(pid: u32) -> Option<ContainerProcess> {
     runs(&process).then_some(process)
 }
 
+/// Returns `true` if certainly no process has this ID.
+pub(super) fn is_absent(pid: u32) -> bool {
+    stat(format!("/proc/{pid}")).is_err_and(|error| is_gone(&error)) && !exists(pid)
+}
+
 /// Returns `true` if the process and all others in its control group have certainly ended.
 pub fn has_ended(process: &ContainerProcess) -> bool {
     own_namespace() == Some(process.pid_namespace) && !runs(process) && !has_others(process)

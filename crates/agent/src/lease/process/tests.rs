@@ -53,6 +53,18 @@ fn a_process_is_told_from_a_later_one_with_its_id() {
 }
 
 #[test]
+fn a_process_is_absent_only_once_it_has_been_reaped() {
+    let mut child = waiting(Command::new("cat"));
+    let pid = child.id();
+    assert!(!is_absent(pid));
+    child.kill().unwrap();
+    // Its state stays until its parent reads the exit code.
+    assert!(!is_absent(pid));
+    child.wait().unwrap();
+    assert!(is_absent(pid));
+}
+
+#[test]
 fn a_process_that_has_ended_is_dead() {
     let child = waiting(Command::new("cat"));
     let process = find(child.id()).unwrap();
