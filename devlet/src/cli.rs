@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ColorChoice, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum as _};
 
+use crate::output::OutputArg;
 use crate::{cdi, checkpoint, config, node, serve, shield};
 
 /// The kubelet's device managers as a standalone daemon.
@@ -83,9 +84,20 @@ pub(crate) enum Command {
     /// Run the DRA driver of `serve --sample`
     #[command(hide = true)]
     SampleDriver(serve::sample::Args),
+    /// Run the device plugin of `hostDevices`
+    #[command(hide = true)]
+    HostDevices(serve::host_devices::Args),
     /// Tell devlet that a container of a lease starts or ends; container runtimes run it
     #[command(hide = true)]
     LeaseHook(shield::HookArgs),
+    /// List the devices of this host, with the lines of the configuration that offer them
+    #[command(after_help = "Examples:\n  devlet discover\n  devlet discover -o json\n\n\
+        Works without a running devlet. The lines below the table belong into the configuration file; see \
+        docs/host-devices.md. Exit codes: 0 listed, 2 wrong usage.")]
+    Discover {
+        #[command(flatten)]
+        output: OutputArg,
+    },
     /// Check, enter and leave the place between a kubelet and device plugins
     #[command(subcommand)]
     Shield(shield::Command),

@@ -4,6 +4,7 @@ mod cdi;
 mod checkpoint;
 mod cli;
 mod config;
+mod discover;
 mod duration;
 mod files;
 mod jsonpath;
@@ -39,6 +40,8 @@ fn main() -> ExitCode {
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { out } => manual::man(&out),
         Command::LeaseHook(args) => shield::run_hook(args),
+        Command::Discover { output } => discover::run(output.output),
+        Command::HostDevices(args) => serve::run_host_devices(args),
         Command::SamplePlugin(args) => serve::run_sample(&args),
         Command::SampleDriver(args) => serve::run_sample_driver(&args),
         Command::Shield(command) => shield::run(command),

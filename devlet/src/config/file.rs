@@ -9,6 +9,8 @@ use devlet_agent::config::{Config, Deadlines, OnReboot};
 use devlet_agent::limits::Limits;
 use devlet_agent::manifest::syntax::{self, Malformed, UnknownKey};
 use devlet_agent::manifest::{Place, Position, position_of};
+use devlet_core::ResourceName;
+use devlet_host_devices::{InvalidRule, Rule};
 use serde::{Deserialize, Serialize};
 
 use super::http_address::HttpAddress;
@@ -36,6 +38,7 @@ pub(crate) struct Settings {
     on_reboot: RebootSetting,
     pub(crate) kubernetes: KubernetesSettings,
     pub(crate) shield: ShieldSettings,
+    pub(crate) host_devices: Vec<Rule>,
     limits: Limits,
 }
 
@@ -154,6 +157,7 @@ impl Default for Settings {
             on_reboot: RebootSetting::default(),
             kubernetes: KubernetesSettings::default(),
             shield: ShieldSettings::default(),
+            host_devices: Vec::new(),
             limits: Limits::default(),
         }
     }
@@ -215,6 +219,7 @@ impl Settings {
         // A file of comments only does not contain a document.
         let settings = documents.pop().unwrap_or_default();
         settings.check_names(text)?;
+        settings.check_host_devices(text)?;
         check_not_zero(text, &["deadlines"], &serde_json::json!(settings.deadlines))?;
         check_not_zero(text, &["limits"], &serde_json::json!(settings.limits))?;
         Ok(settings)
@@ -244,6 +249,41 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    /// Returns the settings that the plugin of host devices needs.
+    pub(crate) fn of_host_devices(&self) -> Self {
+        Self {
+            log: self.log,
+            log_level: self.log_level.clone(),
+            host_devices: self.host_devices.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Refuses rules that could not offer devices.
+    fn check_host_devices(&self, text: &str) -> Result<(), Invalid> {
+        let resources = self.host_devices.iter().map(|rule| &rule.resource);
+        if let Some(name) = resources
+            .into_iter()
+            .find(|name| ResourceName::parse(name).is_err())
+        {
+            return Err(Invalid {
+                message: format!(
+                    "hostDevices.resource: {name:?} is not the name of a resource; write a domain and a name, such as \
+                     host.devlet.dev/serial"
+                ),
+                position: position_of(text, &["hostDevices", "resource"], Some(name)),
+            });
+        }
+        devlet_host_devices::check(&self.host_devices).map_err(|invalid: InvalidRule| {
+            let keys = invalid.key.split('.');
+            let path: Vec<&str> = std::iter::once("hostDevices").chain(keys).collect();
+            Invalid {
+                position: position_of(text, &path, invalid.value.as_deref()),
+                message: format!("hostDevices: {invalid}"),
+            }
+        })
     }
 
     /// Returns the configuration of a node with these settings.

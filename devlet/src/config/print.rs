@@ -151,6 +151,11 @@ const EXPLANATIONS: &[(&str, &str)] = &[
         "true to register with the kubelet only after the runtime has told that CDI is on.",
     ),
     (
+        "hostDevices",
+        "Device nodes of this host that devlet offers without a plugin of their own; see docs/host-devices.md.\n\
+         [{resource: host.devlet.dev/kvm, match: {path: /dev/kvm}, share: 100}]. `devlet discover` prints such lines.",
+    ),
+    (
         "limits",
         "Limits on callers, plugins and drivers. Over a limit, a request is refused with an error that names it.",
     ),
@@ -207,6 +212,8 @@ mod tests {
     fn printed_settings_can_be_read_again() {
         let set = "rootDir: /x\nhttp: 127.0.0.1:1\nforeign: [a.b/c]\naccess: {register: [{resource: a/*, uids: [1]}, {resource: b/*, uids: [2], share: true}]}\n\
                    deadlines: {allocateByResource: {a.b/*: 90s}, prepareByDriver: {a.b: 2m}}\n\
+                   hostDevices: [{resource: a.b/c, match: {path: '/dev/tty*', usb: {vendor: 10c4, product: 6001}, udev: {ID_X: '*'}}, \
+                   groupBy: usbDevice, idFrom: port, with: [/dev/null], share: 3, as: /dev/x, permissions: r}]\n\
                    kubernetes: {kubeconfig: /k, nodeName: n1, mode: observe, abandonAfter: {a.b: 10m}}";
         for settings in [Settings::default(), Settings::parse(set).unwrap()] {
             for plain in [true, false] {

@@ -1,7 +1,7 @@
 //! `devlet serve`: the daemon.
 //!
 //! ```text
-//!   settings ──► log ──► Agent ──► API ──► HTTP ──► samples ──► banner, READY=1
+//!   settings ──► log ──► Agent ──► API ──► HTTP ──► helpers ──► banner, READY=1
 //!                                                                    │ SIGTERM, SIGINT, SIGHUP
 //!                        exit 0 ◄── Agent stopped ◄── STOPPING=1 ◄───┘
 //! ```
@@ -12,6 +12,8 @@
 mod banner;
 mod cluster;
 mod descriptors;
+mod helper;
+pub(crate) mod host_devices;
 mod http;
 mod log;
 pub(crate) mod sample;
@@ -34,6 +36,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::config::{HttpAddress, LogFormat, LogLevel, Settings};
 use crate::{Outcome, output};
 use cluster::ClusterArgs;
+use helper::Helpers;
 use log::LogWriter;
 
 #[derive(Debug, clap::Args)]
@@ -152,6 +155,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     // First of all: an early signal must not interrupt the start.
     let mut signals = Signals::new().context("cannot wait for signals")?;
+    host_devices::check(&settings.host_devices)?;
     let web = match &settings.http {
         Some(address) => Some(listen(address).await?),
         None => None,
@@ -177,16 +181,11 @@ async fn serve(
         }
         None => None,
     };
-    let samples = match sample {
-        true => match sample::start(&agent, &root.path).await {
-            Ok(samples) => Some(samples),
-            Err(error) => {
-                let _ = stop(&agent).await;
-                return Err(error);
-            }
-        },
-        false => None,
-    };
+    let mut helpers = Helpers::default();
+    if let Err(error) = start_helpers(&mut helpers, settings, &agent, &root.path, sample).await {
+        let _ = stop(&agent).await;
+        return Err(error);
+    }
     print_banner(banner::text(&agent, address, sample, root.fresh.is_some())).await;
     log::opened(&report, &root.path);
     notify(&[sd_notify::NotifyState::Ready]);
@@ -207,14 +206,29 @@ async fn serve(
             ))
         }
     };
-    if let Some(samples) = samples {
-        samples.stop().await;
-    }
+    helpers.stop().await;
     if stopped.is_err() {
         // Closing the database would wait for a disk that may hang. The end of the process closes it instead.
         std::mem::forget(agent);
     }
     stopped
+}
+
+/// Starts the plugin of host devices and the samples, as far as they are wanted.
+async fn start_helpers(
+    helpers: &mut Helpers,
+    settings: &Settings,
+    agent: &Agent,
+    root: &Path,
+    sample: bool,
+) -> anyhow::Result<()> {
+    if !settings.host_devices.is_empty() {
+        host_devices::start(helpers, agent, settings, root).await?;
+    }
+    if sample {
+        sample::start(helpers, agent, root).await?;
+    }
+    Ok(())
 }
 
 /// Starts the node on its own thread, because the disk may hang. After a signal, the start gets [`START_GRACE`] to
@@ -413,6 +427,11 @@ pub(crate) fn run_sample(args: &sample::Args) -> anyhow::Result<Outcome> {
 /// Runs `devlet sample-driver`, for `serve --sample`.
 pub(crate) fn run_sample_driver(args: &sample::Args) -> anyhow::Result<Outcome> {
     run_process(sample::driver::run(args))
+}
+
+/// Runs `devlet host-devices`, for `hostDevices` of the configuration.
+pub(crate) fn run_host_devices(args: host_devices::Args) -> anyhow::Result<Outcome> {
+    run_process(host_devices::run(args))
 }
 
 fn run_process(process: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Outcome> {

@@ -1,36 +1,28 @@
 //! The sample device plugin: harmless devices on two NUMA nodes.
 //!
 //! `serve --sample` starts it as a separate process, `devlet sample-plugin`, which uses only the kubelet's protocol on
-//! the kubelet's socket. The process ends when its standard input ends, so that it never outlives the daemon. This
-//! applies to the DRA driver in `driver`, too. If a sample process ends early, the daemon restarts it.
+//! the kubelet's socket. This applies to the DRA driver in `driver`, too. `helper` supervises both.
 
 pub(super) mod driver;
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use devlet_agent::agent::Agent;
 use devlet_core::{Availability, Node};
 use devlet_kubelet_api::device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use devlet_kubelet_api::device_plugin::v1beta1::registration_client::RegistrationClient;
 use devlet_kubelet_api::device_plugin::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
     ContainerPreferredAllocationResponse, Device, DevicePluginOptions, DeviceSpec, Empty, HEALTHY,
-    KUBELET_SOCKET, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
-    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo, VERSION,
+    ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo,
 };
-use devlet_uds::server::{self, ServerLimits};
-use tokio::io::AsyncReadExt as _;
-use tokio::process::{Child, ChildStdin, Command};
+use devlet_uds::server;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
+
+use super::helper::{self, Helper, Helpers};
 
 /// The resource that the plugin offers.
 pub(super) const RESOURCE: &str = "sample.devlet.dev/widget";
@@ -48,11 +40,6 @@ pub(super) const DEVICES: [(&str, i64, &str); 8] = [
 ];
 
 const SOCKET: &str = "sample-widget.sock";
-const START_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Pause before a sample that ended is restarted; doubled after each attempt.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -61,136 +48,18 @@ pub(crate) struct Args {
     root_dir: PathBuf,
 }
 
-/// The tasks that supervise both sample processes. A process that ends is restarted.
-#[derive(Debug)]
-pub(super) struct Samples {
-    stop: CancellationToken,
-    tasks: [JoinHandle<()>; 2],
-}
-
 /// Starts the plugin and the driver, and returns once their devices can be allocated.
-pub(super) async fn start(agent: &Agent, root: &Path) -> anyhow::Result<Samples> {
+pub(super) async fn start(helpers: &mut Helpers, agent: &Agent, root: &Path) -> anyhow::Result<()> {
     let resource = RESOURCE.into();
     let lists = move |node: &Node| node.availability(&resource) == Availability::Serving;
-    let plugin = Sample::start("plugin", agent, root, lists).await?;
+    helpers
+        .start(Helper::new("sample-plugin", root), agent, lists)
+        .await?;
     let name = driver::NAME.into();
     let serves = move |node: &Node| node.serving_driver(&name).is_some();
-    let driver = Sample::start("driver", agent, root, serves).await?;
-    let stop = CancellationToken::new();
-    let tasks = [plugin, driver].map(|sample| tokio::spawn(sample.keep(root.to_owned(), stop.clone())));
-    Ok(Samples { stop, tasks })
-}
-
-impl Samples {
-    pub(super) async fn stop(self) {
-        self.stop.cancel();
-        for task in self.tasks {
-            if let Err(error) = task.await {
-                tracing::warn!(%error, "sample task failed");
-            }
-        }
-    }
-}
-
-/// One of the sample processes.
-#[derive(Debug)]
-struct Sample {
-    what: &'static str,
-    child: Child,
-    /// Separate from the child, because waiting for the child would close it.
-    stdin: Option<ChildStdin>,
-}
-
-impl Sample {
-    /// Starts `devlet sample-WHAT`, and returns once it has registered.
-    async fn start(
-        what: &'static str,
-        agent: &Agent,
-        root: &Path,
-        serves: impl Fn(&Node) -> bool,
-    ) -> anyhow::Result<Self> {
-        let mut sample = Self::spawn(what, root)?;
-        let deadline = Instant::now() + START_TIMEOUT;
-        let mut changes = agent.store().subscribe();
-        while !agent.store().read(&serves) {
-            tokio::select! {
-                changed = timeout_at(deadline, changes.changed()) => if changed.is_err() {
-                    bail!("the sample {what} did not register within {} s", START_TIMEOUT.as_secs());
-                },
-                ended = sample.child.wait() => {
-                    bail!("the sample {what} ended: {}", ended.context("cannot wait for it")?)
-                }
-            }
-        }
-        Ok(sample)
-    }
-
-    fn spawn(what: &'static str, root: &Path) -> anyhow::Result<Self> {
-        let cannot = || format!("cannot start the sample {what}");
-        let program = std::env::current_exe().with_context(cannot)?;
-        let mut command = Command::new(program);
-        command.arg(format!("sample-{what}")).arg("--root-dir").arg(root);
-        // In its own process group, so that Ctrl-C on a terminal signals only the daemon.
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .process_group(0);
-        let mut child = command.spawn().with_context(cannot)?;
-        let stdin = child.stdin.take();
-        Ok(Self { what, child, stdin })
-    }
-
-    /// Runs until `stop` is cancelled. A process that ends before that is restarted.
-    async fn keep(mut self, root: PathBuf, stop: CancellationToken) {
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let began = Instant::now();
-            let ended = tokio::select! {
-                () = stop.cancelled() => return self.stop().await,
-                ended = self.child.wait() => ended,
-            };
-            if began.elapsed() > LONGEST_PAUSE {
-                pause = FIRST_PAUSE;
-            }
-            let how = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
-            tracing::warn!(sample = self.what, how, again_in = ?pause, "sample ended");
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
-            }
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            match Self::spawn(self.what, &root) {
-                Ok(sample) => self = sample,
-                Err(error) => tracing::warn!("{error:#}"),
-            }
-        }
-    }
-
-    async fn stop(mut self) {
-        drop(self.stdin.take());
-        if tokio::time::timeout(Duration::from_secs(2), self.child.wait())
-            .await
-            .is_err()
-        {
-            // Dropping the child kills it.
-            tracing::warn!(sample = self.what, "sample killed: it did not end in time");
-        }
-    }
-}
-
-/// Completes when standard input ends.
-async fn input_ends() {
-    let mut ignored = [0; 64];
-    let mut stdin = tokio::io::stdin();
-    while matches!(stdin.read(&mut ignored).await, Ok(read) if read > 0) {}
-}
-
-fn limits() -> ServerLimits {
-    ServerLimits {
-        drain: Duration::from_millis(100),
-        ..ServerLimits::default()
-    }
+    helpers
+        .start(Helper::new("sample-driver", root), agent, serves)
+        .await
 }
 
 /// Runs the plugin until standard input ends.
@@ -198,26 +67,15 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let directory = args.root_dir.join("device-plugins");
     let listener = devlet_uds::listen(directory.join(SOCKET), devlet_uds::DEFAULT_MODE)?;
     let routes = Routes::new(DevicePluginServer::new(PluginService));
-    let ended = input_ends();
+    let ended = helper::input_ends();
     let serving = tokio::spawn(server::serve(
         listener,
         routes,
-        limits(),
+        helper::limits(),
         server::ignore_refusals(),
         ended,
     ));
-    let kubelet = devlet_uds::connect(directory.join(KUBELET_SOCKET), Instant::now() + START_TIMEOUT).await?;
-    let request = RegisterRequest {
-        version: VERSION.into(),
-        endpoint: SOCKET.into(),
-        resource_name: RESOURCE.into(),
-        options: None,
-    };
-    let registered = RegistrationClient::new(kubelet.channel.clone())
-        .register(request)
-        .await;
-    registered.map_err(|status| anyhow::anyhow!("registration refused: {}", status.message()))?;
-    drop(kubelet);
+    helper::register(&directory, &[(RESOURCE, SOCKET)]).await?;
     serving.await??;
     Ok(())
 }

@@ -39,7 +39,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
-use super::{Args, input_ends, limits};
+use super::Args;
+use crate::serve::helper::{input_ends, limits};
 
 /// The driver's name.
 pub(in crate::serve) const NAME: &str = "gadget.sample.devlet.dev";
