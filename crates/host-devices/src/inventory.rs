@@ -55,7 +55,7 @@ pub enum Problem {
     #[error("{rule} matches nothing: looked for {looked_for} among the device nodes of this host")]
     Unmatched { rule: RuleName, looked_for: String },
     #[error(
-        "{rule}: {node} has no property {property} in udev's database, so it is not a device; set another idFrom"
+        "{rule}: {node} is not a device without property {property} in udev's database; set another idFrom"
     )]
     NoProperty {
         rule: RuleName,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Maximum depth of directories below `/dev`.
 const MAX_DEPTH: usize = 8;
 
-/// Directories of `/dev` that have no nodes of devices, or other nodes for each process.
+/// Directories of `/dev` without nodes of devices, or with other nodes for each process.
 const SKIPPED: [&str; 5] = ["pts", "shm", "mqueue", "hugepages", "fd"];
 
 /// A host below a root directory: `/`, or that of a test.
@@ -32,7 +32,7 @@ pub struct Node {
     pub(crate) parent: Option<String>,
     pub usb: Option<Usb>,
     pub pci: Option<Pci>,
-    /// What distinguishes nodes of one device, such as `if00-port0`.
+    /// Facts that distinguish nodes of one device, such as `if00-port0`.
     pub(crate) function: Vec<String>,
     pub numa_node: Option<u16>,
     /// Properties of udev's database.

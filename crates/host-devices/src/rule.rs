@@ -35,7 +35,7 @@ pub struct Rule {
     /// The path of the node inside the container; by default that of the host.
     #[serde(default, rename = "as", skip_serializing_if = "Option::is_none")]
     pub container_path: Option<String>,
-    /// What a container may do with the nodes.
+    /// Access of a container to the nodes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub permissions: Permissions,
 }

@@ -104,7 +104,7 @@ impl fmt::Display for HexId {
 
 as_text!(HexId, "up to 4 hexadecimal digits, such as 10c4");
 
-/// What a container may do with the nodes: letters of `rwm`.
+/// Access of a container to the nodes: letters of `rwm`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Permissions(String);
 

@@ -17,6 +17,7 @@ mod crash_instants;
 mod daemon;
 mod defects;
 mod disk;
+mod host_devices;
 mod hostile_calls;
 mod hostile_drivers;
 mod hostile_lists;

@@ -249,3 +249,38 @@ fn an_empty_file_sets_nothing() {
         assert_eq!(Settings::parse(text).unwrap(), Settings::default());
     }
 }
+
+#[test]
+fn a_rule_of_host_devices_is_refused_with_its_place_and_the_nearest_key() {
+    for (text, said) in [
+        (
+            "hostDevices:\n- {resource: a.b/c, match: {paht: /dev/x}}",
+            "2:28: ",
+        ),
+        (
+            "hostDevices:\n- {resource: tty, match: {path: /dev/x}}",
+            "2:14: hostDevices.resource: \"tty\" is not the name of a resource",
+        ),
+        (
+            "hostDevices:\n- {resource: a.b/c, match: {path: /etc/x}}",
+            "2:34: hostDevices: rule 1: match.path: /etc/x is not below /dev",
+        ),
+        (
+            "hostDevices: [{resource: a.b/c, match: {usb: {vendor: xyz}}}]",
+            "1:55: \"xyz\" is not an id of up to 4 hexadecimal digits",
+        ),
+        (
+            "hostDevices: [{resource: a.b/c, match: {path: '/dev/[a'}}]",
+            "1:47: \"/dev/[a\" is not a pattern",
+        ),
+        (
+            "hostDevices: [{resource: a.b/c, match: {path: /dev/x}, groupBy: usb}]",
+            "1:65: expected usbDevice, device or rule",
+        ),
+    ] {
+        let problem = refused(text);
+        assert!(problem.starts_with(said), "{text}: {problem}");
+    }
+    let unknown = refused("hostDevices: [{resource: a.b/c, match: {paht: /dev/x}}]");
+    assert!(unknown.contains("did you mean path?"), "{unknown}");
+}
