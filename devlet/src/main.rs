@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         Command::Man { out } => manual::man(&out),
         Command::LeaseHook(args) => shield::run_hook(args),
         Command::Discover { output } => discover::run(output.output),
-        Command::HostDevices(args) => serve::run_host_devices(args),
+        Command::HostDevices(args) => serve::run_host_devices(&args),
         Command::SamplePlugin(args) => serve::run_sample(&args),
         Command::SampleDriver(args) => serve::run_sample_driver(&args),
         Command::Shield(command) => shield::run(command),

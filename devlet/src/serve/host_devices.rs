@@ -72,7 +72,7 @@ pub(super) async fn start(
 }
 
 /// Runs the plugin until standard input ends.
-pub(super) async fn run(args: Args) -> anyhow::Result<()> {
+pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut input = tokio::io::BufReader::new(tokio::io::stdin());
     let mut line = String::new();
     input
@@ -91,7 +91,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
     served
 }
 
-async fn serve(args: Args, rules: Vec<Rule>, stop: &CancellationToken) -> anyhow::Result<()> {
+async fn serve(args: &Args, rules: Vec<Rule>, stop: &CancellationToken) -> anyhow::Result<()> {
     let host = Host::new(&args.host_root);
     let mut watcher = Watcher::new(host.clone()).context("cannot watch device nodes")?;
     if let Some(error) = watcher.fallback() {

@@ -430,7 +430,7 @@ pub(crate) fn run_sample_driver(args: &sample::Args) -> anyhow::Result<Outcome> 
 }
 
 /// Runs `devlet host-devices`, for `hostDevices` of the configuration.
-pub(crate) fn run_host_devices(args: host_devices::Args) -> anyhow::Result<Outcome> {
+pub(crate) fn run_host_devices(args: &host_devices::Args) -> anyhow::Result<Outcome> {
     run_process(host_devices::run(args))
 }
 
