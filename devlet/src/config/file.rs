@@ -21,7 +21,7 @@ use crate::duration::Span;
 use crate::files;
 
 /// Maximum known keys that an error lists.
-const MAX_LISTED_KEYS: usize = 12;
+const MAX_LISTED_KEYS: usize = 13;
 
 /// The content of a configuration file. Absent keys have their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -76,7 +76,7 @@ fn an_unknown_key_is_refused_with_the_nearest_and_the_known_ones() {
         (
             "rootdir: /x",
             "1:1: unknown key rootdir; did you mean rootDir? Known keys are rootDir, http, log, logLevel, wait, \
-             deadlines, foreign, access, onReboot, kubernetes, shield, limits",
+             deadlines, foreign, access, onReboot, kubernetes, shield, hostDevices, limits",
         ),
         (
             "access: {registers: []}",
