@@ -75,6 +75,8 @@ func devletRestart(t *T) {
 	var took []time.Duration
 	for range max(*rounds, 5) {
 		before := len(t.m.registrations(p.resource))
+		list := recorded + p.resource + `"`
+		lists := len(t.m.logged(list))
 		t.m.devlet.Kill()
 		started := time.Now()
 		t.ok(t.m.devlet.Start())
@@ -84,6 +86,13 @@ func devletRestart(t *T) {
 				return fmt.Errorf("%d of %d resources are registered again", len(all)-before, resources+1)
 			}
 			took = append(took, all[before+resources].Sub(started))
+			return nil
+		}))
+		// The status of the node may still be that from before.
+		t.Must("the kubelet has the devices again", node.Until(soon, func() error {
+			if len(t.m.logged(list)) == lists {
+				return errors.New("its log does not show a new list")
+			}
 			return nil
 		}))
 		t.Must("the devices are offered again", p.offered(2))
