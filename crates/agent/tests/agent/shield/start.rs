@@ -87,14 +87,15 @@ async fn until(condition: impl Fn() -> bool) {
     }
 }
 
-/// Returns devlet's sockets with their inodes.
+/// Returns devlet's sockets with their inodes, without those that do not listen yet.
 fn sockets(node: &Node) -> Vec<(std::ffi::OsString, u64)> {
     let files = std::fs::read_dir(node.path("kubelet/device-plugins/devlet")).unwrap();
     let socket = |file: std::io::Result<std::fs::DirEntry>| {
         let file = file.unwrap();
         (file.file_name(), file.metadata().unwrap().ino())
     };
-    files.map(socket).collect()
+    let is_listening = |(name, _): &(std::ffi::OsString, u64)| name.to_string_lossy().ends_with(".sock");
+    files.map(socket).filter(is_listening).collect()
 }
 
 /// Starts a process named `kubelet` that opens the pod twice, and waits until it has. It ends with its standard input.
