@@ -15,8 +15,9 @@ type Relay struct {
 	listener net.Listener
 	upstream string
 
-	mu   sync.Mutex
-	open []net.Conn
+	mu      sync.Mutex
+	open    []net.Conn
+	callers []net.Conn
 }
 
 // NewRelay starts a relay.
@@ -47,6 +48,7 @@ func (r *Relay) serve() {
 		}
 		r.mu.Lock()
 		r.open = append(r.open, server)
+		r.callers = append(r.callers, caller)
 		r.mu.Unlock()
 		go forward(server, caller)
 		go forward(caller, server)
@@ -68,6 +70,17 @@ func (r *Relay) Silence() {
 		server.Close()
 	}
 	r.open = nil
+}
+
+// Cut ends the connections of the callers, who connect again.
+func (r *Relay) Cut() {
+	r.Silence()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, caller := range r.callers {
+		caller.Close()
+	}
+	r.callers = nil
 }
 
 // Stop accepts no further connections.
