@@ -94,7 +94,7 @@ impl Store {
         devices: &BTreeSet<DeviceId>,
     ) -> Result<PreparingLeases, PrepareError> {
         let begun = self.shared.update(|node| {
-            // A refusal is no change: callers wait for the next one.
+            // A refusal changes nothing, so waiting callers are not woken.
             node.leases().check_prepare(resource, devices)?;
             node.leases_mut().begin_prepare(resource, devices)
         });

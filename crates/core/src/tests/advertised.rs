@@ -91,7 +91,7 @@ fn unhealthy(names: &[&str]) -> Arc<DeviceList> {
     Arc::new(list_of(names.iter().map(device).collect()))
 }
 
-/// Returns the devices that the kubelet is told to be healthy.
+/// Returns the devices that the kubelet gets as healthy.
 fn shown(node: &Node, now: Moment) -> Vec<String> {
     let advertised = node.advertised(&GPU.into(), now, START, 1_000);
     let listed = advertised.list.devices().iter();

@@ -25,7 +25,7 @@ pub enum Access {
     InCluster,
 }
 
-/// The reason why there is no client.
+/// Why the connection does not have a client.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The kubeconfig file cannot be used.
